@@ -1,0 +1,276 @@
+//! The ways to copy memory and to add up words that the limits choose from.
+
+/// A way to copy bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) enum Copier {
+    /// The C library's `memcpy`.
+    Memcpy,
+    /// The processor's own string move.
+    RepMovsb,
+    /// 64-byte loads and stores.
+    Avx512,
+    /// 32-byte loads and stores.
+    Avx2,
+    /// 64-byte loads, and stores that bypass the caches.
+    Stream,
+}
+
+impl Copier {
+    /// What this machine offers.
+    pub(super) fn all() -> Vec<Self> {
+        let mut all = vec![Self::Memcpy];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.push(Self::RepMovsb);
+            if is_x86_feature_detected!("avx2") {
+                all.push(Self::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                all.push(Self::Avx512);
+                all.push(Self::Stream);
+            }
+        }
+        all
+    }
+
+    /// Copies `len` bytes, a multiple of 64.
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable and `target` writable for `len` bytes, they do not overlap, nobody writes
+    /// the source meanwhile, `target` is aligned to 64 bytes, and `self` is from [`Self::all`].
+    #[inline(always)]
+    pub(super) unsafe fn copy(self, source: *const u8, target: *mut u8, len: usize) {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Memcpy => unsafe { std::ptr::copy_nonoverlapping(source, target, len) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's promise; the instruction is in every x86-64 processor.
+            Self::RepMovsb => unsafe {
+                std::arch::asm!("rep movsb", inout("rcx") len => _, inout("rsi") source => _,
+                    inout("rdi") target => _, options(nostack, preserves_flags));
+            },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's promise; `all` offers it only where the processor has it.
+            Self::Avx512 => unsafe { x86::copy512(source, target, len) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Avx2 => unsafe { x86::copy256(source, target, len) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Stream => unsafe { x86::stream512(source, target, len) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!(),
+        }
+    }
+}
+
+/// Asks for the line at `address` to be fetched; any address will do.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, without effect for addresses that are not mapped.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Copies `len` bytes from `source` to `message + at` and adds up the words of the message up to `lag`
+/// bytes before its end then, without those that were added up when less of the message was there.
+///
+/// Called for one piece of a message after the other, it leaves the last `lag` bytes to be added up.
+///
+/// # Safety
+///
+/// `source` is readable for `len` bytes that nobody writes meanwhile, `message` is writable for `at + len`
+/// bytes that nobody else uses, and written up to `at`; `at`, `len` and `lag` are multiples of 256.
+#[inline]
+pub(super) unsafe fn copy_and_sum(
+    source: *const u8,
+    message: *mut u8,
+    at: usize,
+    len: usize,
+    lag: usize,
+) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the instructions; the rest is the caller's promise.
+            return unsafe { x86::copy_and_sum512(source, message, at, len, lag) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { x86::copy_and_sum256(source, message, at, len, lag) };
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy_and_sum_by_rows(source, message, at, len, lag) }
+}
+
+/// See [`copy_and_sum`].
+///
+/// # Safety
+///
+/// As there.
+#[inline(always)]
+unsafe fn copy_and_sum_by_rows(
+    source: *const u8,
+    message: *mut u8,
+    at: usize,
+    len: usize,
+    lag: usize,
+) -> u64 {
+    type Row = [u64; 32];
+    let mut lanes: Row = [0; 32];
+    // What is copied before there is anything `lag` bytes behind.
+    let lead = lag.saturating_sub(at).min(len);
+    // SAFETY: all of it is inside the `len` bytes at `source` and the `at + len` bytes at `message`, and what is
+    // read from the message was written before.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, message.add(at), lead);
+        let mut done = lead;
+        while done < len {
+            let to = message.add(at + done);
+            to.cast::<Row>().write_unaligned(source.add(done).cast::<Row>().read_unaligned());
+            let row = to.sub(lag).cast::<Row>().read_unaligned();
+            for (lane, word) in lanes.iter_mut().zip(row) {
+                *lane = lane.wrapping_add(word);
+            }
+            done += size_of::<Row>();
+        }
+    }
+    lanes.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Sum of the words, wrapping.
+#[inline]
+pub(super) fn sum(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { x86::sum512(words) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { x86::sum256(words) };
+        }
+    }
+    sum_with::<8>(words)
+}
+
+/// `N` accumulators, so that no addition waits for the one before.
+#[inline(always)]
+fn sum_with<const N: usize>(words: &[u64]) -> u64 {
+    let mut lanes = [0u64; N];
+    let (rows, rest) = words.as_chunks::<N>();
+    for row in rows {
+        for (lane, word) in lanes.iter_mut().zip(row) {
+            *lane = lane.wrapping_add(*word);
+        }
+    }
+    rest.iter().chain(&lanes).fold(0, |a, b| a.wrapping_add(*b))
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn sum512(words: &[u64]) -> u64 {
+        super::sum_with::<32>(words)
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn sum256(words: &[u64]) -> u64 {
+        super::sum_with::<16>(words)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn copy_and_sum512(
+        source: *const u8,
+        message: *mut u8,
+        at: usize,
+        len: usize,
+        lag: usize,
+    ) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { super::copy_and_sum_by_rows(source, message, at, len, lag) }
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn copy_and_sum256(
+        source: *const u8,
+        message: *mut u8,
+        at: usize,
+        len: usize,
+        lag: usize,
+    ) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { super::copy_and_sum_by_rows(source, message, at, len, lag) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn copy512(source: *const u8, target: *mut u8, len: usize) {
+        // All loads of a block before its stores, eight registers of them.
+        let mut i = 0;
+        while i + 512 <= len {
+            // SAFETY: `i + 512 <= len`, and the caller's promise.
+            unsafe {
+                let block = source.add(i);
+                let l0 = _mm512_loadu_si512(block.cast());
+                let l1 = _mm512_loadu_si512(block.add(64).cast());
+                let l2 = _mm512_loadu_si512(block.add(128).cast());
+                let l3 = _mm512_loadu_si512(block.add(192).cast());
+                let l4 = _mm512_loadu_si512(block.add(256).cast());
+                let l5 = _mm512_loadu_si512(block.add(320).cast());
+                let l6 = _mm512_loadu_si512(block.add(384).cast());
+                let l7 = _mm512_loadu_si512(block.add(448).cast());
+                let block = target.add(i);
+                _mm512_store_si512(block.cast(), l0);
+                _mm512_store_si512(block.add(64).cast(), l1);
+                _mm512_store_si512(block.add(128).cast(), l2);
+                _mm512_store_si512(block.add(192).cast(), l3);
+                _mm512_store_si512(block.add(256).cast(), l4);
+                _mm512_store_si512(block.add(320).cast(), l5);
+                _mm512_store_si512(block.add(384).cast(), l6);
+                _mm512_store_si512(block.add(448).cast(), l7);
+            }
+            i += 512;
+        }
+        while i < len {
+            // SAFETY: `len` is a multiple of 64, and the caller's promise.
+            unsafe { _mm512_store_si512(target.add(i).cast(), _mm512_loadu_si512(source.add(i).cast())) };
+            i += 64;
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn copy256(source: *const u8, target: *mut u8, len: usize) {
+        let mut i = 0;
+        while i < len {
+            // SAFETY: `len` is a multiple of 64, and the caller's promise.
+            unsafe {
+                let a = _mm256_loadu_si256(source.add(i).cast());
+                let b = _mm256_loadu_si256(source.add(i + 32).cast());
+                _mm256_store_si256(target.add(i).cast(), a);
+                _mm256_store_si256(target.add(i + 32).cast(), b);
+            }
+            i += 64;
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn stream512(source: *const u8, target: *mut u8, len: usize) {
+        let mut i = 0;
+        while i < len {
+            // SAFETY: `len` is a multiple of 64, and the caller's promise.
+            unsafe { _mm512_stream_si512(target.add(i).cast(), _mm512_loadu_si512(source.add(i).cast())) };
+            i += 64;
+        }
+        _mm_sfence();
+    }
+}

@@ -1,0 +1,44 @@
+//! The command-line program `posthaste`.
+
+mod limits;
+mod perf;
+
+use clap::{Parser, Subcommand};
+
+/// Start, measure and inspect Posthaste jobs.
+#[derive(Parser)]
+#[command(name = "posthaste", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
+    Perf(perf::Args),
+    /// One rank of a benchmark.
+    #[command(hide = true)]
+    PerfRank(perf::RankArgs),
+    /// One limit of the machine.
+    #[command(hide = true)]
+    Limit {
+        /// Which.
+        name: String,
+        /// Bytes.
+        #[arg(long)]
+        size: usize,
+        /// How long.
+        #[arg(long)]
+        seconds: f64,
+    },
+}
+
+fn main() {
+    let code = match Cli::parse().command {
+        Command::Perf(args) => perf::main(&args),
+        Command::PerfRank(args) => perf::rank_main(&args),
+        Command::Limit { name, size, seconds } => perf::limit_main(&name, size, seconds),
+    };
+    std::process::exit(code);
+}

@@ -1,0 +1,62 @@
+//! The report as a table.
+
+use super::Row;
+use comfy_table::{CellAlignment, Table, presets};
+
+/// Draws the rows.
+pub fn render(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["bench", "size", "face", "runtime", "value", "unit", "limit", "ratio", "bar", ""]);
+    for row in rows {
+        let limit = row.limit.map_or_else(String::new, |limit| figure(limit));
+        let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+        let sign = if row.higher_is_better { '≥' } else { '≤' };
+        let bar = row.bar.map_or_else(String::new, |bar| format!("{sign} {bar}"));
+        table.add_row([
+            row.bench.to_owned(),
+            size(row.size),
+            row.face.to_owned(),
+            row.runtime.to_owned(),
+            figure(row.value),
+            row.unit.to_owned(),
+            limit,
+            ratio,
+            bar,
+            verdict(row).to_owned(),
+        ]);
+    }
+    for column in [1, 4, 6, 7, 8] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Whether the bar is met; bars hold for the handle on a current-thread runtime.
+fn verdict(row: &Row) -> &'static str {
+    let Some(bar) = row.bar else { return "" };
+    let seen = row.ratio.unwrap_or(row.value);
+    match if row.higher_is_better { seen >= bar } else { seen <= bar } {
+        true => "met",
+        false => "missed",
+    }
+}
+
+fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn size(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
+        b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
+        b => b.to_string(),
+    }
+}

@@ -1,0 +1,50 @@
+//! What a device can do, as data.
+
+/// What a device publishes about itself. The messager and the protocols choose by these figures; no protocol
+/// asks a device what *kind* of device it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Caps {
+    /// Name for tables and errors.
+    pub name: &'static str,
+    /// Longest payload in bytes that travels inside one packet without a page.
+    pub max_inline: usize,
+    /// Longest payload in bytes that one send descriptor may carry; longer messages are streamed in fragments.
+    pub max_eager: usize,
+    /// Fragment length in bytes that suits the device best when a message is streamed.
+    pub fragment: usize,
+    /// Puts and gets are carried out without help from the target's software.
+    pub native_put: bool,
+    /// As `native_put`, for gets.
+    pub native_get: bool,
+    /// Regions can be mapped, so that a put or a get of them may be a plain copy done by the caller.
+    pub mappable: bool,
+    /// The device can lend page memory to be filled by the caller.
+    pub loans: bool,
+    /// Packets of one (source, target) pair arrive in the order in which they were injected.
+    pub ordered: bool,
+    /// Smallest unit in bytes that concurrent puts and gets keep whole (W02).
+    pub atomicity: usize,
+    /// Cost rank: of the devices that reach a peer, the one with the lowest figure is taken.
+    pub cost: u32,
+}
+
+impl Caps {
+    /// The least a device may offer: ordered sends of `max_inline` bytes and nothing else.
+    #[must_use]
+    pub const fn send_only(name: &'static str, max_inline: usize) -> Self {
+        Self {
+            name,
+            max_inline,
+            max_eager: max_inline,
+            fragment: max_inline,
+            native_put: false,
+            native_get: false,
+            mappable: false,
+            loans: false,
+            ordered: true,
+            atomicity: 8,
+            cost: 1000,
+        }
+    }
+}

@@ -1,0 +1,764 @@
+//! A context: one progress engine, its two faces, and the driver that keeps it moving.
+//!
+//! * A [`Handle`] works from anywhere and pays for the progress token.
+//! * An owned [`Context`] keeps the token for as long as it lives and pays nothing.
+//!
+//! A future that waits advances the engine itself and spins for a short bounded time before it goes to sleep. The
+//! [`Driver`] of the context is always in one of two states, so that no wake-up is lost: *active*, when the runtime
+//! will poll it again in any case, or *armed*, when peers ring the doorbell it sleeps on.
+
+use crate::device::Doorbell;
+use crate::engine::{Engine, Scope, Work};
+use crate::ids::Endpoint;
+use crate::slot::{Outcome, SlotPool, Ticket};
+use crate::stats::Stats;
+use crate::sync::{Arc, Mutex, lock};
+use crate::sysdep::Sysdep;
+use crate::token::{Guard, TokenCell};
+use atomic_waker::AtomicWaker;
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context as TaskContext, Poll, Waker, ready};
+use std::time::Duration;
+use tokio::task::coop::poll_proceed;
+
+/// Packets drained per call of `advance`.
+const BUDGET: usize = 256;
+/// Rounds with something to do after which a waiting future lets other tasks of its runtime run.
+const BUSY_ROUNDS: u32 = 16;
+/// Idle rounds of a spin between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 32;
+/// `sched_yield`s of a waiting future where ranks share cores.
+const YIELDS: u32 = 4;
+
+/// How a waiting future passes the time before it goes to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spin {
+    /// Every rank has a core: poll for this long.
+    For(Duration),
+    /// Ranks share cores: give the core away a few times.
+    Yield,
+}
+
+/// What the two faces and the driver of a context share.
+pub struct Shared {
+    cell: TokenCell<Engine, Work>,
+    slots: Arc<SlotPool>,
+    doorbell: std::sync::Arc<dyn Doorbell>,
+    sysdep: std::sync::Arc<dyn Sysdep>,
+    me: Endpoint,
+    spin: Spin,
+    /// A spin was in vain and nothing has come in since.
+    spun: AtomicBool,
+    driver: AtomicWaker,
+    /// The millisecond at which the driver's timer goes off.
+    timer_at: AtomicU64,
+    closed: AtomicBool,
+    /// An owned context has the token for good; its futures do the driver's work.
+    owned: AtomicBool,
+    /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
+    parked: Mutex<Vec<Waker>>,
+    /// The bell rang while the context was owned: whoever rang has disarmed it.
+    rung: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("me", &self.me).field("closed", &self.closed).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Around an engine and the pool that was made with it.
+    #[must_use]
+    pub fn new(
+        engine: Engine,
+        slots: Arc<SlotPool>,
+        me: Endpoint,
+        doorbell: std::sync::Arc<dyn Doorbell>,
+        sysdep: std::sync::Arc<dyn Sysdep>,
+        spin: Spin,
+    ) -> Arc<Shared> {
+        Arc::new(Shared {
+            cell: TokenCell::new(engine),
+            slots,
+            doorbell,
+            sysdep,
+            me,
+            spin,
+            spun: AtomicBool::new(false),
+            driver: AtomicWaker::new(),
+            timer_at: AtomicU64::new(u64::MAX),
+            closed: AtomicBool::new(false),
+            owned: AtomicBool::new(false),
+            parked: Mutex::new(Vec::new()),
+            rung: AtomicBool::new(false),
+        })
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.sysdep.now().as_millis() as u64
+    }
+
+    /// This endpoint.
+    #[inline]
+    #[must_use]
+    pub fn me(&self) -> Endpoint {
+        self.me
+    }
+
+    /// The completion slots of the context.
+    #[must_use]
+    pub fn slots(&self) -> &SlotPool {
+        &self.slots
+    }
+
+    /// The owner of the context sleeps: the waker is called when there is something to do.
+    fn park(&self, waker: &Waker) {
+        let mut parked = lock(&self.parked);
+        if !parked.iter().any(|other| other.will_wake(waker)) {
+            parked.push(waker.clone());
+        }
+    }
+
+    fn wake_owner(&self) {
+        let parked = std::mem::take(&mut *lock(&self.parked));
+        for waker in parked {
+            waker.wake();
+        }
+    }
+
+    /// Posted work has to be seen by whoever has the token.
+    fn work_posted(&self) {
+        if self.owned.load(Ordering::Acquire) {
+            self.wake_owner();
+        }
+    }
+
+    #[inline]
+    fn leave(&self, mut guard: Guard<'_, Engine, Work>) {
+        let engine = guard.get();
+        if engine.sleeps_too_deep() && engine.disarm() {
+            // The driver has to arm once more, now for room, too.
+            self.driver.wake();
+        }
+        guard.finish(|engine, work| self.run(engine, work));
+    }
+
+    fn run(&self, engine: &mut Engine, work: Work) {
+        engine.run(work);
+        self.after_events(engine);
+    }
+
+    /// Something happened: a sleeping driver has to look after what follows from it.
+    #[inline]
+    fn after_events(&self, engine: &mut Engine) {
+        if self.spun.load(Ordering::Relaxed) {
+            self.spun.store(false, Ordering::Relaxed);
+        }
+        if engine.disarm() {
+            self.driver.wake();
+        }
+    }
+
+    fn advance(&self, engine: &mut Engine) -> usize {
+        let events = engine.advance(BUDGET);
+        if events > 0 {
+            self.after_events(engine);
+        }
+        events
+    }
+}
+
+/// One of the two faces of a context: a way to its engine.
+pub trait Face {
+    /// What the faces share.
+    fn shared(&self) -> &Arc<Shared>;
+
+    /// Runs the closure on the engine, unless another thread is at it: then the closure comes back.
+    ///
+    /// # Errors
+    /// With the closure, if the engine is in use.
+    fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F>;
+
+    /// Has the closure run on the engine by whoever is at it now; its result comes through the [`Posted`]. What
+    /// [`enter`](Self::enter) refused is done this way.
+    fn post<R: Send + 'static>(&self, f: impl FnOnce(&mut Scope<'_>) -> R + Send + 'static) -> Posted<R> {
+        post(self.shared(), move |engine| f(&mut engine.scope()))
+    }
+
+    /// Called before a waiting future goes to sleep; false: it has to look once more.
+    fn sleep(&self, waker: &Waker) -> bool {
+        let _ = waker;
+        true
+    }
+}
+
+/// The result of work that was posted to a context in use.
+pub struct Posted<R>(std::sync::Arc<PostedCell<R>>);
+
+struct PostedCell<R> {
+    result: std::sync::Mutex<Option<R>>,
+    waker: AtomicWaker,
+}
+
+impl<R> std::fmt::Debug for Posted<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Posted")
+    }
+}
+
+impl<R> Posted<R> {
+    /// Ready once the work was done. After that it is never ready again.
+    pub fn poll(&self, cx: &mut TaskContext<'_>) -> Poll<R> {
+        self.0.waker.register(cx.waker());
+        let result = match self.0.result.lock() {
+            Ok(mut cell) => cell.take(),
+            Err(poisoned) => poisoned.into_inner().take(),
+        };
+        result.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+#[cold]
+fn post<R: Send + 'static>(
+    shared: &Shared,
+    f: impl FnOnce(&mut Engine) -> R + Send + 'static,
+) -> Posted<R> {
+    let cell = std::sync::Arc::new(PostedCell { result: std::sync::Mutex::new(None), waker: AtomicWaker::new() });
+    let theirs = cell.clone();
+    let work = Work::Enter(Box::new(move |engine| {
+        let result = f(engine);
+        match theirs.result.lock() {
+            Ok(mut cell) => *cell = Some(result),
+            Err(poisoned) => *poisoned.into_inner() = Some(result),
+        }
+        theirs.waker.wake();
+    }));
+    match shared.cell.post(work) {
+        Some(guard) => shared.leave(guard),
+        None => shared.work_posted(),
+    }
+    Posted(cell)
+}
+
+impl<F: Face> Face for &F {
+    #[inline]
+    fn shared(&self) -> &Arc<Shared> {
+        (**self).shared()
+    }
+
+    #[inline]
+    fn enter<R, G: FnOnce(&mut Engine) -> R>(&self, f: G) -> Result<R, G> {
+        (**self).enter(f)
+    }
+
+    fn sleep(&self, waker: &Waker) -> bool {
+        (**self).sleep(waker)
+    }
+}
+
+/// The face that works from anywhere: `Send + Sync + Clone`. Every operation takes the progress token, or posts
+/// its work to whoever has it.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Face for Handle {
+    #[inline]
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    #[inline]
+    fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        match self.shared.cell.try_take() {
+            Some(mut guard) => {
+                let result = f(guard.get());
+                self.shared.leave(guard);
+                Ok(result)
+            }
+            None => Err(f),
+        }
+    }
+}
+
+/// The face that is owned by one task or thread: `Send`, not `Sync`. It holds the progress token for as long as it
+/// lives, so that no operation of it needs a locked instruction. Handles of the same context go on to work: what
+/// they want done is posted to this one's owner, who must keep polling futures of the context (or
+/// [`Context::advance`]).
+#[derive(Debug)]
+pub struct Context {
+    handle: Handle,
+    entered: Cell<bool>,
+}
+
+impl Context {
+    /// Takes the token for good; `None` if another owned context has it.
+    ///
+    /// The driver of the context stops driving: the owner's futures do that now.
+    #[must_use]
+    pub fn new(handle: &Handle) -> Option<Context> {
+        // A handle's operation or the driver may hold the token for a moment; an owned context holds it for good.
+        for _ in 0..10_000 {
+            if let Some(guard) = handle.shared.cell.try_take() {
+                std::mem::forget(guard);
+                handle.shared.owned.store(true, Ordering::Release);
+                return Some(Context { handle: handle.clone(), entered: Cell::new(false) });
+            }
+            handle.shared.sysdep.yield_now();
+        }
+        None
+    }
+
+    /// Moves everything that can move. Returns the number of events.
+    pub fn advance(&self) -> usize {
+        self.enter(|engine| self.handle.shared.advance(engine)).unwrap_or(0)
+    }
+
+    /// A face of the same context that works from anywhere.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.handle.shared.owned.store(false, Ordering::Release);
+        if let Some(guard) = self.handle.shared.cell.adopt() {
+            self.handle.shared.leave(guard);
+        }
+        self.handle.shared.driver.wake();
+    }
+}
+
+impl Face for Context {
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    #[inline]
+    fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        if self.entered.replace(true) {
+            return Err(f);
+        }
+        let Some(mut guard) = self.handle.shared.cell.adopt() else {
+            self.entered.set(false);
+            return Err(f);
+        };
+        let result = f(guard.get());
+        for work in guard.take_work() {
+            self.handle.shared.run(guard.get(), work);
+        }
+        std::mem::forget(guard);
+        self.entered.set(false);
+        Ok(result)
+    }
+
+    fn sleep(&self, waker: &Waker) -> bool {
+        let shared = &self.handle.shared;
+        // First where to be woken, then the promise to be: a ring in between finds the waker.
+        shared.park(waker);
+        let now = shared.now_ms();
+        self.enter(|engine| {
+            if engine.next_expiry().is_some() {
+                engine.expire(now);
+            }
+            // A ring takes the promise of another one with it.
+            if shared.rung.swap(false, Ordering::AcqRel) {
+                engine.disarm();
+            }
+            let armed = engine.is_armed() || engine.arm();
+            let at = engine.next_expiry().unwrap_or(u64::MAX);
+            if shared.timer_at.swap(at, Ordering::Relaxed) > at {
+                shared.driver.wake();
+            }
+            armed
+        })
+        .unwrap_or(true)
+    }
+}
+
+impl Handle {
+    /// The face of a context that works from anywhere.
+    #[must_use]
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// This endpoint.
+    #[must_use]
+    pub fn me(&self) -> Endpoint {
+        self.shared.me
+    }
+
+    /// The completion slots of the context.
+    #[must_use]
+    pub fn slots(&self) -> &SlotPool {
+        &self.shared.slots
+    }
+
+    /// Moves everything that can move, if nobody else is at it. Returns the number of events.
+    pub fn advance(&self) -> usize {
+        self.enter(|engine| self.shared.advance(engine)).unwrap_or(0)
+    }
+
+    /// Has the closure run on the engine: at once if it is free, else by whoever is at it.
+    pub fn post_run(&self, run: impl FnOnce(&mut Scope<'_>) + Send + 'static) {
+        self.post_work(Work::Run(Box::new(run)));
+    }
+
+    /// Posts work for the context, from any thread.
+    pub fn post_work(&self, work: Work) {
+        match self.shared.cell.post(work) {
+            Some(guard) => self.shared.leave(guard),
+            None => self.shared.work_posted(),
+        }
+    }
+
+    /// What the context has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        match self.enter(|engine| *engine.stats()) {
+            Ok(stats) => stats,
+            Err(_) => {
+                self.post_run(move |scope| {
+                    // The receiver is gone if it gave up waiting.
+                    let _ = sender.send(*scope.stats());
+                });
+                receiver.recv_timeout(Duration::from_secs(1)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// The handle of the face's context.
+    #[must_use]
+    pub fn of<F: Face>(face: &F) -> Handle {
+        Handle { shared: face.shared().clone() }
+    }
+
+    /// What the faces of the context share.
+    #[must_use]
+    pub fn shared_state(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Milliseconds of the context's clock.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.shared.now_ms()
+    }
+
+    /// Sets a deadline for an operation: at that time its future is woken.
+    pub fn set_deadline(&self, at: u64, ticket: Ticket) {
+        self.post_run(move |scope| {
+            scope.deadline(at, ticket);
+        });
+        if at < self.shared.timer_at.load(Ordering::Relaxed) {
+            self.shared.driver.wake();
+        }
+    }
+
+    /// Whether the context is closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends everything that is pending with [`Fault::Shutdown`](crate::Fault::Shutdown); nothing can be started any more.
+    pub fn shut_down(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.post_work(Work::Shutdown);
+        self.shared.driver.wake();
+    }
+}
+
+/// Waits until `done` gives something, advancing the engine meanwhile: the way every future of this crate waits.
+///
+/// `register` is called before the task goes to sleep; whoever makes `done` true must wake that waker afterwards.
+#[inline]
+pub fn poll_until<F: Face, R>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    mut done: impl FnMut() -> Option<R>,
+    register: impl FnOnce(&Waker),
+) -> Poll<R> {
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    match face.enter(|engine| spin(shared, engine, &mut done)) {
+        Ok(Spun::Done(value)) => {
+            coop.made_progress();
+            return Poll::Ready(value);
+        }
+        // There is more to do, but others want their turn.
+        Ok(Spun::Busy) => cx.waker().wake_by_ref(),
+        Ok(Spun::Idle) | Err(_) => {}
+    }
+    register(cx.waker());
+    if !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    match done() {
+        Some(value) => {
+            coop.made_progress();
+            Poll::Ready(value)
+        }
+        None => Poll::Pending,
+    }
+}
+
+/// Awaits any future while driving the face's context. Whoever owns a context drives it: a future that works through a
+/// handle of the same context, such as a barrier, gets on only if its owner does this.
+///
+/// # Cancel safety
+/// That of the future.
+pub async fn drive<F: Face, T>(face: &F, future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        for _ in 0..BUSY_ROUNDS {
+            if let Poll::Ready(value) = future.as_mut().poll(cx) {
+                return Poll::Ready(value);
+            }
+            let shared = face.shared();
+            let events = face.enter(|engine| shared.advance(engine)).unwrap_or(0);
+            if events == 0 && face.sleep(cx.waker()) {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+/// Waits for a ticket's outcome.
+#[inline]
+pub fn poll_ticket<F: Face>(face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
+    let slots = &face.shared().slots;
+    let mut outcome = None;
+    let waker = cx.waker().clone();
+    let waited = poll_until(
+        face,
+        cx,
+        || slots.take(ticket),
+        |_| {
+            if let Poll::Ready(value) = slots.poll(ticket, &mut TaskContext::from_waker(&waker)) {
+                outcome = Some(value);
+            }
+        },
+    );
+    match (waited, outcome) {
+        (Poll::Ready(value), _) | (Poll::Pending, Some(value)) => Poll::Ready(value),
+        (Poll::Pending, None) => Poll::Pending,
+    }
+}
+
+/// How a spin ended.
+enum Spun<R> {
+    Done(R),
+    /// Nothing came for as long as a spin may last.
+    Idle,
+    /// Things keep coming in that are not what is waited for.
+    Busy,
+}
+
+fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Option<R>) -> Spun<R> {
+    let mut rounds = 0u32;
+    let mut busy = 0u32;
+    let mut until = None;
+    loop {
+        let events = shared.advance(engine);
+        if let Some(value) = done() {
+            return Spun::Done(value);
+        }
+        // Posted work is run by the caller when it gives the token back.
+        if shared.cell.has_work() {
+            return Spun::Busy;
+        }
+        if events > 0 {
+            rounds = 0;
+            until = None;
+            busy += 1;
+            if busy >= BUSY_ROUNDS {
+                return Spun::Busy;
+            }
+            continue;
+        }
+        rounds += 1;
+        match shared.spin {
+            Spin::Yield => {
+                if rounds > YIELDS || shared.spun.load(Ordering::Relaxed) {
+                    shared.spun.store(true, Ordering::Relaxed);
+                    return Spun::Idle;
+                }
+                shared.sysdep.yield_now();
+            }
+            Spin::For(limit) => {
+                if shared.spun.load(Ordering::Relaxed) {
+                    return Spun::Idle;
+                }
+                if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+                    let now = shared.sysdep.now();
+                    if now >= *until.get_or_insert(now + limit) {
+                        shared.spun.store(true, Ordering::Relaxed);
+                        return Spun::Idle;
+                    }
+                }
+                crate::sync::spin_loop();
+            }
+        }
+    }
+}
+
+/// Keeps a context moving when nobody else does. Spawn it on the runtime, or block a thread of its own on it.
+pub struct Driver {
+    shared: Arc<Shared>,
+    events: u64,
+    multi_thread: bool,
+    sleep: Pin<Box<tokio::time::Sleep>>,
+    sleeping_until: Option<u64>,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("me", &self.shared.me).finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// The driver of a context. Must be made inside a Tokio runtime with time enabled.
+    #[must_use]
+    pub fn new(handle: &Handle) -> Self {
+        let multi_thread = tokio::runtime::Handle::try_current()
+            .is_ok_and(|handle| handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);
+        Self {
+            shared: handle.shared.clone(),
+            events: 0,
+            multi_thread,
+            sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
+            sleeping_until: None,
+        }
+    }
+
+    /// Sleeps until the next deadline at the latest.
+    fn poll_timer(&mut self, cx: &mut TaskContext<'_>, now: u64, at: Option<u64>) -> bool {
+        self.shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
+        let Some(at) = at else {
+            self.sleeping_until = None;
+            return false;
+        };
+        if self.sleeping_until != Some(at) {
+            let wait = Duration::from_millis(at.saturating_sub(now).max(1));
+            self.sleep.as_mut().reset(tokio::time::Instant::now() + wait);
+            self.sleeping_until = Some(at);
+        }
+        if self.sleep.as_mut().poll(cx).is_ready() {
+            self.sleeping_until = None;
+            return true;
+        }
+        false
+    }
+
+    /// While somebody owns the context, the driver only passes rings and deadlines on to the owner.
+    fn poll_owned(&mut self, cx: &mut TaskContext<'_>, rung: bool) -> Poll<()> {
+        let at = self.shared.timer_at.load(Ordering::Relaxed);
+        let now = self.shared.now_ms();
+        let expired = self.poll_timer(cx, now, (at != u64::MAX).then_some(at));
+        if expired {
+            self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
+        }
+        if rung {
+            self.shared.rung.store(true, Ordering::Release);
+        }
+        if rung || expired {
+            self.shared.wake_owner();
+        }
+        Poll::Pending
+    }
+}
+
+/// How a round of the driver ended.
+enum Round {
+    /// There was something to do.
+    Moved,
+    /// Others made progress since the driver last looked, or are at it now.
+    OthersMoved,
+    /// The doorbell is armed.
+    Armed(Option<u64>),
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let shared = this.shared.clone();
+        shared.driver.register(cx.waker());
+        if shared.closed.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        // A ring only says "look"; looking is what follows in any case.
+        let mut rung = false;
+        while let Poll::Ready(ring) = shared.doorbell.poll_ring(cx) {
+            rung = true;
+            if let Err(error) = ring {
+                tracing::warn!(me = %shared.me, %error, "doorbell broken; polling");
+                break;
+            }
+        }
+        if shared.owned.load(Ordering::Acquire) {
+            return this.poll_owned(cx, rung);
+        }
+        let now = shared.now_ms();
+        let seen = this.events;
+        let handle = Handle { shared: shared.clone() };
+        let round = handle.enter(|engine| {
+            // A ring takes the promise of another one with it, also when it turns out to have been for nothing.
+            if rung {
+                engine.disarm();
+            }
+            engine.expire(now);
+            let moved = shared.advance(engine);
+            let events = engine.stats().events;
+            this.events = events;
+            if moved > 0 {
+                Round::Moved
+            } else if events != seen {
+                Round::OthersMoved
+            } else if engine.is_armed() || engine.arm() {
+                Round::Armed(engine.next_expiry())
+            } else {
+                Round::Moved
+            }
+        });
+        match round.unwrap_or(Round::OthersMoved) {
+            Round::Armed(at) => {
+                if this.poll_timer(cx, now, at) {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            // On a multi-thread runtime, being polled again at once would take a core from the tasks that are making
+            // the progress; who just made progress is likely to look again within a millisecond.
+            Round::OthersMoved if this.multi_thread => {
+                this.sleeping_until = None;
+                if this.poll_timer(cx, now, Some(now + 1)) {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            Round::Moved | Round::OthersMoved => cx.waker().wake_by_ref(),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The runtime shuts down, or the job was left: nobody would end what is pending.
+        Handle { shared: self.shared.clone() }.shut_down();
+    }
+}

@@ -1,0 +1,363 @@
+//! The device: one network's hardware and software resources, behind two traits.
+//!
+//! A [`Device`] is shared by all contexts and answers questions; a [`Port`] is one context's own part of it and
+//! moves bytes. Ports are owned by the progress engine, so none of them needs a lock.
+
+use crate::caps::Caps;
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, SourceKind};
+use crate::error::{DeviceError, Fault, MemoryError};
+use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
+use crate::memory::SharedSlice;
+use crate::slot::{Outcome, Ticket};
+use async_trait::async_trait;
+use bytes::Bytes;
+use slab::Slab;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Called by a device, from any thread, when a peer is known to be gone.
+pub type PeerDown = Arc<dyn Fn(Rank, Fault) + Send + Sync>;
+
+/// One network of a process.
+///
+/// The control-plane methods are async and may wait; everything else returns at once.
+#[async_trait]
+pub trait Device: Send + Sync {
+    /// What the device can do. Constant.
+    fn caps(&self) -> &Caps;
+
+    /// Whether messages to that rank can go through this device.
+    fn reaches(&self, rank: Rank) -> bool;
+
+    /// Makes the port of one context; called once per context by the messager, before any traffic.
+    ///
+    /// # Errors
+    /// If the operating system refuses what the port needs.
+    fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError>;
+
+    /// What a sleeping driver of that context waits on.
+    fn doorbell(&self, context: ContextId) -> Arc<dyn Doorbell>;
+
+    /// Takes memory of this rank that peers can reach. The memory is zero.
+    ///
+    /// # Errors
+    /// A limit was met; it is named. Nothing has been touched then.
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError>;
+
+    /// Gives memory back. Called only when no peer can reach it any more (invariant I10).
+    fn free(&self, allocation: Allocation);
+
+    /// The memory of a rank as mapped here, if the device can map it.
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice>;
+
+    /// Starts what watches over the peers. Called once, inside a Tokio runtime, after all ports were made.
+    ///
+    /// # Errors
+    /// If the runtime lacks what the device needs, or the system refuses.
+    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError>;
+
+    /// Says goodbye: peers see a clean leave. After it, peers are told nothing but that.
+    async fn close(&self);
+}
+
+/// Memory of this rank that peers can reach: a range of what the rank shares.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// First byte, as peers name it.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Wakes the driver of one context.
+pub trait Doorbell: Send + Sync {
+    /// Ready once after the bell was rung while the port was armed.
+    ///
+    /// # Errors
+    /// If the bell is broken; the driver then falls back to polling.
+    fn poll_ring(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<()>>;
+}
+
+/// Why a port took no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Everything was taken.
+    Done,
+    /// No room now; try again after `advance`.
+    Full,
+    /// The next descriptor cannot succeed.
+    Fault(Fault),
+}
+
+/// What became of a run of descriptors.
+#[derive(Clone, Copy, Debug)]
+pub struct Injected {
+    /// How many were taken, from the front.
+    pub taken: usize,
+    /// Why not more.
+    pub stop: Stop,
+    /// All that were taken are complete (source reusable; puts are at the target, gets are here): no completion
+    /// will be reported for them. Otherwise those with a ticket are reported through [`Sink::complete`].
+    pub complete: bool,
+}
+
+/// The sending half of a port.
+pub trait Inject {
+    /// Takes as many descriptors from the front of the run as there is room for. Never waits.
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected;
+
+    /// Lends page memory to be filled; `None` if there is none now or the device lends none.
+    fn loan(&mut self, len: usize) -> Option<Loan>;
+}
+
+/// One context's part of a device.
+pub trait Port: Inject + Send {
+    /// Drains up to `budget` packets into the sink and moves what waits inside the device. Returns the number of
+    /// events; 0 means idle. Never waits.
+    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize;
+
+    /// Prepares for sleep: from now on peers ring the bell. Returns false, and stays awake, if something came in
+    /// meanwhile. `waiting_for_room`: ring also when a peer makes room.
+    fn arm(&mut self, waiting_for_room: bool) -> bool;
+
+    /// Back from sleep.
+    fn disarm(&mut self);
+
+    /// A peer is gone for good: give back what it held, take nothing from it any more.
+    fn peer_down(&mut self, rank: Rank);
+}
+
+/// Where a port puts what it finds.
+pub trait Sink {
+    /// A packet has arrived; `inject` is the same port's sending half.
+    fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict;
+
+    /// An operation with a ticket has ended.
+    fn complete(&mut self, ticket: Ticket, outcome: Outcome);
+
+    /// A peer broke the rules and was cut off.
+    fn corrupt(&mut self, rank: Rank);
+}
+
+/// What is to become of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done with.
+    Taken,
+    /// Keep it, and everything behind it, and offer it again later.
+    Hold,
+}
+
+/// A packet as the device found it.
+#[derive(Debug)]
+pub struct Packet<'a> {
+    /// Who sent it.
+    pub source: Endpoint,
+    /// The protocol, as the sender counts it.
+    pub protocol: ProtocolId,
+    /// As in the descriptor.
+    pub kind: u8,
+    /// As in the descriptor.
+    pub cookie: u64,
+    /// Message info, 0 to 112 bytes.
+    pub info: &'a [u8],
+    /// The payload.
+    pub body: Body<'a>,
+}
+
+/// The payload of a packet.
+#[derive(Debug)]
+pub enum Body<'a> {
+    /// A private copy that is valid during the call.
+    Short(&'a [u8]),
+    /// Page memory of the sender, until the lease is dropped.
+    Lease(Lease),
+    /// Owned bytes.
+    Owned(Bytes),
+}
+
+impl Body<'_> {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Body::Short(bytes) => bytes.len(),
+            Body::Lease(lease) => lease.len(),
+            Body::Owned(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Gives pages back to their owner when a lease ends. From any thread.
+pub trait LeaseOwner: Send + Sync {
+    /// The lease with that number has ended. Idempotent.
+    fn release(&self, grant: u64);
+}
+
+/// The right to read a page of another rank until it is dropped.
+///
+/// The sender promised not to write the page meanwhile, but it could: every access copies, or is a relaxed
+/// atomic load, so that a lying peer can change the values seen and nothing else.
+pub struct Lease {
+    slice: SharedSlice,
+    owner: Arc<dyn LeaseOwner>,
+    grant: u64,
+    kept: bool,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("len", &self.len()).field("grant", &self.grant).finish()
+    }
+}
+
+impl Lease {
+    /// A lease on `slice`, to be given back to `owner` under the number `grant`.
+    #[must_use]
+    pub fn new(slice: SharedSlice, owner: Arc<dyn LeaseOwner>, grant: u64) -> Self {
+        Self { slice, owner, grant, kept: false }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// Whether the page holds no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slice.is_empty()
+    }
+
+    /// The memory, for copying out of it and for folding over its words.
+    #[must_use]
+    pub fn memory(&self) -> SharedSlice {
+        self.slice
+    }
+
+    /// Copies the bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        Bytes::from(self.slice.to_vec())
+    }
+
+    /// Ends the lease without giving the page back: the packet stays with the device and is offered again.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.owner.release(self.grant);
+        }
+    }
+}
+
+/// Page memory that a caller fills and then sends: the payload is never copied.
+///
+/// Dropped unsent, it goes back to its device.
+pub struct Loan {
+    /// The memory; its length is what was asked for.
+    pub memory: SharedSlice,
+    /// The device's name for the page.
+    pub key: u64,
+    /// Takes the page back if the loan is dropped unsent.
+    pub owner: Option<Arc<dyn LeaseOwner>>,
+}
+
+impl std::fmt::Debug for Loan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loan").field("len", &self.memory.len()).field("key", &self.key).finish()
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if let Some(owner) = &self.owner {
+            owner.release(self.key);
+        }
+    }
+}
+
+/// What the payload fields of descriptors point into, lent to the device for one `inject`.
+#[derive(Debug)]
+pub struct Sources<'a> {
+    /// Message info of a run that is one send.
+    pub info: &'a [u8],
+    /// What [`SourceKind::Borrowed`] means.
+    pub borrowed: &'a [u8],
+    /// The context's tables.
+    pub table: &'a SourceTable,
+}
+
+/// The payload of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Private memory.
+    Private(&'a [u8]),
+    /// Shared memory.
+    Shared(SharedSlice),
+    /// A loan of the device: its key, and the number of bytes.
+    Loan(u64, u64),
+}
+
+/// What a context keeps alive for its queued and recorded descriptors.
+#[derive(Debug, Default)]
+pub struct SourceTable {
+    /// Payloads of queued descriptors.
+    pub held: Slab<Bytes>,
+    /// Loans of queued descriptors.
+    pub loans: Slab<Loan>,
+    /// Memory of this rank that recorded descriptors read or write.
+    pub local: Slab<SharedSlice>,
+    /// Memory of peers that descriptors read or write.
+    pub remote: Slab<RemoteMemory>,
+}
+
+/// A range of a rank's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteMemory {
+    /// Whose.
+    pub rank: Rank,
+    /// First byte as the owner names it.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// As mapped here, if it is.
+    pub mapped: Option<SharedSlice>,
+}
+
+impl Sources<'_> {
+    /// Finds the payload of a descriptor; `None` if its key or range names nothing (a defect of the caller).
+    #[inline]
+    #[must_use]
+    pub fn resolve<'b>(&'b self, descriptor: &'b Descriptor) -> Option<Source<'b>> {
+        let len = descriptor.len;
+        match descriptor.source_kind {
+            SourceKind::Inline if len <= MAX_DESCRIPTOR_INLINE as u64 => {
+                Some(Source::Private(descriptor.inline_bytes()))
+            }
+            SourceKind::Inline => None,
+            SourceKind::Borrowed => self.borrowed.get(..len as usize).map(Source::Private),
+            SourceKind::Held => {
+                let bytes = self.table.held.get(descriptor.source[0] as usize)?;
+                let first = descriptor.source[1] as usize;
+                bytes.get(first..first.checked_add(len as usize)?).map(Source::Private)
+            }
+            SourceKind::Region => {
+                let region = self.table.local.get(descriptor.source[0] as usize)?;
+                region.slice(descriptor.source[1], len).map(Source::Shared)
+            }
+            SourceKind::Loan => Some(Source::Loan(descriptor.source[0], len)),
+        }
+    }
+}

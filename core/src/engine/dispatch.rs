@@ -1,0 +1,450 @@
+//! The way in: from a device's packet to a protocol's handler.
+
+use super::peer::{Assembly, Incoming as IncomingState};
+use super::send::owned_info;
+use super::{Scope, State};
+use crate::device::{Body, Inject, Packet, Sink, Verdict};
+use crate::error::Fault;
+use crate::ids::{Endpoint, ProtocolId, Rank};
+use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
+use crate::slot::{Outcome, Ticket, Value};
+use crate::wire;
+use bytes::{Bytes, BytesMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A whole message before its handler is known: what all ways in have in common.
+struct Arrived<'a> {
+    index: usize,
+    source: Endpoint,
+    protocol: ProtocolId,
+    cookie: u64,
+    info: &'a [u8],
+}
+
+impl Sink for State {
+    #[inline]
+    fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
+        let index = self.shape.index(packet.source);
+        if self.closed {
+            return Verdict::Taken;
+        }
+        let mut scope = Scope { inject, state: self };
+        if packet.protocol.0 >= wire::FIRST_USER {
+            scope.user_packet(index, packet)
+        } else {
+            scope.system_packet(index, packet)
+        }
+    }
+
+    fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.completer.complete(ticket, outcome);
+    }
+
+    fn corrupt(&mut self, rank: Rank) {
+        self.peer_down(rank, Fault::PeerCorrupt(rank));
+    }
+}
+
+/// What is known about the protocol of a packet.
+enum Resolution {
+    Local(ProtocolId, Flow),
+    Hold,
+    Refused(Fault),
+    Corrupt,
+}
+
+impl Scope<'_> {
+    #[inline]
+    fn user_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
+        let (local, flow) = match self.resolve(index, packet.protocol) {
+            Resolution::Local(local, flow) => (local, flow),
+            Resolution::Hold => return Verdict::Hold,
+            Resolution::Refused(why) => {
+                self.refuse(index, packet.protocol, packet.cookie, why);
+                return Verdict::Taken;
+            }
+            Resolution::Corrupt => {
+                self.cut_off(packet.source.rank);
+                return Verdict::Taken;
+            }
+        };
+        let arrived = Arrived {
+            index,
+            source: packet.source,
+            protocol: packet.protocol,
+            cookie: packet.cookie,
+            info: packet.info,
+        };
+        let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
+        self.dispatch(&arrived, local, flow, body);
+        Verdict::Taken
+    }
+
+    #[inline]
+    fn resolve(&mut self, index: usize, protocol: ProtocolId) -> Resolution {
+        let number = usize::from(protocol.0 - wire::FIRST_USER);
+        match self.state.peer(index).incoming.get(number) {
+            Some(IncomingState::Resolved { local, flow, .. }) => Resolution::Local(*local, *flow),
+            Some(IncomingState::Refused(why)) => Resolution::Refused(*why),
+            Some(IncomingState::Declared { .. }) => self.look_up(index, number),
+            Some(IncomingState::Unknown) | None => Resolution::Corrupt,
+        }
+    }
+
+    /// A declared protocol is looked up by its name when its first message arrives.
+    #[cold]
+    fn look_up(&mut self, index: usize, number: usize) -> Resolution {
+        self.state.refresh_handlers();
+        let IncomingState::Declared { name, schema, flow } = &self.state.peer(index).incoming[number] else {
+            return Resolution::Corrupt;
+        };
+        let (name, schema, flow) = (name.clone(), *schema, *flow);
+        let found = self.state.handlers.iter().position(|protocol| protocol.name() == name);
+        let resolution = match found {
+            None if self.state.ready => Resolution::Refused(Fault::NoSuchProtocol(self.state.me.rank)),
+            None => return Resolution::Hold,
+            Some(local) => {
+                let protocol = &self.state.handlers[local];
+                if protocol.schema() != schema || Flow::from_byte(flow) != Some(protocol.flow()) {
+                    tracing::warn!(name, "a peer sends this protocol with another message type");
+                    Resolution::Refused(Fault::SchemaMismatch(self.state.me.rank))
+                } else {
+                    Resolution::Local(ProtocolId(local as u16), protocol.flow())
+                }
+            }
+        };
+        self.state.peer(index).incoming[number] = match resolution {
+            Resolution::Local(local, flow) => IncomingState::Resolved { local, flow, messages: 0, bytes: 0 },
+            Resolution::Refused(why) => IncomingState::Refused(why),
+            Resolution::Hold | Resolution::Corrupt => return resolution,
+        };
+        resolution
+    }
+
+    fn refuse(&mut self, index: usize, protocol: ProtocolId, cookie: u64, why: Fault) {
+        let number = protocol.0.saturating_sub(wire::FIRST_USER);
+        let body = wire::Refuse { index: number.into(), code: wire::code_of(why).into() };
+        if let Err(fault) = self.system(index, wire::REFUSE, cookie, body.as_bytes()) {
+            tracing::debug!(%fault, "refusal not sent");
+        }
+    }
+
+    #[inline]
+    fn dispatch(&mut self, arrived: &Arrived<'_>, local: ProtocolId, flow: Flow, body: Body<'_>) {
+        let bytes = body.len() as u64;
+        self.state.stats.messages_received += 1;
+        self.state.stats.bytes_received += bytes;
+        // The table is taken out for the call, so that the handler can have the state; it cannot be reentered,
+        // because handlers do not advance.
+        let handlers = std::mem::take(&mut self.state.handlers);
+        let protocol = &handlers[local.index()];
+        let message = Incoming {
+            source: arrived.source,
+            info: arrived.info,
+            body,
+            reply: (arrived.cookie != 0)
+                .then_some(ReplyTo { endpoint: arrived.source, cookie: arrived.cookie }),
+            credit: Credit { endpoint: arrived.source, protocol: arrived.protocol, bytes },
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if protocol.chooses_buffer() {
+                self.first_packet(&**protocol, message);
+            } else {
+                protocol.on_message(self, message);
+            }
+        }));
+        let panicked = outcome.is_err();
+        if self.state.handlers.is_empty() {
+            self.state.handlers = handlers;
+        }
+        if panicked {
+            self.panicked(arrived, flow, bytes);
+        }
+    }
+
+    #[cold]
+    fn panicked(&mut self, arrived: &Arrived<'_>, flow: Flow, bytes: u64) {
+        self.state.stats.panics += 1;
+        let me = self.state.me.rank;
+        tracing::error!(source = %arrived.source, "a message handler panicked");
+        if arrived.cookie != 0 {
+            let to = ReplyTo { endpoint: arrived.source, cookie: arrived.cookie };
+            self.reply(to, Err(Fault::RemotePanicked(me)));
+        }
+        if flow == Flow::Credited {
+            self.consumed(Credit { endpoint: arrived.source, protocol: arrived.protocol, bytes });
+        }
+    }
+
+    /// A message that is whole already goes through the first-packet handler, too.
+    fn first_packet(&mut self, protocol: &dyn Protocol, message: Incoming<'_>) {
+        let total = message.body.len() as u64;
+        let first = FirstPacket { source: message.source, info: message.info, total };
+        let credit = message.credit;
+        match protocol.accept(self, &first) {
+            Accept::Whole => return protocol.on_message(self, message),
+            Accept::Discard => {}
+            Accept::Fill { mut buffer, limit, done } => {
+                append(&mut buffer, &message.body, limit);
+                done(self, buffer);
+            }
+        }
+        if protocol.flow() == Flow::Credited {
+            self.consumed(credit);
+        }
+    }
+
+    /// A streamed message that went into a buffer or nowhere is consumed, if it was credited.
+    fn used_up(&mut self, index: usize, credit: Credit) {
+        if let Resolution::Local(_, Flow::Credited) = self.resolve(index, credit.protocol) {
+            self.consumed(credit);
+        }
+    }
+
+    #[cold]
+    fn system_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
+        let rank = packet.source.rank;
+        let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
+        let understood = match packet.protocol.0 {
+            wire::REPLY => {
+                self.answered(index, rank, packet.cookie, body);
+                Some(Verdict::Taken)
+            }
+            wire::STREAM_DATA => self.stream_data(index, &body),
+            what => {
+                let Body::Short(bytes) = body else {
+                    self.cut_off(rank);
+                    return Verdict::Taken;
+                };
+                match what {
+                    wire::DECLARE => self.declared(index, bytes),
+                    wire::GRANT => self.granted(index, bytes),
+                    wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
+                    wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
+                    wire::FLUSH => {
+                        let to = ReplyTo { endpoint: packet.source, cookie: packet.cookie };
+                        self.reply(to, Ok(super::Payload::Borrowed(&[])));
+                        Some(Verdict::Taken)
+                    }
+                    wire::GOODBYE => {
+                        self.state.peer_down(rank, Fault::PeerClosed(rank));
+                        Some(Verdict::Taken)
+                    }
+                    _ => None,
+                }
+            }
+        };
+        understood.unwrap_or_else(|| {
+            self.cut_off(rank);
+            Verdict::Taken
+        })
+    }
+
+    /// The answer to a request. A cookie that names nothing is an answer that came too late.
+    #[inline]
+    fn answered(&mut self, index: usize, rank: Rank, cookie: u64, body: Body<'_>) {
+        let Some(ticket) = Ticket::from_word(cookie) else { return };
+        let value = match body {
+            Body::Short(bytes) => Value::copy(bytes),
+            Body::Lease(lease) => Value::Bytes(lease.to_bytes()),
+            Body::Owned(bytes) => Value::Bytes(bytes),
+        };
+        self.end_request(index, rank, ticket, Ok(value));
+    }
+
+    fn end_request(&mut self, index: usize, rank: Rank, ticket: Ticket, outcome: Outcome) {
+        let note = self.state.completer.note_of(rank, ticket);
+        if self.state.completer.complete_from(rank, ticket, outcome)
+            && let Some(number) = (note >> 40).checked_sub(1)
+        {
+            self.state.request_answered(index, number as usize, note & ((1 << 40) - 1));
+        }
+    }
+
+    fn declared(&mut self, index: usize, bytes: &[u8]) -> Option<Verdict> {
+        let (declare, name) = wire::Declare::read_from_prefix(bytes).ok()?;
+        let name = std::str::from_utf8(name).ok()?;
+        let number = usize::from(declare.index.get());
+        if number >= crate::protocol::MAX_PROTOCOLS || name.is_empty() || name.len() > crate::protocol::MAX_NAME {
+            return None;
+        }
+        let incoming = &mut self.state.peer(index).incoming;
+        while incoming.len() <= number {
+            incoming.push(IncomingState::Unknown);
+        }
+        if !matches!(incoming[number], IncomingState::Unknown) {
+            return None;
+        }
+        incoming[number] =
+            IncomingState::Declared { name: name.to_owned(), schema: declare.schema.get(), flow: declare.flow };
+        Some(Verdict::Taken)
+    }
+
+    fn granted(&mut self, index: usize, bytes: &[u8]) -> Option<Verdict> {
+        let grant = wire::Grant::read_from_bytes(bytes).ok()?;
+        let number = usize::from(grant.index.get());
+        let config = self.state.config;
+        let out = self.state.peer(index).outgoing.get_mut(number)?;
+        // A peer cannot give more than there is: that keeps the memory of *other* receivers out of its reach and the
+        // arithmetic in range.
+        out.credits = out.credits.saturating_add(grant.messages.get()).min(config.credits);
+        let given = i64::try_from(grant.bytes.get()).unwrap_or(i64::MAX);
+        out.bytes = out.bytes.saturating_add(given).min(config.credit_bytes as i64);
+        self.state.hand_out_credit(index, number);
+        Some(Verdict::Taken)
+    }
+
+    fn refused(&mut self, index: usize, rank: Rank, cookie: u64, bytes: &[u8]) -> Option<Verdict> {
+        let refuse = wire::Refuse::read_from_bytes(bytes).ok()?;
+        let fault = wire::fault_of(refuse.code.get(), rank);
+        if let Some(ticket) = Ticket::from_word(cookie) {
+            self.end_request(index, rank, ticket, Err(fault));
+        }
+        if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
+            out.open = false;
+            if out.refused.replace(fault).is_none() {
+                let waiters = std::mem::take(&mut out.waiters);
+                for ticket in waiters {
+                    self.state.completer.complete(ticket, Err(fault));
+                }
+                if cookie == 0 {
+                    self.state.report(fault);
+                }
+            }
+        }
+        Some(Verdict::Taken)
+    }
+
+    fn stream_begin(&mut self, index: usize, packet: &Packet<'_>, bytes: &[u8]) -> Option<Verdict> {
+        let begin = wire::StreamBegin::read_from_bytes(bytes).ok()?;
+        let (protocol, total) = (ProtocolId(begin.protocol.get()), begin.total.get());
+        if self.state.peer(index).assembly.is_some() || total > self.state.config.max_message {
+            return None;
+        }
+        let mut assembly = Assembly {
+            protocol,
+            cookie: begin.cookie.get(),
+            info: owned_info(packet.info),
+            total,
+            received: 0,
+            into: Accept::Whole,
+            whole: Vec::new(),
+            refuse: None,
+            settled: false,
+        };
+        if protocol.0 >= wire::FIRST_USER {
+            match self.resolve(index, protocol) {
+                Resolution::Local(local, flow) => {
+                    let handler = self.state.handlers[local.index()].clone();
+                    if handler.chooses_buffer() {
+                        let (source, info) = (packet.source, packet.info);
+                        let first = FirstPacket { source, info, total };
+                        let accept = catch_unwind(AssertUnwindSafe(|| handler.accept(self, &first)));
+                        assembly.into = accept.unwrap_or_else(|_| {
+                            let arrived = Arrived { index, source, protocol, cookie: begin.cookie.get(), info };
+                            self.panicked(&arrived, flow, total);
+                            // It has been answered, and its credit is back.
+                            assembly.settled = true;
+                            Accept::Discard
+                        });
+                    }
+                }
+                Resolution::Hold => return Some(Verdict::Hold),
+                Resolution::Refused(why) => {
+                    assembly.into = Accept::Discard;
+                    assembly.refuse = Some(why);
+                }
+                Resolution::Corrupt => return None,
+            }
+        } else if protocol.0 != wire::REPLY {
+            return None;
+        }
+        self.state.peer(index).assembly = Some(assembly);
+        Some(Verdict::Taken)
+    }
+
+    fn stream_data(&mut self, index: usize, body: &Body<'_>) -> Option<Verdict> {
+        let assembly = self.state.peer(index).assembly.as_mut()?;
+        let len = body.len() as u64;
+        if len == 0 || len > assembly.total - assembly.received {
+            return None;
+        }
+        match &mut assembly.into {
+            Accept::Whole => {
+                // The room grows with what has arrived, not with what was announced.
+                if assembly.whole.capacity() < assembly.whole.len() + body.len() {
+                    let more = (assembly.whole.len() as u64).max(4 << 20).max(len);
+                    assembly.whole.reserve_exact(more.min(assembly.total - assembly.received) as usize);
+                }
+                append_vec(&mut assembly.whole, body);
+            }
+            Accept::Fill { buffer, limit, .. } => {
+                let had = assembly.received.min(*limit as u64) as usize;
+                append(buffer, body, *limit - had);
+            }
+            Accept::Discard => {}
+        }
+        assembly.received += len;
+        if assembly.received == assembly.total {
+            self.stream_end(index);
+        }
+        Some(Verdict::Taken)
+    }
+
+    fn stream_end(&mut self, index: usize) {
+        let Some(assembly) = self.state.peer(index).assembly.take() else { return };
+        let source = self.state.shape.endpoint(index);
+        let Assembly { protocol, cookie, info, total, into, whole, refuse, settled, .. } = assembly;
+        if let Some(fault) = refuse {
+            self.refuse(index, protocol, cookie, fault);
+            return;
+        }
+        if protocol.0 == wire::REPLY {
+            self.answered(index, source.rank, cookie, Body::Owned(Bytes::from(whole)));
+            return;
+        }
+        let arrived = Arrived { index, source, protocol, cookie, info: info.as_bytes() };
+        match into {
+            Accept::Whole => {
+                if let Resolution::Local(local, flow) = self.resolve(arrived.index, protocol) {
+                    self.dispatch(&arrived, local, flow, Body::Owned(Bytes::from(whole)));
+                }
+            }
+            Accept::Fill { buffer, done, .. } => {
+                self.state.stats.messages_received += 1;
+                self.state.stats.bytes_received += buffer.len() as u64;
+                if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
+                    self.panicked(&arrived, Flow::Inline, 0);
+                }
+                self.used_up(index, Credit { endpoint: source, protocol, bytes: total });
+            }
+            Accept::Discard if settled => {}
+            Accept::Discard => self.used_up(index, Credit { endpoint: source, protocol, bytes: total }),
+        }
+    }
+}
+
+/// Appends at most `limit` bytes of the body.
+fn append(buffer: &mut BytesMut, body: &Body<'_>, limit: usize) {
+    let len = body.len().min(limit);
+    match body {
+        Body::Short(bytes) => buffer.extend_from_slice(&bytes[..len]),
+        Body::Owned(bytes) => buffer.extend_from_slice(&bytes[..len]),
+        Body::Lease(lease) => {
+            let start = buffer.len();
+            buffer.resize(start + len, 0);
+            lease.memory().read(&mut buffer[start..]);
+        }
+    }
+}
+
+fn append_vec(whole: &mut Vec<u8>, body: &Body<'_>) {
+    match body {
+        Body::Short(bytes) => whole.extend_from_slice(bytes),
+        Body::Owned(bytes) => whole.extend_from_slice(bytes),
+        Body::Lease(lease) => {
+            lease.memory().append_to(whole);
+        }
+    }
+}

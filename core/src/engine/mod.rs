@@ -1,0 +1,525 @@
+//! The progress engine of one context: everything that happens under its progress token.
+//!
+//! ```text
+//!   protocol call --> Scope::send / put / get --> descriptor --> Port::inject
+//!                                                     |  (no room: the target's InjectionFifo)
+//!   advance <-- Port::advance --> dispatch --> Protocol::on_message --> Scope again
+//! ```
+//! An [`Engine`] is a [`Port`] and a [`State`], side by side, so that a handler which runs inside
+//! `Port::advance` can inject: the port lends its sending half, the engine lends its state, and a [`Scope`] is both.
+
+mod dispatch;
+mod pattern;
+mod peer;
+mod rma;
+mod send;
+
+pub use pattern::{PatternError, ReplayStart};
+pub use rma::Rma;
+pub use send::{Payload, Sent, SendArgs, Wait};
+
+use crate::caps::Caps;
+use crate::device::{Inject, Port, SourceTable};
+use crate::error::{Fault, SendError};
+use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
+use crate::protocol::{Credit, Protocol, Registry};
+use crate::slot::{Completer, Outcome, SlotPool, Ticket};
+use crate::stats::Stats;
+use crate::sync::Arc;
+use crate::timer::{TimerKey, TimerWheel};
+use crate::wire;
+use peer::Peer;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Settings of a context that the job fixes.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// Messages that a sender may have outstanding per peer and credited protocol.
+    pub credits: u32,
+    /// Payload bytes likewise.
+    pub credit_bytes: u64,
+    /// Slots of a target's injection FIFO that awaited sends may fill.
+    pub fifo_slots: usize,
+    /// Longest message in bytes.
+    pub max_message: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { credits: 1024, credit_bytes: 16 << 20, fifo_slots: 256, max_message: 1 << 32 }
+    }
+}
+
+/// Something another thread wants done under the token.
+pub enum Work {
+    /// Run it.
+    Run(Box<dyn FnOnce(&mut Scope<'_>) + Send>),
+    /// Run it on the engine itself.
+    Enter(Box<dyn FnOnce(&mut Engine) + Send>),
+    /// A credited message was consumed.
+    Consumed(Credit),
+    /// A peer is gone.
+    PeerDown(Rank, Fault),
+    /// A future that was granted something was dropped before it used it.
+    Ungrant(Wait),
+    /// End everything that is pending.
+    Shutdown,
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Work::Run(_) | Work::Enter(_) => "Run",
+            Work::Consumed(_) => "Consumed",
+            Work::PeerDown(..) => "PeerDown",
+            Work::Ungrant(_) => "Ungrant",
+            Work::Shutdown => "Shutdown",
+        })
+    }
+}
+
+/// A word per rank that lets a put or get of mapped memory go ahead inline: 0 means that the peer is alive and
+/// that nothing queued precedes. Shared by the contexts of a client.
+#[derive(Debug)]
+pub struct Gates(Box<[AtomicU32]>);
+
+impl Gates {
+    const DOWN: u32 = 1 << 31;
+
+    /// All open.
+    #[must_use]
+    pub fn new(ranks: usize) -> Self {
+        Self((0..ranks).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Whether an inline access to memory of the rank may go ahead. One relaxed load.
+    #[inline]
+    #[must_use]
+    pub fn is_open(&self, rank: Rank) -> bool {
+        self.0.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
+    }
+
+    fn close_for_good(&self, rank: Rank) {
+        if let Some(gate) = self.0.get(rank.index()) {
+            gate.fetch_or(Self::DOWN, Ordering::SeqCst);
+        }
+    }
+
+    fn queued(&self, rank: Rank, change: i32) {
+        if let Some(gate) = self.0.get(rank.index()) {
+            gate.fetch_add(change as u32, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Called with every asynchronous error that no future waits for (D17).
+pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
+
+/// Everything of a context that is not the device's.
+pub struct State {
+    pub(crate) me: Endpoint,
+    pub(crate) shape: JobShape,
+    pub(crate) caps: Caps,
+    pub(crate) config: EngineConfig,
+    pub(crate) peers: Vec<Option<Box<Peer>>>,
+    /// Endpoint indices with something queued or owed.
+    pub(crate) busy: Vec<usize>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) handlers: Vec<Arc<dyn Protocol>>,
+    pub(crate) handlers_version: u64,
+    /// The client has declared that all its protocols are registered.
+    pub(crate) ready: bool,
+    pub(crate) table: SourceTable,
+    pub(crate) patterns: pattern::PatternStore,
+    pub(crate) slots: Arc<SlotPool>,
+    pub(crate) completer: Completer,
+    pub(crate) timers: TimerWheel,
+    pub(crate) stats: Stats,
+    pub(crate) gates: Arc<Gates>,
+    pub(crate) closed: bool,
+    pub(crate) errors: Option<ErrorHandler>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("me", &self.me).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// A port and the state around it.
+pub struct Engine {
+    port: Box<dyn Port>,
+    state: State,
+    armed: bool,
+    /// Peers ring also when they make room.
+    armed_for_room: bool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("state", &self.state).field("armed", &self.armed).finish_non_exhaustive()
+    }
+}
+
+/// The right to use the engine, for as long as one call: to send, to answer, to complete. Handlers get one.
+pub struct Scope<'a> {
+    pub(crate) inject: &'a mut dyn Inject,
+    pub(crate) state: &'a mut State,
+}
+
+impl std::fmt::Debug for Scope<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+/// What an engine is made of.
+pub struct EngineParts {
+    /// This endpoint.
+    pub me: Endpoint,
+    /// The job.
+    pub shape: JobShape,
+    /// The device's capabilities.
+    pub caps: Caps,
+    /// Settings.
+    pub config: EngineConfig,
+    /// The client's protocols.
+    pub registry: Arc<Registry>,
+    /// The client's gates.
+    pub gates: Arc<Gates>,
+    /// Told of errors nobody waits for.
+    pub errors: Option<ErrorHandler>,
+    /// Milliseconds of the context's clock.
+    pub now: u64,
+}
+
+impl std::fmt::Debug for EngineParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineParts").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine around a port, and the pool of its completion slots.
+    #[must_use]
+    pub fn new(port: Box<dyn Port>, parts: EngineParts) -> (Engine, Arc<SlotPool>) {
+        let (slots, completer) = SlotPool::new();
+        let endpoints = parts.shape.endpoints();
+        let state = State {
+            me: parts.me,
+            shape: parts.shape,
+            caps: parts.caps,
+            config: parts.config,
+            peers: (0..endpoints).map(|_| None).collect(),
+            busy: Vec::new(),
+            registry: parts.registry,
+            handlers: Vec::new(),
+            handlers_version: 0,
+            ready: false,
+            table: SourceTable::default(),
+            patterns: pattern::PatternStore::default(),
+            slots: slots.clone(),
+            completer,
+            timers: TimerWheel::new(parts.now),
+            stats: Stats::default(),
+            gates: parts.gates,
+            closed: false,
+            errors: parts.errors,
+        };
+        (Engine { port, state, armed: false, armed_for_room: false }, slots)
+    }
+
+    /// Both halves as one.
+    #[inline]
+    pub fn scope(&mut self) -> Scope<'_> {
+        Scope { inject: &mut *self.port, state: &mut self.state }
+    }
+
+    /// Moves everything that can move: drains up to `budget` packets, then what is queued. Returns the number of
+    /// events. Never waits.
+    #[inline]
+    pub fn advance(&mut self, budget: usize) -> usize {
+        if self.state.handlers_version != self.state.registry.version() {
+            self.state.refresh_handlers();
+        }
+        let mut events = self.port.advance(budget, &mut self.state);
+        if !self.state.busy.is_empty() {
+            events += self.scope().pump();
+        }
+        self.state.stats.events += events as u64;
+        events
+    }
+
+    /// Runs what another thread posted.
+    pub fn run(&mut self, work: Work) {
+        match work {
+            Work::Run(run) => run(&mut self.scope()),
+            Work::Enter(run) => run(self),
+            Work::Consumed(credit) => self.scope().consumed(credit),
+            Work::PeerDown(rank, fault) => {
+                // What the peer sent while it lived is delivered first.
+                while self.port.advance(1 << 16, &mut self.state) > 0 {}
+                self.port.peer_down(rank);
+                self.state.peer_down(rank, fault);
+            }
+            Work::Ungrant(wait) => self.state.ungrant(wait),
+            Work::Shutdown => self.state.shut_down(),
+        }
+        self.state.stats.events += 1;
+    }
+
+    /// Prepares for sleep; false if there is something to do after all.
+    pub fn arm(&mut self) -> bool {
+        let waiting = !self.state.busy.is_empty();
+        self.armed = self.port.arm(waiting);
+        self.armed_for_room = self.armed && waiting;
+        self.armed
+    }
+
+    /// Back from sleep, or progress was made in spite of it. Returns whether the engine was armed.
+    pub fn disarm(&mut self) -> bool {
+        if self.armed {
+            self.armed = false;
+            self.port.disarm();
+            return true;
+        }
+        false
+    }
+
+    /// Whether somebody sleeps on the doorbell and is rung for everything that is waited for.
+    #[inline]
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.armed && !self.sleeps_too_deep()
+    }
+
+    /// Whether something has come to wait for room after the sleeper has asked to be rung for messages only.
+    #[inline]
+    #[must_use]
+    pub fn sleeps_too_deep(&self) -> bool {
+        self.armed && !self.armed_for_room && !self.state.busy.is_empty()
+    }
+
+    /// Wakes operations whose deadline has passed: their futures end them. `now` in milliseconds.
+    pub fn expire(&mut self, now: u64) {
+        let State { timers, completer, .. } = &mut self.state;
+        timers.advance(now, |ticket| {
+            completer.nudge(ticket);
+        });
+    }
+
+    /// When to call [`expire`](Self::expire) next, in milliseconds.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<u64> {
+        self.state.timers.next_expiry()
+    }
+
+    /// Counters of this context.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.state.stats
+    }
+}
+
+impl State {
+    pub(crate) fn refresh_handlers(&mut self) {
+        self.handlers_version = self.registry.version();
+        self.handlers = self.registry.snapshot();
+    }
+
+    #[inline]
+    pub(crate) fn index_of(&self, target: Endpoint) -> Result<usize, SendError> {
+        if target.rank.0 >= self.shape.ranks || target.context.0 >= self.shape.contexts {
+            return Err(SendError::UnknownRank { rank: target.rank, size: self.shape.ranks });
+        }
+        Ok(self.shape.index(target))
+    }
+
+    #[inline]
+    pub(crate) fn peer(&mut self, index: usize) -> &mut Peer {
+        let shape = self.shape;
+        self.peers[index].get_or_insert_with(|| Box::new(Peer::new(shape.endpoint(index))))
+    }
+
+    /// All endpoints of a rank are gone: end what depends on them.
+    pub(crate) fn peer_down(&mut self, rank: Rank, fault: Fault) {
+        self.gates.close_for_good(rank);
+        let mut news = false;
+        let first = self.shape.index(Endpoint::new(rank, crate::ids::ContextId(0)));
+        for index in first..first + self.shape.contexts as usize {
+            if self.peer(index).fault.is_some() {
+                continue;
+            }
+            news = true;
+            self.peer(index).fault = Some(fault);
+            tracing::debug!(me = %self.me, %rank, %fault, "peer down");
+            self.drop_queue(index, fault);
+        }
+        // A peer that said goodbye is reported again by its device; it is counted and told once.
+        if !news {
+            return;
+        }
+        self.completer.fail(Some(rank), fault);
+        self.stats.peers_lost += 1;
+        // Not `self.handlers`: those are taken out while one of them runs.
+        for protocol in self.registry.snapshot() {
+            protocol.on_peer_down(rank, fault);
+        }
+        self.report(fault);
+    }
+
+    fn drop_queue(&mut self, index: usize, fault: Fault) {
+        let Some(peer) = self.peers[index].as_mut() else { return };
+        peer.assembly = None;
+        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
+        for out in &mut peer.outgoing {
+            waiters.extend(out.waiters.drain(..));
+        }
+        let mut fifo = peer.fifo.take();
+        for ticket in waiters {
+            self.completer.complete(ticket, Err(fault));
+        }
+        while let Some(descriptor) = fifo.as_mut().and_then(|fifo| fifo.pop()) {
+            self.finish_descriptor(&descriptor, Err(fault));
+        }
+    }
+
+    pub(crate) fn shut_down(&mut self) {
+        self.closed = true;
+        for index in 0..self.peers.len() {
+            if let Some(peer) = self.peers[index].as_mut() {
+                peer.fault.get_or_insert(Fault::Shutdown);
+                self.drop_queue(index, Fault::Shutdown);
+            }
+        }
+        self.busy.clear();
+        self.completer.fail(None, Fault::Shutdown);
+        for protocol in self.registry.snapshot() {
+            protocol.on_close();
+        }
+    }
+
+    pub(crate) fn report(&mut self, fault: Fault) {
+        tracing::debug!(me = %self.me, %fault, "asynchronous error");
+        if let Some(handler) = &self.errors {
+            handler(fault);
+        }
+    }
+
+    pub(crate) fn mark_busy(&mut self, index: usize) {
+        let peer = self.peer(index);
+        if !peer.busy {
+            peer.busy = true;
+            self.busy.push(index);
+        }
+    }
+}
+
+impl Scope<'_> {
+    /// This endpoint.
+    #[must_use]
+    pub fn me(&self) -> Endpoint {
+        self.state.me
+    }
+
+    /// The job.
+    #[must_use]
+    pub fn shape(&self) -> JobShape {
+        self.state.shape
+    }
+
+    /// The device's capabilities.
+    #[must_use]
+    pub fn caps(&self) -> &Caps {
+        &self.state.caps
+    }
+
+    /// Counters of this context.
+    pub fn stats(&mut self) -> &mut Stats {
+        &mut self.state.stats
+    }
+
+    /// The tables that descriptors point into.
+    pub fn table(&mut self) -> &mut SourceTable {
+        &mut self.state.table
+    }
+
+    /// Why a rank cannot be reached any more, if so.
+    #[must_use]
+    pub fn fault_of(&self, rank: Rank) -> Option<Fault> {
+        if self.state.closed {
+            return Some(Fault::Shutdown);
+        }
+        let index = self.state.index_of(Endpoint::new(rank, self.state.me.context)).ok()?;
+        self.state.peers[index].as_ref().and_then(|peer| peer.fault)
+    }
+
+    /// All protocols that this client will have are registered: from now on unknown ones are refused.
+    pub fn declare_ready(&mut self) {
+        self.state.ready = true;
+    }
+
+    /// Borrows page memory of the device to be filled and sent without a copy.
+    pub fn loan(&mut self, len: usize) -> Option<crate::device::Loan> {
+        self.inject.loan(len)
+    }
+
+    /// A slot for an operation of the caller's own; `peer`: whose loss ends it.
+    ///
+    /// # Errors
+    /// If the context is closed, the peer is gone, or all slots are in use.
+    pub fn operation(&mut self, peer: Option<Rank>) -> Result<Ticket, Fault> {
+        if let Some(fault) = peer.and_then(|rank| self.fault_of(rank)) {
+            return Err(fault);
+        }
+        if self.state.closed {
+            return Err(Fault::Shutdown);
+        }
+        self.state.slots.alloc(peer).ok_or(Fault::OutOfMemory("all completion slots are in use"))
+    }
+
+    /// Ends an operation.
+    pub fn complete(&mut self, ticket: Ticket, outcome: Outcome) -> bool {
+        self.state.completer.complete(ticket, outcome)
+    }
+
+    /// Nobody waits for the ticket.
+    pub fn detach(&mut self, ticket: Ticket) {
+        self.state.slots.detach(ticket);
+    }
+
+    /// Notes that the ticket is that of a request in a protocol, so that its answer gives the credit back.
+    pub fn note_request(&mut self, ticket: Ticket, protocol: ProtocolId, bytes: usize) {
+        self.state.completer.set_note(ticket, (u64::from(protocol.0) + 1) << 40 | bytes as u64);
+    }
+
+    /// Sets a deadline, in milliseconds of the context's clock.
+    pub fn deadline(&mut self, at: u64, ticket: Ticket) -> TimerKey {
+        self.state.timers.set(at, ticket)
+    }
+
+    /// Cancels a deadline.
+    pub fn cancel_deadline(&mut self, key: TimerKey) {
+        self.state.timers.cancel(key);
+    }
+
+    /// A protocol of this client by its id.
+    pub(crate) fn outgoing_protocol(&mut self, id: ProtocolId) -> Result<(), SendError> {
+        if id.index() >= self.state.handlers.len() {
+            self.state.refresh_handlers();
+            if id.index() >= self.state.handlers.len() {
+                return Err(SendError::Unregistered(id));
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer that a device found to break the rules is cut off.
+    pub fn cut_off(&mut self, rank: Rank) {
+        self.state.peer_down(rank, Fault::PeerCorrupt(rank));
+    }
+
+    pub(crate) fn wire_id(id: ProtocolId) -> ProtocolId {
+        ProtocolId(wire::FIRST_USER + id.0)
+    }
+}

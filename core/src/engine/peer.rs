@@ -1,0 +1,117 @@
+//! What a context knows about one endpoint it talks to. Made at the first contact.
+
+use crate::descriptor::Info;
+use crate::error::Fault;
+use crate::fifo::InjectionFifo;
+use crate::ids::{Endpoint, ProtocolId};
+use crate::protocol::{Accept, Flow};
+use crate::slot::Ticket;
+use std::collections::VecDeque;
+
+/// State towards and from one endpoint.
+pub(crate) struct Peer {
+    pub endpoint: Endpoint,
+    /// Set once and for ever.
+    pub fault: Option<Fault>,
+    /// In `State::busy`.
+    pub busy: bool,
+    pub fifo: Option<Box<InjectionFifo>>,
+    /// Puts and gets in the FIFO, which hold the gate.
+    pub queued_rma: u32,
+    /// Sends that wait for room in the FIFO, in order.
+    pub room_waiters: VecDeque<Ticket>,
+    /// FIFO places promised to waiters that were woken.
+    pub room_granted: usize,
+    /// By this side's protocol numbers.
+    pub outgoing: Vec<Outgoing>,
+    /// By the peer's protocol numbers.
+    pub incoming: Vec<Incoming>,
+    /// The message that is arriving in fragments.
+    pub assembly: Option<Assembly>,
+    /// Something was sent since the last flush was answered.
+    pub unflushed: bool,
+}
+
+/// A protocol in which this side sends to the peer.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub declared: bool,
+    /// Declared, not refused and without credits: the fast path may go ahead.
+    pub open: bool,
+    pub flow: Flow,
+    pub credits: u32,
+    pub bytes: i64,
+    pub refused: Option<Fault>,
+    pub waiters: VecDeque<Ticket>,
+    /// Credits promised to waiters that were woken.
+    pub granted: u32,
+}
+
+/// A protocol in which the peer sends.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    /// The peer uses numbers without gaps in any order; this one was not declared.
+    Unknown,
+    /// Declared; not looked up yet.
+    Declared { name: String, schema: u64, flow: u8 },
+    /// This side's number, and the credit that is owed.
+    Resolved { local: ProtocolId, flow: Flow, messages: u32, bytes: u64 },
+    /// Refused for good, for this reason.
+    Refused(Fault),
+}
+
+/// A message that arrives in fragments.
+pub(crate) struct Assembly {
+    pub protocol: ProtocolId,
+    pub cookie: u64,
+    pub info: Info,
+    pub total: u64,
+    pub received: u64,
+    pub into: Accept,
+    pub whole: Vec<u8>,
+    pub refuse: Option<Fault>,
+    /// Its handler panicked at the first packet: it was answered and its credit given back.
+    pub settled: bool,
+}
+
+impl Peer {
+    pub fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            fault: None,
+            busy: false,
+            fifo: None,
+            queued_rma: 0,
+            room_waiters: VecDeque::new(),
+            room_granted: 0,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            assembly: None,
+            unflushed: false,
+        }
+    }
+
+    #[inline]
+    pub fn queue_is_empty(&self) -> bool {
+        match &self.fifo {
+            None => true,
+            Some(fifo) => fifo.is_empty(),
+        }
+    }
+
+    /// Slots that awaited sends may still take.
+    pub fn room(&self, capacity: usize) -> usize {
+        let used = self.fifo.as_ref().map_or(0, |fifo| fifo.len());
+        capacity.saturating_sub(used + self.room_granted)
+    }
+
+    /// Puts a descriptor at the end; the FIFO grows where it must.
+    pub fn push(&mut self, descriptor: &crate::descriptor::Descriptor, info: &[u8]) {
+        let fifo = self.fifo.get_or_insert_with(|| Box::new(InjectionFifo::new(16)));
+        if !fifo.push(descriptor, info) {
+            fifo.grow();
+            let fits = fifo.push(descriptor, info);
+            debug_assert!(fits, "a FIFO of twice the size has room");
+        }
+    }
+}

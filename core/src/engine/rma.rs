@@ -1,0 +1,134 @@
+//! Puts and gets that go through descriptors: memory that is not mapped, or something queued precedes.
+
+use super::{Payload, Scope, State};
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
+use crate::device::{Sources, Stop};
+use crate::error::RmaError;
+use crate::ids::Endpoint;
+use crate::slot::{Ticket, Value};
+use bytes::Bytes;
+
+/// A put or a get.
+#[derive(Debug)]
+pub enum Rma<'p> {
+    /// Put these bytes.
+    Put(Payload<'p>),
+    /// Put from local shared memory: its key, the first byte and the number of bytes.
+    PutFrom(usize, u64, u64),
+    /// Get into local shared memory: its key, the first byte and the number of bytes.
+    GetInto(usize, u64, u64),
+    /// Get this many bytes as the operation's value.
+    Get(u64),
+}
+
+impl Scope<'_> {
+    /// Starts a put or a get of the remote memory `remote` (a key of the source table) at `offset`. `None`: it is
+    /// complete already, which is never said of [`Rma::Get`].
+    ///
+    /// # Errors
+    /// If the target is unknown or gone, or the access is out of range; nothing was started then.
+    pub fn rma(
+        &mut self,
+        target: Endpoint,
+        remote: usize,
+        offset: u64,
+        operation: Rma<'_>,
+    ) -> Result<Option<Ticket>, RmaError> {
+        let size = self.state.shape.ranks;
+        let index = self
+            .state
+            .index_of(target)
+            .map_err(|_| RmaError::UnknownRank { rank: target.rank, size })?;
+        let len = match &operation {
+            Rma::Put(payload) => payload.len() as u64,
+            Rma::PutFrom(_, _, len) | Rma::GetInto(_, _, len) | Rma::Get(len) => *len,
+        };
+        let Some(memory) = self.state.table.remote.get(remote) else {
+            return Err(RmaError::Unreachable(target.rank));
+        };
+        if offset.checked_add(len).is_none_or(|end| end > memory.len) {
+            return Err(RmaError::OutOfRange { rank: target.rank, offset, count: len, len: memory.len });
+        }
+        let ticket = self.operation(Some(target.rank))?;
+        let mut descriptor = Descriptor {
+            op: Op::Put,
+            rank: target.rank,
+            context: target.context,
+            region: remote as u32,
+            offset,
+            len,
+            ticket: ticket.to_word(),
+            ..Descriptor::default()
+        };
+        match operation {
+            Rma::Put(payload) if len as usize <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            Rma::Put(payload) => {
+                let bytes = match payload {
+                    Payload::Owned(bytes) => bytes,
+                    other => Bytes::copy_from_slice(other.bytes_of()),
+                };
+                descriptor.source_kind = SourceKind::Held;
+                descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
+            }
+            Rma::PutFrom(key, at, _) => {
+                descriptor.source_kind = SourceKind::Region;
+                descriptor.source = [key as u64, at];
+            }
+            Rma::GetInto(key, at, _) => {
+                descriptor.op = Op::Get;
+                descriptor.source_kind = SourceKind::Region;
+                descriptor.source = [key as u64, at];
+            }
+            Rma::Get(_) => descriptor.op = Op::Get,
+        }
+        self.state.stats.one_sided += 1;
+        self.start(index, descriptor, ticket)
+    }
+
+    fn start(
+        &mut self,
+        index: usize,
+        descriptor: Descriptor,
+        ticket: Ticket,
+    ) -> Result<Option<Ticket>, RmaError> {
+        if self.state.peer(index).queue_is_empty() {
+            let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+            let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
+            match injected.stop {
+                Stop::Done => {
+                    self.state.drop_source(&descriptor);
+                    if injected.complete {
+                        self.state.completer.complete(ticket, Ok(Value::Unit));
+                        self.state.slots.detach(ticket);
+                        return Ok(None);
+                    }
+                    return Ok(Some(ticket));
+                }
+                Stop::Fault(fault) => {
+                    self.state.drop_source(&descriptor);
+                    self.state.completer.complete(ticket, Err(fault));
+                    self.state.slots.detach(ticket);
+                    return Err(fault.into());
+                }
+                Stop::Full => {}
+            }
+        }
+        self.state.stats.queued += 1;
+        self.state.gates.queued(descriptor.rank, 1);
+        let peer = self.state.peer(index);
+        peer.queued_rma += 1;
+        peer.push(&descriptor, &[]);
+        self.state.mark_busy(index);
+        Ok(Some(ticket))
+    }
+}
+
+impl State {
+    /// A put, a get or a replay has left the peer's queue.
+    pub(super) fn rma_left_queue(&mut self, index: usize) {
+        let peer = self.peer(index);
+        peer.queued_rma = peer.queued_rma.saturating_sub(1);
+        let rank = peer.endpoint.rank;
+        self.gates.queued(rank, -1);
+    }
+}

@@ -1,0 +1,752 @@
+//! The way out: from a message to descriptors, and from the FIFO to the device.
+
+use super::peer::Outgoing;
+use super::{Scope, State};
+use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
+use crate::device::{Loan, Sources, Stop};
+use crate::error::{Fault, SendError};
+use crate::ids::{Endpoint, ProtocolId};
+use crate::protocol::{Credit, Flow, ReplyTo};
+use crate::slot::{Outcome, Ticket, Value};
+use crate::wire;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use zerocopy::IntoBytes;
+
+/// What is to be sent.
+#[derive(Debug)]
+pub enum Payload<'p> {
+    /// Bytes that are copied before the call returns.
+    Borrowed(&'p [u8]),
+    /// Bytes that are kept alive as long as they are needed.
+    Owned(Bytes),
+    /// Page memory of the device; not copied at all.
+    Loan(Loan),
+}
+
+impl Payload<'_> {
+    /// Length in bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Borrowed(bytes) => bytes.len(),
+            Payload::Owned(bytes) => bytes.len(),
+            Payload::Loan(loan) => loan.memory.len(),
+        }
+    }
+
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes; none for a loan, which only its device can read.
+    #[inline]
+    #[must_use]
+    pub fn bytes_of(&self) -> &[u8] {
+        match self {
+            Payload::Borrowed(bytes) => bytes,
+            Payload::Owned(bytes) => bytes,
+            Payload::Loan(_) => &[],
+        }
+    }
+}
+
+/// A send, but for its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct SendArgs<'p> {
+    /// Where to.
+    pub target: Endpoint,
+    /// The protocol, by this client's number.
+    pub protocol: ProtocolId,
+    /// The caller's name for the request if an answer is wanted, else 0.
+    pub cookie: u64,
+    /// Message info, at most 112 bytes.
+    pub info: &'p [u8],
+    /// May overtake what waits.
+    pub relaxed: bool,
+}
+
+/// What to do when there is no room.
+#[derive(Clone, Copy, Debug)]
+pub enum Wait {
+    /// Give the payload back.
+    Never,
+    /// Queue it, or wait for a place in the queue.
+    Await,
+    /// The caller waited; this credit was promised to it.
+    Credited(Endpoint, ProtocolId),
+    /// The caller waited; a place in the queue was promised to it.
+    Room(Endpoint),
+}
+
+/// How far a send got.
+#[derive(Debug)]
+pub enum Sent<'p> {
+    /// The source is reusable and the message is on its way.
+    Done,
+    /// The message is queued; the ticket ends when it is on its way.
+    Queued(Ticket),
+    /// Nothing was sent. When the ticket ends well, send again with this `Wait`.
+    Later(Ticket, Wait, Payload<'p>),
+    /// Nothing was sent and nothing will be.
+    Full(Payload<'p>),
+}
+
+enum Queue {
+    Never,
+    Await,
+    Granted,
+    /// The messager's own traffic: its amount is bounded by what peers may have outstanding.
+    Force,
+}
+
+type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
+
+impl Scope<'_> {
+    /// Sends a message of a registered protocol.
+    ///
+    /// # Errors
+    /// With the payload: if the send cannot succeed.
+    #[inline]
+    pub fn send<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
+        let index = match self.check(args, payload.len()) {
+            Ok(index) => index,
+            Err(error) => return Err((error, payload)),
+        };
+        let peer = self.state.peer(index);
+        if let Some(fault) = peer.fault {
+            return Err((fault.into(), payload));
+        }
+        if matches!(wait, Wait::Room(_)) {
+            peer.room_granted = peer.room_granted.saturating_sub(1);
+        }
+        let mut credited = false;
+        if !peer.outgoing.get(args.protocol.index()).is_some_and(|out| out.open) {
+            match self.admit(index, args, payload.len(), wait) {
+                Ok(None) => credited = self.state.peer(index).outgoing[args.protocol.index()].flow != Flow::Inline,
+                Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
+                Err(None) => return Ok(Sent::Full(payload)),
+                Err(Some(error)) => return Err((error, payload)),
+            }
+        }
+        let queue = match wait {
+            Wait::Never => Queue::Never,
+            Wait::Room(_) => Queue::Granted,
+            // Its credit bounds what waits already. If it waited for room as well, it would keep the credit from those
+            // that have room, or would have to queue for it again.
+            Wait::Await | Wait::Credited(..) if credited => Queue::Granted,
+            Wait::Await | Wait::Credited(..) => Queue::Await,
+        };
+        self.state.stats.messages_sent += 1;
+        self.state.stats.bytes_sent += payload.len() as u64;
+        let sent =
+            self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, args.relaxed);
+        if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
+            self.unsent(index, args.protocol, &sent);
+        }
+        sent
+    }
+
+    #[inline]
+    fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
+        if self.state.closed {
+            return Err(Fault::Shutdown.into());
+        }
+        let index = self.state.index_of(args.target)?;
+        if args.info.len() > MAX_INFO {
+            return Err(SendError::InfoTooLong { len: args.info.len() });
+        }
+        let max = self.state.config.max_message;
+        if len as u64 > max {
+            return Err(SendError::TooLong { len: len as u64, max });
+        }
+        if args.protocol.index() >= self.state.handlers.len() {
+            self.outgoing_protocol(args.protocol)?;
+        }
+        Ok(index)
+    }
+
+    /// A send that was admitted did not happen: its credit and its count go back.
+    #[cold]
+    fn unsent(&mut self, index: usize, protocol: ProtocolId, sent: &SendResult<'_>) {
+        let len = match sent {
+            Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) | Err((_, payload)) => payload.len() as u64,
+            Ok(_) => 0,
+        };
+        self.state.stats.messages_sent -= 1;
+        self.state.stats.bytes_sent -= len;
+        let out = &mut self.state.peer(index).outgoing[protocol.index()];
+        if out.flow != Flow::Inline {
+            out.credits += 1;
+            out.bytes += len as i64;
+            self.state.hand_out_credit(index, protocol.index());
+        }
+    }
+
+    /// The slow part of admission: declares the protocol to the peer, and takes a credit if it needs one.
+    /// `Err(None)` means "no credit now".
+    #[cold]
+    fn admit(
+        &mut self,
+        index: usize,
+        args: &SendArgs<'_>,
+        len: usize,
+        wait: Wait,
+    ) -> Result<Option<(Ticket, Wait)>, Option<SendError>> {
+        let id = args.protocol.index();
+        let config = self.state.config;
+        while self.state.peer(index).outgoing.len() <= id {
+            let next = self.state.peer(index).outgoing.len();
+            let flow = self.state.handlers[next].flow();
+            self.state.peer(index).outgoing.push(Outgoing {
+                declared: false,
+                open: false,
+                flow,
+                credits: config.credits,
+                bytes: config.credit_bytes as i64,
+                refused: None,
+                waiters: VecDeque::new(),
+                granted: 0,
+            });
+        }
+        if !self.state.peer(index).outgoing[id].declared {
+            self.declare(index, args.protocol).map_err(|fault| Some(fault.into()))?;
+        }
+        let out = &mut self.state.peer(index).outgoing[id];
+        if let Some(fault) = out.refused {
+            return Err(Some(fault.into()));
+        }
+        if out.flow == Flow::Inline {
+            out.open = true;
+            return Ok(None);
+        }
+        if matches!(wait, Wait::Credited(..)) && out.granted > 0 {
+            // The credit was taken when the waiter was woken.
+            out.granted -= 1;
+            out.bytes -= len as i64;
+            return Ok(None);
+        }
+        if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() {
+            out.credits -= 1;
+            out.bytes -= len as i64;
+            return Ok(None);
+        }
+        if matches!(wait, Wait::Never) {
+            return Err(None);
+        }
+        let endpoint = args.target;
+        let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
+        self.state.peer(index).outgoing[id].waiters.push_back(ticket);
+        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol))))
+    }
+
+    fn declare(&mut self, index: usize, id: ProtocolId) -> Result<(), Fault> {
+        let protocol = self.state.handlers[id.index()].clone();
+        let mut body = Vec::with_capacity(size_of::<wire::Declare>() + protocol.name().len());
+        body.extend_from_slice(
+            wire::Declare {
+                schema: protocol.schema().into(),
+                index: id.0.into(),
+                flow: protocol.flow() as u8,
+                reserved: 0,
+            }
+            .as_bytes(),
+        );
+        body.extend_from_slice(protocol.name().as_bytes());
+        self.system(index, wire::DECLARE, 0, &body)?;
+        self.state.peer(index).outgoing[id.index()].declared = true;
+        Ok(())
+    }
+
+    /// Sends a record of the messager's own.
+    pub(crate) fn system(&mut self, index: usize, what: u16, cookie: u64, body: &[u8]) -> Result<(), Fault> {
+        if let Some(fault) = self.state.peer(index).fault {
+            return Err(fault);
+        }
+        match self.post(index, ProtocolId(what), cookie, &[], Payload::Borrowed(body), Queue::Force, false) {
+            Ok(_) => Ok(()),
+            Err((SendError::Fault(fault), _)) => Err(fault),
+            Err(_) => Err(Fault::Shutdown),
+        }
+    }
+
+    /// Sends a record of the messager's own if there is room now.
+    pub(crate) fn try_system(&mut self, index: usize, what: u16, body: &[u8]) -> bool {
+        self.state.peer(index).fault.is_some()
+            || matches!(
+                self.post(index, ProtocolId(what), 0, &[], Payload::Borrowed(body), Queue::Never, false),
+                Ok(Sent::Done)
+            )
+    }
+
+    /// Answers a request, with a value or with a fault. An answer needs no credit: the caller reserved its room.
+    pub fn reply(&mut self, to: ReplyTo, answer: Result<Payload<'_>, Fault>) {
+        let Ok(index) = self.state.index_of(to.endpoint) else { return };
+        if self.state.peer(index).fault.is_some() || self.state.closed {
+            return;
+        }
+        let result = match answer {
+            Ok(payload) => self
+                .post(index, ProtocolId(wire::REPLY), to.cookie, &[], payload, Queue::Force, false)
+                .map(|_| ())
+                .map_err(|(error, _)| error),
+            Err(fault) => {
+                let body = wire::Refuse { index: u16::MAX.into(), code: wire::code_of(fault).into() };
+                self.system(index, wire::REFUSE, to.cookie, body.as_bytes()).map_err(Into::into)
+            }
+        };
+        if let Err(error) = result {
+            tracing::debug!(me = %self.state.me, to = %to.endpoint, %error, "reply not sent");
+        }
+    }
+
+    /// Injects a message, or queues it as `queue` allows.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "the one narrow waist that all sends go through")]
+    fn post<'p>(
+        &mut self,
+        index: usize,
+        protocol: ProtocolId,
+        cookie: u64,
+        info: &[u8],
+        payload: Payload<'p>,
+        queue: Queue,
+        relaxed: bool,
+    ) -> SendResult<'p> {
+        let len = payload.len();
+        let max_eager = self.state.caps.max_eager;
+        let State { peers, table, shape, .. } = &mut *self.state;
+        let target = shape.endpoint(index);
+        let mut descriptor = Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Borrowed,
+            info_len: info.len() as u8,
+            rank: target.rank,
+            context: target.context,
+            protocol,
+            cookie,
+            len: len as u64,
+            ..Descriptor::default()
+        };
+        let whole = len <= max_eager || matches!(payload, Payload::Loan(_));
+        let empty = peers[index].as_ref().is_none_or(|peer| peer.queue_is_empty());
+        if whole && (empty || relaxed) {
+            if let Payload::Loan(loan) = &payload {
+                descriptor.source_kind = SourceKind::Loan;
+                descriptor.source[0] = loan.key;
+            } else if len <= MAX_DESCRIPTOR_INLINE {
+                descriptor.set_inline(payload.bytes_of());
+            }
+            let sources = Sources { info, borrowed: payload.bytes_of(), table };
+            let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
+            match injected.stop {
+                Stop::Done => {
+                    if let Payload::Loan(mut loan) = payload {
+                        loan.owner = None;
+                    }
+                    if let Some(peer) = &mut peers[index] {
+                        peer.unflushed = true;
+                    }
+                    return Ok(Sent::Done);
+                }
+                Stop::Full => {}
+                Stop::Fault(fault) => return Err((fault.into(), payload)),
+            }
+        }
+        self.enqueue(index, descriptor, info, payload, queue, whole, empty)
+    }
+
+    #[cold]
+    #[allow(clippy::too_many_arguments, reason = "the second half of `post`")]
+    fn enqueue<'p>(
+        &mut self,
+        index: usize,
+        mut descriptor: Descriptor,
+        info: &[u8],
+        payload: Payload<'p>,
+        queue: Queue,
+        whole: bool,
+        empty: bool,
+    ) -> SendResult<'p> {
+        let rank = descriptor.rank;
+        let capacity = self.state.config.fifo_slots;
+        let peer = self.state.peer(index);
+        // A long message may begin although nobody wants to wait: its payload is owned by the queue then.
+        let may_start = !whole && empty;
+        let mut ticket = None;
+        match queue {
+            Queue::Never if !may_start => return Ok(Sent::Full(payload)),
+            Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
+                let endpoint = peer.endpoint;
+                match self.operation(Some(rank)) {
+                    Ok(ticket) => {
+                        self.state.peer(index).room_waiters.push_back(ticket);
+                        self.state.mark_busy(index);
+                        return Ok(Sent::Later(ticket, Wait::Room(endpoint), payload));
+                    }
+                    Err(fault) => return Err((fault.into(), payload)),
+                }
+            }
+            Queue::Never | Queue::Force => {}
+            Queue::Await | Queue::Granted => match self.operation(Some(rank)) {
+                Ok(operation) => ticket = Some(operation),
+                Err(fault) => return Err((fault.into(), payload)),
+            },
+        }
+        descriptor.ticket = ticket.map_or(0, Ticket::to_word);
+        let len = payload.len();
+        match payload {
+            Payload::Loan(loan) => {
+                descriptor.source_kind = SourceKind::Loan;
+                descriptor.source = [loan.key, 0];
+                descriptor.source[1] = self.state.table.loans.insert(loan) as u64;
+            }
+            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            payload => {
+                let bytes = match payload {
+                    Payload::Owned(bytes) => bytes,
+                    other => Bytes::copy_from_slice(other.bytes_of()),
+                };
+                descriptor.source_kind = SourceKind::Held;
+                descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
+            }
+        }
+        self.state.stats.queued += 1;
+        let peer = self.state.peer(index);
+        peer.push(&descriptor, info);
+        peer.unflushed = true;
+        self.state.mark_busy(index);
+        if may_start {
+            self.pump_peer(index);
+        }
+        Ok(match ticket {
+            Some(ticket) => Sent::Queued(ticket),
+            None => Sent::Done,
+        })
+    }
+
+    /// Moves what waits for the busy peers. Returns the number of descriptors and grants that moved.
+    pub(super) fn pump(&mut self) -> usize {
+        let mut moved = 0;
+        let mut busy = std::mem::take(&mut self.state.busy);
+        busy.retain(|&index| {
+            moved += self.pump_peer(index);
+            moved += self.pay_credit(index);
+            self.state.hand_out_room(index);
+            let owes = self.owes_credit(index);
+            let peer = self.state.peer(index);
+            peer.busy = !peer.queue_is_empty() || !peer.room_waiters.is_empty() || owes;
+            peer.busy
+        });
+        busy.append(&mut self.state.busy);
+        self.state.busy = busy;
+        moved
+    }
+
+    /// Injects from the head of the peer's FIFO until the device has no more room.
+    pub(super) fn pump_peer(&mut self, index: usize) -> usize {
+        let mut moved = 0;
+        loop {
+            let Some(peer) = self.state.peers[index].as_mut() else { return moved };
+            let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
+            let done = match front.op {
+                Op::Jump => self.step_replay(index, front),
+                Op::Send if front.len > self.state.caps.max_eager as u64 && front.source_kind == SourceKind::Held => {
+                    self.step_stream(index, front)
+                }
+                _ => self.step_one(index, front),
+            };
+            match done {
+                None => return moved,
+                Some(result) => {
+                    moved += 1;
+                    if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
+                        let _ = fifo.pop();
+                    }
+                    if matches!(front.op, Op::Put | Op::Get) {
+                        self.state.rma_left_queue(index);
+                    }
+                    if let Some(outcome) = result {
+                        self.state.finish_descriptor(&front, outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `None`: no room. `Some(None)`: taken, the device reports the end. `Some(outcome)`: ended.
+    fn step_one(&mut self, index: usize, front: Descriptor) -> Option<Option<Outcome>> {
+        let mut info = [0; MAX_INFO];
+        let State { peers, table, .. } = &mut *self.state;
+        let len = peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
+        let sources = Sources { info: &info[..len], borrowed: &[], table };
+        let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
+        match injected.stop {
+            Stop::Full => None,
+            Stop::Fault(fault) => Some(Some(Err(fault))),
+            Stop::Done if injected.complete || front.op == Op::Send => {
+                if front.source_kind == SourceKind::Loan
+                    && let Some(mut loan) = table.loans.try_remove(front.source[1] as usize)
+                {
+                    loan.owner = None;
+                }
+                Some(Some(Ok(Value::Unit)))
+            }
+            Stop::Done => {
+                self.state.drop_source(&front);
+                Some(None)
+            }
+        }
+    }
+
+    /// A message longer than one packet: a head and then fragments, with the cursor kept in the descriptor
+    /// (`offset` is 0 before the head, then the bytes sent plus 1).
+    fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
+        let mut info = [0; MAX_INFO];
+        let fragment = self.state.caps.fragment as u64;
+        let State { peers, table, .. } = &mut *self.state;
+        let fifo = peers[index].as_mut()?.fifo.as_mut()?;
+        if front.offset == 0 {
+            let len = fifo.front_info(&mut info);
+            let begin = wire::StreamBegin {
+                total: front.len.into(),
+                cookie: front.cookie.into(),
+                protocol: front.protocol.0.into(),
+                reserved: [0; 6],
+            };
+            let head = Descriptor {
+                protocol: ProtocolId(wire::STREAM_BEGIN),
+                source_kind: SourceKind::Borrowed,
+                info_len: len as u8,
+                len: size_of::<wire::StreamBegin>() as u64,
+                ..front
+            };
+            let sources = Sources { info: &info[..len], borrowed: begin.as_bytes(), table };
+            match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
+                Stop::Done => front.offset = 1,
+                Stop::Full => return None,
+                Stop::Fault(fault) => return Some(Some(Err(fault))),
+            }
+        }
+        while front.offset - 1 < front.len {
+            let sent = front.offset - 1;
+            let part = Descriptor {
+                op: Op::Send,
+                protocol: ProtocolId(wire::STREAM_DATA),
+                cookie: 0,
+                info_len: 0,
+                len: fragment.min(front.len - sent),
+                source: [front.source[0], sent],
+                ..front
+            };
+            let sources = Sources { info: &[], borrowed: &[], table };
+            match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
+                Stop::Done => front.offset += part.len,
+                Stop::Full => {
+                    fifo.set_front(&front);
+                    return None;
+                }
+                Stop::Fault(fault) => return Some(Some(Err(fault))),
+            }
+        }
+        Some(Some(Ok(Value::Unit)))
+    }
+
+    /// A credited message was consumed: its credit is owed to the sender and paid when it is worth a record.
+    pub fn consumed(&mut self, credit: Credit) {
+        let Ok(index) = self.state.index_of(credit.endpoint) else { return };
+        let Some(number) = credit.protocol.0.checked_sub(wire::FIRST_USER) else { return };
+        let peer = self.state.peer(index);
+        if let Some(super::peer::Incoming::Resolved { messages, bytes, .. }) =
+            peer.incoming.get_mut(number as usize)
+        {
+            *messages += 1;
+            *bytes += credit.bytes;
+            if self.pay_credit(index) == 0 && self.owes_credit(index) {
+                self.state.mark_busy(index);
+            }
+        }
+    }
+
+    fn due(&self, messages: u32, bytes: u64) -> bool {
+        let config = self.state.config;
+        messages >= (config.credits / 2).max(1) || (messages > 0 && bytes >= config.credit_bytes / 2)
+    }
+
+    fn owes_credit(&self, index: usize) -> bool {
+        let Some(peer) = &self.state.peers[index] else { return false };
+        peer.fault.is_none()
+            && peer.incoming.iter().any(|incoming| {
+                matches!(incoming, super::peer::Incoming::Resolved { messages, bytes, .. }
+                    if self.due(*messages, *bytes))
+            })
+    }
+
+    fn pay_credit(&mut self, index: usize) -> usize {
+        let mut paid = 0;
+        let count = self.state.peer(index).incoming.len();
+        for number in 0..count {
+            let super::peer::Incoming::Resolved { messages, bytes, .. } = self.state.peer(index).incoming[number]
+            else {
+                continue;
+            };
+            if !self.due(messages, bytes) {
+                continue;
+            }
+            crate::failpoint!("credit.return.before");
+            let grant = wire::Grant {
+                bytes: bytes.into(),
+                messages: messages.into(),
+                index: (number as u16).into(),
+                reserved: 0.into(),
+            };
+            if !self.try_system(index, wire::GRANT, grant.as_bytes()) {
+                break;
+            }
+            crate::failpoint!("credit.return.after");
+            if let super::peer::Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
+                &mut self.state.peer(index).incoming[number]
+            {
+                *owed -= messages;
+                *owed_bytes -= bytes;
+            }
+            paid += 1;
+        }
+        paid
+    }
+
+    /// Asks the peer to answer once it has handled everything sent before; the ticket ends then.
+    /// `None`: nothing was sent since the last answer.
+    ///
+    /// # Errors
+    /// If the peer is gone.
+    pub fn flush(&mut self, target: Endpoint) -> Result<Option<Ticket>, SendError> {
+        let index = self.state.index_of(target)?;
+        let Some(peer) = self.state.peers[index].as_mut() else { return Ok(None) };
+        if let Some(fault) = peer.fault {
+            return Err(fault.into());
+        }
+        if !peer.unflushed && peer.queue_is_empty() {
+            return Ok(None);
+        }
+        peer.unflushed = false;
+        let ticket = self.operation(Some(target.rank))?;
+        self.system(index, wire::FLUSH, ticket.to_word(), &[])?;
+        self.state.peer(index).unflushed = false;
+        Ok(Some(ticket))
+    }
+
+    /// Every endpoint that something was sent to since its last flush.
+    #[must_use]
+    pub fn unflushed(&self) -> Vec<Endpoint> {
+        let peers = self.state.peers.iter().flatten();
+        peers.filter(|p| p.fault.is_none() && (p.unflushed || !p.queue_is_empty())).map(|p| p.endpoint).collect()
+    }
+
+    /// Tells every peer that this side leaves; nothing may be sent after it.
+    pub fn goodbye(&mut self) {
+        for index in 0..self.state.peers.len() {
+            let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
+            if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
+                // A peer that is gone meanwhile needs no goodbye.
+                let _gone = self.system(index, wire::GOODBYE, 0, &[]);
+            }
+        }
+    }
+
+    /// Whether anything still waits in an injection FIFO of a living peer.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        self.state.peers.iter().flatten().any(|peer| peer.fault.is_none() && !peer.queue_is_empty())
+    }
+}
+
+impl State {
+    /// Wakes senders that wait for a place, as far as there are places.
+    fn hand_out_room(&mut self, index: usize) {
+        let capacity = self.config.fifo_slots;
+        let State { peers, completer, .. } = self;
+        let Some(peer) = peers[index].as_mut() else { return };
+        // A place is promised only when there is one even for the longest info.
+        while peer.room(capacity) >= 3 || (peer.queue_is_empty() && peer.room_granted == 0) {
+            let Some(ticket) = peer.room_waiters.pop_front() else { return };
+            if completer.complete_if_wanted(ticket) {
+                peer.room_granted += 1;
+            }
+        }
+    }
+
+    /// Wakes senders that wait for credit, as far as there is credit.
+    pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
+        let State { peers, completer, .. } = self;
+        let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
+        while out.credits > 0 && out.bytes > 0 {
+            let Some(ticket) = out.waiters.pop_front() else { return };
+            if completer.complete_if_wanted(ticket) {
+                out.credits -= 1;
+                out.granted += 1;
+            }
+        }
+    }
+
+    /// A future was dropped after it had been promised something.
+    pub(super) fn ungrant(&mut self, wait: super::Wait) {
+        match wait {
+            Wait::Credited(endpoint, protocol) => {
+                let Ok(index) = self.index_of(endpoint) else { return };
+                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index()) {
+                    if out.granted > 0 {
+                        out.granted -= 1;
+                        out.credits += 1;
+                    }
+                    self.hand_out_credit(index, protocol.index());
+                }
+            }
+            Wait::Room(endpoint) => {
+                let Ok(index) = self.index_of(endpoint) else { return };
+                let peer = self.peer(index);
+                peer.room_granted = peer.room_granted.saturating_sub(1);
+                self.hand_out_room(index);
+            }
+            Wait::Never | Wait::Await => {}
+        }
+    }
+
+    pub(super) fn drop_source(&mut self, descriptor: &Descriptor) {
+        match descriptor.source_kind {
+            SourceKind::Held => drop(self.table.held.try_remove(descriptor.source[0] as usize)),
+            SourceKind::Loan => drop(self.table.loans.try_remove(descriptor.source[1] as usize)),
+            _ => {}
+        }
+    }
+
+    /// A queued descriptor has ended.
+    pub(super) fn finish_descriptor(&mut self, descriptor: &Descriptor, outcome: Outcome) {
+        if descriptor.op == Op::Jump {
+            self.end_run(descriptor, outcome.err());
+            return;
+        }
+        self.drop_source(descriptor);
+        if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
+            self.completer.complete(ticket, outcome);
+        }
+    }
+
+    /// Credit for a request comes back with its answer.
+    pub(super) fn request_answered(&mut self, index: usize, number: usize, bytes: u64) {
+        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
+        if out.flow == Flow::Replied {
+            out.credits += 1;
+            out.bytes += bytes as i64;
+            self.hand_out_credit(index, number);
+        }
+    }
+}
+
+/// The info of a message as an owned value; longer info cannot arrive.
+pub(super) fn owned_info(info: &[u8]) -> Info {
+    Info::new(info).unwrap_or_default()
+}

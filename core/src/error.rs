@@ -1,0 +1,280 @@
+//! What can go wrong, one enum per kind of operation.
+
+use crate::ids::{ProtocolId, Rank, WindowId};
+use thiserror::Error;
+
+/// Why a started operation ended without a value. Every started operation ends exactly once, with its value
+/// or with one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The peer's process exited without leaving the job, or its connection is gone.
+    #[error("peer {0} is lost: its process ended without leaving the job")]
+    PeerLost(Rank),
+    /// The peer left the job in order.
+    #[error("peer {0} has left the job")]
+    PeerClosed(Rank),
+    /// The peer wrote something impossible into its own lane and was cut off.
+    #[error("peer {0} is corrupt: it wrote an impossible record into its lane and was cut off")]
+    PeerCorrupt(Rank),
+    /// The operation's own deadline passed; it may still take effect.
+    #[error("the operation's deadline passed")]
+    DeadlineExceeded,
+    /// This side of the job was closed, or its runtime shut down.
+    #[error("the job is closed on this rank")]
+    Shutdown,
+    /// The target is ready and has no protocol of that name.
+    #[error("peer {0} has no protocol of that name: register it there before its first collective call")]
+    NoSuchProtocol(Rank),
+    /// The target registered the name with another message type.
+    #[error("peer {0} registered that name with a different message type")]
+    SchemaMismatch(Rank),
+    /// The handler on the target panicked; the target goes on.
+    #[error("the handler on peer {0} panicked")]
+    RemotePanicked(Rank),
+    /// The target runs as many handlers of that protocol as it allows; try again later.
+    #[error("peer {0} is busy: its limit of running handlers is reached")]
+    Busy(Rank),
+    /// The target could not decode the request.
+    #[error("peer {0} could not decode the message")]
+    Undecodable(Rank),
+    /// Memory for the operation could not be had.
+    #[error("out of memory: {0}")]
+    OutOfMemory(&'static str),
+}
+
+impl Fault {
+    /// The peer the fault is about, if it is about one.
+    #[must_use]
+    pub fn peer(&self) -> Option<Rank> {
+        match *self {
+            Fault::PeerLost(rank)
+            | Fault::PeerClosed(rank)
+            | Fault::PeerCorrupt(rank)
+            | Fault::NoSuchProtocol(rank)
+            | Fault::SchemaMismatch(rank)
+            | Fault::RemotePanicked(rank)
+            | Fault::Busy(rank)
+            | Fault::Undecodable(rank) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
+/// Why a send was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The job has no such rank.
+    #[error("rank {rank} does not exist: the job has ranks 0 to {last}", last = .size - 1)]
+    UnknownRank {
+        /// The rank that was named.
+        rank: Rank,
+        /// Number of ranks of the job.
+        size: u32,
+    },
+    /// Message info is limited to 7 quads.
+    #[error("message info of {len} bytes is too long: at most {max} bytes (7 quads)", max = crate::descriptor::MAX_INFO)]
+    InfoTooLong {
+        /// Length that was given, in bytes.
+        len: usize,
+    },
+    /// The message is longer than a message may be.
+    #[error("message of {len} bytes is too long: at most {max} bytes")]
+    TooLong {
+        /// Length that was given, in bytes.
+        len: u64,
+        /// Limit in bytes.
+        max: u64,
+    },
+    /// The protocol was not registered on this messager.
+    #[error("{0} is not registered here")]
+    Unregistered(ProtocolId),
+    /// The send was started and ended with a fault.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Why a try was refused; the payload comes back.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TrySendError<T> {
+    /// There is no room now; nothing was sent.
+    #[error("no room towards the peer at the moment")]
+    Full(T),
+    /// The send cannot succeed.
+    #[error("{error}")]
+    Failed {
+        /// Why.
+        error: SendError,
+        /// What was to be sent.
+        payload: T,
+    },
+}
+
+impl<T> TrySendError<T> {
+    /// The payload that was to be sent.
+    pub fn into_payload(self) -> T {
+        match self {
+            TrySendError::Full(payload) | TrySendError::Failed { payload, .. } => payload,
+        }
+    }
+}
+
+/// Why a put, a get or a window operation was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RmaError {
+    /// The job has no such rank.
+    #[error("rank {rank} does not exist: the job has ranks 0 to {last}", last = .size - 1)]
+    UnknownRank {
+        /// The rank that was named.
+        rank: Rank,
+        /// Number of ranks of the job.
+        size: u32,
+    },
+    /// The access does not lie within the target's part.
+    #[error("bytes {offset}..{end} are outside the part of rank {rank}, which has {len} bytes", end = (*.offset as u128) + (*.count as u128))]
+    OutOfRange {
+        /// The rank whose memory was named.
+        rank: Rank,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        count: u64,
+        /// Length of the part in bytes.
+        len: u64,
+    },
+    /// The window was freed or never made.
+    #[error("{0} does not exist (any more)")]
+    NoSuchWindow(WindowId),
+    /// The region's device cannot be reached from here.
+    #[error("memory of rank {0} cannot be reached from here")]
+    Unreachable(Rank),
+    /// The operation was started and ended with a fault.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// Memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Why memory could not be had. Told before the memory is touched.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The rank's part of the arena is used up.
+    #[error("{wanted} bytes do not fit into this rank's segment of {segment} bytes: raise POSTHASTE_SEGMENT")]
+    Segment {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Length of the segment in bytes.
+        segment: u64,
+    },
+    /// The job's own limit.
+    #[error("{wanted} bytes exceed the job's limit of {limit} bytes ({used} in use): raise POSTHASTE_MEMORY_LIMIT")]
+    JobLimit {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Limit in bytes.
+        limit: u64,
+        /// Bytes in use.
+        used: u64,
+    },
+    /// The control group's limit.
+    #[error("{wanted} bytes exceed what the memory cgroup has left ({left} bytes): raise memory.max")]
+    Cgroup {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes left.
+        left: u64,
+    },
+    /// The machine's memory.
+    #[error("{wanted} bytes exceed the memory available on this host ({available} bytes)")]
+    Host {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The kernel refused.
+    #[error("the kernel refused to commit {wanted} bytes of shared memory: {reason}")]
+    Refused {
+        /// Bytes asked for.
+        wanted: u64,
+        /// What the kernel said.
+        reason: std::io::ErrorKind,
+    },
+}
+
+/// Why a `call` failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The request could not be sent.
+    #[error(transparent)]
+    Send(SendError),
+    /// The request was sent and ended with a fault.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The request or the reply does not encode or decode as its type.
+    #[error("cannot {what} the message: {reason}")]
+    Codec {
+        /// `encode` or `decode`.
+        what: &'static str,
+        /// What the codec said.
+        reason: String,
+    },
+}
+
+impl From<SendError> for CallError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Fault(fault) => CallError::Fault(fault),
+            other => CallError::Send(other),
+        }
+    }
+}
+
+/// Why a protocol could not be registered.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The name is taken.
+    #[error("a protocol named {0:?} is already registered with this client")]
+    Taken(String),
+    /// The name is empty or too long.
+    #[error("protocol name {0:?} must have 1 to 64 bytes")]
+    BadName(String),
+    /// Too many protocols.
+    #[error("a client can register at most {0} protocols")]
+    TooMany(usize),
+    /// The client is closed.
+    #[error("the job is closed on this rank")]
+    Closed,
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// What was found is not what was expected.
+    #[error("{subject}: {problem}")]
+    Mismatch {
+        /// What was looked at.
+        subject: &'static str,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// Memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}

@@ -1,0 +1,213 @@
+//! The injection FIFO: where descriptors wait that the device did not take at once.
+
+use crate::descriptor::{Descriptor, SLOT_BYTES};
+use zerocopy::{IntoBytes, TryFromBytes};
+
+/// A slot: a descriptor, or up to 64 bytes of the message info of the descriptor before it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Slot([u8; SLOT_BYTES]);
+
+/// A circular buffer of 64-byte slots with a head, a tail and a free-space threshold (D30).
+///
+/// A context owns one per target it could not inject to, so that a slow target delays its own descriptors and
+/// nobody else's. A descriptor with message info takes several slots; the info bytes follow it.
+#[derive(Debug)]
+pub struct InjectionFifo {
+    slots: Box<[Slot]>,
+    /// Slots ever taken out.
+    head: u64,
+    /// Slots ever put in.
+    tail: u64,
+    threshold: usize,
+    crossed: bool,
+}
+
+impl InjectionFifo {
+    /// A FIFO with room for `capacity` slots, rounded up to a power of two of at least 4.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(4).next_power_of_two();
+        Self {
+            slots: vec![Slot([0; SLOT_BYTES]); capacity].into_boxed_slice(),
+            head: 0,
+            tail: 0,
+            threshold: 0,
+            crossed: false,
+        }
+    }
+
+    /// Room in slots.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Slots in use.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Whether not a single slot is free.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.free() == 0
+    }
+
+    /// Free slots.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.capacity() - self.len()
+    }
+
+    /// Slots ever taken out; grows for ever.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Slots ever put in; grows for ever.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Sets how many free slots count as "room again".
+    pub fn set_threshold(&mut self, free_slots: usize) {
+        self.threshold = free_slots.min(self.capacity());
+    }
+
+    /// Whether the free space has grown past the threshold since the last [`clear_crossed`](Self::clear_crossed).
+    #[must_use]
+    pub fn was_crossed(&self) -> bool {
+        self.crossed
+    }
+
+    /// Clears the sticky flag.
+    pub fn clear_crossed(&mut self) {
+        self.crossed = false;
+    }
+
+    /// Doubles the capacity; positions and contents stay.
+    pub fn grow(&mut self) {
+        let old = std::mem::take(&mut self.slots);
+        let mask = old.len() as u64 - 1;
+        self.slots = vec![Slot([0; SLOT_BYTES]); old.len() * 2].into_boxed_slice();
+        for position in self.head..self.tail {
+            let at = self.at(position);
+            self.slots[at] = old[(position & mask) as usize];
+        }
+    }
+
+    /// Writes a changed descriptor back to the head (a partly done one keeps its cursor in it).
+    pub fn set_front(&mut self, descriptor: &Descriptor) {
+        if !self.is_empty() {
+            let at = self.at(self.head);
+            self.slots[at].0.copy_from_slice(descriptor.as_bytes());
+        }
+    }
+
+    fn at(&self, position: u64) -> usize {
+        position as usize & (self.slots.len() - 1)
+    }
+
+    /// Puts a descriptor and its info in at the tail; false (and nothing is changed) if they do not fit.
+    #[must_use]
+    pub fn push(&mut self, descriptor: &Descriptor, info: &[u8]) -> bool {
+        debug_assert_eq!(descriptor.info_len as usize, info.len());
+        let slots = descriptor.slots();
+        if self.free() < slots {
+            return false;
+        }
+        let first = self.at(self.tail);
+        self.slots[first].0.copy_from_slice(descriptor.as_bytes());
+        for (index, part) in info.chunks(SLOT_BYTES).enumerate() {
+            let at = self.at(self.tail + 1 + index as u64);
+            self.slots[at].0[..part.len()].copy_from_slice(part);
+        }
+        self.tail += slots as u64;
+        true
+    }
+
+    /// The descriptor at the head.
+    #[must_use]
+    pub fn front(&self) -> Option<Descriptor> {
+        if self.is_empty() {
+            return None;
+        }
+        Descriptor::try_read_from_bytes(&self.slots[self.at(self.head)].0).ok()
+    }
+
+    /// Copies the info of the descriptor at the head; returns its length.
+    pub fn front_info(&self, into: &mut [u8; crate::descriptor::MAX_INFO]) -> usize {
+        let Some(front) = self.front() else { return 0 };
+        let len = front.info_len as usize;
+        for (index, part) in into[..len].chunks_mut(SLOT_BYTES).enumerate() {
+            let slot = &self.slots[self.at(self.head + 1 + index as u64)];
+            part.copy_from_slice(&slot.0[..part.len()]);
+        }
+        len
+    }
+
+    /// Takes the descriptor at the head out.
+    pub fn pop(&mut self) -> Option<Descriptor> {
+        let front = self.front()?;
+        let below = self.free() < self.threshold;
+        self.head += front.slots() as u64;
+        self.crossed |= below && self.free() >= self.threshold;
+        Some(front)
+    }
+}
+
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use crate::descriptor::{MAX_INFO, Op};
+    use crate::ids::Rank;
+
+    fn send(rank: u32, info_len: usize) -> Descriptor {
+        Descriptor { op: Op::Send, rank: Rank(rank), info_len: info_len as u8, ..Descriptor::default() }
+    }
+
+    #[test]
+    fn m_d30_circular_head_tail_empty_full_threshold() {
+        let mut fifo = InjectionFifo::new(8);
+        assert!(fifo.is_empty() && !fifo.is_full());
+        fifo.set_threshold(5);
+        for lap in 0..20u32 {
+            for i in 0..8 {
+                assert!(fifo.push(&send(lap * 8 + i, 0), &[]));
+            }
+            assert!(fifo.is_full());
+            assert!(!fifo.push(&send(0, 0), &[]));
+            for i in 0..8 {
+                assert_eq!(fifo.was_crossed(), i >= 5);
+                assert_eq!(fifo.pop().expect("full").rank, Rank(lap * 8 + i));
+            }
+            fifo.clear_crossed();
+            assert_eq!((fifo.head(), fifo.tail()), (u64::from(lap + 1) * 8, u64::from(lap + 1) * 8));
+        }
+    }
+
+    #[test]
+    fn message_info_of_every_length_follows_its_descriptor() {
+        let mut fifo = InjectionFifo::new(4);
+        for len in 0..=MAX_INFO {
+            let info: Vec<u8> = (0..len).map(|i| (i + len) as u8).collect();
+            assert!(fifo.push(&send(1, len), &info));
+            let mut back = [0; MAX_INFO];
+            assert_eq!(fifo.front_info(&mut back), len);
+            assert_eq!(&back[..len], &info[..]);
+            assert!(fifo.pop().is_some() && fifo.is_empty());
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Hands out ranges of a rank's segment: first fit over a sorted list of free ranges, page by page.
+
+/// Granule in bytes: ranges start and end on pages, so that they can be committed and given back.
+pub const GRANULE: u64 = 4096;
+
+/// A first-fit allocator of byte ranges. It keeps offsets only and never touches the memory.
+#[derive(Debug)]
+pub struct Heap {
+    free: Vec<(u64, u64)>,
+    size: u64,
+}
+
+impl Heap {
+    /// All of `0..size` is free; `size` is rounded down to pages.
+    #[must_use]
+    pub fn new(size: u64) -> Self {
+        let size = size / GRANULE * GRANULE;
+        Self { free: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
+    }
+
+    /// Length of the segment in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Takes at least `len` bytes (at least one page); returns the offset and the length taken.
+    pub fn take(&mut self, len: u64) -> Option<(u64, u64)> {
+        let len = len.max(1).checked_next_multiple_of(GRANULE)?;
+        let at = self.free.iter().position(|&(_, room)| room >= len)?;
+        let (offset, room) = self.free[at];
+        if room == len {
+            self.free.remove(at);
+        } else {
+            self.free[at] = (offset + len, room - len);
+        }
+        Some((offset, len))
+    }
+
+    /// Gives a range back that [`take`](Self::take) returned.
+    pub fn give_back(&mut self, offset: u64, len: u64) {
+        let at = self.free.partition_point(|&(other, _)| other < offset);
+        self.free.insert(at, (offset, len));
+        if at + 1 < self.free.len() && self.free[at].0 + self.free[at].1 == self.free[at + 1].0 {
+            self.free[at].1 += self.free.remove(at + 1).1;
+        }
+        if at > 0 && self.free[at - 1].0 + self.free[at - 1].1 == self.free[at].0 {
+            self.free[at - 1].1 += self.free.remove(at).1;
+        }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_never_overlap_and_all_come_back() {
+        let mut heap = Heap::new(64 * GRANULE);
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut seed = 7u64;
+        for _ in 0..5000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if seed >> 63 == 0 || taken.is_empty() {
+                if let Some(range) = heap.take((seed >> 40) % (9 * GRANULE)) {
+                    assert!(taken.iter().all(|t| range.0 + range.1 <= t.0 || t.0 + t.1 <= range.0));
+                    taken.push(range);
+                }
+            } else {
+                let range = taken.swap_remove((seed >> 33) as usize % taken.len());
+                heap.give_back(range.0, range.1);
+            }
+        }
+        for range in taken {
+            heap.give_back(range.0, range.1);
+        }
+        assert_eq!(heap.take(64 * GRANULE), Some((0, 64 * GRANULE)));
+    }
+}

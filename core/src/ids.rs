@@ -1,0 +1,146 @@
+//! The vocabulary: who talks to whom, about what. All of them are plain numbers with a type.
+
+use std::fmt;
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($int:ty), $word:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
+        #[repr(transparent)]
+        pub struct $name(pub $int);
+
+        impl $name {
+            /// The number as an index.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($word, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A process of the job, counted from 0 (a *task* in PAMI's words). Displays as its bare number.
+    Rank(u32),
+    ""
+);
+id!(
+    /// One of the independent progress engines of a client; the number of contexts is fixed by the job.
+    ContextId(u16),
+    "context "
+);
+id!(
+    /// One of the application-level entities that share a process without seeing each other's traffic.
+    ClientId(u16),
+    "client "
+);
+id!(
+    /// What a rank calls a registered protocol; ranks need not agree on the number, only on the name.
+    ProtocolId(u16),
+    "protocol "
+);
+id!(
+    /// A window made by a collective `shmalloc`; all members agree on the number.
+    WindowId(u32),
+    "window "
+);
+id!(
+    /// A registered region of a rank's memory.
+    RegionId(u32),
+    "region "
+);
+id!(
+    /// A stream of a pair of ranks, told apart from other streams of the same pair.
+    ConnectionId(u32),
+    "connection "
+);
+id!(
+    /// A recorded pattern ("persistent id").
+    PatternId(u32),
+    "pattern "
+);
+
+impl Rank {
+    /// The next rank of a ring of `size` ranks.
+    ///
+    /// ```
+    /// use posthaste_core::Rank;
+    /// assert_eq!(Rank(3).next(4), Rank(0));
+    /// ```
+    #[must_use]
+    pub const fn next(self, size: usize) -> Rank {
+        Rank(((self.0 as usize + 1) % size) as u32)
+    }
+
+    /// The previous rank of a ring of `size` ranks.
+    #[must_use]
+    pub const fn previous(self, size: usize) -> Rank {
+        Rank(((self.0 as usize + size - 1) % size) as u32)
+    }
+}
+
+/// Where a message goes to or comes from: a context of a rank. The client is that of the messager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint {
+    /// The process.
+    pub rank: Rank,
+    /// The context within the client.
+    pub context: ContextId,
+}
+
+impl Endpoint {
+    /// An endpoint from its two parts.
+    #[must_use]
+    pub const fn new(rank: Rank, context: ContextId) -> Self {
+        Self { rank, context }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} {}", self.rank, self.context)
+    }
+}
+
+/// What a job consists of; the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobShape {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Number of clients per rank.
+    pub clients: u16,
+    /// Number of contexts per client.
+    pub contexts: u16,
+}
+
+impl JobShape {
+    /// Endpoints of one client: ranks times contexts.
+    #[must_use]
+    pub const fn endpoints(&self) -> usize {
+        self.ranks as usize * self.contexts as usize
+    }
+
+    /// The index of an endpoint among those of its client.
+    #[inline]
+    #[must_use]
+    pub const fn index(&self, endpoint: Endpoint) -> usize {
+        endpoint.rank.0 as usize * self.contexts as usize + endpoint.context.0 as usize
+    }
+
+    /// The endpoint with that index.
+    #[inline]
+    #[must_use]
+    pub const fn endpoint(&self, index: usize) -> Endpoint {
+        Endpoint {
+            rank: Rank((index / self.contexts as usize) as u32),
+            context: ContextId((index % self.contexts as usize) as u16),
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Memory that other processes may write at any time, and the only routines that touch its bytes.
+//!
+//! No `&[u8]` or `&mut [u8]` to such memory is ever made. Up to 64 bytes are copied as relaxed atomic words (so
+//! that aligned 8-byte accesses are never torn); longer runs go through `rep movsb` in inline assembly on
+//! x86-64, which the compiler cannot reason about and which is the fastest copy there from a few hundred bytes
+//! on; elsewhere, and under loom, a loop of words does both.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Below this many bytes a copy is a loop of relaxed words.
+const WORD_COPY_MAX: usize = 64;
+
+/// A range of shared memory that stays mapped for the rest of the process (mappings are kept once made, V05).
+///
+/// Other processes may read and write it at any time; every access is made of relaxed atomic accesses or of
+/// assembly, so that a concurrent writer can change the *values* seen here and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedSlice {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the range is plain memory that is valid for the rest of the process and is accessed atomically only.
+unsafe impl Send for SharedSlice {}
+// SAFETY: as above.
+unsafe impl Sync for SharedSlice {}
+
+impl SharedSlice {
+    /// An empty slice.
+    pub const EMPTY: SharedSlice = SharedSlice { base: std::ptr::null_mut(), len: 0 };
+
+    /// Names a range of shared memory.
+    ///
+    /// # Safety
+    /// `base..base + len` must be mapped readable and writable until the process ends, and must never be
+    /// accessed through references to non-atomic types.
+    #[must_use]
+    pub const unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the slice has no bytes.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of the slice; `None` if it is not inside.
+    #[inline]
+    #[must_use]
+    pub fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        if offset <= self.len as u64 && len <= self.len as u64 - offset {
+            // SAFETY: offset <= self.len, so the result is inside the range or one past its end.
+            Some(SharedSlice { base: unsafe { self.base.add(offset as usize) }, len: len as usize })
+        } else {
+            None
+        }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset + 8 <= self.len && (self.base as usize + offset).is_multiple_of(8),
+            "word access out of range"
+        );
+        // SAFETY: in range and aligned (checked above), mapped for the rest of the process, accessed atomically only.
+        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    /// Reads an aligned 64-bit word, relaxed. The offset is in bytes.
+    ///
+    /// # Panics
+    /// If the word is not inside or not aligned to 8.
+    #[inline]
+    #[must_use]
+    pub fn read_u64(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Relaxed)
+    }
+
+    /// Writes an aligned 64-bit word, relaxed. The offset is in bytes.
+    ///
+    /// # Panics
+    /// If the word is not inside or not aligned to 8.
+    #[inline]
+    pub fn write_u64(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    /// An aligned word as an atomic, for protocols that order their accesses themselves.
+    ///
+    /// # Panics
+    /// If the word is not inside or not aligned to 8.
+    #[inline]
+    #[must_use]
+    pub fn atomic(&self, offset: usize) -> &AtomicU64 {
+        self.word(offset)
+    }
+
+    /// Copies private bytes to the start of the slice.
+    ///
+    /// # Panics
+    /// If the slice is shorter than the bytes.
+    #[inline]
+    pub fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "write past the end of shared memory");
+        if bytes.len() == 8 && (self.base as usize).is_multiple_of(8) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            self.word(0).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+            return;
+        }
+        // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
+        unsafe { copy_to_shared(self.base, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies the start of the slice to private bytes.
+    ///
+    /// # Panics
+    /// If the slice is shorter than the buffer.
+    #[inline]
+    pub fn read(&self, into: &mut [u8]) {
+        assert!(into.len() <= self.len, "read past the end of shared memory");
+        if into.len() == 8 && (self.base as usize).is_multiple_of(8) {
+            into.copy_from_slice(&self.word(0).load(Ordering::Relaxed).to_ne_bytes());
+            return;
+        }
+        // SAFETY: both ranges are valid for into.len(); the target is private, so they cannot overlap.
+        unsafe { copy_from_shared(into.as_mut_ptr(), self.base, into.len()) }
+    }
+
+    /// Copies the whole slice into a new vector.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
+        bytes
+    }
+
+    /// Appends the whole slice to a vector.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+        bytes.reserve(self.len);
+        let had = bytes.len();
+        // SAFETY: there is room for self.len bytes behind the vector's, all of which the copy initialises before set_len.
+        unsafe {
+            copy_from_shared(bytes.as_mut_ptr().add(had), self.base, self.len);
+            bytes.set_len(had + self.len);
+        }
+    }
+
+    /// Copies from another slice of shared memory of the same length. Overlapping ranges give unspecified bytes.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub fn copy_from(&self, source: SharedSlice) {
+        assert_eq!(self.len, source.len, "shared copy of different lengths");
+        if self.len == 8 && (self.base as usize | source.base as usize).is_multiple_of(8) {
+            self.word(0).store(source.word(0).load(Ordering::Relaxed), Ordering::Relaxed);
+            return;
+        }
+        // SAFETY: both ranges are valid for self.len bytes.
+        unsafe { copy_shared(self.base, source.base, self.len) }
+    }
+
+    /// Folds all whole 64-bit words of the slice (relaxed loads), then the last 0 to 7 bytes as one word filled
+    /// up with zeros. The slice must start at a multiple of 8, which pages, windows and regions do.
+    ///
+    /// # Panics
+    /// If the slice does not start at a multiple of 8.
+    pub fn fold_words<A>(&self, init: A, mut f: impl FnMut(A, u64) -> A) -> A {
+        assert!((self.base as usize).is_multiple_of(8), "folding words of an unaligned slice");
+        let mut acc = init;
+        let words = self.len / 8;
+        for index in 0..words {
+            // SAFETY: index < words, so the word is inside; alignment was checked; accessed atomically only.
+            let word = unsafe { AtomicU64::from_ptr(self.base.cast::<u64>().add(index)) };
+            acc = f(acc, word.load(Ordering::Relaxed));
+        }
+        let rest = self.len % 8;
+        if rest > 0 {
+            let mut last = [0u8; 8];
+            if let Some(tail) = self.slice((words * 8) as u64, rest as u64) {
+                tail.read(&mut last[..rest]);
+            }
+            acc = f(acc, u64::from_ne_bytes(last));
+        }
+        acc
+    }
+
+    /// Sums all whole 64-bit words, wrapping; the fast form of [`fold_words`](Self::fold_words) for checksums.
+    ///
+    /// # Panics
+    /// If the slice does not start at a multiple of 8.
+    #[must_use]
+    pub fn sum_words(&self) -> u64 {
+        assert!((self.base as usize).is_multiple_of(8), "summing words of an unaligned slice");
+        let words = self.len / 8;
+        let base = self.base.cast::<u64>();
+        let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
+        let mut index = 0;
+        while index + 4 <= words {
+            // SAFETY: index + 4 <= words, so the four words are inside; aligned; accessed atomically only.
+            unsafe {
+                let at = base.add(index);
+                a = a.wrapping_add(AtomicU64::from_ptr(at).load(Ordering::Relaxed));
+                b = b.wrapping_add(AtomicU64::from_ptr(at.add(1)).load(Ordering::Relaxed));
+                c = c.wrapping_add(AtomicU64::from_ptr(at.add(2)).load(Ordering::Relaxed));
+                d = d.wrapping_add(AtomicU64::from_ptr(at.add(3)).load(Ordering::Relaxed));
+            }
+            index += 4;
+        }
+        while index < words {
+            a = a.wrapping_add(self.read_u64(index * 8));
+            index += 1;
+        }
+        a.wrapping_add(b).wrapping_add(c).wrapping_add(d)
+    }
+
+    /// The address, for unsafe access on the caller's own account.
+    #[must_use]
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+/// Copies `len` bytes of private memory to shared memory.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
+    unsafe {
+        while at < len && !(to as usize + at).is_multiple_of(8) {
+            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
+            at += 1;
+        }
+        while at + 8 <= len {
+            let word = from.add(at).cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Relaxed);
+            at += 8;
+        }
+        while at < len {
+            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
+            at += 1;
+        }
+    }
+}
+
+/// Copies `len` bytes of shared memory to private memory.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
+    // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
+    unsafe {
+        while at < len && !(from as usize + at).is_multiple_of(8) {
+            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            at += 1;
+        }
+        while at + 8 <= len {
+            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            to.add(at).cast::<u64>().write_unaligned(word);
+            at += 8;
+        }
+        while at < len {
+            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            at += 1;
+        }
+    }
+}
+
+/// Copies between two shared ranges.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut staging = [0u8; WORD_COPY_MAX];
+    // SAFETY: staging has room for len <= WORD_COPY_MAX bytes and is private.
+    unsafe {
+        copy_from_shared(staging.as_mut_ptr(), from, len);
+        copy_to_shared(to, staging.as_ptr(), len);
+    }
+}
+
+/// The bulk copy: one of the two ranges (or both) is shared.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: rep movsb copies exactly len bytes between the two valid ranges; the direction flag is clear by
+    // the ABI; the registers it changes are declared.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; word accesses are made only where both sides are aligned.
+    unsafe {
+        let byte = |at: usize| {
+            let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(at)).store(value, Ordering::Relaxed);
+        };
+        while at < len && !(to as usize + at).is_multiple_of(8) {
+            byte(at);
+            at += 1;
+        }
+        if (from as usize + at).is_multiple_of(8) {
+            while at + 8 <= len {
+                let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+                AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+                at += 8;
+            }
+        }
+        while at < len {
+            byte(at);
+            at += 1;
+        }
+    }
+}
+
+/// Words of control and ring memory, generic so that loom runs the real ring code over its own atomics.
+///
+/// Indices are in 8-byte words. Implementations check bounds and panic on a violation: all indices come from
+/// this side's own arithmetic, never from what a peer wrote.
+pub trait Words {
+    /// Number of words.
+    fn words(&self) -> usize;
+    /// Reads a word.
+    fn load(&self, index: usize, order: Ordering) -> u64;
+    /// Writes a word.
+    fn store(&self, index: usize, value: u64, order: Ordering);
+    /// Replaces a word, sequentially consistent.
+    fn swap(&self, index: usize, value: u64) -> u64;
+    /// Sets bits of a word, sequentially consistent.
+    fn fetch_or(&self, index: usize, bits: u64) -> u64;
+    /// Copies private bytes to the words from `index` on, relaxed.
+    fn write_bytes(&self, index: usize, bytes: &[u8]);
+    /// Copies bytes out of the words from `index` on, relaxed.
+    fn read_bytes(&self, index: usize, bytes: &mut [u8]);
+}
+
+impl Words for SharedSlice {
+    #[inline]
+    fn words(&self) -> usize {
+        self.len / 8
+    }
+    #[inline]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        self.word(index * 8).load(order)
+    }
+    #[inline]
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        self.word(index * 8).store(value, order);
+    }
+    #[inline]
+    fn swap(&self, index: usize, value: u64) -> u64 {
+        self.word(index * 8).swap(value, Ordering::SeqCst)
+    }
+    #[inline]
+    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
+        self.word(index * 8).fetch_or(bits, Ordering::SeqCst)
+    }
+    #[inline]
+    fn write_bytes(&self, index: usize, bytes: &[u8]) {
+        match self.slice(index as u64 * 8, bytes.len() as u64) {
+            Some(slice) => slice.write(bytes),
+            None => panic!("write past the end of shared memory"),
+        }
+    }
+    #[inline]
+    fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
+        match self.slice(index as u64 * 8, bytes.len() as u64) {
+            Some(slice) => slice.read(bytes),
+            None => panic!("read past the end of shared memory"),
+        }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    fn leaked(len: usize) -> SharedSlice {
+        let words: &'static mut [u64] = vec![0u64; len.div_ceil(8)].leak();
+        // SAFETY: leaked memory is valid until the process ends and is used through the slice only.
+        unsafe { SharedSlice::from_raw(words.as_mut_ptr().cast(), len) }
+    }
+
+    #[test]
+    fn copies_every_length_at_every_alignment() {
+        let shared = leaked(1200);
+        let other = leaked(1200);
+        let data: Vec<u8> = (0..1100u32).map(|i| (i * 7 + 3) as u8).collect();
+        for offset in 0..9u64 {
+            for len in (0..140).chain([255, 256, 257, 1000]) {
+                let target = shared.slice(offset, len).expect("inside");
+                target.write(&data[..len as usize]);
+                assert_eq!(target.to_vec(), &data[..len as usize], "write {offset} {len}");
+                let mut back = vec![0; len as usize];
+                target.read(&mut back);
+                assert_eq!(back, &data[..len as usize]);
+                let copy = other.slice(9 - offset, len).expect("inside");
+                copy.copy_from(target);
+                assert_eq!(copy.to_vec(), back);
+            }
+        }
+    }
+
+    #[test]
+    fn slices_stay_inside() {
+        let shared = leaked(64);
+        assert!(shared.slice(0, 64).is_some());
+        assert!(shared.slice(64, 0).is_some());
+        assert!(shared.slice(65, 0).is_none());
+        assert!(shared.slice(1, 64).is_none());
+        assert!(shared.slice(u64::MAX, 1).is_none());
+        assert!(shared.slice(8, u64::MAX).is_none());
+    }
+
+    #[test]
+    fn sums_and_folds_agree() {
+        let shared = leaked(83);
+        let data: Vec<u8> = (0..83u8).collect();
+        shared.write(&data);
+        let whole = shared.slice(0, 80).expect("inside");
+        let folded = whole.fold_words(0u64, |a, w| a.wrapping_add(w));
+        assert_eq!(folded, whole.sum_words());
+        let mut last = [0; 8];
+        last[..3].copy_from_slice(&data[80..]);
+        assert_eq!(
+            shared.fold_words(0u64, |a, w| a.wrapping_add(w)),
+            folded.wrapping_add(u64::from_ne_bytes(last))
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! What a protocol is to the messager, and the table in which a client registers its protocols.
+
+use crate::engine::Scope;
+use crate::error::{Fault, RegisterError};
+use crate::ids::{Endpoint, ProtocolId, Rank};
+use crate::sync::{Mutex, lock};
+use crate::device::Body;
+use bytes::BytesMut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest protocol name in bytes.
+pub const MAX_NAME: usize = 64;
+/// Most protocols a client can register.
+pub const MAX_PROTOCOLS: usize = 4096;
+
+/// How a protocol's messages are kept from piling up at the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Flow {
+    /// The handler runs at once, inside `advance`: lane space is all the credit there is.
+    Inline = 0,
+    /// Messages are kept until a consumer takes them, which gives credit back.
+    Credited = 1,
+    /// Every message is answered; the answer gives the credit back.
+    Replied = 2,
+}
+
+impl Flow {
+    pub(crate) fn from_byte(byte: u8) -> Option<Flow> {
+        [Flow::Inline, Flow::Credited, Flow::Replied].into_iter().find(|flow| *flow as u8 == byte)
+    }
+}
+
+/// A message in the hands of its protocol.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// Who sent it.
+    pub source: Endpoint,
+    /// Message info, 0 to 112 bytes.
+    pub info: &'a [u8],
+    /// The payload.
+    pub body: Body<'a>,
+    /// Whom to answer, if the sender waits for an answer.
+    pub reply: Option<ReplyTo>,
+    /// What to hand to [`Scope::consumed`] when a [`Flow::Credited`] message has been consumed.
+    pub credit: Credit,
+}
+
+/// Names the caller of a request; answer it exactly once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// The caller.
+    pub endpoint: Endpoint,
+    /// The caller's own name for the request.
+    pub cookie: u64,
+}
+
+/// One message's worth of credit, to be given back when the message was consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// Who gets it back.
+    pub endpoint: Endpoint,
+    /// The protocol as the sender counts it.
+    pub protocol: ProtocolId,
+    /// Payload bytes of the message.
+    pub bytes: u64,
+}
+
+/// What a protocol knows when the first packet of a message has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstPacket<'a> {
+    /// Who sends.
+    pub source: Endpoint,
+    /// Message info, 0 to 112 bytes.
+    pub info: &'a [u8],
+    /// Length of the whole message in bytes.
+    pub total: u64,
+}
+
+/// What a handler runs when its buffer is filled.
+pub type FilledFn = Box<dyn FnOnce(&mut Scope<'_>, BytesMut) + Send>;
+
+/// Where a message is to go.
+pub enum Accept {
+    /// To [`Protocol::on_message`], whole.
+    Whole,
+    /// Into this buffer, up to `limit` bytes; the rest is dropped without an error at the sender. Then `done` runs.
+    Fill {
+        /// Bytes are appended to it.
+        buffer: BytesMut,
+        /// Most bytes to append.
+        limit: usize,
+        /// Runs once, inside `advance`.
+        done: FilledFn,
+    },
+    /// Nowhere.
+    Discard,
+}
+
+impl std::fmt::Debug for Accept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Accept::Whole => f.write_str("Whole"),
+            Accept::Fill { limit, .. } => f.debug_struct("Fill").field("limit", limit).finish_non_exhaustive(),
+            Accept::Discard => f.write_str("Discard"),
+        }
+    }
+}
+
+/// A protocol: what a message means on this rank. Called by the progress engine, inside `advance`.
+///
+/// Handlers must be short and must not block; a panic is caught and told to the sender.
+pub trait Protocol: Send + Sync {
+    /// The name by which ranks agree on what is meant.
+    fn name(&self) -> &str;
+
+    /// A hash of the message type, 0 for bytes. Checked when a peer first sends.
+    fn schema(&self) -> u64 {
+        0
+    }
+
+    /// How its messages are kept from piling up.
+    fn flow(&self) -> Flow {
+        Flow::Inline
+    }
+
+    /// Whether [`accept`](Self::accept) is to be asked for each message.
+    fn chooses_buffer(&self) -> bool {
+        false
+    }
+
+    /// The first packet of a message has arrived: where is the message to go?
+    fn accept(&self, _scope: &mut Scope<'_>, _first: &FirstPacket<'_>) -> Accept {
+        Accept::Whole
+    }
+
+    /// A whole message has arrived.
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>);
+
+    /// A rank is gone, or has left.
+    fn on_peer_down(&self, _rank: Rank, _fault: Fault) {}
+
+    /// The client closes: drop what waits.
+    fn on_close(&self) {}
+}
+
+/// The protocols of one client, shared by its contexts.
+#[derive(Default)]
+pub struct Registry {
+    entries: Mutex<Vec<Arc<dyn Protocol>>>,
+    version: AtomicU64,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    /// Registers a protocol.
+    ///
+    /// # Errors
+    /// If the name is taken, empty or too long, or the table is full.
+    pub fn register(&self, protocol: Arc<dyn Protocol>) -> Result<ProtocolId, RegisterError> {
+        let name = protocol.name();
+        if name.is_empty() || name.len() > MAX_NAME {
+            return Err(RegisterError::BadName(name.to_owned()));
+        }
+        let mut entries = lock(&self.entries);
+        if entries.iter().any(|entry| entry.name() == name) {
+            return Err(RegisterError::Taken(name.to_owned()));
+        }
+        if entries.len() >= MAX_PROTOCOLS {
+            return Err(RegisterError::TooMany(MAX_PROTOCOLS));
+        }
+        let id = ProtocolId(entries.len() as u16);
+        tracing::debug!(name, %id, "protocol registered");
+        entries.push(protocol);
+        // Release pairs with the acquire of `version`: whoever sees the new version finds the entry.
+        self.version.store(entries.len() as u64, Ordering::Release);
+        Ok(id)
+    }
+
+    /// Grows with every registration.
+    #[inline]
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// All protocols, by id.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Arc<dyn Protocol>> {
+        lock(&self.entries).clone()
+    }
+}

@@ -1,0 +1,436 @@
+//! Completion slots: where the end of an operation is written once and read by its future.
+//!
+//! ```text
+//!             alloc              complete (value written, then released)
+//!   FREE ---------------> PENDING ----------------------------------> DONE
+//!    ^                      |                                          |
+//!    |                      | future dropped                           | future takes the value
+//!    |                      v                                          | or is dropped
+//!    +------------------ DETACHED <- complete: value dropped           |
+//!    +-----------------------------------------------------------------+
+//! ```
+//! Slots live in chunks that never move, so a future reaches its slot without the progress token. One
+//! [`Completer`] exists per pool; it is owned by the progress engine, which makes "completed at most once" a
+//! matter of `&mut`. Free slots form a stack linked by indices, with a tag against ABA (Treiber 1986).
+#![allow(unsafe_code)]
+
+use crate::error::Fault;
+use crate::ids::Rank;
+use crate::sync::{Arc, AtomicU32, AtomicU64, AtomicWaker, Ordering, UnsafeCell};
+use bytes::Bytes;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+
+const FREE: u32 = 0;
+const PENDING: u32 = 1;
+const DONE: u32 = 2;
+const DETACHED: u32 = 3;
+
+/// Chunks double in size: 64, 128, ... slots.
+const FIRST_CHUNK: usize = 64;
+const CHUNKS: usize = 20;
+/// Longest value that is kept in the slot itself, in bytes.
+pub const SMALL_VALUE: usize = 64;
+
+/// What an operation ended with.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Nothing but the fact that it ended.
+    Unit,
+    /// Up to [`SMALL_VALUE`] bytes, kept in place.
+    Small {
+        /// Number of bytes.
+        len: u8,
+        /// The bytes; those past `len` are zero.
+        bytes: [u8; SMALL_VALUE],
+    },
+    /// Any number of bytes.
+    Bytes(Bytes),
+}
+
+impl Value {
+    /// Copies short bytes in place, longer ones into a `Bytes`.
+    #[must_use]
+    pub fn copy(source: &[u8]) -> Value {
+        if source.len() <= SMALL_VALUE {
+            let mut bytes = [0; SMALL_VALUE];
+            bytes[..source.len()].copy_from_slice(source);
+            Value::Small { len: source.len() as u8, bytes }
+        } else {
+            Value::Bytes(Bytes::copy_from_slice(source))
+        }
+    }
+
+    /// The bytes of the value.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Value::Unit => &[],
+            Value::Small { len, bytes } => &bytes[..(*len as usize).min(SMALL_VALUE)],
+            Value::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// The value as owned bytes.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self {
+            Value::Bytes(bytes) => bytes,
+            other => Bytes::copy_from_slice(other.as_bytes()),
+        }
+    }
+}
+
+/// How an operation ended.
+pub type Outcome = Result<Value, Fault>;
+
+#[derive(Debug)]
+struct Slot {
+    state: AtomicU32,
+    /// Counts lives; a ticket of an earlier life names nothing.
+    generation: AtomicU32,
+    /// The peer on which the operation depends.
+    peer: AtomicU32,
+    next_free: AtomicU32,
+    /// What the engine wants to remember about the operation.
+    note: AtomicU64,
+    waker: AtomicWaker,
+    outcome: UnsafeCell<Option<Outcome>>,
+}
+
+impl Slot {
+    fn new(next_free: u32) -> Self {
+        Self {
+            state: AtomicU32::new(FREE),
+            generation: AtomicU32::new(1),
+            peer: AtomicU32::new(u32::MAX),
+            next_free: AtomicU32::new(next_free),
+            note: AtomicU64::new(0),
+            waker: AtomicWaker::new(),
+            outcome: UnsafeCell::new(None),
+        }
+    }
+}
+
+/// Names one life of one slot; travels through descriptors and over the wire as a word. 0 is no ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+impl Ticket {
+    /// The ticket as a word.
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
+        self.0
+    }
+
+    /// A ticket from a word; whether it names a living operation is checked when it is used.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Option<Ticket> {
+        if word as u32 == 0 { None } else { Some(Ticket(word)) }
+    }
+
+    const fn index(self) -> usize {
+        self.0 as u32 as usize - 1
+    }
+
+    const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The slots of one context.
+#[derive(Debug)]
+pub struct SlotPool {
+    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    /// Low half: index + 1 of the first free slot, 0 for none. High half: tag.
+    free: AtomicU64,
+    grown: crate::sync::Mutex<usize>,
+}
+
+// SAFETY: `outcome` is written by the only Completer while the slot is PENDING or DETACHED and is read by the one
+// future that owns the ticket after it has seen DONE (acquire, paired with the release of `complete`).
+unsafe impl Sync for SlotPool {}
+// SAFETY: outcomes are Send.
+unsafe impl Send for SlotPool {}
+
+fn locate(index: usize) -> (usize, usize) {
+    let chunk = ((index / FIRST_CHUNK) + 1).ilog2() as usize;
+    (chunk, index - FIRST_CHUNK * ((1 << chunk) - 1))
+}
+
+impl SlotPool {
+    /// An empty pool and its only completer.
+    #[must_use]
+    pub fn new() -> (Arc<SlotPool>, Completer) {
+        let pool = Arc::new(SlotPool {
+            chunks: std::array::from_fn(|_| OnceLock::new()),
+            free: AtomicU64::new(0),
+            grown: crate::sync::Mutex::new(0),
+        });
+        (pool.clone(), Completer { pool })
+    }
+
+    fn slot(&self, index: usize) -> Option<&Slot> {
+        let (chunk, offset) = locate(index);
+        self.chunks.get(chunk)?.get()?.get(offset)
+    }
+
+    /// Takes a free slot for an operation that depends on `peer` (or on none). `None` if all are in use, which
+    /// takes 67 million operations at once.
+    #[must_use]
+    pub fn alloc(&self, peer: Option<Rank>) -> Option<Ticket> {
+        loop {
+            // Acquire pairs with the release of `push_free`: next_free is that of this stack entry.
+            let head = self.free.load(Ordering::Acquire);
+            let Some(index) = (head as u32).checked_sub(1) else {
+                self.grow()?;
+                continue;
+            };
+            let slot = self.slot(index as usize)?;
+            let next = slot.next_free.load(Ordering::Relaxed);
+            let tag = (head >> 32).wrapping_add(1);
+            if self
+                .free
+                .compare_exchange_weak(head, tag << 32 | u64::from(next), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                slot.peer.store(peer.map_or(u32::MAX, |rank| rank.0), Ordering::Relaxed);
+                slot.note.store(0, Ordering::Relaxed);
+                let generation = slot.generation.load(Ordering::Relaxed);
+                // Release: whoever finds the slot PENDING by scanning sees its peer.
+                slot.state.store(PENDING, Ordering::Release);
+                return Some(Ticket(u64::from(generation) << 32 | u64::from(index + 1)));
+            }
+        }
+    }
+
+    fn grow(&self) -> Option<()> {
+        let mut grown = crate::sync::lock(&self.grown);
+        if self.free.load(Ordering::Acquire) as u32 != 0 {
+            return Some(());
+        }
+        let chunk = *grown;
+        let cell = self.chunks.get(chunk)?;
+        let first = FIRST_CHUNK * ((1 << chunk) - 1);
+        let len = if cfg!(posthaste_loom) { 2 } else { FIRST_CHUNK << chunk };
+        let slots: Box<[Slot]> = (0..len).map(|_| Slot::new(0)).collect();
+        if cell.set(slots).is_err() {
+            return None;
+        }
+        *grown += 1;
+        for index in (first..first + len).rev() {
+            self.push_free(index as u32);
+        }
+        Some(())
+    }
+
+    fn push_free(&self, index: u32) {
+        let Some(slot) = self.slot(index as usize) else { return };
+        let mut head = self.free.load(Ordering::Relaxed);
+        loop {
+            slot.next_free.store(head as u32, Ordering::Relaxed);
+            let tag = (head >> 32).wrapping_add(1);
+            // Release pairs with the acquire of `alloc`.
+            match self.free.compare_exchange_weak(
+                head,
+                tag << 32 | u64::from(index + 1),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(seen) => head = seen,
+            }
+        }
+    }
+
+    fn release(&self, index: usize) {
+        let Some(slot) = self.slot(index) else { return };
+        let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
+        slot.generation.store(generation, Ordering::Relaxed);
+        slot.state.store(FREE, Ordering::Release);
+        self.push_free(index as u32);
+    }
+
+    /// Whether the operation has ended. Cheap: one load.
+    #[inline]
+    #[must_use]
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        self.slot(ticket.index()).is_some_and(|slot| slot.state.load(Ordering::Relaxed) == DONE)
+    }
+
+    /// Takes the outcome if there is one; the ticket is spent then. Only the owner of the ticket calls this.
+    #[must_use]
+    pub fn take(&self, ticket: Ticket) -> Option<Outcome> {
+        let slot = self.slot(ticket.index())?;
+        // Acquire pairs with the AcqRel swap of `complete`.
+        if slot.state.load(Ordering::Acquire) != DONE {
+            return None;
+        }
+        debug_assert_eq!(slot.generation.load(Ordering::Relaxed), ticket.generation());
+        // SAFETY: DONE was seen with acquire, so the completer is through; the ticket's owner is the only reader.
+        let outcome = slot.outcome.with_mut(|cell| unsafe { (*cell).take() });
+        self.release(ticket.index());
+        outcome
+    }
+
+    /// Registers for a wake-up and takes the outcome if it is there. After `Ready` the ticket is spent.
+    pub fn poll(&self, ticket: Ticket, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if let Some(outcome) = self.take(ticket) {
+            return Poll::Ready(outcome);
+        }
+        if let Some(slot) = self.slot(ticket.index()) {
+            slot.waker.register(cx.waker());
+        }
+        match self.take(ticket) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => Poll::Pending,
+        }
+    }
+
+    /// The owner of the ticket is no longer interested. Returns whether the operation had already ended.
+    pub fn detach(&self, ticket: Ticket) -> bool {
+        let Some(slot) = self.slot(ticket.index()) else { return false };
+        // Pairs with the swap of `complete`: exactly one of the two sees the other and frees the slot. A slot that is
+        // DONE stays so until it is free, or a second completion (by `fail`, or by a peer that sends two) would take
+        // it for pending.
+        match slot.state.compare_exchange(PENDING, DETACHED, Ordering::Release, Ordering::Acquire) {
+            Err(DONE) => {
+                // SAFETY: the completer is through (DONE was seen) and the owner is this caller.
+                slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
+                self.release(ticket.index());
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The right to complete slots of one pool; owned by the progress engine.
+#[derive(Debug)]
+pub struct Completer {
+    pool: Arc<SlotPool>,
+}
+
+impl Completer {
+    fn pending(&self, ticket: Ticket) -> Option<&Slot> {
+        let slot = self.pool.slot(ticket.index())?;
+        // Acquire pairs with the release of `alloc`.
+        let state = slot.state.load(Ordering::Acquire);
+        let alive = (state == PENDING || state == DETACHED)
+            && slot.generation.load(Ordering::Relaxed) == ticket.generation();
+        alive.then_some(slot)
+    }
+
+    /// Ends the operation. Returns false if the ticket names none that is pending.
+    pub fn complete(&mut self, ticket: Ticket, outcome: Outcome) -> bool {
+        self.end(ticket, outcome).is_some()
+    }
+
+    /// Ends the operation with a unit. Returns true only if its owner will see that.
+    pub fn complete_if_wanted(&mut self, ticket: Ticket) -> bool {
+        self.end(ticket, Ok(Value::Unit)) == Some(true)
+    }
+
+    /// `None`: no such operation. Otherwise whether its owner still waits for it.
+    fn end(&mut self, ticket: Ticket, outcome: Outcome) -> Option<bool> {
+        let slot = self.pending(ticket)?;
+        // SAFETY: the slot is PENDING or DETACHED in the ticket's life; only this completer (held by &mut) writes then.
+        slot.outcome.with_mut(|cell| unsafe { *cell = Some(outcome) });
+        // AcqRel: releases the outcome to `take`, and acquires the owner's last access if it detached.
+        if slot.state.swap(DONE, Ordering::AcqRel) == DETACHED {
+            // SAFETY: the owner gave the slot up; nobody else reads it.
+            slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
+            self.pool.release(ticket.index());
+            return Some(false);
+        }
+        slot.waker.wake();
+        Some(true)
+    }
+
+    /// Wakes the owner of a pending operation without ending it. Returns false if there is none.
+    pub fn nudge(&mut self, ticket: Ticket) -> bool {
+        self.pending(ticket).map(|slot| slot.waker.wake()).is_some()
+    }
+
+    /// Remembers a word with a pending operation.
+    pub fn set_note(&mut self, ticket: Ticket, note: u64) {
+        if let Some(slot) = self.pending(ticket) {
+            slot.note.store(note, Ordering::Relaxed);
+        }
+    }
+
+    /// The remembered word of a pending operation that depends on `peer`; 0 if there is none.
+    #[must_use]
+    pub fn note_of(&self, peer: Rank, ticket: Ticket) -> u64 {
+        match self.pending(ticket) {
+            Some(slot) if slot.peer.load(Ordering::Relaxed) == peer.0 => slot.note.load(Ordering::Relaxed),
+            _ => 0,
+        }
+    }
+
+    /// Ends the operation only if it depends on that peer: a peer cannot end what was asked of another.
+    pub fn complete_from(&mut self, peer: Rank, ticket: Ticket, outcome: Outcome) -> bool {
+        // `pending` first: it acquires what `alloc` wrote, so that the peer is that of this life.
+        match self.pending(ticket) {
+            Some(slot) if slot.peer.load(Ordering::Relaxed) == peer.0 => self.complete(ticket, outcome),
+            _ => false,
+        }
+    }
+
+    /// Ends all pending operations that depend on the peer (or all, for `None`). Returns their number.
+    pub fn fail(&mut self, peer: Option<Rank>, fault: Fault) -> usize {
+        let mut ended = 0;
+        let mut index = 0;
+        loop {
+            let Some(slot) = self.pool.slot(index) else { return ended };
+            let state = slot.state.load(Ordering::Acquire);
+            let meant = peer.is_none_or(|rank| slot.peer.load(Ordering::Relaxed) == rank.0);
+            if (state == PENDING || state == DETACHED) && meant {
+                let generation = slot.generation.load(Ordering::Relaxed);
+                let ticket = Ticket(u64::from(generation) << 32 | (index as u64 + 1));
+                ended += usize::from(self.complete(ticket, Err(fault)));
+            }
+            index += 1;
+        }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_located() {
+        assert_eq!(locate(0), (0, 0));
+        assert_eq!(locate(63), (0, 63));
+        assert_eq!(locate(64), (1, 0));
+        assert_eq!(locate(191), (1, 127));
+        assert_eq!(locate(192), (2, 0));
+    }
+
+    #[test]
+    fn a_slot_is_completed_once_and_reused_under_a_new_ticket() {
+        let (pool, mut completer) = SlotPool::new();
+        let first = pool.alloc(Some(Rank(3))).expect("free");
+        assert!(!completer.complete_from(Rank(2), first, Ok(Value::Unit)), "another peer");
+        assert!(completer.complete_from(Rank(3), first, Ok(Value::copy(b"abc"))));
+        assert!(!completer.complete(first, Ok(Value::Unit)), "twice");
+        assert_eq!(pool.take(first).expect("done").expect("value").as_bytes(), b"abc");
+        let second = pool.alloc(None).expect("free");
+        assert_ne!(first, second);
+        assert!(!completer.complete(first, Ok(Value::Unit)), "stale");
+        assert!(!pool.detach(second));
+        assert!(completer.complete(second, Ok(Value::Unit)));
+    }
+
+    #[test]
+    fn a_lost_peer_ends_its_operations_only() {
+        let (pool, mut completer) = SlotPool::new();
+        let tickets: Vec<_> = (0..1000).map(|i| pool.alloc(Some(Rank(i % 3))).expect("free")).collect();
+        assert_eq!(completer.fail(Some(Rank(1)), Fault::PeerLost(Rank(1))), 333);
+        for (i, ticket) in tickets.iter().enumerate() {
+            assert_eq!(pool.take(*ticket).is_some(), i % 3 == 1);
+        }
+        assert_eq!(completer.fail(None, Fault::Shutdown), 667);
+    }
+}

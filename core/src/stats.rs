@@ -1,0 +1,29 @@
+//! Counters of one context.
+
+/// What a context has done so far; plain numbers, read through `stats()`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Users' messages sent.
+    pub messages_sent: u64,
+    /// Their payload bytes.
+    pub bytes_sent: u64,
+    /// Users' messages dispatched.
+    pub messages_received: u64,
+    /// Their payload bytes.
+    pub bytes_received: u64,
+    /// Operations that had to wait in an injection FIFO.
+    pub queued: u64,
+    /// Puts and gets that went through descriptors (inline ones are not counted: that would cost more than they do).
+    pub one_sided: u64,
+    /// Replays started.
+    pub replays: u64,
+    /// Handlers that panicked.
+    pub panics: u64,
+    /// Ranks lost or left.
+    pub peers_lost: u64,
+    /// Everything that `advance` found to do.
+    pub events: u64,
+    /// Times a driver went to sleep.
+    pub sleeps: u64,
+}

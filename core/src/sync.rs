@@ -1,0 +1,91 @@
+//! The one place that chooses between the real atomics and loom's.
+//!
+//! Every lock-free protocol of this crate and of the transports is written against these names, so that
+//! `RUSTFLAGS="--cfg posthaste_loom"` model-checks the code that runs, not a copy of it.
+
+#[cfg(not(posthaste_loom))]
+mod real {
+    pub use atomic_waker::AtomicWaker;
+    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub use std::sync::{Arc, Mutex, MutexGuard};
+
+    /// A cell whose accesses loom can watch; here it is a plain [`std::cell::UnsafeCell`].
+    #[derive(Debug, Default)]
+    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// Wraps a value.
+        pub const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Hands a shared raw pointer to the closure.
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Hands an exclusive raw pointer to the closure.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+
+    /// Tells the processor that this is a spin loop.
+    #[inline(always)]
+    pub fn spin_loop() {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(posthaste_loom)]
+mod real {
+    pub use loom::cell::UnsafeCell;
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub use loom::sync::{Mutex, MutexGuard};
+    // Counting references is not what the models are about, and loom's own cannot be unsized.
+    pub use std::sync::Arc;
+
+    /// loom's model of an atomic waker, under the names of the real one.
+    #[derive(Debug)]
+    pub struct AtomicWaker(loom::future::AtomicWaker);
+
+    impl AtomicWaker {
+        /// Nobody is registered.
+        pub fn new() -> Self {
+            Self(loom::future::AtomicWaker::new())
+        }
+
+        /// Registers who is to be woken.
+        pub fn register(&self, waker: &std::task::Waker) {
+            self.0.register_by_ref(waker);
+        }
+
+        /// Wakes whoever is registered.
+        pub fn wake(&self) {
+            self.0.wake();
+        }
+    }
+
+    impl Default for AtomicWaker {
+        fn default() -> Self {
+            Self::new()
+        }
+    }
+
+    /// Lets another modelled thread run.
+    pub fn spin_loop() {
+        loom::thread::yield_now();
+    }
+}
+
+pub use real::*;
+
+/// Locks a mutex whose holders never panic while they hold it, so that poisoning carries no meaning.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.lock() {
+        Ok(guard) => guard,
+        Err(poisoned) => poisoned.into_inner(),
+    }
+}

@@ -1,0 +1,157 @@
+//! The services of the Linux kernel.
+#![allow(unsafe_code)]
+
+use super::{Headroom, Personality, Sysdep, ThreadMain};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// [`Sysdep`] over Linux.
+#[derive(Debug)]
+pub struct LinuxSysdep {
+    personality: Personality,
+    cores: usize,
+    asymmetric: bool,
+}
+
+impl LinuxSysdep {
+    /// For a process with that personality. Registers it for expedited global memory barriers.
+    ///
+    /// `cores`: those that the ranks of this host share, if that is known better than from this process's affinity.
+    #[must_use]
+    pub fn new(personality: Personality, cores: Option<usize>) -> Self {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        let asymmetric = *REGISTERED.get_or_init(|| {
+            std::env::var_os("POSTHASTE_TEST_NO_MEMBARRIER").is_none() && membarrier::register()
+        });
+        let cores =
+            cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+        Self { personality, cores, asymmetric }
+    }
+}
+
+impl Sysdep for LinuxSysdep {
+    fn now(&self) -> Duration {
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+    }
+
+    fn personality(&self) -> &Personality {
+        &self.personality
+    }
+
+    fn cores(&self) -> usize {
+        self.cores
+    }
+
+    fn spawn(&self, name: &str, core: Option<usize>, main: ThreadMain) -> std::io::Result<()> {
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if let Some(core) = core {
+                let mut set = rustix::thread::CpuSet::new();
+                set.set(core);
+                if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+                    tracing::warn!(core, %error, "thread not bound");
+                }
+            }
+            main();
+        })?;
+        Ok(())
+    }
+
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
+
+    fn heavy_fence(&self) {
+        if self.asymmetric {
+            membarrier::global_expedited();
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    fn fence_is_asymmetric(&self) -> bool {
+        self.asymmetric
+    }
+
+    fn headroom(&self) -> Headroom {
+        Headroom { host: available_memory().unwrap_or(u64::MAX), cgroup: cgroup_left() }
+    }
+
+    fn random(&self, bytes: &mut [u8]) {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("the kernel has no random bytes: {error}"),
+            }
+        }
+    }
+}
+
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// What the process's own memory control group, and those above it, have left.
+fn cgroup_left() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mut left: Option<u64> = None;
+    let mut folder = std::path::PathBuf::from("/sys/fs/cgroup");
+    folder.push(path.trim_start_matches('/'));
+    loop {
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        if let (Some(max), Some(current)) = (read("memory.max"), read("memory.current"))
+            && let (Ok(max), Ok(current)) = (max.trim().parse::<u64>(), current.trim().parse::<u64>())
+        {
+            let here = max.saturating_sub(current);
+            left = Some(left.map_or(here, |other| other.min(here)));
+        }
+        if folder.as_os_str() == "/sys/fs/cgroup" || !folder.pop() {
+            return left;
+        }
+    }
+}
+
+/// The membarrier system call, which rustix does not offer in its global form.
+mod membarrier {
+    const GLOBAL_EXPEDITED: i64 = 1 << 1;
+    const REGISTER_GLOBAL_EXPEDITED: i64 = 1 << 2;
+
+    #[cfg(target_arch = "x86_64")]
+    fn call(command: i64) -> i64 {
+        const SYS_MEMBARRIER: i64 = 324;
+        let result: i64;
+        // SAFETY: membarrier takes three integers, touches no memory of ours and fails with an error number.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") SYS_MEMBARRIER => result,
+                in("rdi") command,
+                in("rsi") 0,
+                in("rdx") 0,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack)
+            );
+        }
+        result
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn call(_command: i64) -> i64 {
+        -1
+    }
+
+    pub fn register() -> bool {
+        call(REGISTER_GLOBAL_EXPEDITED) == 0
+    }
+
+    pub fn global_expedited() {
+        call(GLOBAL_EXPEDITED);
+    }
+}

@@ -1,0 +1,82 @@
+//! Kernel services, behind a trait: everything above asks here and never the kernel (D04).
+
+mod linux;
+
+pub use linux::LinuxSysdep;
+
+use crate::ids::{JobShape, Rank};
+use std::time::Duration;
+
+/// Who this process is in the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Personality {
+    /// This rank.
+    pub rank: Rank,
+    /// The job.
+    pub shape: JobShape,
+    /// Position among the ranks of this host.
+    pub local_rank: u32,
+    /// Node of each rank, by rank.
+    pub nodes: Vec<u32>,
+}
+
+impl Personality {
+    /// All ranks on one node.
+    #[must_use]
+    pub fn one_node(rank: Rank, shape: JobShape) -> Self {
+        Self { rank, shape, local_rank: rank.0, nodes: vec![0; shape.ranks as usize] }
+    }
+
+    /// Number of ranks on this rank's node.
+    #[must_use]
+    pub fn local_size(&self) -> usize {
+        let mine = self.nodes.get(self.rank.index()).copied().unwrap_or(0);
+        self.nodes.iter().filter(|&&node| node == mine).count()
+    }
+}
+
+/// How much memory can still be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headroom {
+    /// Bytes that the host has available.
+    pub host: u64,
+    /// Bytes that the control group has left, if it has a limit.
+    pub cgroup: Option<u64>,
+}
+
+/// Work for a thread.
+pub type ThreadMain = Box<dyn FnOnce() + Send>;
+
+/// The kernel, or something that behaves like one.
+pub trait Sysdep: Send + Sync {
+    /// A clock that never goes back and that wall-clock jumps do not touch.
+    fn now(&self) -> Duration;
+
+    /// Who this process is.
+    fn personality(&self) -> &Personality;
+
+    /// Processor cores that this process may use.
+    fn cores(&self) -> usize;
+
+    /// Starts a thread, bound to the given core if there is one.
+    ///
+    /// # Errors
+    /// If the system refuses the thread; failing to bind it is only traced.
+    fn spawn(&self, name: &str, core: Option<usize>, main: ThreadMain) -> std::io::Result<()>;
+
+    /// Lets another thread or process run.
+    fn yield_now(&self);
+
+    /// The heavy side of an asymmetric fence: orders this thread's earlier stores before its later loads as all
+    /// threads of all processes of the job see them, so that their side needs no fence.
+    fn heavy_fence(&self);
+
+    /// Whether [`heavy_fence`](Self::heavy_fence) covers other processes. If not, the light side needs a real fence.
+    fn fence_is_asymmetric(&self) -> bool;
+
+    /// How much memory can still be had.
+    fn headroom(&self) -> Headroom;
+
+    /// Fills the buffer with random bytes.
+    fn random(&self, bytes: &mut [u8]);
+}

@@ -1,0 +1,179 @@
+//! The timer wheel: one per context, for all deadlines.
+//!
+//! A hashed wheel (Varghese and Lauck 1987, scheme 6) of 512 slots of one millisecond; entries further ahead
+//! than a turn wait for further turns in their slot. Setting and cancelling cost O(1).
+
+use crate::slot::Ticket;
+use slab::Slab;
+
+const SLOTS: usize = 512;
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Entry {
+    tick: u64,
+    ticket: Ticket,
+    previous: u32,
+    next: u32,
+}
+
+/// Names a timer that was set, to cancel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerKey {
+    index: u32,
+    tick: u64,
+    ticket: Ticket,
+}
+
+/// Deadlines in milliseconds of the context's clock.
+#[derive(Debug)]
+pub struct TimerWheel {
+    heads: Box<[u32]>,
+    entries: Slab<Entry>,
+    now: u64,
+    /// No entry expires before this tick; exact after an expiry, else a lower bound.
+    earliest: u64,
+}
+
+impl TimerWheel {
+    /// An empty wheel that stands at `now` milliseconds.
+    #[must_use]
+    pub fn new(now: u64) -> Self {
+        Self {
+            heads: vec![NONE; SLOTS].into_boxed_slice(),
+            entries: Slab::new(),
+            now,
+            earliest: u64::MAX,
+        }
+    }
+
+    /// Whether no timer is set.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// When to look next, in milliseconds: no timer expires before.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<u64> {
+        (!self.is_empty()).then_some(self.earliest.max(self.now))
+    }
+
+    /// Sets a timer for the tick `at` (in milliseconds); the past means the next tick.
+    pub fn set(&mut self, at: u64, ticket: Ticket) -> TimerKey {
+        let tick = at.max(self.now + 1);
+        let slot = tick as usize % SLOTS;
+        let next = self.heads[slot];
+        let index = self.entries.insert(Entry { tick, ticket, previous: NONE, next }) as u32;
+        if let Some(entry) = self.entries.get_mut(next as usize) {
+            entry.previous = index;
+        }
+        self.heads[slot] = index;
+        self.earliest = self.earliest.min(tick);
+        TimerKey { index, tick, ticket }
+    }
+
+    /// Cancels a timer; false if it has expired.
+    pub fn cancel(&mut self, key: TimerKey) -> bool {
+        match self.entries.get(key.index as usize) {
+            Some(entry) if entry.ticket == key.ticket && entry.tick == key.tick => {
+                self.unlink(key.index);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn unlink(&mut self, index: u32) -> Option<Entry> {
+        let entry = self.entries.try_remove(index as usize)?;
+        match self.entries.get_mut(entry.previous as usize) {
+            Some(previous) => previous.next = entry.next,
+            None => self.heads[entry.tick as usize % SLOTS] = entry.next,
+        }
+        if let Some(next) = self.entries.get_mut(entry.next as usize) {
+            next.previous = entry.previous;
+        }
+        Some(entry)
+    }
+
+    /// Moves on to `now` milliseconds and hands out the tickets whose time has come.
+    pub fn advance(&mut self, now: u64, mut expired: impl FnMut(Ticket)) {
+        if now <= self.now {
+            return;
+        }
+        if self.is_empty() || now < self.earliest {
+            self.now = now;
+            return;
+        }
+        let first = self.earliest.max(self.now);
+        let turns = (now - first + 1).min(SLOTS as u64);
+        for step in 0..turns {
+            let mut at = self.heads[(first + step) as usize % SLOTS];
+            while let Some(entry) = self.entries.get(at as usize) {
+                let next = entry.next;
+                if entry.tick <= now
+                    && let Some(entry) = self.unlink(at)
+                {
+                    expired(entry.ticket);
+                }
+                at = next;
+            }
+        }
+        self.now = now;
+        self.earliest = self.entries.iter().map(|(_, entry)| entry.tick).min().unwrap_or(u64::MAX);
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn ticket(n: u64) -> Ticket {
+        Ticket::from_word(n + 1).expect("not zero")
+    }
+
+    #[test]
+    fn agrees_with_a_sorted_map() {
+        let mut wheel = TimerWheel::new(0);
+        let mut model: BTreeMap<(u64, u64), TimerKey> = BTreeMap::new();
+        let mut seed = 0x2545_f491_4f6c_dd1du64;
+        let mut random = |n: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % n
+        };
+        let mut now = 0;
+        for step in 0..20_000u64 {
+            match random(4) {
+                0 | 1 => {
+                    let at = now + random(2000);
+                    let key = wheel.set(at, ticket(step));
+                    model.insert((at.max(now + 1), step), key);
+                }
+                2 => {
+                    let chosen = random(model.len().max(1) as u64) as usize;
+                    if let Some((&id, &key)) = model.iter().nth(chosen) {
+                        model.remove(&id);
+                        assert!(wheel.cancel(key));
+                        assert!(!wheel.cancel(key));
+                    }
+                }
+                _ => {
+                    now += random(40);
+                    let mut seen = Vec::new();
+                    wheel.advance(now, |t| seen.push(t.to_word() - 1));
+                    let rest = model.split_off(&(now + 1, 0));
+                    let mut expected: Vec<u64> = model.keys().map(|&(_, id)| id).collect();
+                    model = rest;
+                    seen.sort_unstable();
+                    expected.sort_unstable();
+                    assert_eq!(seen, expected, "at {now}");
+                    assert!(wheel.next_expiry().is_none() == model.is_empty());
+                }
+            }
+        }
+    }
+}

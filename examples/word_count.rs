@@ -1,0 +1,198 @@
+//! Counts the words of a file on N ranks: `word_count [--ranks N] [FILE]`, by default 4 ranks and the README.
+//!
+//! Rank 0 sends the file in chunks to all ranks; each counts its chunks and sends every word, with its count, to the
+//! rank that owns the word; the owners keep a hash table in their parts of a window; rank 0 gets the table.
+
+use futures::future::try_join_all;
+use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Rank, Result, Window};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes of a chunk of the file; it goes on to the end of its last word.
+const CHUNK: usize = 64 << 10;
+
+/// The hash table: slots of (count, place and length of the word's text), free where the count is 0, and the texts.
+type Table = (Window<[usize; 3]>, Window<u8>);
+type Counts = HashMap<Vec<u8>, usize>;
+
+fn main() -> ExitCode {
+    let (code, why) = match arguments() {
+        // Told once, before any rank is started.
+        Err(why) => (2, why),
+        Ok((ranks, file)) => match count(ranks, &file) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => (1, error.to_string()),
+        },
+    };
+    eprintln!("word_count: {why}");
+    ExitCode::from(code)
+}
+
+fn arguments() -> Result<(u32, PathBuf), String> {
+    let (mut ranks, mut file) = (4, None);
+    let mut arguments = std::env::args_os().skip(1);
+    while let Some(argument) = arguments.next() {
+        if argument == "--ranks" {
+            let number = arguments.next().and_then(|number| number.to_str()?.parse().ok());
+            ranks = number.filter(|n| (1..=64).contains(n)).ok_or("--ranks takes a number from 1 to 64")?;
+        } else if argument.to_string_lossy().starts_with('-') || file.is_some() {
+            return Err(format!("unexpected {argument:?}; usage: word_count [--ranks N] [FILE]"));
+        } else {
+            file = Some(PathBuf::from(argument));
+        }
+    }
+    let file = file.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+    match std::fs::File::open(&file).and_then(|opened| opened.metadata()) {
+        Ok(metadata) if metadata.is_file() => Ok((ranks, file)),
+        Ok(_) => Err(format!("cannot read {}: not a regular file", file.display())),
+        Err(error) => Err(format!("cannot read {}: {error}", file.display())),
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn count(ranks: u32, file: &Path) -> Result<()> {
+    let job = posthaste::join_or_local(ranks).await?;
+    let (me, n) = (job.rank(), job.size());
+    let (chunk, chunks) = job.stream("chunk")?;
+    let (tally, tallies) = job.stream("tally")?;
+    job.barrier().await?;
+    let start = Instant::now();
+
+    // Sending and receiving go on at once: who only sent would wait for the room that receiving makes.
+    let (whole, counts) = tokio::try_join!(send_file(&job, &chunk, file), count_chunks(chunks))?;
+
+    // Each owner learns how many words and bytes of text its part of the table will hold at most.
+    let mut needs = vec![[0; 2]; n];
+    for word in counts.keys() {
+        let [words, bytes] = &mut needs[place(word, n).0.index()];
+        (*words, *bytes) = (*words + 1, *bytes + word.len());
+    }
+    let needs = job.all_gather(needs.as_bytes()).await?;
+    let need = |at| needs.iter().map(|blob| number(blob, 2 * me.index() + at)).sum::<usize>();
+    let table: Table = (job.shmalloc(2 * need(0)).await?, job.shmalloc(need(1)).await?);
+
+    tokio::try_join!(send_counts(&job, &tally, counts), fill_table(&job, tallies, &table))?;
+    job.barrier().await?;
+    let (s, time) = (job.stats(), start.elapsed().as_micros() as u64);
+    let figures = [s.messages_sent, s.bytes_sent, s.messages_received, s.bytes_received, time];
+    let figures = job.all_gather(figures.as_bytes()).await?;
+    if me == Rank(0) {
+        report(&job, &table, &whole).await?;
+        println!("\nrank   msgs sent   bytes sent   msgs recv   bytes recv      time/us");
+        for (rank, blob) in figures.iter().enumerate() {
+            let [sent, bytes, received, bytes_in, us] = [0, 1, 2, 3, 4].map(|at| number(blob, at));
+            println!("{rank:>4} {sent:>11} {bytes:>12} {received:>11} {bytes_in:>12} {us:>12}");
+        }
+    }
+    job.barrier().await?; // nobody leaves while rank 0 reads its part
+    job.leave().await
+}
+
+/// Rank 0 sends the file to all ranks in turn, cut at white space, then an empty chunk to each.
+async fn send_file(job: &Job, chunk: &ActiveMessage, file: &Path) -> Result<Bytes> {
+    if job.rank() != Rank(0) {
+        return Ok(Bytes::new());
+    }
+    let whole = Bytes::from(std::fs::read(file)?);
+    let (mut rest, mut to) = (whole.clone(), Rank(0));
+    while !rest.is_empty() {
+        let end = CHUNK.min(rest.len());
+        let cut = rest[end..].iter().position(u8::is_ascii_whitespace).map_or(rest.len(), |more| end + more);
+        chunk.send(to, rest.split_to(cut)).await?;
+        to = to.next(job.size());
+    }
+    try_join_all(job.ranks().map(|rank| chunk.send(rank, ""))).await?;
+    Ok(whole)
+}
+
+async fn count_chunks(mut chunks: MessageStream) -> Result<Counts> {
+    let mut counts = Counts::new();
+    while let Some(chunk) = chunks.recv().await.filter(|chunk| !chunk.is_empty()) {
+        count_words(&chunk.into_bytes(), &mut counts);
+    }
+    Ok(counts)
+}
+
+/// Sends every word to its owner, the count as message info, then an empty message to each.
+async fn send_counts(job: &Job, tally: &ActiveMessage, counts: Counts) -> Result<()> {
+    for (word, count) in counts {
+        tally.send(place(&word, job.size()).0, word).info(&count.to_ne_bytes()).await?;
+    }
+    try_join_all(job.ranks().map(|rank| tally.send(rank, ""))).await?;
+    Ok(())
+}
+
+/// Enters what the ranks send into this rank's part of the table: open addressing, the texts one after the other.
+async fn fill_table(job: &Job, mut tallies: MessageStream, (table, text): &Table) -> Result<()> {
+    let (me, mut senders, mut used) = (job.rank(), job.size(), 0);
+    while senders > 0 {
+        let Some(tally) = tallies.recv().await else { break };
+        if tally.is_empty() {
+            senders -= 1;
+            continue;
+        }
+        let (count, word) = (number(tally.info(), 0), tally.into_bytes());
+        let mut at = place(&word, job.size()).1 % table.len(me);
+        let (sum, first) = loop {
+            match table.load(at).unwrap_or_default() {
+                [0, ..] => break (0, used),
+                [sum, first, len] if text.get_slice(me, first, len).await? == word => break (sum, first),
+                _ => at = (at + 1) % table.len(me),
+            }
+        };
+        table.store(at, [sum + count, first, word.len()]);
+        if sum == 0 {
+            used += word.len();
+            text.put_bytes(me, first, word).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Gets the whole table; prints the most frequent words and the total, which must be what a sequential count gives.
+async fn report(job: &Job, (table, text): &Table, whole: &[u8]) -> Result<()> {
+    let mut counts = Counts::new();
+    for rank in job.ranks() {
+        let slots = table.get_slice(rank, 0, table.len(rank)).await?;
+        let text = text.get_slice(rank, 0, text.len(rank)).await?;
+        for [count, first, len] in slots.into_iter().filter(|slot| slot[0] > 0) {
+            counts.insert(text[first..][..len].to_vec(), count);
+        }
+    }
+    let mut order: Vec<_> = counts.iter().collect();
+    order.sort_unstable_by_key(|(word, count)| (Reverse(**count), *word));
+    for (word, count) in order.iter().take(10) {
+        println!("{count:>9}  {:.60}", String::from_utf8_lossy(word).escape_debug().to_string());
+    }
+    let mut sequential = Counts::new();
+    count_words(whole, &mut sequential);
+    if sequential != counts {
+        return Err(std::io::Error::other("the table differs from the sequential count").into());
+    }
+    println!("\ntotal {} words: matches the sequential count", counts.values().sum::<usize>());
+    Ok(())
+}
+
+fn count_words(text: &[u8], counts: &mut Counts) {
+    for word in text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
+        *counts.entry(word.to_vec()).or_default() += 1;
+    }
+}
+
+/// The rank that owns a word, and where in its part of the table (modulo the length) the search for it begins.
+fn place(word: &[u8], ranks: usize) -> (Rank, usize) {
+    let mut hasher = DefaultHasher::new();
+    word.hash(&mut hasher);
+    let hash = hasher.finish() as usize;
+    (Rank((hash % ranks) as u32), hash / ranks)
+}
+
+/// The machine word number `at` of a message.
+fn number(bytes: &[u8], at: usize) -> usize {
+    usize::read_from_prefix(&bytes[8 * at..]).map_or(0, |(number, _)| number)
+}

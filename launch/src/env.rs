@@ -1,0 +1,217 @@
+//! What a rank learns from its environment.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use zeroize::Zeroize;
+
+use crate::error::EnvError;
+use crate::fds::SharedFds;
+use crate::key::{JobId, JobKey};
+use crate::settings::{Settings, number, read};
+use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, RANK, SIZE, Vars};
+
+/// The most ranks that a job may have.
+pub const MAX_RANKS: u32 = 4096;
+/// The most contexts, or clients, that a rank may have.
+const MAX_PARTS: u64 = 4096;
+/// An abstract name fits a socket address of 108 bytes, whose first is zero.
+const MAX_BROKER_NAME: usize = 107;
+
+/// The numbers of the descriptors that a rank inherits (`POSTHASTE_FDS`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FdNumbers {
+    pub(crate) arena: RawFd,
+    pub(crate) bell: RawFd,
+    pub(crate) ring: Vec<RawFd>,
+    /// Whether they were read from the environment of this very process: only those may be adopted.
+    pub(crate) of_process: bool,
+}
+
+impl FdNumbers {
+    /// The arena.
+    pub fn arena(&self) -> RawFd {
+        self.arena
+    }
+
+    /// The read end of this rank's doorbell.
+    pub fn bell(&self) -> RawFd {
+        self.bell
+    }
+
+    /// The write ends of the doorbells of ranks 0 to n, in order.
+    pub fn ring(&self) -> &[RawFd] {
+        &self.ring
+    }
+}
+
+/// A rank's place in its job.
+///
+/// | variable | value |
+/// |---|---|
+/// | `POSTHASTE_JOB` | the job's identity, 32 hexadecimal digits |
+/// | `POSTHASTE_RANK` | this rank, below the size |
+/// | `POSTHASTE_SIZE` | the number of ranks, 1 to 4096 |
+/// | `POSTHASTE_CONTEXTS` | contexts per client, 1 to 4096, default 1 |
+/// | `POSTHASTE_CLIENTS` | clients, 1 to 4096, default 1 |
+/// | `POSTHASTE_KEY` | the job's secret, 64 hexadecimal digits |
+/// | `POSTHASTE_FDS` | `arena=3,bell=4,ring=5:6:7:8` |
+/// | `POSTHASTE_BROKER` | abstract name of the socket that hands descriptors out, where none are inherited |
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JobEnv {
+    /// The job's identity.
+    pub job: JobId,
+    /// This rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub size: u32,
+    /// Contexts per client.
+    pub contexts: u32,
+    /// Clients.
+    pub clients: u32,
+    /// The job's secret.
+    pub key: JobKey,
+    /// What was inherited, if anything.
+    pub fds: Option<FdNumbers>,
+    /// Who hands descriptors out, if anybody.
+    pub broker: Option<String>,
+    /// What the user tuned.
+    pub settings: Settings,
+}
+
+impl JobEnv {
+    /// Reads this process's place in a job; none if no variable of a job is set.
+    ///
+    /// # Errors
+    /// The variables contradict each other, are incomplete, have values they cannot have, or one that starts with
+    /// `POSTHASTE_` is unknown. A process that should be a rank never silently believes that it is alone.
+    pub fn from_process() -> Result<Option<Self>, EnvError> {
+        let mut env = Self::take(Vars::of_process()?)?;
+        if let Some(fds) = env.as_mut().and_then(|env| env.fds.as_mut()) {
+            fds.of_process = true;
+        }
+        Ok(env)
+    }
+
+    /// Reads a place in a job out of any environment; a pure function.
+    ///
+    /// Descriptor numbers read in this way cannot be adopted: they need not be those of this process.
+    ///
+    /// # Errors
+    /// As [`from_process`](Self::from_process).
+    pub fn parse(env: impl IntoIterator<Item = (String, String)>) -> Result<Option<Self>, EnvError> {
+        Self::take(Vars::collect(env)?)
+    }
+
+    /// The variables that say all this, settings excepted; the key is among them.
+    pub fn to_variables(&self) -> Vec<(&'static str, String)> {
+        let mut variables = vec![
+            (JOB, self.job.to_string()),
+            (RANK, self.rank.to_string()),
+            (SIZE, self.size.to_string()),
+            (CONTEXTS, self.contexts.to_string()),
+            (CLIENTS, self.clients.to_string()),
+            (KEY, self.key.to_hex().to_string()),
+        ];
+        if let Some(fds) = &self.fds {
+            variables.push((FDS, fds.to_text()));
+        }
+        if let Some(broker) = &self.broker {
+            variables.push((BROKER, broker.clone()));
+        }
+        variables
+    }
+
+    fn take(mut vars: Vars) -> Result<Option<Self>, EnvError> {
+        let settings = Settings::take(&mut vars)?;
+        let Some(present) = vars.any_of_job() else { return Ok(None) };
+        let needed = |missing| EnvError::Partial { missing, present };
+
+        let job = read(&mut vars, JOB, "32 hexadecimal digits, set by the launcher", JobId::from_hex)?
+            .ok_or(needed(JOB))?;
+        let size = read(&mut vars, SIZE, "a number of ranks from 1 to 4096", |text| {
+            number(text, 1, u64::from(MAX_RANKS))
+        })?
+        .ok_or(needed(SIZE))? as u32;
+        let rank = read(&mut vars, RANK, "a rank, from 0 to one less than POSTHASTE_SIZE", |text| {
+            number(text, 0, u64::from(u32::MAX))
+        })?
+        .ok_or(needed(RANK))? as u32;
+        if rank >= size {
+            return Err(EnvError::RankOutOfRange { rank, size });
+        }
+        let mut parts =
+            |name| read(&mut vars, name, "a number from 1 to 4096", |text| number(text, 1, MAX_PARTS));
+        let contexts = parts(CONTEXTS)?.unwrap_or(1) as u32;
+        let clients = parts(CLIENTS)?.unwrap_or(1) as u32;
+        let key = take_key(&mut vars)?.ok_or(needed(KEY))?;
+        let fds = read(
+            &mut vars,
+            FDS,
+            "`arena=A,bell=B,ring=R0:R1:...` with distinct descriptor numbers from 3 on, set by the launcher",
+            FdNumbers::parse,
+        )?;
+        if let Some(fds) = &fds
+            && fds.ring.len() != size as usize
+        {
+            return Err(EnvError::RingSize { seen: fds.ring.len(), size });
+        }
+        let broker = read(&mut vars, BROKER, "1 to 107 letters, digits, dots or dashes", broker_name)?;
+        if fds.is_none() && broker.is_none() {
+            return Err(needed(FDS));
+        }
+        Ok(Some(Self { job, rank, size, contexts, clients, key, fds, broker, settings }))
+    }
+}
+
+impl FdNumbers {
+    /// The numbers of what the launcher holds, which are those that a child finds.
+    pub(crate) fn of(shared: &SharedFds, bell: &OwnedFd) -> Self {
+        Self {
+            arena: shared.arena.as_raw_fd(),
+            bell: bell.as_raw_fd(),
+            ring: shared.ring.iter().map(OwnedFd::as_raw_fd).collect(),
+            of_process: false,
+        }
+    }
+
+    pub(crate) fn to_text(&self) -> String {
+        let ring: Vec<String> = self.ring.iter().map(RawFd::to_string).collect();
+        format!("arena={},bell={},ring={}", self.arena, self.bell, ring.join(":"))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // 4096 numbers of ten digits fit in less.
+        if text.len() > 64 << 10 {
+            return None;
+        }
+        let fd = |text| number(text, 3, i32::MAX as u64).map(|fd| fd as RawFd);
+        let mut fields = text.split(',');
+        let arena = fd(fields.next()?.strip_prefix("arena=")?)?;
+        let bell = fd(fields.next()?.strip_prefix("bell=")?)?;
+        let ring: Vec<RawFd> =
+            fields.next()?.strip_prefix("ring=")?.split(':').map(fd).collect::<Option<_>>()?;
+        if fields.next().is_some() || ring.len() > MAX_RANKS as usize {
+            return None;
+        }
+        let mut all: Vec<RawFd> = ring.iter().copied().chain([arena, bell]).collect();
+        all.sort_unstable();
+        all.windows(2).all(|pair| pair[0] != pair[1]).then_some(Self { arena, bell, ring, of_process: false })
+    }
+}
+
+/// Reads the key without ever showing it, and wipes the text.
+fn take_key(vars: &mut Vars) -> Result<Option<JobKey>, EnvError> {
+    let Some(mut text) = vars.take(KEY) else { return Ok(None) };
+    let key = JobKey::from_hex(&text);
+    let seen = format!("hidden, {} bytes", text.len());
+    text.zeroize();
+    let expected = "64 hexadecimal digits, set by the launcher";
+    key.map(Some).ok_or(EnvError::Invalid { name: KEY, seen, expected })
+}
+
+fn broker_name(text: &str) -> Option<String> {
+    let fits = (1..=MAX_BROKER_NAME).contains(&text.len());
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    (fits && plain).then(|| text.to_owned())
+}

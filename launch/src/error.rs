@@ -1,0 +1,265 @@
+//! What can go wrong, one enum per kind of operation.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why the environment of this process was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EnvError {
+    /// A variable starts with `POSTHASTE_` but is none that is known.
+    #[error("unknown variable {name}: did you mean {nearest}? unset it or correct its name")]
+    Unknown {
+        /// The variable that was found.
+        name: String,
+        /// The known variable whose name is nearest.
+        nearest: &'static str,
+    },
+    /// A variable occurs twice in the environment.
+    #[error("variable {name} is set twice: keep one of the two")]
+    Repeated {
+        /// The variable that was found twice.
+        name: String,
+    },
+    /// A part of the job's variables is set and another part is not.
+    #[error(
+        "{missing} is not set although {present} is: start this program under the launcher, which sets \
+         both, or unset every POSTHASTE_ variable to run alone"
+    )]
+    Partial {
+        /// The variable that is missing.
+        missing: &'static str,
+        /// A variable that shows that a job was meant.
+        present: &'static str,
+    },
+    /// A variable has a value that it cannot have.
+    #[error("{name} is `{seen}`: expected {expected}")]
+    Invalid {
+        /// The variable.
+        name: &'static str,
+        /// What was seen; never the job's key.
+        seen: String,
+        /// What would be right, and what to do.
+        expected: &'static str,
+    },
+    /// The rank is not below the size of the job.
+    #[error(
+        "POSTHASTE_RANK is `{rank}` but POSTHASTE_SIZE is `{size}`: ranks count from 0 to one less than the size"
+    )]
+    RankOutOfRange {
+        /// The rank that was seen.
+        rank: u32,
+        /// The size that was seen.
+        size: u32,
+    },
+    /// The descriptors listed do not fit the job.
+    #[error(
+        "POSTHASTE_FDS lists {seen} doorbells but POSTHASTE_SIZE is {size}: both are set by the launcher"
+    )]
+    RingSize {
+        /// How many doorbells are listed.
+        seen: usize,
+        /// The size of the job.
+        size: u32,
+    },
+}
+
+/// Why the launcher could not make the job's shared descriptors.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HostFdsError {
+    /// The limit on open files is too low for a job of this size.
+    #[error(
+        "a job of {ranks} ranks needs {needed} descriptors in the launcher but RLIMIT_NOFILE is {limit}: \
+         raise it (`ulimit -n {needed}`) or start fewer ranks"
+    )]
+    DescriptorLimit {
+        /// How many ranks were asked for.
+        ranks: u32,
+        /// How many descriptors the launcher would hold at its peak, those already open included.
+        needed: u64,
+        /// The soft limit.
+        limit: u64,
+    },
+    /// A size that no job can have.
+    #[error("a job has 1 to 4096 ranks, not {0}")]
+    Ranks(u32),
+    /// The arena has no size, or one that no file can have.
+    #[error("the arena has {0} bytes: it needs at least 1 and at most 2^63 - 1")]
+    ArenaBytes(u64),
+    /// The kernel refused the arena, both as a memfd and as an unlinked file.
+    #[error("the arena of {bytes} bytes could not be made ({memfd}), nor an unlinked file in {dir}")]
+    Arena {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Why there is no memfd.
+        memfd: String,
+        /// The directory tried last.
+        dir: PathBuf,
+        /// Why there is no file.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused something else.
+    #[error("could not {what}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why the descriptors that the environment promises could not be adopted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AdoptError {
+    /// They were adopted before; a descriptor has one owner.
+    #[error("this process has already adopted its descriptors: join the job once and share the handle")]
+    AlreadyAdopted,
+    /// The environment of this process names none for this rank.
+    #[error(
+        "POSTHASTE_FDS names no descriptors for this process: a rank without any gets them from the broker"
+    )]
+    NotInherited,
+    /// A number is not open here.
+    #[error(
+        "descriptor {fd} ({role}) named in POSTHASTE_FDS is not open: a process started by a rank inherits \
+         the environment but not the place in the job; unset the POSTHASTE_ variables for it, and let \
+         wrappers of a rank pass descriptors on"
+    )]
+    Gone {
+        /// The number.
+        fd: i32,
+        /// What it should be.
+        role: &'static str,
+    },
+    /// A number is open but is something else.
+    #[error(
+        "descriptor {fd} named in POSTHASTE_FDS is not {role}: something between the launcher and this \
+         process has reused the number; unset the POSTHASTE_ variables if this process is no rank"
+    )]
+    WrongKind {
+        /// The number.
+        fd: i32,
+        /// What it should be.
+        role: &'static str,
+    },
+    /// The kernel refused to change or inspect a descriptor.
+    #[error("could not inspect descriptor {fd} ({role})")]
+    System {
+        /// The number.
+        fd: i32,
+        /// What it should be.
+        role: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a job could not be started.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// What was asked for contradicts itself.
+    #[error("{0}")]
+    Invalid(String),
+    /// The program of the launcher itself is unknown.
+    #[error("the path of the current program is unknown")]
+    CurrentProgram(#[source] io::Error),
+    /// The ranks would refuse their environment.
+    #[error("the ranks would refuse their environment")]
+    Env(#[from] EnvError),
+    /// The shared descriptors could not be made.
+    #[error("the job's descriptors could not be made")]
+    HostFds(#[from] HostFdsError),
+    /// A rank could not be started; those already running were ended.
+    #[error("rank {rank} could not be started as {program}")]
+    Spawn {
+        /// The rank.
+        rank: u32,
+        /// The program.
+        program: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused something else.
+    #[error("could not {what}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a rank got no descriptors from the launcher's broker.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// The environment names no broker.
+    #[error("POSTHASTE_BROKER is not set: this rank inherits its descriptors")]
+    NoBroker,
+    /// Nobody listens under that name.
+    #[error(
+        "the broker {name} does not answer: the launcher has ended, or runs in another network namespace"
+    )]
+    Unreachable {
+        /// The abstract socket's name.
+        name: String,
+        /// Why the connection failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Whoever listens under that name belongs to another user.
+    #[error("the broker runs as user {found}, this process as {own}: join as the user who started the job")]
+    WrongUser {
+        /// The broker's user.
+        found: u32,
+        /// Our user.
+        own: u32,
+    },
+    /// The broker did not accept our proof, or we not its.
+    #[error("the proof of the job's key was refused: POSTHASTE_KEY and POSTHASTE_JOB belong to another job")]
+    Refused,
+    /// The rank was started by the launcher or was handed out before.
+    #[error("rank {rank} is taken: it was started by the launcher, or another process has joined as it")]
+    RankTaken {
+        /// The rank asked for.
+        rank: u32,
+    },
+    /// The broker kept too many others busy for as long as we waited.
+    #[error("the broker was busy with other clients until the deadline")]
+    Busy,
+    /// The broker sent something that is no answer.
+    #[error("the broker broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// This process may not hold as many descriptors.
+    #[error(
+        "{needed} descriptors do not fit under RLIMIT_NOFILE, which is {limit}: raise it (`ulimit -n`) in this process"
+    )]
+    DescriptorLimit {
+        /// How many it would hold.
+        needed: u64,
+        /// The soft limit.
+        limit: u64,
+    },
+    /// What came is not what a rank needs.
+    #[error("the descriptors that came are not those of a rank")]
+    Adopt(#[from] AdoptError),
+    /// The kernel refused something else.
+    #[error("could not {what}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}

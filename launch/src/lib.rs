@@ -1,0 +1,66 @@
+//! Starts, equips and supervises the ranks of a Posthaste job on one host, and reads in a rank what it was given.
+//!
+//! ```text
+//!  launcher process                                    rank r
+//!  ┌────────────────────────────────┐   environment    ┌───────────────────────────────┐
+//!  │ Launch ── HostFds (arena,bells)│ ───────────────▶ │ JobEnv::from_process          │
+//!  │   │                            │   descriptors    │ InheritedFds::adopt           │
+//!  │   ├─ supervisor thread ────────│ ───────────────▶ │   arena, own bell, ring of n  │
+//!  │   └─ Broker (abstract socket)  │ ◀── key proof ── │ fetch_from_broker             │
+//!  └────────────────────────────────┘ ─── SCM_RIGHTS ▶ └───────────────────────────────┘
+//! ```
+//!
+//! A **doorbell** is a pipe. Its rank holds the only read end, every rank holds the write end; so the kernel itself tells
+//! all peers of a death (`POLLERR` on the write end), provided that nobody else keeps the read end. The launcher
+//! therefore gives up its copy as soon as the rank has it.
+//!
+//! ```no_run
+//! use posthaste_launch::Launch;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let job = Launch::program("./halo").ranks(4).arena_bytes(64 << 20).label(true).spawn()?;
+//! let outcome = job.wait();
+//! println!("{outcome}");
+//! std::process::exit(outcome.exit_code());
+//! # }
+//! ```
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod adopt;
+mod arena;
+mod bounded_log;
+mod broker;
+mod broker_client;
+#[allow(unsafe_code)]
+mod child;
+mod env;
+mod error;
+mod fds;
+mod frame;
+mod inherited;
+mod job;
+mod key;
+mod outcome;
+mod output;
+mod settings;
+mod signals;
+mod spawn;
+mod supervisor;
+mod vars;
+mod watch;
+
+pub use arena::ArenaKind;
+pub use broker_client::fetch_from_broker;
+pub use env::{FdNumbers, JobEnv, MAX_RANKS};
+pub use error::{AdoptError, BrokerError, EnvError, HostFdsError, LaunchError};
+pub use fds::HostFds;
+pub use inherited::InheritedFds;
+pub use job::RunningJob;
+pub use key::{JobId, JobKey};
+pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
+pub use output::Output;
+/// A signal, as [`RunningJob::signal`] takes it.
+pub use rustix::process::Signal;
+pub use settings::{Driver, Settings};
+pub use spawn::Launch;

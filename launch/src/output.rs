@@ -1,0 +1,220 @@
+//! What ranks print: passed on with a label, or kept.
+
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::job::lock;
+
+/// Where a stream of the ranks goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Output {
+    /// To the launcher's own stream; through the launcher if lines are labelled.
+    #[default]
+    Inherit,
+    /// Into memory, without a limit; see [`RunningJob::output`](crate::RunningJob::output).
+    Capture,
+    /// Nowhere.
+    Null,
+}
+
+/// Which of the two streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Out = 0,
+    Err = 1,
+}
+
+/// A line longer than this is passed on in pieces, so that a rank cannot fill the launcher's memory.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// The readers of all streams of a job.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    active: Mutex<usize>,
+    ended: Condvar,
+    captured: Vec<[Mutex<Vec<u8>>; 2]>,
+}
+
+impl Readers {
+    pub(crate) fn new(ranks: usize) -> Arc<Self> {
+        let captured = (0..ranks).map(|_| Default::default()).collect();
+        Arc::new(Self { active: Mutex::new(0), ended: Condvar::new(), captured })
+    }
+
+    /// Reads a stream to its end on a thread of its own, passing lines on with a label.
+    pub(crate) fn label(
+        self: &Arc<Self>,
+        rank: u32,
+        stream: Stream,
+        from: impl Read + Send + 'static,
+    ) -> io::Result<()> {
+        let mut lines = Labeller::new(rank);
+        self.read(rank, from, move |_, bytes| {
+            let text = match bytes {
+                Some(bytes) => lines.feed(bytes),
+                None => lines.finish(),
+            };
+            // A launcher whose own output is closed goes on reading, or the ranks would wait for ever.
+            let _ = match stream {
+                Stream::Out => write_all(&mut io::stdout().lock(), text),
+                Stream::Err => write_all(&mut io::stderr().lock(), text),
+            };
+            lines.clear();
+        })
+    }
+
+    /// Reads a stream to its end on a thread of its own, keeping everything.
+    pub(crate) fn capture(
+        self: &Arc<Self>,
+        rank: u32,
+        stream: Stream,
+        from: impl Read + Send + 'static,
+    ) -> io::Result<()> {
+        self.read(rank, from, move |readers, bytes| {
+            lock(&readers.captured[rank as usize][stream as usize])
+                .extend_from_slice(bytes.unwrap_or_default());
+        })
+    }
+
+    /// What was captured so far.
+    pub(crate) fn captured(&self, rank: u32, stream: Stream) -> Vec<u8> {
+        self.captured
+            .get(rank as usize)
+            .map(|streams| lock(&streams[stream as usize]).clone())
+            .unwrap_or_default()
+    }
+
+    /// Waits until every stream has ended; a process that a rank left behind may hold one open for longer.
+    pub(crate) fn wait(&self, most: Duration) {
+        let active = lock(&self.active);
+        let left = self.ended.wait_timeout_while(active, most, |active| *active > 0);
+        if left.is_ok_and(|(active, _)| *active > 0) {
+            tracing::warn!(
+                "a process left behind by a rank still holds its output; no longer waiting for it"
+            );
+        }
+    }
+
+    /// Calls `sink` with each piece, and with none at the end.
+    fn read(
+        self: &Arc<Self>,
+        rank: u32,
+        mut from: impl Read + Send + 'static,
+        mut sink: impl FnMut(&Self, Option<&[u8]>) + Send + 'static,
+    ) -> io::Result<()> {
+        *lock(&self.active) += 1;
+        let active = Active(Arc::clone(self));
+        std::thread::Builder::new().name(format!("output of {rank}")).stack_size(128 << 10).spawn(
+            move || {
+                let readers = &active.0;
+                let mut buffer = vec![0; 8 << 10];
+                loop {
+                    match from.read(&mut buffer) {
+                        Ok(0) => break,
+                        Ok(count) => sink(readers, Some(&buffer[..count])),
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(error) => {
+                            tracing::warn!(rank, %error, "a rank's output could not be read");
+                            break;
+                        }
+                    }
+                }
+                sink(readers, None);
+            },
+        )?;
+        Ok(())
+    }
+}
+
+/// Counts a reader out, however its thread ends.
+struct Active(Arc<Readers>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        *lock(&self.0.active) -= 1;
+        self.0.ended.notify_all();
+    }
+}
+
+fn write_all(to: &mut impl Write, text: &[u8]) -> io::Result<()> {
+    to.write_all(text)?;
+    to.flush()
+}
+
+/// Puts a label before each line of a stream that comes in pieces.
+struct Labeller {
+    label: Vec<u8>,
+    /// The start of a line whose end has not come.
+    partial: Vec<u8>,
+    ready: Vec<u8>,
+}
+
+impl Labeller {
+    fn new(rank: u32) -> Self {
+        Self { label: format!("[{rank}] ").into_bytes(), partial: Vec::new(), ready: Vec::new() }
+    }
+
+    /// The whole lines that are there now, labelled.
+    fn feed(&mut self, bytes: &[u8]) -> &[u8] {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.partial.len() >= LONGEST_LINE {
+                self.end_line();
+            }
+        }
+        &self.ready
+    }
+
+    /// What is left when the stream has ended.
+    fn finish(&mut self) -> &[u8] {
+        if !self.partial.is_empty() {
+            self.end_line();
+        }
+        &self.ready
+    }
+
+    fn clear(&mut self) {
+        self.ready.clear();
+    }
+
+    fn end_line(&mut self) {
+        self.ready.extend_from_slice(&self.label);
+        self.ready.append(&mut self.partial);
+        if !self.ready.ends_with(b"\n") {
+            self.ready.push(b'\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_cut_anywhere_come_out_whole_and_labelled() {
+        let text = b"one\n\ntwo three\nlast";
+        for cut in 0..=text.len() {
+            let mut lines = Labeller::new(7);
+            let mut out = Vec::new();
+            for piece in [&text[..cut], &text[cut..]] {
+                out.extend_from_slice(lines.feed(piece));
+                lines.clear();
+            }
+            out.extend_from_slice(lines.finish());
+            assert_eq!(out, b"[7] one\n[7] \n[7] two three\n[7] last\n", "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_passed_on_in_pieces() {
+        let mut lines = Labeller::new(0);
+        let mut out = 0;
+        for _ in 0..100 {
+            out += lines.feed(&[b'x'; 8 << 10]).len();
+            lines.clear();
+            assert!(lines.partial.len() < LONGEST_LINE);
+        }
+        assert!(out > 700 << 10);
+    }
+}

@@ -1,0 +1,58 @@
+//! Signals that the launcher gets and its jobs should know of.
+
+use std::io;
+use std::sync::{Mutex, Weak};
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::emulate_default_handler;
+use signal_hook::low_level::siginfo::Cause;
+
+use crate::job::{Shared, lock};
+
+/// The jobs to forward to.
+static JOBS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+/// Whether the handlers are set up. They stay for the life of the process, since they cannot be taken back safely.
+static LISTENING: Mutex<bool> = Mutex::new(false);
+
+/// A signal that came to the launcher.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Forwarded {
+    pub(crate) signal: Signal,
+    /// The terminal sent it, to the whole process group: the ranks have it already.
+    pub(crate) to_group: bool,
+}
+
+/// Forwards from now on to this job while it runs.
+///
+/// While no such job runs, the signals do what they do without a handler.
+pub(crate) fn forward_to(job: Weak<Shared>) -> io::Result<()> {
+    let mut listening = lock(&LISTENING);
+    if !*listening {
+        let signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
+        std::thread::Builder::new().name("signals".into()).spawn(move || listen(signals))?;
+        *listening = true;
+    }
+    lock(&JOBS).push(job);
+    Ok(())
+}
+
+fn listen(mut signals: SignalsInfo<WithOrigin>) {
+    for origin in signals.forever() {
+        let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
+        let forwarded = Forwarded { signal, to_group: matches!(origin.cause, Cause::Kernel) };
+        let mut taken = false;
+        lock(&JOBS).retain(|job| match job.upgrade() {
+            Some(job) => {
+                taken |= job.forward(forwarded);
+                true
+            }
+            None => false,
+        });
+        if !taken {
+            let _ = emulate_default_handler(origin.signal);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Describing and starting a job.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use crate::broker::Broker;
+use crate::env::{JobEnv, MAX_RANKS};
+use crate::error::LaunchError;
+use crate::fds::HostFds;
+use crate::job::{RunningJob, Shared, Slot};
+use crate::key::{JobId, JobKey};
+use crate::output::{Output, Readers};
+use crate::settings::Settings;
+use crate::signals;
+use crate::supervisor::Supervisor;
+use crate::vars::{JOB_VARIABLES, process_variables};
+
+/// A job to be started on this host.
+///
+/// The ranks share the launcher's process group, so that the terminal's Ctrl-C reaches them; rank 0 shares its standard
+/// input, the others read nothing. They die with the launcher, however it ends.
+#[derive(Debug)]
+#[must_use = "a job starts with `spawn`"]
+pub struct Launch {
+    pub(crate) program: PathBuf,
+    arg0: Option<OsString>,
+    args: Vec<OsString>,
+    envs: Vec<(OsString, OsString)>,
+    ranks: u32,
+    contexts: u32,
+    clients: u32,
+    arena_bytes: Option<u64>,
+    bind: bool,
+    pub(crate) label: bool,
+    pub(crate) keep_going: bool,
+    forward_signals: bool,
+    pub(crate) delays: BTreeMap<u32, Duration>,
+    broker_ranks: BTreeSet<u32>,
+    pub(crate) grace: Duration,
+    pub(crate) stdout: Output,
+    pub(crate) stderr: Output,
+    no_program: Option<io::Error>,
+}
+
+impl Launch {
+    /// A job of one rank of this program, looked for in `PATH` unless it contains a slash.
+    pub fn program(program: impl AsRef<Path>) -> Self {
+        Self {
+            program: program.as_ref().to_owned(),
+            arg0: None,
+            args: Vec::new(),
+            envs: Vec::new(),
+            ranks: 1,
+            contexts: 1,
+            clients: 1,
+            arena_bytes: None,
+            bind: false,
+            label: false,
+            keep_going: false,
+            forward_signals: false,
+            delays: BTreeMap::new(),
+            broker_ranks: BTreeSet::new(),
+            grace: Duration::from_secs(2),
+            stdout: Output::Inherit,
+            stderr: Output::Inherit,
+            no_program: None,
+        }
+    }
+
+    /// A job of one rank of the program that is running now, with its arguments.
+    pub fn current_program() -> Self {
+        let (program, no_program) = match env::current_exe() {
+            Ok(program) => (program, None),
+            Err(error) => (PathBuf::new(), Some(error)),
+        };
+        let mut args = env::args_os();
+        let arg0 = args.next();
+        Self { arg0, no_program, ..Self::program(program).args(args) }
+    }
+
+    /// The number of ranks, 1 to 4096; 1 by default.
+    pub fn ranks(mut self, ranks: u32) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// Adds arguments; every rank gets the same.
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets an environment variable for every rank, besides those that they inherit from the launcher.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.envs.push((name.into(), value.into()));
+        self
+    }
+
+    /// Contexts per client, 1 by default.
+    pub fn contexts(mut self, contexts: u32) -> Self {
+        self.contexts = contexts;
+        self
+    }
+
+    /// Clients per rank, 1 by default.
+    pub fn clients(mut self, clients: u32) -> Self {
+        self.clients = clients;
+        self
+    }
+
+    /// The virtual size of the arena that all ranks share; has no default. Nothing of it is committed.
+    pub fn arena_bytes(mut self, bytes: u64) -> Self {
+        self.arena_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether to pin each rank to one core: rank r to the r-th, modulo their number, of those the launcher may use.
+    pub fn bind(mut self, bind: bool) -> Self {
+        self.bind = bind;
+        self
+    }
+
+    /// Whether to put `[rank] ` before each line that a rank prints to an inherited stream.
+    pub fn label(mut self, label: bool) -> Self {
+        self.label = label;
+        self
+    }
+
+    /// Whether the other ranks go on when one has failed; by default they get SIGTERM, and SIGKILL after the grace.
+    pub fn keep_going(mut self, keep_going: bool) -> Self {
+        self.keep_going = keep_going;
+        self
+    }
+
+    /// Whether to forward SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 from the launcher to all ranks.
+    ///
+    /// The first three end the job: ranks that outlive the grace, or a second SIGINT or SIGTERM, get SIGKILL. A signal
+    /// that the terminal sends to the whole process group reaches each rank once, not twice. After the job the
+    /// signals act on the launcher as they do by default.
+    pub fn forward_signals(mut self, forward: bool) -> Self {
+        self.forward_signals = forward;
+        self
+    }
+
+    /// Starts one rank later than the others.
+    pub fn delay(mut self, rank: u32, delay: Duration) -> Self {
+        self.delays.insert(rank, delay);
+        self
+    }
+
+    /// Leaves one rank to a process that someone else starts, with [`RunningJob::join_env`].
+    pub fn broker_rank(mut self, rank: u32) -> Self {
+        self.broker_ranks.insert(rank);
+        self
+    }
+
+    /// How long ranks have between SIGTERM and SIGKILL; 2 s by default.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Where the ranks' standard output goes.
+    pub fn stdout(mut self, output: Output) -> Self {
+        self.stdout = output;
+        self
+    }
+
+    /// Where the ranks' standard error goes.
+    pub fn stderr(mut self, output: Output) -> Self {
+        self.stderr = output;
+        self
+    }
+
+    /// Starts the job; returns when all ranks that have no delay run their program.
+    ///
+    /// # Errors
+    /// The description is wrong, a variable that the ranks would inherit would be refused by them, the system's limits
+    /// are too low, or a rank cannot be started; then none is left.
+    pub fn spawn(mut self) -> Result<RunningJob, LaunchError> {
+        let arena_bytes = self.check()?;
+        let cpus = if self.bind { allowed_cpus()? } else { Vec::new() };
+        if self.bind {
+            // A bound rank sees one core and could not tell that the others have theirs.
+            self.envs.push((crate::vars::CORES.into(), cpus.len().to_string().into()));
+        }
+        let piped = [self.stdout, self.stderr]
+            .iter()
+            .filter(|output| **output == Output::Capture || (self.label && **output == Output::Inherit))
+            .count() as u64;
+        // A pidfd takes the place of each doorbell's read end; the rest is for starting a rank, and the broker.
+        let mut fds = HostFds::with_headroom(self.ranks, arena_bytes, u64::from(self.ranks) * piped + 48)?;
+        let kind = fds.kind().clone();
+        let mut env = JobEnv {
+            job: JobId::random().map_err(system("draw the job's identity"))?,
+            rank: 0,
+            size: self.ranks,
+            contexts: self.contexts,
+            clients: self.clients,
+            key: JobKey::random().map_err(system("draw the job's key"))?,
+            fds: None,
+            broker: None,
+            settings: Settings::default(),
+        };
+        let broker = self.start_broker(&mut fds, &mut env)?;
+        let slots = (0..self.ranks)
+            .map(|rank| if self.broker_ranks.contains(&rank) { Slot::External } else { Slot::Waiting });
+        let shared =
+            Arc::new(Shared::new(slots.collect()).map_err(system("make the supervisor's doorbell"))?);
+        if self.forward_signals {
+            signals::forward_to(Arc::downgrade(&shared)).map_err(system("take over the signals"))?;
+        }
+        let readers = Readers::new(self.ranks as usize);
+        let mut job = RunningJob {
+            shared: Arc::clone(&shared),
+            supervisor: None,
+            readers: Arc::clone(&readers),
+            join: broker.as_ref().map(|_| env.clone()),
+            broker,
+            broker_ranks: self.broker_ranks.iter().copied().collect(),
+            job: env.job,
+            kind,
+        };
+        let supervisor = Supervisor {
+            watches: (0..self.ranks).map(|_| None).collect(),
+            launch: self,
+            env,
+            fds: Some(fds),
+            cpus,
+            shared,
+            readers,
+            began: Instant::now(),
+            deadline: None,
+            interrupted: false,
+        };
+        let (sender, started) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("supervisor".into());
+        let thread = thread.spawn(move || supervisor.run(sender)).map_err(system("start the supervisor"))?;
+        job.supervisor = Some(thread);
+        let ended = || Err(system("hear from the supervisor")(io::Error::other("it has ended")));
+        started.recv().unwrap_or_else(|_| ended())?;
+        Ok(job)
+    }
+
+    /// Gives a command what is the same for all ranks.
+    pub(crate) fn configure(&self, command: &mut Command) {
+        if let Some(arg0) = &self.arg0 {
+            command.arg0(arg0);
+        }
+        command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
+    }
+
+    /// Checks the description; gives the arena's size.
+    fn check(&mut self) -> Result<u64, LaunchError> {
+        if let Some(error) = self.no_program.take() {
+            return Err(LaunchError::CurrentProgram(error));
+        }
+        let invalid = |text: String| Err(LaunchError::Invalid(text));
+        if !(1..=MAX_RANKS).contains(&self.ranks) {
+            return invalid(format!("a job has 1 to {MAX_RANKS} ranks, not {}", self.ranks));
+        }
+        for (what, parts) in [("contexts", self.contexts), ("clients", self.clients)] {
+            if !(1..=4096).contains(&parts) {
+                return invalid(format!("a rank has 1 to 4096 {what}, not {parts}"));
+            }
+        }
+        let out_of_range = |rank: &&u32| **rank >= self.ranks;
+        if let Some(rank) = self.delays.keys().chain(&self.broker_ranks).find(out_of_range) {
+            return invalid(format!("rank {rank} is not in a job of {} ranks", self.ranks));
+        }
+        if let Some(rank) = self.broker_ranks.iter().find(|rank| self.delays.contains_key(rank)) {
+            return invalid(format!(
+                "rank {rank} has a delay but is left to the broker, which starts nothing"
+            ));
+        }
+        let text = |(name, value): &(OsString, OsString)| {
+            (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+        };
+        let own: BTreeMap<String, String> = self.envs.iter().map(text).collect();
+        if let Some(name) = JOB_VARIABLES.into_iter().find(|name| own.contains_key(*name)) {
+            return invalid(format!("{name} is set by the launcher itself"));
+        }
+        // Better one message here than the same from every rank.
+        let inherited = process_variables()
+            .filter(|(name, _)| !JOB_VARIABLES.contains(&name.as_str()) && !own.contains_key(name));
+        Settings::parse(inherited.chain(own.clone()))?;
+        self.arena_bytes.ok_or_else(|| LaunchError::Invalid("the arena's size is not given".into()))
+    }
+
+    fn start_broker(&self, fds: &mut HostFds, env: &mut JobEnv) -> Result<Option<Broker>, LaunchError> {
+        if self.broker_ranks.is_empty() {
+            return Ok(None);
+        }
+        let offers =
+            self.broker_ranks.iter().filter_map(|rank| Some((*rank, fds.take_bell(*rank)?))).collect();
+        let broker =
+            Broker::start(env, Arc::clone(fds.shared()), offers).map_err(system("start the broker"))?;
+        env.broker = Some(broker.name().to_owned());
+        Ok(Some(broker))
+    }
+}
+
+/// The cores that this process may use.
+fn allowed_cpus() -> Result<Vec<usize>, LaunchError> {
+    let set = sched_getaffinity(None).map_err(|errno| system("read the allowed cores")(errno.into()))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
+    move |source| LaunchError::System { what, source }
+}

@@ -1,0 +1,339 @@
+//! The thread that starts the ranks, watches them and ends them.
+//!
+//! It starts them itself because the kernel sends a child its parent-death signal when the *thread* that started it
+//! ends: this one lives as long as any rank.
+
+use std::io;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use rustix::thread::CpuSet;
+
+use crate::child;
+use crate::env::{FdNumbers, JobEnv};
+use crate::error::LaunchError;
+use crate::fds::HostFds;
+use crate::job::{Shared, Slot, State, lock};
+use crate::outcome::{Cause, Failure, RankEnd};
+use crate::output::{Output, Readers, Stream};
+use crate::spawn::Launch;
+use crate::vars::JOB_VARIABLES;
+use crate::watch::Watch;
+
+/// All that the supervisor needs to do its work.
+pub(crate) struct Supervisor {
+    pub(crate) launch: Launch,
+    pub(crate) env: JobEnv,
+    /// Kept until the last rank has been started.
+    pub(crate) fds: Option<HostFds>,
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) watches: Vec<Option<Watch>>,
+    pub(crate) began: Instant,
+    /// When the ranks that still run get SIGKILL.
+    pub(crate) deadline: Option<Instant>,
+    /// Whether the launcher has been told to end.
+    pub(crate) interrupted: bool,
+}
+
+impl Supervisor {
+    /// Starts the ranks, reports that, and stays until all have ended.
+    pub(crate) fn run(mut self, started: mpsc::Sender<Result<(), LaunchError>>) {
+        let done = Done(Arc::clone(&self.shared));
+        match self.start_first() {
+            Ok(()) => {
+                // The caller waits for this, so it is there.
+                let _ = started.send(Ok(()));
+                self.supervise();
+                self.readers.wait(self.launch.grace.max(Duration::from_millis(100)));
+            }
+            Err(error) => {
+                lock(&self.shared.state).signal_all(Signal::KILL);
+                self.end_waiting();
+                self.supervise();
+                let _ = started.send(Err(error));
+            }
+        }
+        drop(done);
+    }
+
+    /// Starts the ranks that have no delay.
+    fn start_first(&mut self) -> Result<(), LaunchError> {
+        for rank in 0..self.env.size {
+            if self.waits(rank) && !self.launch.delays.contains_key(&rank) {
+                self.start(rank).map_err(|source| LaunchError::Spawn {
+                    rank,
+                    program: self.launch.program.clone(),
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn supervise(&mut self) {
+        loop {
+            self.take_requests();
+            self.start_due();
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| deadline <= now) {
+                self.deadline = None;
+                lock(&self.shared.state).signal_all(Signal::KILL);
+            }
+            let state = lock(&self.shared.state);
+            if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting | Slot::Running(_))) {
+                return;
+            }
+            drop(state);
+            self.sleep();
+            self.reap();
+        }
+    }
+
+    /// Does what the job's holder and the signal thread have asked for.
+    fn take_requests(&mut self) {
+        let mut state = lock(&self.shared.state);
+        let mut ending = state.abort;
+        if state.abort {
+            state.signal_all(Signal::KILL);
+        }
+        for forwarded in std::mem::take(&mut state.forwarded) {
+            let signal = forwarded.signal;
+            if !forwarded.to_group {
+                state.signal_all(signal);
+            }
+            if ![Signal::INT, Signal::TERM, Signal::HUP].contains(&signal) {
+                continue;
+            }
+            ending = true;
+            if self.interrupted && signal != Signal::HUP {
+                state.signal_all(Signal::KILL);
+            }
+            self.interrupted = true;
+        }
+        drop(state);
+        if ending {
+            self.end_waiting();
+            self.deadline.get_or_insert_with(|| Instant::now() + self.launch.grace);
+        }
+    }
+
+    /// Starts the delayed ranks whose time has come.
+    fn start_due(&mut self) {
+        let elapsed = self.began.elapsed();
+        let due: Vec<u32> = self
+            .launch
+            .delays
+            .iter()
+            .filter(|(_, delay)| **delay <= elapsed)
+            .map(|(rank, _)| *rank)
+            .filter(|rank| self.waits(*rank))
+            .collect();
+        for rank in due {
+            // A failure of an earlier one may have ended the job meanwhile.
+            if !self.waits(rank) {
+                continue;
+            }
+            if let Err(error) = self.start(rank) {
+                let program = self.launch.program.display();
+                let cause = Cause::NotStarted(format!("{program}: {error}"));
+                lock(&self.shared.state).slots[rank as usize] = Slot::Ended(RankEnd::NotStarted);
+                self.fail(rank, cause);
+            }
+        }
+    }
+
+    fn waits(&self, rank: u32) -> bool {
+        matches!(lock(&self.shared.state).slots[rank as usize], Slot::Waiting)
+    }
+
+    fn start(&mut self, rank: u32) -> io::Result<()> {
+        let mut command = self.command(rank)?;
+        let spawned = command.spawn();
+        // With the command goes the launcher's copy of the doorbell's read end: from here on its peers see it die.
+        drop(command);
+        let mut child = spawned?;
+        let watch = Watch::new(Pid::from_child(&child)).and_then(|watch| {
+            self.attach(rank, &mut child)?;
+            Ok(watch)
+        });
+        let watch = match watch {
+            Ok(watch) => watch,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
+        };
+        tracing::debug!(rank, pid = child.id(), "started");
+        self.watches[rank as usize] = Some(watch);
+        let mut state = lock(&self.shared.state);
+        state.pids[rank as usize] = Some(child.id());
+        state.slots[rank as usize] = Slot::Running(child);
+        if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting)) {
+            drop(state);
+            self.fds = None;
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, rank: u32) -> io::Result<Command> {
+        let gone = || io::Error::other("the job's descriptors are gone");
+        let fds = self.fds.as_mut().ok_or_else(gone)?;
+        let bell = fds.take_bell(rank).ok_or_else(gone)?;
+        let shared = Arc::clone(fds.shared());
+        let env = JobEnv { rank, fds: Some(FdNumbers::of(&shared, &bell)), broker: None, ..self.env.clone() };
+
+        let mut command = Command::new(&self.launch.program);
+        self.launch.configure(&mut command);
+        for name in JOB_VARIABLES {
+            command.env_remove(name);
+        }
+        command.envs(env.to_variables());
+        command.stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() });
+        command.stdout(self.stdio(self.launch.stdout)).stderr(self.stdio(self.launch.stderr));
+        let cpu = (!self.cpus.is_empty()).then(|| {
+            let mut set = CpuSet::new();
+            set.set(self.cpus[rank as usize % self.cpus.len()]);
+            set
+        });
+        child::prepare(&mut command, shared, bell, cpu);
+        Ok(command)
+    }
+
+    fn stdio(&self, output: Output) -> Stdio {
+        match output {
+            Output::Inherit if self.launch.label => Stdio::piped(),
+            Output::Inherit => Stdio::inherit(),
+            Output::Capture => Stdio::piped(),
+            Output::Null => Stdio::null(),
+        }
+    }
+
+    /// Gives the child's piped streams their readers.
+    fn attach(&self, rank: u32, child: &mut Child) -> io::Result<()> {
+        if let Some(stream) = child.stdout.take() {
+            match self.launch.stdout {
+                Output::Capture => self.readers.capture(rank, Stream::Out, stream)?,
+                _ => self.readers.label(rank, Stream::Out, stream)?,
+            }
+        }
+        if let Some(stream) = child.stderr.take() {
+            match self.launch.stderr {
+                Output::Capture => self.readers.capture(rank, Stream::Err, stream)?,
+                _ => self.readers.label(rank, Stream::Err, stream)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a rank exits, somebody asks for something, or the next deadline.
+    fn sleep(&self) {
+        let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
+        fds.extend(self.watches.iter().flatten().map(|watch| PollFd::new(watch, PollFlags::IN)));
+        let next_start = self
+            .launch
+            .delays
+            .iter()
+            .filter(|(rank, _)| self.waits(**rank))
+            .map(|(_, delay)| self.began + *delay)
+            .min();
+        let until = [next_start, self.deadline].into_iter().flatten().min();
+        let timeout = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => {
+                // Out of memory at worst; do not turn that into a busy loop.
+                tracing::error!(%error, "the supervisor cannot poll");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let _ = rustix::io::read(&self.shared.bell, &mut [0; 8]);
+    }
+
+    /// Takes the status of every rank that has exited.
+    fn reap(&mut self) {
+        let mut ends = Vec::new();
+        let mut state = lock(&self.shared.state);
+        for (rank, slot) in state.slots.iter_mut().enumerate() {
+            let Slot::Running(child) = slot else { continue };
+            let end = match child.try_wait() {
+                Ok(None) => continue,
+                Ok(Some(status)) => RankEnd::of(status),
+                Err(error) => {
+                    tracing::error!(rank, %error, "a rank's status is lost");
+                    RankEnd::Exit(-1)
+                }
+            };
+            *slot = Slot::Ended(end);
+            self.watches[rank] = None;
+            ends.push((rank as u32, end));
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        // A death by signal is rarely the consequence of another failure, an exit often is.
+        ends.sort_by_key(|(rank, end)| (!matches!(end, RankEnd::Signal(_)), *rank));
+        for (rank, end) in ends {
+            match end {
+                RankEnd::Exit(code) if code != 0 => self.fail(rank, Cause::Exit(code)),
+                RankEnd::Signal(signal) => self.fail(rank, Cause::Signal(signal)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Notes a failure, and ends the job if it is the first that counts.
+    fn fail(&mut self, rank: u32, cause: Cause) {
+        let mut state = lock(&self.shared.state);
+        if state.first_failure.is_some() {
+            return;
+        }
+        let pid = state.pids[rank as usize];
+        let failure = Failure { rank, pid, cause, after: self.began.elapsed() };
+        tracing::debug!(%failure, "first failure");
+        state.first_failure = Some(failure);
+        if self.launch.keep_going {
+            return;
+        }
+        state.signal_all(Signal::TERM);
+        state.ended_early |= Self::others_left(&state);
+        drop(state);
+        self.end_waiting();
+        self.deadline.get_or_insert_with(|| Instant::now() + self.launch.grace);
+    }
+
+    fn others_left(state: &State) -> bool {
+        state.slots.iter().any(|slot| matches!(slot, Slot::Waiting | Slot::Running(_)))
+    }
+
+    /// Gives up the ranks that have yet to start.
+    fn end_waiting(&mut self) {
+        let mut state = lock(&self.shared.state);
+        state.ended_early |= Self::others_left(&state);
+        for slot in &mut state.slots {
+            if matches!(slot, Slot::Waiting) {
+                *slot = Slot::Ended(RankEnd::NotStarted);
+            }
+        }
+        drop(state);
+        self.fds = None;
+    }
+}
+
+/// Tells those who wait that there is nothing left to wait for, however the supervisor ends.
+struct Done(Arc<Shared>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        lock(&self.0.state).done = true;
+        self.0.changed.notify_all();
+    }
+}

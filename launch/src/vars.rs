@@ -1,0 +1,103 @@
+//! The known environment variables, and the collection of those that are set.
+
+use std::collections::BTreeMap;
+
+use crate::error::EnvError;
+
+/// Every variable of the product starts with this.
+pub(crate) const PREFIX: &str = "POSTHASTE_";
+/// Hooks of tests start with this and are never refused.
+pub(crate) const TEST_PREFIX: &str = "POSTHASTE_TEST_";
+
+pub(crate) const JOB: &str = "POSTHASTE_JOB";
+pub(crate) const RANK: &str = "POSTHASTE_RANK";
+pub(crate) const SIZE: &str = "POSTHASTE_SIZE";
+pub(crate) const CONTEXTS: &str = "POSTHASTE_CONTEXTS";
+pub(crate) const CLIENTS: &str = "POSTHASTE_CLIENTS";
+pub(crate) const KEY: &str = "POSTHASTE_KEY";
+pub(crate) const FDS: &str = "POSTHASTE_FDS";
+pub(crate) const BROKER: &str = "POSTHASTE_BROKER";
+
+pub(crate) const LANE_BYTES: &str = "POSTHASTE_LANE_BYTES";
+pub(crate) const CREDITS: &str = "POSTHASTE_CREDITS";
+pub(crate) const SPIN_US: &str = "POSTHASTE_SPIN_US";
+pub(crate) const MEMORY_LIMIT: &str = "POSTHASTE_MEMORY_LIMIT";
+pub(crate) const SEGMENT: &str = "POSTHASTE_SEGMENT";
+pub(crate) const DRIVER: &str = "POSTHASTE_DRIVER";
+pub(crate) const CORES: &str = "POSTHASTE_CORES";
+
+/// What the launcher sets for each rank.
+pub(crate) const JOB_VARIABLES: [&str; 8] = [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER];
+/// What a user may set.
+pub(crate) const SETTING_VARIABLES: [&str; 7] =
+    [LANE_BYTES, CREDITS, SPIN_US, MEMORY_LIMIT, SEGMENT, DRIVER, CORES];
+
+/// The product's variables that are set, all of them known.
+pub(crate) struct Vars(BTreeMap<&'static str, String>);
+
+impl Vars {
+    /// Picks the product's variables out of an environment.
+    pub(crate) fn collect(env: impl IntoIterator<Item = (String, String)>) -> Result<Self, EnvError> {
+        let mut found = BTreeMap::new();
+        for (name, value) in env {
+            if !name.starts_with(PREFIX) || name.starts_with(TEST_PREFIX) {
+                continue;
+            }
+            let Some(known) = known(&name) else {
+                return Err(EnvError::Unknown { nearest: nearest(&name), name });
+            };
+            if found.insert(known, value).is_some() {
+                return Err(EnvError::Repeated { name });
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// The product's variables of this process.
+    ///
+    /// A name or value that is no text becomes text with replacement characters, which no variable accepts.
+    pub(crate) fn of_process() -> Result<Self, EnvError> {
+        Self::collect(process_variables())
+    }
+
+    pub(crate) fn take(&mut self, name: &'static str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    /// The first variable of a job that is set.
+    pub(crate) fn any_of_job(&self) -> Option<&'static str> {
+        JOB_VARIABLES.into_iter().find(|name| self.0.contains_key(name))
+    }
+}
+
+impl Drop for Vars {
+    fn drop(&mut self) {
+        if let Some(key) = self.0.get_mut(KEY) {
+            zeroize::Zeroize::zeroize(key);
+        }
+    }
+}
+
+/// This process's variables that start with the prefix.
+pub(crate) fn process_variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_string_lossy();
+        name.starts_with(PREFIX).then(|| (name.into_owned(), value.to_string_lossy().into_owned()))
+    })
+}
+
+fn all_known() -> impl Iterator<Item = &'static str> {
+    JOB_VARIABLES.into_iter().chain(SETTING_VARIABLES)
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    all_known().find(|known| *known == name)
+}
+
+/// The known name most like this one; a right beginning counts most, so that `SPIN` finds `SPIN_US` and not `SIZE`.
+fn nearest(name: &str) -> &'static str {
+    // A hostile name must not cost quadratic time.
+    let own: String = name.chars().skip(PREFIX.len()).take(64).collect();
+    let likeness = |known: &str| strsim::jaro_winkler(&known[PREFIX.len()..], &own);
+    all_known().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).unwrap_or(JOB)
+}

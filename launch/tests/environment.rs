@@ -1,0 +1,255 @@
+//! What ranks learn from their environment, and what they refuse.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{assigned, job_of, process_of, watchdog};
+use posthaste_launch::{Driver, EnvError, JobEnv, LaunchError, Output, Settings};
+
+#[test]
+fn role() {
+    match assigned().as_deref() {
+        None => {}
+        Some("show") => {
+            let env = JobEnv::from_process().unwrap().unwrap();
+            let key = blake3::hash(env.key.as_bytes());
+            let fds = env.fds.as_ref().unwrap();
+            println!(
+                "SHOW {} {} {} {} {} {key} {}",
+                env.job,
+                env.rank,
+                env.size,
+                env.contexts,
+                env.clients,
+                fds.ring().len()
+            );
+            let secret = std::env::var("POSTHASTE_KEY").unwrap();
+            let args = String::from_utf8_lossy(&std::fs::read("/proc/self/cmdline").unwrap()).into_owned();
+            assert!(!args.contains(&secret));
+            assert!(!format!("{env:?}").contains(&secret));
+            std::process::exit(0);
+        }
+        Some("refuse") => {
+            eprintln!("REFUSED {}", JobEnv::from_process().unwrap_err());
+            std::process::exit(0);
+        }
+        Some(other) => panic!("no role {other}"),
+    }
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
+fn good() -> Vec<(String, String)> {
+    variables(&[
+        ("POSTHASTE_JOB", "000102030405060708090a0b0c0d0e0f"),
+        ("POSTHASTE_RANK", "1"),
+        ("POSTHASTE_SIZE", "2"),
+        ("POSTHASTE_KEY", &"ab".repeat(32)),
+        ("POSTHASTE_FDS", "arena=3,bell=4,ring=5:6"),
+        ("PATH", "/bin"),
+    ])
+}
+
+fn with(name: &str, value: &str) -> Result<Option<JobEnv>, EnvError> {
+    let mut env = good();
+    env.retain(|(other, _)| other != name);
+    env.push((name.to_owned(), value.to_owned()));
+    JobEnv::parse(env)
+}
+
+#[test]
+fn children_learn_their_place() {
+    let _dog = watchdog();
+    let job = job_of("show").ranks(3).contexts(2).clients(5).stdout(Output::Capture).spawn().unwrap();
+    let outcome = job.wait();
+    assert!(outcome.success(), "{outcome}");
+    let mut keys = Vec::new();
+    for rank in 0..3 {
+        let out = String::from_utf8(job.output(rank).0).unwrap();
+        let line = out.lines().find(|line| line.starts_with("SHOW")).unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        assert_eq!(words[1], job.id().to_string());
+        assert_eq!(words[2..6], [&rank.to_string(), "3", "2", "5"]);
+        assert_eq!(words[7], "3");
+        keys.push(words[6].to_owned());
+    }
+    assert!(keys.windows(2).all(|pair| pair[0] == pair[1]), "one key for all ranks");
+}
+
+#[test]
+fn variables_go_round() {
+    let env = JobEnv::parse(good()).unwrap().unwrap();
+    assert_eq!((env.rank, env.size, env.contexts, env.clients), (1, 2, 1, 1));
+    assert_eq!(env.key.as_bytes(), &[0xab; 32]);
+    let fds = env.fds.as_ref().unwrap();
+    assert_eq!((fds.arena(), fds.bell(), fds.ring()), (3, 4, &[5, 6][..]));
+    let again = env.to_variables().into_iter().map(|(name, value)| (name.to_owned(), value));
+    let again = JobEnv::parse(again).unwrap().unwrap();
+    assert_eq!(format!("{again:?}"), format!("{env:?}"));
+    assert_eq!(again.key.as_bytes(), env.key.as_bytes());
+}
+
+#[test]
+fn without_a_job_there_is_none() {
+    assert!(JobEnv::parse(variables(&[("HOME", "/"), ("POSTHASTE_SPIN_US", "5")])).unwrap().is_none());
+    assert!(JobEnv::parse(variables(&[("POSTHASTE_TEST_ROLE", "x")])).unwrap().is_none());
+}
+
+#[test]
+fn an_unknown_variable_suggests_the_nearest() {
+    for (typo, nearest) in [
+        ("POSTHASTE_RNK", "POSTHASTE_RANK"),
+        ("POSTHASTE_LANEBYTES", "POSTHASTE_LANE_BYTES"),
+        ("POSTHASTE_SPIN", "POSTHASTE_SPIN_US"),
+        ("POSTHASTE_CREDIT", "POSTHASTE_CREDITS"),
+    ] {
+        let error = Settings::parse(variables(&[(typo, "1")])).unwrap_err();
+        assert_eq!(error, EnvError::Unknown { name: typo.into(), nearest });
+        assert!(error.to_string().contains(typo) && error.to_string().contains(nearest));
+    }
+    let out = process_of("refuse").env("POSTHASTE_RNK", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(text.contains("REFUSED") && text.contains("did you mean POSTHASTE_RANK"), "{text}");
+}
+
+#[test]
+fn a_launcher_refuses_what_its_ranks_would() {
+    let error = job_of("show").env("POSTHASTE_CREDITTS", "1").spawn().unwrap_err();
+    assert!(matches!(error, LaunchError::Env(EnvError::Unknown { nearest: "POSTHASTE_CREDITS", .. })));
+    let error = job_of("show").env("POSTHASTE_RANK", "1").spawn().unwrap_err();
+    assert!(matches!(error, LaunchError::Invalid(_)));
+}
+
+#[test]
+fn a_partial_set_is_refused_and_never_means_alone() {
+    for missing in ["JOB", "RANK", "SIZE", "KEY", "FDS"].map(|name| format!("POSTHASTE_{name}")) {
+        let mut env = good();
+        env.retain(|(name, _)| *name != missing);
+        match JobEnv::parse(env).unwrap_err() {
+            EnvError::Partial { missing: named, present } => {
+                assert_eq!(named, missing);
+                assert_ne!(present, missing);
+            }
+            other => panic!("{missing}: {other}"),
+        }
+    }
+    for alone in good().into_iter().filter(|(name, _)| name.starts_with("POSTHASTE")) {
+        assert!(matches!(JobEnv::parse([alone]), Err(EnvError::Partial { .. })));
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_name() {
+    for (name, value) in [
+        ("POSTHASTE_JOB", "00"),
+        ("POSTHASTE_JOB", "000102030405060708090a0b0c0d0e0g"),
+        ("POSTHASTE_RANK", "-1"),
+        ("POSTHASTE_RANK", "+1"),
+        ("POSTHASTE_RANK", "one"),
+        ("POSTHASTE_RANK", ""),
+        ("POSTHASTE_SIZE", "0"),
+        ("POSTHASTE_SIZE", "4097"),
+        ("POSTHASTE_CONTEXTS", "0"),
+        ("POSTHASTE_CLIENTS", "99999999999999999999"),
+        ("POSTHASTE_FDS", "arena=3,bell=4"),
+        ("POSTHASTE_FDS", "arena=3,bell=3,ring=5:6"),
+        ("POSTHASTE_FDS", "arena=1,bell=4,ring=5:6"),
+        ("POSTHASTE_FDS", "arena=3,bell=4,ring=5:6,more=7"),
+        ("POSTHASTE_FDS", "arena=3,bell=4,ring=5:99999999999"),
+        ("POSTHASTE_BROKER", ""),
+        ("POSTHASTE_BROKER", "a/b"),
+        ("POSTHASTE_LANE_BYTES", "511"),
+        ("POSTHASTE_LANE_BYTES", "1000"),
+        ("POSTHASTE_LANE_BYTES", "2097152"),
+        ("POSTHASTE_CREDITS", "0"),
+        ("POSTHASTE_CREDITS", "65537"),
+        ("POSTHASTE_SPIN_US", "10001"),
+        ("POSTHASTE_MEMORY_LIMIT", "0"),
+        ("POSTHASTE_MEMORY_LIMIT", "1T"),
+        ("POSTHASTE_MEMORY_LIMIT", "K"),
+        ("POSTHASTE_MEMORY_LIMIT", "99999999999999999G"),
+        ("POSTHASTE_SEGMENT", "é"),
+        ("POSTHASTE_DRIVER", "Task"),
+        ("POSTHASTE_CORES", "0"),
+    ] {
+        match with(name, value).unwrap_err() {
+            EnvError::Invalid { name: named, seen, .. } => assert_eq!((named, &*seen), (name, value)),
+            other => panic!("{name}={value}: {other}"),
+        }
+    }
+    assert_eq!(with("POSTHASTE_RANK", "2").unwrap_err(), EnvError::RankOutOfRange { rank: 2, size: 2 });
+    assert_eq!(with("POSTHASTE_SIZE", "3").unwrap_err(), EnvError::RingSize { seen: 2, size: 3 });
+    let twice = good().into_iter().chain(good());
+    assert!(matches!(JobEnv::parse(twice), Err(EnvError::Repeated { .. })));
+}
+
+#[test]
+fn no_message_shows_the_key() {
+    let almost = "5ec2e7".repeat(10);
+    let error = with("POSTHASTE_KEY", &almost).unwrap_err();
+    assert!(error.to_string().contains("POSTHASTE_KEY"));
+    assert!(!error.to_string().contains("5ec2e7") && !format!("{error:?}").contains("5ec2e7"));
+    let env = with("POSTHASTE_KEY", &"5ec2e7ff".repeat(8)).unwrap().unwrap();
+    assert!(!format!("{env:?}").to_lowercase().contains("5ec2e7"));
+    assert!(!format!("{env:?}").contains("94, 194, 231"));
+}
+
+#[test]
+fn settings_need_no_job() {
+    let read = Settings::parse(variables(&[
+        ("POSTHASTE_LANE_BYTES", "1024"),
+        ("POSTHASTE_CREDITS", "65536"),
+        ("POSTHASTE_SPIN_US", "0"),
+        ("POSTHASTE_MEMORY_LIMIT", "3G"),
+        ("POSTHASTE_SEGMENT", "64k"),
+        ("POSTHASTE_DRIVER", "thread"),
+        ("POSTHASTE_CORES", "7"),
+    ]))
+    .unwrap();
+    assert_eq!((read.lane_bytes, read.credits), (1024, 65536));
+    assert_eq!((read.spin, read.cores), (Some(Duration::ZERO), Some(7)));
+    assert_eq!((read.memory_limit, read.segment), (Some(3 << 30), Some(64 << 10)));
+    assert_eq!(read.driver, Driver::Thread);
+    assert_eq!(Settings::parse([]).unwrap(), Settings::default());
+}
+
+/// Plain function, so that a fuzzer can drive it too: any bytes as an environment.
+fn parse_bytes(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let env = text.split('\n').filter_map(|line| line.split_once('='));
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    if let Ok(Some(env)) = JobEnv::parse(env) {
+        assert!(env.rank < env.size && (1..=4096).contains(&env.size));
+        assert!(env.fds.is_some() || env.broker.is_some());
+        assert!(env.fds.is_none_or(|fds| fds.ring().len() == env.size as usize));
+    }
+}
+
+#[test]
+fn any_environment_is_read_without_panic() {
+    let good: Vec<u8> =
+        good().iter().flat_map(|(name, value)| format!("{name}={value}\n").into_bytes()).collect();
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize % below
+    };
+    for _ in 0..20_000 {
+        let mut bytes = good.clone();
+        for _ in 0..=random(4) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] = random(256) as u8,
+                1 => bytes[at] = b"0123456789:,=\nKMG_"[random(18)],
+                2 => drop(bytes.drain(at..(at + random(40)).min(bytes.len() - 1).max(at))),
+                _ => bytes.insert(at, bytes[random(bytes.len())]),
+            }
+        }
+        parse_bytes(&bytes);
+    }
+}

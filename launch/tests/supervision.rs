@@ -1,0 +1,298 @@
+//! How jobs end, and that nothing outlives them.
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{assigned, eventually, job_of_shell, process_of, runs, watchdog};
+use posthaste_launch::{Cause, Launch, LaunchError, Output, RankEnd, Signal};
+use rustix::process::{Pid, kill_process};
+
+/// Does nothing for longer than any test lasts.
+const SLEEP: &str = "exec sleep 100";
+
+#[test]
+fn role() {
+    let Some(role) = assigned() else { return };
+    let dir = std::env::var("POSTHASTE_TEST_DIR").unwrap_or_default();
+    let ready = |pids: Vec<Option<u32>>| {
+        let pids: Vec<String> = pids.into_iter().flatten().map(|pid| pid.to_string()).collect();
+        std::fs::write(format!("{dir}/pids.new"), pids.join(" ")).unwrap();
+        std::fs::rename(format!("{dir}/pids.new"), format!("{dir}/pids")).unwrap();
+    };
+    let wait = |launch: Launch| -> ! {
+        let job = launch.spawn().unwrap();
+        eventually("the ranks are ready", || (0..job.size()).all(|rank| job.output(rank).0 == b"ready\n"));
+        ready(job.pids());
+        let outcome = job.wait();
+        drop(job);
+        eprintln!("OUTCOME {outcome}");
+        std::process::exit(outcome.exit_code())
+    };
+    let prepared = |script: &str| {
+        job_of_shell(script).ranks(2).forward_signals(true).keep_going(true).stdout(Output::Capture)
+    };
+    match role.as_str() {
+        "launcher" => wait(prepared("echo ready; exec sleep 100").forward_signals(false)),
+        "forward" => {
+            wait(prepared("trap 'exit 9' TERM; trap 'exit 7' USR1; echo ready; while :; do sleep 0.02; done"))
+        }
+        "stubborn" => {
+            wait(prepared("trap '' TERM; echo ready; exec sleep 100").grace(Duration::from_secs(1000)))
+        }
+        "patient" => {
+            wait(prepared("trap '' TERM; echo ready; exec sleep 100").grace(Duration::from_millis(100)))
+        }
+        "after" => {
+            let job = job_of_shell("exit 0").forward_signals(true).spawn().unwrap();
+            assert!(job.wait().success());
+            ready(vec![Some(0)]);
+            std::thread::sleep(Duration::from_secs(30));
+        }
+        "no-pidfd" => {
+            let job =
+                job_of_shell("[ $POSTHASTE_RANK = 0 ] && exec sleep 100; exit 5").ranks(2).spawn().unwrap();
+            std::process::exit(job.wait().exit_code());
+        }
+        "idle" => {
+            let used = || {
+                let usage = std::fs::read_to_string("/proc/self/stat").unwrap();
+                let fields: Vec<&str> = usage.rsplit(')').next().unwrap().split_whitespace().collect();
+                fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+            };
+            let job = job_of_shell("exec sleep 1").ranks(4).forward_signals(true).spawn().unwrap();
+            let before = used();
+            assert!(job.wait().success());
+            // In ticks of 10 ms: one thread that polls all the time would use about a hundred.
+            assert!(used() - before < 20, "{} ticks", used() - before);
+            std::process::exit(0);
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// A launcher in a process of its own, and the processes of its ranks.
+fn launcher(role: &str, dir: &Path) -> (Child, Vec<u32>) {
+    let child = process_of(role)
+        .env("POSTHASTE_TEST_DIR", dir)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("the launcher is ready", || dir.join("pids").exists());
+    let pids = std::fs::read_to_string(dir.join("pids")).unwrap();
+    (child, pids.split(' ').map(|pid| pid.parse().unwrap()).collect())
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+fn all_gone(pids: &[u32]) {
+    eventually("no rank is left", || !pids.iter().any(|pid| runs(*pid)));
+}
+
+#[test]
+fn a_failing_rank_ends_the_job_with_its_code() {
+    let _dog = watchdog();
+    let job = job_of_shell("[ $POSTHASTE_RANK = 1 ] && exit 7; exec sleep 100").ranks(3).spawn().unwrap();
+    let outcome = job.wait();
+    assert_eq!(outcome.ranks, [RankEnd::Signal(15), RankEnd::Exit(7), RankEnd::Signal(15)]);
+    assert_eq!(outcome.exit_code(), 7);
+    let failure = outcome.first_failure.as_ref().unwrap();
+    assert_eq!((failure.rank, &failure.cause, failure.pid), (1, &Cause::Exit(7), job.pid(1)));
+    let text = outcome.to_string();
+    assert!(text.starts_with("rank 1 (pid ") && text.contains("exited with code 7"), "{text}");
+    assert!(text.ends_with("the other ranks were ended") && !text.contains('\n'), "{text}");
+}
+
+#[test]
+fn a_signal_gives_128_and_its_number() {
+    let _dog = watchdog();
+    let job = job_of_shell(SLEEP).ranks(2).spawn().unwrap();
+    assert_eq!(job.try_wait(0), None);
+    assert!(job.wait_timeout(Duration::from_millis(20)).is_none());
+    job.kill(1).unwrap();
+    let outcome = job.wait();
+    assert_eq!(outcome.exit_code(), 137);
+    assert_eq!(job.try_wait(1), Some(RankEnd::Signal(9)));
+    assert_eq!(job.wait_timeout(Duration::ZERO), Some(outcome.clone()));
+    assert!(outcome.to_string().contains("killed by signal 9 (SIGKILL)"), "{outcome}");
+    assert!(job.kill(1).is_err() && job.signal(2, Signal::TERM).is_err());
+    let job = job_of_shell(SLEEP).spawn().unwrap();
+    job.signal(0, Signal::USR1).unwrap();
+    assert_eq!(job.wait().exit_code(), 128 + 10);
+}
+
+#[test]
+fn whoever_ignores_the_request_is_killed_after_the_grace() {
+    let _dog = watchdog();
+    let script = "trap '' TERM; [ $POSTHASTE_RANK = 1 ] && { sleep 0.2; exit 3; }; exec sleep 100";
+    let job = job_of_shell(script).ranks(2).grace(Duration::from_millis(100)).spawn().unwrap();
+    let outcome = job.wait();
+    assert_eq!(outcome.ranks, [RankEnd::Signal(9), RankEnd::Exit(3)]);
+    assert_eq!(outcome.exit_code(), 3);
+}
+
+#[test]
+fn the_others_go_on_if_told_so() {
+    let _dog = watchdog();
+    let script = "[ $POSTHASTE_RANK = 0 ] || { sleep 0.3; exit 0; }; exit 4";
+    let outcome = job_of_shell(script).ranks(3).keep_going(true).spawn().unwrap().wait();
+    assert_eq!(outcome.ranks, [RankEnd::Exit(4), RankEnd::Exit(0), RankEnd::Exit(0)]);
+    assert_eq!(outcome.exit_code(), 4);
+    assert!(outcome.to_string().ends_with("no other rank failed"), "{outcome}");
+}
+
+#[test]
+fn a_rank_starts_later() {
+    let _dog = watchdog();
+    let began = Instant::now();
+    let job = job_of_shell("date +%s%N")
+        .ranks(2)
+        .delay(0, Duration::from_millis(400))
+        .stdout(Output::Capture)
+        .spawn()
+        .unwrap();
+    assert!(job.wait().success() && began.elapsed() >= Duration::from_millis(400));
+    let time = |rank| String::from_utf8(job.output(rank).0).unwrap().trim().parse::<u64>().unwrap();
+    assert!(time(0) > time(1) + 300_000_000, "rank 0 started {} ns after rank 1", time(0) - time(1));
+}
+
+#[test]
+fn a_rank_whose_time_never_came() {
+    let _dog = watchdog();
+    let job = job_of_shell("exit 1").ranks(2).delay(1, Duration::from_secs(1000)).spawn().unwrap();
+    let outcome = job.wait();
+    assert_eq!(outcome.ranks, [RankEnd::Exit(1), RankEnd::NotStarted]);
+    assert_eq!(job.pids()[1], None);
+}
+
+#[test]
+fn a_program_that_does_not_exist() {
+    let _dog = watchdog();
+    let error = Launch::program("/nonexistent/program").arena_bytes(4096).ranks(2).spawn().unwrap_err();
+    assert!(matches!(error, LaunchError::Spawn { rank: 0, .. }), "{error}");
+    let job = Launch::program("/nonexistent/program").arena_bytes(4096);
+    let outcome = job.delay(0, Duration::from_millis(10)).spawn().unwrap().wait();
+    assert_eq!((outcome.exit_code(), &outcome.ranks[..]), (127, &[RankEnd::NotStarted][..]));
+    assert!(outcome.to_string().contains("could not be started"), "{outcome}");
+}
+
+#[test]
+fn a_wrong_description_is_refused() {
+    let job = || job_of_shell("exit 0");
+    for launch in [
+        job().ranks(0),
+        job().ranks(4097),
+        job().contexts(0),
+        job().clients(5000),
+        job().delay(1, Duration::ZERO),
+        job().broker_rank(1),
+        job().broker_rank(0).delay(0, Duration::ZERO),
+        Launch::program("/bin/sh"),
+    ] {
+        assert!(matches!(launch.spawn(), Err(LaunchError::Invalid(_))));
+    }
+}
+
+#[test]
+fn dropping_a_job_leaves_no_rank() {
+    let _dog = watchdog();
+    let job = job_of_shell("trap '' TERM; exec sleep 100").ranks(3).spawn().unwrap();
+    let pids: Vec<u32> = job.pids().into_iter().flatten().collect();
+    assert!(pids.len() == 3 && pids.iter().all(|pid| runs(*pid)));
+    drop(job);
+    for pid in pids {
+        assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "not even a zombie");
+    }
+}
+
+#[test]
+fn the_thread_that_started_a_job_may_end() {
+    let _dog = watchdog();
+    let job = std::thread::spawn(|| job_of_shell(SLEEP).spawn().unwrap()).join().unwrap();
+    assert_eq!(job.wait_timeout(Duration::from_millis(200)), None);
+}
+
+#[test]
+fn ranks_are_pinned_to_their_cores() {
+    let _dog = watchdog();
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let allowed: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let script = "grep Cpus_allowed_list /proc/self/status";
+    let job = job_of_shell(script).ranks(3).bind(true).stdout(Output::Capture).spawn().unwrap();
+    assert!(job.wait().success());
+    for rank in 0..3 {
+        let wanted = format!("Cpus_allowed_list:\t{}\n", allowed[rank as usize % allowed.len()]);
+        assert_eq!(String::from_utf8(job.output(rank).0).unwrap(), wanted);
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_rank() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, pids) = launcher("launcher", dir.path());
+    assert!(pids.len() == 2 && pids.iter().all(|pid| runs(*pid)));
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    all_gone(&pids);
+}
+
+#[test]
+fn signals_reach_the_ranks_through_the_launcher() {
+    let _dog = watchdog();
+    for (signal, code) in [(Signal::TERM, 9), (Signal::USR1, 7)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut child, pids) = launcher("forward", dir.path());
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        all_gone(&pids);
+    }
+}
+
+#[test]
+fn a_second_request_kills_and_so_does_the_end_of_the_grace() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, pids) = launcher("stubborn", dir.path());
+    send(&child, Signal::TERM);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(pids.iter().all(|pid| runs(*pid)), "one request is not enough");
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    all_gone(&pids);
+
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, pids) = launcher("patient", dir.path());
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    all_gone(&pids);
+}
+
+#[test]
+fn after_the_job_signals_act_as_ever() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, _) = launcher("after", dir.path());
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+}
+
+#[test]
+fn without_pidfds_ends_are_seen_too() {
+    let _dog = watchdog();
+    let status = process_of("no-pidfd").env("POSTHASTE_TEST_NO_PIDFD", "1").stdout(Stdio::null()).status();
+    assert_eq!(status.unwrap().code(), Some(5));
+}
+
+#[test]
+fn waiting_costs_nothing() {
+    let _dog = watchdog();
+    assert!(process_of("idle").stdout(Stdio::null()).status().unwrap().success());
+}

@@ -1,0 +1,159 @@
+//! What a send takes: an owned buffer, short ones in place.
+
+use bytes::{Bytes, BytesMut};
+use posthaste_core::{Loan, Payload};
+
+/// Longest payload in bytes that is kept in place.
+pub const INLINE: usize = 31;
+
+/// An owned payload. Anything that owns bytes converts into it without a copy; borrowed bytes are copied.
+#[derive(Debug)]
+pub struct Buffer(pub(crate) Kind);
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Bytes(Bytes),
+    Loan(Loan),
+}
+
+impl Buffer {
+    /// Copies the bytes.
+    #[inline]
+    #[must_use]
+    pub fn copy(source: &[u8]) -> Self {
+        if source.len() <= INLINE {
+            let mut bytes = [0; INLINE];
+            bytes[..source.len()].copy_from_slice(source);
+            Self(Kind::Inline { len: source.len() as u8, bytes })
+        } else {
+            Self(Kind::Bytes(Bytes::copy_from_slice(source)))
+        }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Inline { len, .. } => *len as usize,
+            Kind::Bytes(bytes) => bytes.len(),
+            Kind::Loan(loan) => loan.memory.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes as a `Bytes`; those of a loan are copied.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.0 {
+            Kind::Inline { len, bytes } => Bytes::copy_from_slice(&bytes[..len as usize]),
+            Kind::Bytes(bytes) => bytes,
+            Kind::Loan(loan) => Bytes::from(loan.memory.to_vec()),
+        }
+    }
+
+    /// Hands the payload to `f`; what comes back as not sent becomes a buffer again.
+    #[inline]
+    pub(crate) fn lend<R>(self, f: impl FnOnce(Payload<'_>) -> (R, Option<Unsent>)) -> (R, Option<Buffer>) {
+        match self.0 {
+            Kind::Inline { len, bytes } => {
+                let (result, unsent) = f(Payload::Borrowed(&bytes[..len as usize]));
+                (result, unsent.map(|_| Buffer(Kind::Inline { len, bytes })))
+            }
+            Kind::Bytes(bytes) => {
+                let (result, unsent) = f(Payload::Owned(bytes));
+                (result, unsent.and_then(Unsent::into_buffer))
+            }
+            Kind::Loan(loan) => {
+                let (result, unsent) = f(Payload::Loan(loan));
+                (result, unsent.and_then(Unsent::into_buffer))
+            }
+        }
+    }
+}
+
+/// A payload that was not sent, without its lifetime.
+pub(crate) enum Unsent {
+    Borrowed,
+    Bytes(Bytes),
+    Loan(Loan),
+}
+
+impl Unsent {
+    pub fn new(payload: Payload<'_>) -> Self {
+        match payload {
+            Payload::Borrowed(_) => Unsent::Borrowed,
+            Payload::Owned(bytes) => Unsent::Bytes(bytes),
+            Payload::Loan(loan) => Unsent::Loan(loan),
+        }
+    }
+
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Unsent::Borrowed => None,
+            Unsent::Bytes(bytes) => Some(Buffer(Kind::Bytes(bytes))),
+            Unsent::Loan(loan) => Some(Buffer(Kind::Loan(loan))),
+        }
+    }
+}
+
+impl From<Bytes> for Buffer {
+    fn from(bytes: Bytes) -> Self {
+        Self(Kind::Bytes(bytes))
+    }
+}
+
+impl From<BytesMut> for Buffer {
+    fn from(bytes: BytesMut) -> Self {
+        Self(Kind::Bytes(bytes.freeze()))
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Kind::Bytes(Bytes::from(bytes)))
+    }
+}
+
+impl From<String> for Buffer {
+    fn from(text: String) -> Self {
+        Self(Kind::Bytes(Bytes::from(text)))
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    fn from(bytes: &[u8]) -> Self {
+        Self::copy(bytes)
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Buffer {
+    #[inline]
+    fn from(bytes: &[u8; N]) -> Self {
+        Self::copy(bytes)
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for Buffer {
+    #[inline]
+    fn from(bytes: [u8; N]) -> Self {
+        Self::copy(&bytes)
+    }
+}
+
+impl From<&str> for Buffer {
+    fn from(text: &str) -> Self {
+        Self::copy(text.as_bytes())
+    }
+}
+
+impl From<Loan> for Buffer {
+    fn from(loan: Loan) -> Self {
+        Self(Kind::Loan(loan))
+    }
+}

@@ -1,0 +1,54 @@
+//! Waiting until peers have handled what was sent.
+
+use crate::operation::Pending;
+use futures::future::join_all;
+use posthaste_core::context::Face;
+use posthaste_core::{Endpoint, Handle, Rank, SendError};
+
+/// Awaits that everything this context did towards a rank before has taken effect there: puts are visible, and inline
+/// handlers of earlier messages have run.
+///
+/// # Errors
+/// If the rank is unknown or gone.
+///
+/// # Cancel safety
+/// Cancel safe: waiting changes nothing.
+pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
+    let target = Endpoint::new(rank, face.shared().me().context);
+    let handle = Handle::of(face);
+    let begin = move |scope: &mut posthaste_core::Scope<'_>| {
+        let handle = handle.clone();
+        scope.flush(target).map(|ticket| ticket.map(|ticket| Pending::new(handle, ticket, None, None)))
+    };
+    let started = match face.enter(|engine| begin(&mut engine.scope())) {
+        Ok(started) => started?,
+        Err(_) => {
+            let posted = face.post(begin);
+            std::future::poll_fn(|cx| posted.poll(cx)).await?
+        }
+    };
+    if let Some(mut pending) = started {
+        std::future::poll_fn(|cx| pending.poll(face, cx)).await?;
+    }
+    Ok(())
+}
+
+/// Awaits the same towards every rank that this context did something to.
+///
+/// # Errors
+/// The first failure, after all the others have ended.
+///
+/// # Cancel safety
+/// Cancel safe: waiting changes nothing.
+pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
+    let list = |scope: &mut posthaste_core::Scope<'_>| scope.unflushed();
+    let targets = match face.enter(|engine| list(&mut engine.scope())) {
+        Ok(targets) => targets,
+        Err(_) => {
+            let posted = face.post(list);
+            std::future::poll_fn(|cx| posted.poll(cx)).await
+        }
+    };
+    let ended = join_all(targets.into_iter().map(|target| flush(face, target.rank))).await;
+    ended.into_iter().collect()
+}

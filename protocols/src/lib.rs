@@ -1,0 +1,32 @@
+//! The protocols of Posthaste, over any device: active messages in all their deliveries, requests and replies,
+//! puts and gets on windows and regions, recorded patterns, and the collective exchange beneath windows and barriers.
+//!
+//! Everything is generic over the [`Face`](posthaste_core::Face) of a context: a `Handle` that works from
+//! anywhere, or an owned `Context` that pays for no lock.
+
+#![forbid(unsafe_code)]
+
+pub mod buffer;
+pub mod codec;
+pub mod counter;
+pub mod exchange;
+pub mod flush;
+pub mod handler;
+pub mod message;
+mod operation;
+pub mod pattern;
+pub mod send;
+pub mod service;
+pub mod stream;
+pub mod window;
+
+pub use buffer::Buffer;
+pub use counter::Counter;
+pub use exchange::Exchange;
+pub use handler::{ActiveMessage, Fill, First};
+pub use message::{Message, OwnedMessage};
+pub use pattern::{Pattern, Recorder};
+pub use send::SendMessage;
+pub use service::{Call, Service, ServiceOptions};
+pub use stream::MessageStream;
+pub use window::{Element, Region, RegionKey, RemoteRegion, Window};

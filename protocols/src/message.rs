@@ -1,0 +1,283 @@
+//! A message in the hands of its handler.
+
+use bytes::Bytes;
+use posthaste_core::device::Body;
+use posthaste_core::protocol::{Credit, Incoming, ReplyTo};
+use posthaste_core::{Endpoint, Lease, Rank};
+use std::borrow::Cow;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A message during the call of its handler. Short payloads are a private copy, longer ones a lease on the sender's
+/// page or owned bytes; all accessors work for all of them.
+#[derive(Debug)]
+pub struct Message<'a> {
+    source: Endpoint,
+    info: &'a [u8],
+    body: Body<'a>,
+    pub(crate) reply: Option<ReplyTo>,
+    pub(crate) credit: Credit,
+}
+
+impl<'a> Message<'a> {
+    #[inline]
+    pub(crate) fn new(incoming: Incoming<'a>) -> Self {
+        let Incoming { source, info, body, reply, credit } = incoming;
+        Self { source, info, body, reply, credit }
+    }
+
+    /// The rank that sent it.
+    #[inline]
+    #[must_use]
+    pub fn source(&self) -> Rank {
+        self.source.rank
+    }
+
+    /// The endpoint that sent it.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.source
+    }
+
+    /// Message info, 0 to 112 bytes.
+    #[must_use]
+    pub fn info(&self) -> &[u8] {
+        self.info
+    }
+
+    /// Payload length in bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Whether there is no payload.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The payload, if it is private memory already; `None` for a lease.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        body_slice(&self.body)
+    }
+
+    /// The payload as a slice, copied if it is a lease.
+    #[must_use]
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        match &self.body {
+            Body::Lease(lease) => Cow::Owned(lease.memory().to_vec()),
+            other => Cow::Borrowed(body_slice(other).unwrap_or_default()),
+        }
+    }
+
+    /// The payload as owned bytes; copies unless they are owned already.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        body_bytes(&self.body)
+    }
+
+    /// The payload as text; bytes that are not UTF-8 are replaced.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes()).into_owned()
+    }
+
+    /// Copies as many bytes as fit from the start of the payload; returns how many.
+    pub fn copy_to(&self, target: &mut [u8]) -> usize {
+        body_copy(&self.body, target)
+    }
+
+    /// Reads a plain value at a byte offset; `None` if it is not inside.
+    #[inline]
+    #[must_use]
+    pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
+        body_read(&self.body, offset)
+    }
+
+    /// Folds all 64-bit words of the payload in native byte order, the last one filled up with zeros, without
+    /// copying a leased page.
+    pub fn fold_words<A>(&self, init: A, f: impl FnMut(A, u64) -> A) -> A {
+        body_fold(&self.body, init, f)
+    }
+
+    /// Sums all whole 64-bit words of the payload, wrapping: the fast form of a checksum over a leased page.
+    #[must_use]
+    pub fn sum_words(&self) -> u64 {
+        match &self.body {
+            Body::Lease(lease) => lease.memory().sum_words(),
+            other => {
+                let bytes = body_slice(other).unwrap_or_default();
+                bytes.chunks_exact(8).fold(0, |sum, word| {
+                    sum.wrapping_add(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+                })
+            }
+        }
+    }
+
+    /// Keeps the message beyond the call: a lease is kept, a short payload is copied.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedMessage {
+        let body = match self.body {
+            Body::Short(bytes) => OwnedBody::Bytes(Bytes::copy_from_slice(bytes)),
+            Body::Owned(bytes) => OwnedBody::Bytes(bytes),
+            Body::Lease(lease) => OwnedBody::Lease(lease),
+        };
+        OwnedMessage { source: self.source, info: Bytes::copy_from_slice(self.info), body }
+    }
+}
+
+/// A message that was kept.
+#[derive(Debug)]
+pub struct OwnedMessage {
+    source: Endpoint,
+    info: Bytes,
+    body: OwnedBody,
+}
+
+#[derive(Debug)]
+enum OwnedBody {
+    Bytes(Bytes),
+    Lease(Lease),
+}
+
+impl OwnedMessage {
+    /// The rank that sent it.
+    #[must_use]
+    pub fn source(&self) -> Rank {
+        self.source.rank
+    }
+
+    /// The endpoint that sent it.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.source
+    }
+
+    /// Message info, 0 to 112 bytes.
+    #[must_use]
+    pub fn info(&self) -> &[u8] {
+        &self.info
+    }
+
+    /// Payload length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.body {
+            OwnedBody::Bytes(bytes) => bytes.len(),
+            OwnedBody::Lease(lease) => lease.len(),
+        }
+    }
+
+    /// Whether there is no payload.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The payload; copied if it is a lease, which ends.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.body {
+            OwnedBody::Bytes(bytes) => bytes,
+            OwnedBody::Lease(lease) => lease.to_bytes(),
+        }
+    }
+
+    /// A copy of the payload (for free if it is owned already).
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        match &self.body {
+            OwnedBody::Bytes(bytes) => bytes.clone(),
+            OwnedBody::Lease(lease) => lease.to_bytes(),
+        }
+    }
+
+    /// The payload as text; bytes that are not UTF-8 are replaced.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.to_bytes()).into_owned()
+    }
+
+    /// The lease on the sender's page, if the payload is one.
+    ///
+    /// # Errors
+    /// With the message, if its payload is owned already.
+    pub fn into_lease(self) -> Result<Lease, OwnedMessage> {
+        match self.body {
+            OwnedBody::Lease(lease) => Ok(lease),
+            body => Err(OwnedMessage { body, ..self }),
+        }
+    }
+
+    /// Reads a plain value at a byte offset; `None` if it is not inside.
+    #[must_use]
+    pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
+        match &self.body {
+            OwnedBody::Bytes(bytes) => T::read_from_prefix(bytes.get(offset..)?).ok().map(|(value, _)| value),
+            OwnedBody::Lease(lease) => lease_read(lease, offset),
+        }
+    }
+}
+
+#[inline]
+fn body_slice<'b>(body: &'b Body<'_>) -> Option<&'b [u8]> {
+    match body {
+        Body::Short(bytes) => Some(bytes),
+        Body::Owned(bytes) => Some(bytes),
+        Body::Lease(_) => None,
+    }
+}
+
+pub(crate) fn body_bytes(body: &Body<'_>) -> Bytes {
+    match body {
+        Body::Short(bytes) => Bytes::copy_from_slice(bytes),
+        Body::Owned(bytes) => bytes.clone(),
+        Body::Lease(lease) => lease.to_bytes(),
+    }
+}
+
+fn body_copy(body: &Body<'_>, target: &mut [u8]) -> usize {
+    let len = body.len().min(target.len());
+    match body {
+        Body::Lease(lease) => lease.memory().read(&mut target[..len]),
+        other => target[..len].copy_from_slice(&body_slice(other).unwrap_or_default()[..len]),
+    }
+    len
+}
+
+fn body_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option<T> {
+    match body {
+        Body::Lease(lease) => lease_read(lease, offset),
+        other => {
+            let bytes = body_slice(other)?.get(offset..)?;
+            T::read_from_prefix(bytes).ok().map(|(value, _)| value)
+        }
+    }
+}
+
+/// Reads through a private copy: the peer could write to the page meanwhile.
+fn lease_read<T: FromBytes + IntoBytes>(lease: &Lease, offset: usize) -> Option<T> {
+    let slice = lease.memory().slice(offset as u64, size_of::<T>() as u64)?;
+    let mut value = T::new_zeroed();
+    slice.read(value.as_mut_bytes());
+    Some(value)
+}
+
+fn body_fold<A>(body: &Body<'_>, init: A, mut f: impl FnMut(A, u64) -> A) -> A {
+    match body {
+        Body::Lease(lease) => lease.memory().fold_words(init, f),
+        other => {
+            let bytes = body_slice(other).unwrap_or_default();
+            let mut acc = init;
+            for part in bytes.chunks(8) {
+                let mut word = [0; 8];
+                word[..part.len()].copy_from_slice(part);
+                acc = f(acc, u64::from_ne_bytes(word));
+            }
+            acc
+        }
+    }
+}

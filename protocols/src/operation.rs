@@ -1,0 +1,60 @@
+//! A started operation in the hands of its future: detached when dropped, so that nothing leaks and nothing stops.
+
+use posthaste_core::context::{Face, poll_ticket};
+use posthaste_core::engine::{Wait, Work};
+use posthaste_core::slot::Outcome;
+use posthaste_core::{Fault, Handle, Ticket};
+use std::task::{Context, Poll};
+
+/// A ticket and what its end promises. Dropping it detaches the operation: it goes on, and what it was promised is
+/// given back.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    handle: Handle,
+    ticket: Option<Ticket>,
+    pub wait: Option<Wait>,
+    deadline: Option<u64>,
+}
+
+impl Pending {
+    pub fn new(handle: Handle, ticket: Ticket, wait: Option<Wait>, deadline: Option<u64>) -> Self {
+        if let Some(at) = deadline {
+            handle.set_deadline(at, ticket);
+        }
+        Self { handle, ticket: Some(ticket), wait, deadline }
+    }
+
+    /// Waits for the end, or for the deadline. After `Ready` the operation is spent.
+    pub fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let Some(ticket) = self.ticket else { return Poll::Ready(Err(Fault::Shutdown)) };
+        if let Poll::Ready(outcome) = poll_ticket(face, cx, ticket) {
+            self.ticket = None;
+            return Poll::Ready(outcome);
+        }
+        if self.deadline.is_some_and(|at| self.handle.now_ms() >= at) {
+            return Poll::Ready(Err(Fault::DeadlineExceeded));
+        }
+        if self.handle.is_closed() && !self.handle.slots().is_done(ticket) {
+            // The engine ends everything when it closes; this covers what was started while it did.
+            return match self.handle.slots().take(ticket) {
+                Some(outcome) => {
+                    self.ticket = None;
+                    Poll::Ready(outcome)
+                }
+                None => Poll::Ready(Err(Fault::Shutdown)),
+            };
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket
+            && self.handle.slots().detach(ticket)
+            && let Some(wait) = self.wait
+        {
+            self.handle.post_work(Work::Ungrant(wait));
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The future of a send.
+
+use crate::buffer::{Buffer, Unsent};
+use crate::operation::Pending;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::engine::{Scope, SendArgs, Sent, Wait};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::task::coop::poll_proceed;
+
+/// Everything of a send but its payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Envelope {
+    pub target: Endpoint,
+    pub protocol: ProtocolId,
+    pub info: Option<Box<[u8]>>,
+    pub relaxed: bool,
+}
+
+impl Envelope {
+    #[inline]
+    pub fn args(&self, cookie: u64) -> SendArgs<'_> {
+        SendArgs {
+            target: self.target,
+            protocol: self.protocol,
+            cookie,
+            info: self.info.as_deref().unwrap_or_default(),
+            relaxed: self.relaxed,
+        }
+    }
+}
+
+/// How a send started.
+pub(crate) enum Started {
+    Done,
+    Queued(Ticket),
+    Later(Ticket, Wait),
+    Full,
+    Failed(SendError),
+}
+
+/// Starts a send; the buffer is taken unless it was not sent.
+#[inline]
+pub(crate) fn start(
+    scope: &mut Scope<'_>,
+    envelope: &Envelope,
+    cookie: u64,
+    buffer: &mut Option<Buffer>,
+    wait: Wait,
+) -> Started {
+    let args = envelope.args(cookie);
+    let Some(payload) = buffer.take() else { return Started::Failed(Fault::Shutdown.into()) };
+    let (started, back) = payload.lend(|payload| match scope.send(&args, payload, wait) {
+        Ok(Sent::Done) => (Started::Done, None),
+        Ok(Sent::Queued(ticket)) => (Started::Queued(ticket), None),
+        Ok(Sent::Later(ticket, wait, payload)) => (Started::Later(ticket, wait), Some(Unsent::new(payload))),
+        Ok(Sent::Full(payload)) => (Started::Full, Some(Unsent::new(payload))),
+        Err((error, payload)) => (Started::Failed(error), Some(Unsent::new(payload))),
+    });
+    *buffer = back;
+    started
+}
+
+/// Sends at once or not at all.
+pub(crate) fn try_now<F: Face>(
+    face: &F,
+    envelope: &Envelope,
+    buffer: Buffer,
+) -> Result<(), TrySendError<Buffer>> {
+    let mut buffer = Some(buffer);
+    // Another thread holds the engine for well under a microsecond as a rule.
+    for _ in 0..64 {
+        let started = face.enter(|engine| start(&mut engine.scope(), envelope, 0, &mut buffer, Wait::Never));
+        match started {
+            Ok(Started::Failed(error)) => {
+                return Err(TrySendError::Failed { error, payload: buffer.unwrap_or_else(|| Buffer::copy(&[])) });
+            }
+            Ok(Started::Full) => break,
+            Ok(Started::Done) => return Ok(()),
+            Ok(Started::Queued(ticket) | Started::Later(ticket, _)) => {
+                face.shared().slots().detach(ticket);
+                return Ok(());
+            }
+            Err(_) => std::hint::spin_loop(),
+        }
+    }
+    Err(TrySendError::Full(buffer.unwrap_or_else(|| Buffer::copy(&[]))))
+}
+
+#[derive(Debug)]
+enum State {
+    Start(Wait),
+    Posted(Posted<(Step, Option<Buffer>)>),
+    Queued(Pending),
+    Later(Pending),
+}
+
+/// A started send whose tickets are already in the hands of a [`Pending`], so that a dropped future leaks nothing.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Done,
+    Queued(Pending),
+    Later(Pending),
+    Failed(SendError),
+}
+
+/// Gives the tickets of a started send an owner.
+#[inline]
+pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: Option<u64>) -> Step {
+    match started {
+        Started::Done => Step::Done,
+        Started::Queued(ticket) => Step::Queued(Pending::new(handle(), ticket, None, deadline)),
+        Started::Later(ticket, wait) => Step::Later(Pending::new(handle(), ticket, Some(wait), deadline)),
+        // Only a caller that waits never is told so.
+        Started::Full => Step::Failed(Fault::Shutdown.into()),
+        Started::Failed(error) => Step::Failed(error),
+    }
+}
+
+/// A send. Ready when the source is reusable and the message is on its way, in order.
+///
+/// # Cancel safety
+/// Dropped before it was polled, or while it waits for credit or room, nothing is sent. Dropped later, the message
+/// goes on; its payload is kept until it is on its way.
+#[must_use = "a send does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct SendMessage<'f, F: Face> {
+    face: &'f F,
+    envelope: Envelope,
+    deadline: Option<u64>,
+    buffer: Option<Buffer>,
+    state: State,
+}
+
+// Nothing in it is ever pinned.
+impl<F: Face> Unpin for SendMessage<'_, F> {}
+
+impl<'f, F: Face> SendMessage<'f, F> {
+    #[inline]
+    pub(crate) fn new(face: &'f F, envelope: Envelope, buffer: Buffer) -> Self {
+        Self { face, envelope, deadline: None, buffer: Some(buffer), state: State::Start(Wait::Await) }
+    }
+
+    /// Adds message info: up to 112 bytes that travel beside the payload.
+    pub fn info(mut self, info: &[u8]) -> Self {
+        self.envelope.info = Some(info.into());
+        self
+    }
+
+    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time. The message may still arrive if it was queued
+    /// already.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        let now = Handle::of(self.face).now_ms();
+        self.deadline = Some(now.saturating_add((after.as_millis() as u64).max(1)));
+        self
+    }
+
+    /// May overtake messages that wait (D15).
+    pub fn relaxed(mut self) -> Self {
+        self.envelope.relaxed = true;
+        self
+    }
+
+    /// To another context of the same rank than the sender's own number.
+    pub fn to_context(mut self, context: posthaste_core::ContextId) -> Self {
+        self.envelope.target.context = context;
+        self
+    }
+
+    /// Sends now or not at all; never waits.
+    ///
+    /// # Errors
+    /// With the payload: there is no room now (or another thread is at the context), or the send cannot succeed.
+    pub fn try_send(self) -> Result<(), TrySendError<Buffer>> {
+        match self.buffer {
+            Some(buffer) => try_now(self.face, &self.envelope, buffer),
+            None => Err(TrySendError::Full(Buffer::copy(&[]))),
+        }
+    }
+
+    #[cold]
+    fn post(&mut self, wait: Wait) -> Posted<(Step, Option<Buffer>)> {
+        let handle = Handle::of(self.face);
+        let (envelope, deadline, mut buffer) = (self.envelope.clone(), self.deadline, self.buffer.take());
+        self.face.post(move |scope| {
+            let started = start(scope, &envelope, 0, &mut buffer, wait);
+            (own(started, || handle, deadline), buffer)
+        })
+    }
+
+    #[inline]
+    fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        loop {
+            let step = match &mut self.state {
+                State::Start(wait) => {
+                    let wait = *wait;
+                    let coop = ready!(poll_proceed(cx));
+                    let (envelope, buffer) = (&self.envelope, &mut self.buffer);
+                    match self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, wait)) {
+                        Ok(Started::Done) => {
+                            coop.made_progress();
+                            return Poll::Ready(Ok(()));
+                        }
+                        Ok(started) => own(started, || Handle::of(self.face), self.deadline),
+                        Err(_) => {
+                            self.state = State::Posted(self.post(wait));
+                            continue;
+                        }
+                    }
+                }
+                State::Posted(posted) => {
+                    let (step, buffer) = ready!(posted.poll(cx));
+                    self.buffer = buffer;
+                    step
+                }
+                State::Queued(pending) => {
+                    return ready!(pending.poll(self.face, cx)).map(|_| ()).map_err(SendError::from).into();
+                }
+                State::Later(pending) => match ready!(pending.poll(self.face, cx)) {
+                    Ok(_) => {
+                        let wait = pending.wait.unwrap_or(Wait::Await);
+                        self.state = State::Start(wait);
+                        continue;
+                    }
+                    Err(fault) => return Poll::Ready(Err(fault.into())),
+                },
+            };
+            match step {
+                Step::Done => return Poll::Ready(Ok(())),
+                Step::Failed(error) => return Poll::Ready(Err(error)),
+                Step::Queued(pending) => self.state = State::Queued(pending),
+                Step::Later(pending) => self.state = State::Later(pending),
+            }
+        }
+    }
+}
+
+impl<F: Face> Future for SendMessage<'_, F> {
+    type Output = Result<(), SendError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.step(cx)
+    }
+}

@@ -1,0 +1,426 @@
+//! Requests and replies.
+
+use crate::buffer::Buffer;
+use crate::codec::{decode, encode, schema_of};
+use crate::message::{Message, OwnedMessage};
+use crate::operation::Pending;
+use crate::send::{Envelope, Started, start};
+use bytes::Bytes;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::engine::{Payload, Wait};
+use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
+use posthaste_core::slot::Value;
+use posthaste_core::{
+    CallError, Context, Endpoint, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope, SendError,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Poll, ready};
+use std::time::Duration;
+use tokio::task::coop::poll_proceed;
+
+/// How a service runs.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceOptions {
+    /// Handlers that run at once; a request beyond is answered `Busy`.
+    pub limit: usize,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self { limit: 1024 }
+    }
+}
+
+/// A registered service: requests go out through it. Cheap to clone.
+#[derive(Debug)]
+pub struct Service<Q, A, F = Handle> {
+    face: F,
+    id: ProtocolId,
+    types: PhantomData<fn(Q) -> A>,
+}
+
+impl<Q, A, F: Clone> Clone for Service<Q, A, F> {
+    fn clone(&self) -> Self {
+        Self { face: self.face.clone(), id: self.id, types: PhantomData }
+    }
+}
+
+impl<Q, A, F: Face> Service<Q, A, F> {
+    fn new(face: F, id: ProtocolId) -> Self {
+        Self { face, id, types: PhantomData }
+    }
+
+    /// The same service called through an owned context.
+    #[must_use]
+    pub fn on<'c>(&self, context: &'c Context) -> Service<Q, A, &'c Context> {
+        Service::new(context, self.id)
+    }
+
+    /// The same service called through any face.
+    #[must_use]
+    pub fn with_face<G: Face>(&self, face: G) -> Service<Q, A, G> {
+        Service::new(face, self.id)
+    }
+
+    /// The same service called through a context of one's choice.
+    #[must_use]
+    pub fn through(&self, handle: &Handle) -> Service<Q, A> {
+        Service::new(handle.clone(), self.id)
+    }
+
+    fn request(&self, target: Rank, payload: Buffer) -> Call<'_, F> {
+        let context = self.face.shared().me().context;
+        let envelope =
+            Envelope { target: Endpoint::new(target, context), protocol: self.id, info: None, relaxed: false };
+        Call { face: &self.face, envelope, payload: Some(payload), deadline: None, state: State::Start(Wait::Await) }
+    }
+}
+
+impl<F: Face> Service<Bytes, Bytes, F> {
+    /// Sends bytes and awaits the bytes of the reply.
+    ///
+    /// # Cancel safety
+    /// See [`Call`].
+    #[inline]
+    pub fn call_bytes(&self, target: Rank, payload: impl Into<Buffer>) -> Call<'_, F> {
+        self.request(target, payload.into())
+    }
+}
+
+impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
+    /// Sends a request and awaits its reply.
+    ///
+    /// # Errors
+    /// If the request cannot be encoded or sent, the peer is lost, or it refuses: see [`CallError`].
+    ///
+    /// # Cancel safety
+    /// Dropped before it was sent, nothing happens; later, the reply is dropped when it comes.
+    pub async fn call(&self, target: Rank, request: Q) -> Result<A, CallError> {
+        let payload = encode(&request)?;
+        decode(self.request(target, payload.into()).await?.as_bytes())
+    }
+
+    /// As [`call`](Self::call), but ends with [`Fault::DeadlineExceeded`] after this time.
+    ///
+    /// # Errors
+    /// As for `call`, and the deadline.
+    ///
+    /// # Cancel safety
+    /// As for `call`.
+    pub async fn call_within(&self, target: Rank, request: Q, time: Duration) -> Result<A, CallError> {
+        let payload = encode(&request)?;
+        decode(self.request(target, payload.into()).deadline(time).await?.as_bytes())
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Start(Wait),
+    Posted(Posted<(Asked, Option<Buffer>)>),
+    Later(Pending),
+    Waiting(Pending),
+}
+
+#[derive(Debug)]
+enum Asked {
+    Sent(Pending),
+    Later(Pending),
+    Failed(SendError),
+}
+
+/// A request. Ready with the reply's bytes.
+///
+/// # Cancel safety
+/// Dropped before the request was sent, nothing happens. Dropped later, the request is handled and the reply is
+/// dropped when it comes.
+#[must_use = "a call does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Call<'f, F: Face> {
+    face: &'f F,
+    envelope: Envelope,
+    payload: Option<Buffer>,
+    deadline: Option<u64>,
+    state: State,
+}
+
+impl<F: Face> Unpin for Call<'_, F> {}
+
+impl<F: Face> Call<'_, F> {
+    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        let now = Handle::of(self.face).now_ms();
+        self.deadline = Some(now.saturating_add((after.as_millis() as u64).max(1)));
+        self
+    }
+
+    /// Adds message info: up to 112 bytes that travel beside the request.
+    pub fn info(mut self, info: &[u8]) -> Self {
+        self.envelope.info = Some(info.into());
+        self
+    }
+}
+
+/// Sends the request under a ticket of its own.
+#[inline]
+fn ask(
+    scope: &mut Scope<'_>,
+    envelope: &Envelope,
+    payload: &mut Option<Buffer>,
+    wait: Wait,
+    handle: impl FnOnce() -> Handle,
+    deadline: Option<u64>,
+) -> Asked {
+    let bytes = payload.as_ref().map_or(0, Buffer::len);
+    if envelope.target.rank.0 >= scope.shape().ranks {
+        let size = scope.shape().ranks;
+        return Asked::Failed(SendError::UnknownRank { rank: envelope.target.rank, size });
+    }
+    let ticket = match scope.operation(Some(envelope.target.rank)) {
+        Ok(ticket) => ticket,
+        Err(fault) => return Asked::Failed(fault.into()),
+    };
+    let started = start(scope, envelope, ticket.to_word(), payload, wait);
+    if matches!(started, Started::Done | Started::Queued(_)) {
+        scope.note_request(ticket, envelope.protocol, bytes);
+        if let Started::Queued(queued) = started {
+            // The reply says all: nobody waits for the sending alone.
+            scope.detach(queued);
+        }
+        return Asked::Sent(Pending::new(handle(), ticket, None, deadline));
+    }
+    scope.complete(ticket, Ok(Value::Unit));
+    scope.detach(ticket);
+    match started {
+        Started::Later(later, wait) => Asked::Later(Pending::new(handle(), later, Some(wait), deadline)),
+        Started::Failed(error) => Asked::Failed(error),
+        _ => Asked::Failed(Fault::Shutdown.into()),
+    }
+}
+
+impl<F: Face> Future for Call<'_, F> {
+    type Output = Result<Value, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            let asked = match &mut this.state {
+                State::Start(wait) => {
+                    let wait = *wait;
+                    let coop = ready!(poll_proceed(cx));
+                    let (face, envelope, payload, deadline) =
+                        (this.face, &this.envelope, &mut this.payload, this.deadline);
+                    let asked = face.enter(|engine| {
+                        ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
+                    });
+                    coop.made_progress();
+                    match asked {
+                        Ok(asked) => asked,
+                        Err(_) => {
+                            let (handle, envelope, mut payload) =
+                                (Handle::of(face), envelope.clone(), payload.take());
+                            this.state = State::Posted(face.post(move |scope| {
+                                let asked = ask(scope, &envelope, &mut payload, wait, || handle, deadline);
+                                (asked, payload)
+                            }));
+                            continue;
+                        }
+                    }
+                }
+                State::Posted(posted) => {
+                    let (asked, payload) = ready!(posted.poll(cx));
+                    this.payload = payload;
+                    asked
+                }
+                State::Later(pending) => match ready!(pending.poll(this.face, cx)) {
+                    Ok(_) => {
+                        this.state = State::Start(pending.wait.unwrap_or(Wait::Await));
+                        continue;
+                    }
+                    Err(fault) => return Poll::Ready(Err(fault.into())),
+                },
+                State::Waiting(pending) => {
+                    return ready!(pending.poll(this.face, cx)).map_err(CallError::from).into();
+                }
+            };
+            match asked {
+                Asked::Sent(pending) => this.state = State::Waiting(pending),
+                Asked::Later(pending) => this.state = State::Later(pending),
+                Asked::Failed(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+struct InlineService<H> {
+    name: String,
+    schema: u64,
+    handler: H,
+}
+
+impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> Protocol for InlineService<H> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn schema(&self) -> u64 {
+        self.schema
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::Replied
+    }
+
+    #[inline]
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let Some(to) = message.reply else { return };
+        match (self.handler)(Message::new(message), scope) {
+            Ok(answer) => {
+                answer.lend(|payload| {
+                    scope.reply(to, Ok(payload));
+                    ((), None)
+                });
+            }
+            Err(fault) => scope.reply(to, Err(fault)),
+        }
+    }
+}
+
+/// Registers a service whose handler runs inside `advance` and answers at once: for answers that take less time than
+/// starting a task does.
+///
+/// # Errors
+/// If the name is taken or impossible.
+pub fn register_inline<H>(
+    messager: &dyn Messager,
+    face: Handle,
+    name: &str,
+    handler: H,
+) -> Result<Service<Bytes, Bytes>, RegisterError>
+where
+    H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync + 'static,
+{
+    let id = messager.register(Arc::new(InlineService { name: name.to_owned(), schema: 0, handler }))?;
+    Ok(Service::new(face, id))
+}
+
+struct AsyncService<H, Q, A> {
+    name: String,
+    schema: u64,
+    handler: H,
+    runtime: tokio::runtime::Handle,
+    contexts: Vec<Handle>,
+    running: Arc<AtomicUsize>,
+    limit: usize,
+    types: PhantomData<fn(Q) -> A>,
+}
+
+/// Answers exactly once, however the handler's task ends.
+struct Replier {
+    handle: Handle,
+    to: ReplyTo,
+    running: Arc<AtomicUsize>,
+    answer: Result<Bytes, Fault>,
+}
+
+impl Drop for Replier {
+    fn drop(&mut self) {
+        self.running.fetch_sub(1, Ordering::AcqRel);
+        let (to, answer) = (self.to, std::mem::replace(&mut self.answer, Err(Fault::Shutdown)));
+        self.handle.post_run(move |scope| scope.reply(to, answer.map(Payload::Owned)));
+    }
+}
+
+impl<H, Q, A, T> Protocol for AsyncService<H, Q, A>
+where
+    H: Fn(Q, Rank) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = A> + Send + 'static,
+    Q: DeserializeOwned + Send + 'static,
+    A: Serialize + Send + 'static,
+{
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn schema(&self) -> u64 {
+        self.schema
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::Replied
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let Some(to) = message.reply else { return };
+        let me = scope.me();
+        if self.running.fetch_add(1, Ordering::AcqRel) >= self.limit {
+            self.running.fetch_sub(1, Ordering::AcqRel);
+            scope.reply(to, Err(Fault::Busy(me.rank)));
+            return;
+        }
+        let source = message.source.rank;
+        let message: OwnedMessage = Message::new(message).into_owned();
+        let replier = Replier {
+            handle: self.contexts[me.context.index()].clone(),
+            to,
+            running: self.running.clone(),
+            answer: Err(Fault::RemotePanicked(me.rank)),
+        };
+        let handler = self.handler.clone();
+        self.runtime.spawn(async move {
+            // Moved in whole: it answers when it is dropped, also by a panic.
+            let mut replier = replier;
+            let request = decode::<Q>(&message.into_bytes()).map_err(|error| {
+                tracing::debug!(%error, "request not understood");
+                Fault::Undecodable(me.rank)
+            });
+            let answer = match request {
+                Err(fault) => Err(fault),
+                Ok(request) => {
+                    let answer = handler(request, source).await;
+                    encode(&answer).map(Bytes::from).map_err(|_| Fault::Undecodable(me.rank))
+                }
+            };
+            replier.answer = answer;
+            drop(replier);
+        });
+    }
+}
+
+/// Registers a service whose async handler runs in a task of its own.
+///
+/// # Errors
+/// If the name is taken or impossible.
+///
+/// # Panics
+/// Outside a Tokio runtime.
+pub fn register_async<H, Q, A, T>(
+    messager: &dyn Messager,
+    face: Handle,
+    name: &str,
+    options: ServiceOptions,
+    handler: H,
+) -> Result<Service<Q, A>, RegisterError>
+where
+    H: Fn(Q, Rank) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = A> + Send + 'static,
+    Q: Serialize + DeserializeOwned + Send + 'static,
+    A: Serialize + DeserializeOwned + Send + 'static,
+{
+    let id = messager.register(Arc::new(AsyncService {
+        name: name.to_owned(),
+        schema: schema_of::<(Q, A)>("postcard"),
+        handler,
+        runtime: tokio::runtime::Handle::current(),
+        contexts: messager.contexts().to_vec(),
+        running: Arc::default(),
+        limit: options.limit.max(1),
+        types: PhantomData::<fn(Q) -> A>,
+    }))?;
+    Ok(Service::new(face, id))
+}

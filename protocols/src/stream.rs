@@ -1,0 +1,270 @@
+//! Delivery to a stream or to spawned tasks: messages wait for their consumer, and credit keeps them few.
+
+use crate::handler::ActiveMessage;
+use crate::message::{Message, OwnedMessage};
+use futures::Stream;
+use posthaste_core::context::{Face, poll_until};
+use posthaste_core::engine::Work;
+use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
+use posthaste_core::sync::lock;
+use posthaste_core::{Handle, Messager, RegisterError, Scope};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<(OwnedMessage, Credit, usize)>,
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct StreamProtocol {
+    name: String,
+    queue: Mutex<Queue>,
+}
+
+impl Protocol for StreamProtocol {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::Credited
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let context = scope.me().context.index();
+        let message = Message::new(message);
+        let credit = message.credit;
+        let mut queue = lock(&self.queue);
+        if queue.closed {
+            drop(queue);
+            scope.consumed(credit);
+            return;
+        }
+        queue.messages.push_back((message.into_owned(), credit, context));
+        if let Some(waker) = queue.waker.take() {
+            drop(queue);
+            waker.wake();
+        }
+    }
+
+    fn on_close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        if let Some(waker) = queue.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The messages of one name, as they arrive: in order per sender.
+///
+/// A sender may have a bounded number of messages and bytes outstanding here (the job's credits); taking a message
+/// gives its credit back. A slow consumer thus slows the senders of this name and nobody else.
+#[derive(Debug)]
+pub struct MessageStream {
+    protocol: Arc<StreamProtocol>,
+    contexts: Vec<Handle>,
+}
+
+impl MessageStream {
+    /// The next message; `None` once the job was left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a message is taken only when the future is ready.
+    pub fn recv(&mut self) -> impl Future<Output = Option<OwnedMessage>> + '_ {
+        std::future::poll_fn(move |cx| self.poll_recv(cx))
+    }
+
+    /// The next message, if one is here.
+    pub fn try_recv(&mut self) -> Option<OwnedMessage> {
+        let taken = lock(&self.protocol.queue).messages.pop_front();
+        taken.map(|taken| self.consume(taken))
+    }
+
+    fn consume(&self, (message, credit, context): (OwnedMessage, Credit, usize)) -> OwnedMessage {
+        if let Some(handle) = self.contexts.get(context)
+            && handle.enter(|engine| engine.scope().consumed(credit)).is_err()
+        {
+            handle.post_work(Work::Consumed(credit));
+        }
+        message
+    }
+
+    /// Polls for the next message.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<OwnedMessage>> {
+        let protocol = &self.protocol;
+        let taken = poll_until(
+            &self.contexts[0],
+            cx,
+            || {
+                let mut queue = lock(&protocol.queue);
+                match queue.messages.pop_front() {
+                    Some(taken) => Some(Some(taken)),
+                    None if queue.closed => Some(None),
+                    None => None,
+                }
+            },
+            |waker| lock(&protocol.queue).waker = Some(waker.clone()),
+        );
+        taken.map(|taken| taken.map(|taken| self.consume(taken)))
+    }
+}
+
+impl Stream for MessageStream {
+    type Item = OwnedMessage;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<OwnedMessage>> {
+        self.get_mut().poll_recv(cx)
+    }
+}
+
+impl Drop for MessageStream {
+    fn drop(&mut self) {
+        // Nobody will take them: their senders get their credit, and so will those of later ones.
+        lock(&self.protocol.queue).closed = true;
+        while self.try_recv().is_some() {}
+    }
+}
+
+/// Registers a message that is delivered to a stream.
+///
+/// # Errors
+/// If the name is taken or impossible.
+pub fn register_stream(
+    messager: &dyn Messager,
+    face: Handle,
+    name: &str,
+) -> Result<(ActiveMessage, MessageStream), RegisterError> {
+    let protocol = Arc::new(StreamProtocol { name: name.to_owned(), queue: Mutex::default() });
+    let id = messager.register(protocol.clone())?;
+    let stream = MessageStream { protocol, contexts: messager.contexts().to_vec() };
+    Ok((ActiveMessage::new(face, id), stream))
+}
+
+struct Spawned<H> {
+    name: String,
+    limit: usize,
+    handler: H,
+    runtime: tokio::runtime::Handle,
+    contexts: Vec<Handle>,
+    state: Arc<Mutex<SpawnState>>,
+}
+
+#[derive(Default)]
+struct SpawnState {
+    waiting: VecDeque<(OwnedMessage, Credit, usize)>,
+    running: usize,
+    closed: bool,
+}
+
+/// What a handler's task gives back when it ends, however it ends.
+struct Running {
+    handle: Handle,
+    credit: Credit,
+    state: Arc<Mutex<SpawnState>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        lock(&self.state).running -= 1;
+        self.handle.post_work(Work::Consumed(self.credit));
+    }
+}
+
+impl<H, T> Spawned<H>
+where
+    H: Fn(OwnedMessage) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    /// Starts as many handlers as the limit allows. Each task goes on with the next waiting message.
+    fn start(&self) {
+        loop {
+            let next = {
+                let mut state = lock(&self.state);
+                if state.running >= self.limit || state.closed {
+                    return;
+                }
+                let Some(next) = state.waiting.pop_front() else { return };
+                state.running += 1;
+                next
+            };
+            let (handler, state, contexts) = (self.handler.clone(), self.state.clone(), self.contexts.clone());
+            self.runtime.spawn(async move {
+                let mut next = Some(next);
+                while let Some((message, credit, context)) = next {
+                    let running = Running { handle: contexts[context].clone(), credit, state: state.clone() };
+                    handler(message).await;
+                    drop(running);
+                    let mut state = lock(&state);
+                    next = state.waiting.pop_front();
+                    state.running += usize::from(next.is_some());
+                }
+            });
+        }
+    }
+}
+
+impl<H, T> Protocol for Spawned<H>
+where
+    H: Fn(OwnedMessage) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::Credited
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let context = scope.me().context.index();
+        let message = Message::new(message);
+        let credit = message.credit;
+        lock(&self.state).waiting.push_back((message.into_owned(), credit, context));
+        self.start();
+    }
+
+    fn on_close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.waiting.clear();
+    }
+}
+
+/// Registers a message whose async handler runs in a task of its own, at most `limit` at once; messages beyond wait,
+/// and their senders for credit.
+///
+/// # Errors
+/// If the name is taken or impossible.
+///
+/// # Panics
+/// Outside a Tokio runtime.
+pub fn register_spawned<H, T>(
+    messager: &dyn Messager,
+    face: Handle,
+    name: &str,
+    limit: usize,
+    handler: H,
+) -> Result<ActiveMessage, RegisterError>
+where
+    H: Fn(OwnedMessage) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    let protocol = Spawned {
+        name: name.to_owned(),
+        limit: limit.max(1),
+        handler,
+        runtime: tokio::runtime::Handle::current(),
+        contexts: messager.contexts().to_vec(),
+        state: Arc::default(),
+    };
+    let id = messager.register(Arc::new(protocol))?;
+    Ok(ActiveMessage::new(face, id))
+}

@@ -1,0 +1,81 @@
+//! The errors of the facade.
+
+use posthaste_core::{CallError, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError};
+use thiserror::Error;
+
+/// Why this process could not become part of a job.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// There is no job to join.
+    #[error(
+        "this process is not part of a job: no POSTHASTE_JOB in its environment. Start it with `posthaste run -n N -- PROGRAM`, \
+         or ask for a local job with `posthaste::join_or_local(n)`, or for a job of one with `posthaste::solo()`"
+    )]
+    NoJob,
+    /// The environment is missing parts or contradicts itself.
+    #[error(transparent)]
+    Environment(#[from] posthaste_launch::EnvError),
+    /// What the launcher should have handed over was not there.
+    #[error(transparent)]
+    Descriptors(#[from] posthaste_launch::BrokerError),
+    /// The descriptors of a local job could not be made.
+    #[error(transparent)]
+    Host(#[from] posthaste_launch::HostFdsError),
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The ranks could not be started.
+    #[error(transparent)]
+    Launch(#[from] posthaste_launch::LaunchError),
+    /// There is no Tokio runtime, or it lacks what is needed.
+    #[error("{0}")]
+    Runtime(&'static str),
+    /// The clients of the process are taken, or there are not as many.
+    #[error("client {wanted} is not there to be had: the job has {clients} client(s) and each is handed out once")]
+    Client {
+        /// Which one.
+        wanted: u16,
+        /// How many the job has.
+        clients: u16,
+    },
+    /// A protocol of the library's own could not be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}
+
+/// Any error of this library: what `main` returns.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// See [`JoinError`].
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// See [`RegisterError`].
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// See [`SendError`].
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// See [`CallError`].
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// See [`RmaError`].
+    #[error(transparent)]
+    Rma(#[from] RmaError),
+    /// See [`PatternError`](crate::PatternError).
+    #[error(transparent)]
+    Pattern(#[from] posthaste_core::engine::PatternError),
+    /// See [`MemoryError`].
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// See [`Fault`].
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// Input or output failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// The result of most calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

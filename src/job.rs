@@ -1,0 +1,433 @@
+//! A job as its ranks see it.
+
+use crate::error::{Error, JoinError};
+use bytes::Bytes;
+use posthaste_core::engine::EngineConfig;
+use posthaste_core::messager::ClientParts;
+use posthaste_core::{
+    Caps, Client, ClientId, Context, ContextId, DeviceError, Fault, Handle, JobShape, Messager, Rank, RegisterError,
+    Scope, Stats, Sysdep,
+};
+use posthaste_launch::Settings;
+use posthaste_protocols::{
+    ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage, Pattern,
+    Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush, handler, pattern,
+    service, stream,
+};
+use posthaste_shm::{Host, HostResources, Layout, Sizes};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// The sizes of a job's arena.
+pub(crate) fn sizes_of(settings: &Settings, shape: JobShape) -> Sizes {
+    let default = Sizes::default();
+    // The address space has 47 bits; half of it is plenty for all segments together.
+    let fair = (1u64 << 46) / u64::from(shape.ranks.max(1));
+    Sizes {
+        lane: settings.lane_bytes as u64,
+        pool: default.pool,
+        segment: settings.segment.unwrap_or(default.segment.min(fair)),
+    }
+}
+
+pub(crate) fn layout_of(shape: JobShape, sizes: Sizes) -> Layout {
+    Layout::new(shape, sizes)
+}
+
+pub(crate) fn host_of(
+    resources: HostResources,
+    sizes: Sizes,
+    sysdep: Arc<dyn Sysdep>,
+) -> Result<Arc<Host>, DeviceError> {
+    Host::new(resources, sizes, sysdep)
+}
+
+struct Process {
+    host: Arc<Host>,
+    sysdep: Arc<dyn Sysdep>,
+    settings: Settings,
+    /// A bit per client that was handed out.
+    clients: AtomicU32,
+}
+
+/// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
+/// [`leave`](Job::leave) does, and so does the end of the process.
+#[derive(Clone)]
+pub struct Job {
+    process: Arc<Process>,
+    client: Arc<Client>,
+    exchange: Exchange,
+    handle: Handle,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("rank", &self.rank()).field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    pub(crate) async fn open(
+        host: Arc<Host>,
+        sysdep: Arc<dyn Sysdep>,
+        settings: Settings,
+    ) -> Result<Job, JoinError> {
+        let process = Arc::new(Process { host, sysdep, settings, clients: AtomicU32::new(0) });
+        Job::with_client(process, ClientId(0)).await
+    }
+
+    async fn with_client(process: Arc<Process>, id: ClientId) -> Result<Job, JoinError> {
+        let clients = process.sysdep.personality().shape.clients;
+        let bit = 1u32.checked_shl(u32::from(id.0)).filter(|_| id.0 < clients);
+        let taken = bit.is_none_or(|bit| process.clients.fetch_or(bit, Ordering::AcqRel) & bit != 0);
+        if taken {
+            return Err(JoinError::Client { wanted: id.0, clients });
+        }
+        let settings = &process.settings;
+        let client = Client::new(ClientParts {
+            id,
+            device: process.host.device(id),
+            sysdep: process.sysdep.clone(),
+            config: EngineConfig { credits: settings.credits, ..EngineConfig::default() },
+            spin: settings.spin,
+            driver_thread: settings.driver == posthaste_launch::Driver::Thread,
+        })?;
+        let exchange = Exchange::new(&client)?;
+        client.open().await?;
+        let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
+        Ok(Job { process, client: Arc::new(client), exchange, handle })
+    }
+
+    /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
+    /// there are; each is handed out once.
+    ///
+    /// # Errors
+    /// If there is no such client or it was handed out before.
+    pub async fn client(&self, number: u16) -> Result<Job, Error> {
+        Ok(Job::with_client(self.process.clone(), ClientId(number)).await?)
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.handle.me().rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.shape().ranks as usize
+    }
+
+    /// Ranks, clients and contexts.
+    #[must_use]
+    pub fn shape(&self) -> JobShape {
+        self.client.peers()
+    }
+
+    /// All ranks, in order.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.shape().ranks).map(Rank)
+    }
+
+    /// The face of context 0 that works from anywhere.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The face of another context that works from anywhere.
+    #[must_use]
+    pub fn context_handle(&self, context: ContextId) -> Option<&Handle> {
+        self.client.contexts().get(context.index())
+    }
+
+    /// Takes a context for one task or thread alone: its operations need no locked instruction. `None` if there is no
+    /// such context or somebody owns it.
+    #[must_use]
+    pub fn own_context(&self, context: ContextId) -> Option<Context> {
+        Context::new(self.context_handle(context)?)
+    }
+
+    /// The messager beneath.
+    #[must_use]
+    pub fn messager(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// What the device can do.
+    #[must_use]
+    pub fn caps(&self) -> Caps {
+        self.client.devices().first().map_or(Caps::send_only("none", 0), |device| *device.caps())
+    }
+
+    /// What context 0 has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.handle.stats()
+    }
+
+    /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages.
+    pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
+        self.client.on_error(handler);
+    }
+
+    /// A counter that handlers add to and tasks wait for.
+    #[must_use]
+    pub fn counter(&self) -> Counter {
+        Counter::new(self.handle.clone())
+    }
+
+    /// Registers a message whose handler runs inside `advance`, for each message, in order. It must be short.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn register<H>(&self, name: &str, handler: H) -> Result<ActiveMessage, RegisterError>
+    where
+        H: Fn(Message<'_>, &mut Scope<'_>) + Send + Sync + 'static,
+    {
+        handler::register(&*self.client, self.handle.clone(), name, 0, handler)
+    }
+
+    /// Registers a message of one plain-old-data type; ranks that registered another type under the name refuse it.
+    /// Send it with [`TypedMessage::send`].
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn register_typed<T, H>(&self, name: &str, handler: H) -> Result<TypedMessage<T>, RegisterError>
+    where
+        T: FromBytes + IntoBytes + Immutable + 'static,
+        H: Fn(T, Rank, &mut Scope<'_>) + Send + Sync + 'static,
+    {
+        let schema = codec::schema_of::<T>("plain");
+        let typed = move |message: Message<'_>, scope: &mut Scope<'_>| match message.read::<T>(0) {
+            Some(value) if message.len() == size_of::<T>() => handler(value, message.source(), scope),
+            _ => tracing::warn!(source = %message.source(), "message of the wrong length for its type"),
+        };
+        let message = handler::register(&*self.client, self.handle.clone(), name, schema, typed)?;
+        Ok(TypedMessage { message, element: std::marker::PhantomData })
+    }
+
+    /// Registers a message whose handler runs at the first packet and chooses the buffer (D09).
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn register_first_packet<H>(&self, name: &str, handler: H) -> Result<ActiveMessage, RegisterError>
+    where
+        H: Fn(First<'_>, &mut Scope<'_>) -> Fill + Send + Sync + 'static,
+    {
+        handler::register_first_packet(&*self.client, self.handle.clone(), name, handler)
+    }
+
+    /// Registers a message that is delivered to a stream; a slow consumer slows its senders.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn stream(&self, name: &str) -> Result<(ActiveMessage, MessageStream), RegisterError> {
+        stream::register_stream(&*self.client, self.handle.clone(), name)
+    }
+
+    /// Registers a message whose async handler runs in a task of its own, at most `limit` at once.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn register_spawned<H, T>(
+        &self,
+        name: &str,
+        limit: usize,
+        handler: H,
+    ) -> Result<ActiveMessage, RegisterError>
+    where
+        H: Fn(OwnedMessage) -> T + Clone + Send + Sync + 'static,
+        T: Future<Output = ()> + Send + 'static,
+    {
+        stream::register_spawned(&*self.client, self.handle.clone(), name, limit, handler)
+    }
+
+    /// Registers a service: an async handler from request to reply, each in a task of its own.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn service<H, Q, A, T>(&self, name: &str, handler: H) -> Result<Service<Q, A>, RegisterError>
+    where
+        H: Fn(Q) -> T + Clone + Send + Sync + 'static,
+        T: Future<Output = A> + Send + 'static,
+        Q: Serialize + DeserializeOwned + Send + 'static,
+        A: Serialize + DeserializeOwned + Send + 'static,
+    {
+        self.service_with(name, ServiceOptions::default(), move |request, _| handler(request))
+    }
+
+    /// As [`service`](Job::service), with options, and told who asks.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn service_with<H, Q, A, T>(
+        &self,
+        name: &str,
+        options: ServiceOptions,
+        handler: H,
+    ) -> Result<Service<Q, A>, RegisterError>
+    where
+        H: Fn(Q, Rank) -> T + Clone + Send + Sync + 'static,
+        T: Future<Output = A> + Send + 'static,
+        Q: Serialize + DeserializeOwned + Send + 'static,
+        A: Serialize + DeserializeOwned + Send + 'static,
+    {
+        service::register_async(&*self.client, self.handle.clone(), name, options, handler)
+    }
+
+    /// Registers a service of bytes whose handler answers at once, inside `advance`.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn service_inline<H>(&self, name: &str, handler: H) -> Result<Service<Bytes, Bytes>, RegisterError>
+    where
+        H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync + 'static,
+    {
+        service::register_inline(&*self.client, self.handle.clone(), name, handler)
+    }
+
+    /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero.
+    ///
+    /// # Errors
+    /// If memory cannot be had, or a rank is lost.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the other ranks wait until this one leaves.
+    pub async fn shmalloc<T: Element>(&self, len: usize) -> Result<Window<T>, Error> {
+        Ok(Window::allocate(&self.client, &self.exchange, len).await?)
+    }
+
+    /// Allocates a region of `len` bytes on this rank, zeroed.
+    ///
+    /// # Errors
+    /// If memory cannot be had.
+    pub async fn region(&self, len: usize) -> Result<Region, Error> {
+        Ok(Region::allocate(&self.client, len).await?)
+    }
+
+    /// A region of a peer, by the key that the peer told.
+    ///
+    /// # Errors
+    /// If the key names nothing that the peer shares.
+    pub async fn remote_region(&self, key: RegionKey) -> Result<RemoteRegion, Error> {
+        Ok(RemoteRegion::open(&self.client, key).await?)
+    }
+
+    /// Records operations, to be replayed at almost no cost; nothing is carried out.
+    ///
+    /// # Errors
+    /// If the closure fails, or records nothing.
+    pub async fn record<E>(
+        &self,
+        recording: impl FnOnce(&mut Recorder) -> Result<(), E>,
+    ) -> Result<Pattern, Error>
+    where
+        posthaste_core::engine::PatternError: From<E>,
+    {
+        Ok(pattern::record(&self.handle, recording).await?)
+    }
+
+    /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are
+    /// refused from now on. The first collective call implies it.
+    pub fn ready(&self) {
+        for context in self.client.contexts() {
+            context.post_run(|scope| scope.declare_ready());
+        }
+    }
+
+    /// Waits until everything this context did towards a rank has taken effect there.
+    ///
+    /// # Errors
+    /// If the rank is unknown or gone.
+    pub async fn flush(&self, rank: Rank) -> Result<(), Error> {
+        Ok(flush::flush(&self.handle, rank).await?)
+    }
+
+    /// The same towards all ranks.
+    ///
+    /// # Errors
+    /// If a rank is gone.
+    pub async fn fence(&self) -> Result<(), Error> {
+        Ok(flush::fence(&self.handle).await?)
+    }
+
+    /// Waits until every rank has got here.
+    ///
+    /// # Errors
+    /// If a rank is lost or has left.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a rank that gives up leaves the others waiting until it leaves the job.
+    pub async fn barrier(&self) -> Result<(), Error> {
+        self.ready();
+        Ok(self.exchange.barrier().await?)
+    }
+
+    /// Awaits any future of this job while driving an owned context, which nobody else can.
+    ///
+    /// # Cancel safety
+    /// That of the future.
+    pub async fn drive<T>(&self, context: &Context, future: impl Future<Output = T>) -> T {
+        posthaste_core::context::drive(context, future).await
+    }
+
+    /// Gathers a blob of the same length from every rank, by rank. Collective.
+    ///
+    /// # Errors
+    /// If a rank is lost or has left, or sends a blob of another length.
+    pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
+        self.ready();
+        Ok(self.exchange.all_gather(blob).await?)
+    }
+
+    /// Leaves the job in order: what was sent is on its way, peers see a clean leave.
+    ///
+    /// # Errors
+    /// None so far; what cannot be delivered any more was reported to its own future.
+    pub async fn leave(self) -> Result<(), Error> {
+        // Everything queued is delivered first: a peer that died meanwhile ends its part with an error.
+        loop {
+            let posted = {
+                use posthaste_core::Face;
+                self.handle.post(|scope| scope.has_queued())
+            };
+            if !std::future::poll_fn(|cx| posted.poll(cx)).await {
+                break;
+            }
+            self.handle.advance();
+            tokio::task::yield_now().await;
+        }
+        self.client.close().await;
+        Ok(())
+    }
+}
+
+/// A registered message of one plain-old-data type.
+#[derive(Debug)]
+pub struct TypedMessage<T> {
+    message: ActiveMessage,
+    element: std::marker::PhantomData<fn(T)>,
+}
+
+impl<T> Clone for TypedMessage<T> {
+    fn clone(&self) -> Self {
+        Self { message: self.message.clone(), element: std::marker::PhantomData }
+    }
+}
+
+impl<T: IntoBytes + Immutable> TypedMessage<T> {
+    /// Sends a value.
+    ///
+    /// # Cancel safety
+    /// See [`SendMessage`](crate::SendMessage).
+    pub fn send(&self, target: Rank, value: &T) -> posthaste_protocols::SendMessage<'_, Handle> {
+        self.message.send(target, Buffer::copy(value.as_bytes()))
+    }
+}

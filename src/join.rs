@@ -1,0 +1,122 @@
+//! Becoming part of a job.
+
+use crate::error::JoinError;
+use crate::job::{Job, host_of, sizes_of};
+use crate::{Error, launcher};
+use posthaste_core::{JobShape, LinuxSysdep, Personality, Rank, Sysdep};
+use posthaste_launch::{HostFds, InheritedFds, JobEnv, Settings};
+use posthaste_shm::HostResources;
+use std::sync::Arc;
+
+/// Joins the job that this process was started for.
+///
+/// # Errors
+/// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone.
+///
+/// # Cancel safety
+/// Not cancel safe: what the launcher handed over can be taken once.
+pub async fn join() -> Result<Job, Error> {
+    match JobEnv::from_process().map_err(JoinError::from)? {
+        Some(env) => Ok(join_as(env).await?),
+        None => Err(JoinError::NoJob.into()),
+    }
+}
+
+/// Joins the job that this process was started for; started for none, it starts `ranks` ranks of its own program with
+/// its own arguments, waits for them, and ends with their exit code. So the call returns only in a rank.
+///
+/// # Errors
+/// If the job cannot be joined or the ranks cannot be started.
+///
+/// # Cancel safety
+/// Not cancel safe: what the launcher handed over can be taken once.
+pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
+    if let Some(env) = JobEnv::from_process().map_err(JoinError::from)? {
+        return Ok(join_as(env).await?);
+    }
+    let launch = launcher::current_program(ranks).map_err(JoinError::from)?;
+    let job = launch.forward_signals(true).spawn().map_err(JoinError::from)?;
+    let outcome = tokio::task::spawn_blocking(move || job.wait())
+        .await
+        .map_err(|_| JoinError::Runtime("the runtime was shut down while the ranks were running"))?;
+    if !outcome.success() {
+        eprintln!("{outcome}");
+    }
+    std::process::exit(outcome.exit_code());
+}
+
+/// A job of one rank, in this process alone: for tests and for programs that may run without peers.
+///
+/// # Errors
+/// If memory or descriptors cannot be had.
+pub async fn solo() -> Result<Job, Error> {
+    solo_with(1, 1).await
+}
+
+/// A job of one rank with several clients and contexts.
+///
+/// # Errors
+/// If memory or descriptors cannot be had.
+pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
+    let settings = Settings::from_process().map_err(JoinError::from)?;
+    let shape = JobShape { ranks: 1, clients, contexts };
+    let sizes = sizes_of(&settings, shape);
+    let bytes = crate::job::layout_of(shape, sizes).total();
+    let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
+    let fds = fds.local(0).map_err(Error::from)?;
+    Ok(enter(Rank(0), shape, settings, fds).await?)
+}
+
+async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
+    let fds = if env.fds.is_some() {
+        InheritedFds::obtain(&env)?
+    } else {
+        // Asking the broker blocks for a moment.
+        let asked = tokio::task::spawn_blocking({
+            let env = env.clone();
+            move || InheritedFds::obtain(&env)
+        });
+        asked.await.map_err(|_| JoinError::Runtime("the runtime was shut down while joining"))??
+    };
+    let shape =
+        JobShape { ranks: env.size, clients: env.clients as u16, contexts: env.contexts as u16 };
+    enter(Rank(env.rank), shape, env.settings.clone(), fds).await
+}
+
+async fn enter(
+    rank: Rank,
+    shape: JobShape,
+    settings: Settings,
+    fds: InheritedFds,
+) -> Result<Job, JoinError> {
+    check_runtime()?;
+    let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), settings.cores));
+    let resources = HostResources {
+        arena: fds.arena,
+        bell: fds.bell,
+        ring: fds.ring,
+        memory_limit: settings.memory_limit,
+    };
+    let host = host_of(resources, sizes_of(&settings, shape), sysdep.clone())?;
+    Job::open(host, sysdep, settings).await
+}
+
+/// The doorbell needs the runtime's I/O driver, deadlines its timer.
+fn check_runtime() -> Result<(), JoinError> {
+    tokio::runtime::Handle::try_current()
+        .map_err(|_| JoinError::Runtime("join needs a Tokio runtime: call it from an async fn run by one"))?;
+    let usable = |f: fn()| std::panic::catch_unwind(f).is_ok();
+    // Tokio tells a missing driver only by a panic; its message must not be printed for a typed error.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let io = usable(|| {
+        let _ = tokio::net::UnixDatagram::unbound();
+    });
+    let time = usable(|| drop(tokio::time::sleep(std::time::Duration::ZERO)));
+    std::panic::set_hook(hook);
+    match (io, time) {
+        (true, true) => Ok(()),
+        (false, _) => Err(JoinError::Runtime("the Tokio runtime has no I/O driver: build it with enable_io() or enable_all()")),
+        (_, false) => Err(JoinError::Runtime("the Tokio runtime has no timer: build it with enable_time() or enable_all()")),
+    }
+}

@@ -1,0 +1,43 @@
+//! Asynchronous active messages, one-sided memory access and replayable communication for Tokio.
+//!
+//! Ranks (processes) of a job send each other messages that name their handler, put into and get from each other's
+//! memory, and call each other's services; every operation is a future.
+//!
+//! ```no_run
+//! # async fn run() -> posthaste::Result<()> {
+//! let job = posthaste::join_or_local(4).await?;
+//! let me = job.rank();
+//! let hello = job.register("hello", move |m: posthaste::Message, _: &mut posthaste::Scope| println!("{me}: {}", m.text()))?;
+//! hello.send(me.next(job.size()), format!("greetings from {me}")).await?;
+//! job.barrier().await?;
+//! job.leave().await
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod job;
+mod join;
+pub mod launcher;
+
+pub use bytes::Bytes;
+pub use error::{Error, JoinError, Result};
+pub use job::{Job, TypedMessage};
+pub use join::{join, join_or_local, solo, solo_with};
+pub use posthaste_core::engine::PatternError;
+pub use posthaste_core::{
+    CallError, Caps, ClientId, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape, Lease, Loan,
+    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep, TrySendError,
+};
+pub use posthaste_protocols::{
+    ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern, Recorder,
+    Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
+};
+
+/// The parts beneath, for those who replace one of them.
+pub mod components {
+    pub use posthaste_core as core;
+    pub use posthaste_protocols as protocols;
+    pub use posthaste_shm as shm;
+}

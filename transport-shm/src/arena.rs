@@ -1,0 +1,247 @@
+//! The arena: one sparse memfd per host and job, mapped once by everyone.
+#![allow(unsafe_code)]
+
+use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What a rank's entry in the table says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Not started, or still starting.
+    Absent,
+    /// In the job.
+    Joined,
+    /// Left in order.
+    Left,
+}
+
+/// The mapped arena. It stays mapped until the process ends (V05).
+pub struct Arena {
+    fd: OwnedFd,
+    memory: SharedSlice,
+    layout: Layout,
+    limit: Option<u64>,
+    sysdep: Arc<dyn Sysdep>,
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena").field("layout", &self.layout).field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+/// Offsets of the words in the header page, in bytes.
+const FINGERPRINT: usize = 8;
+const COMMITTED: usize = 64;
+/// Offsets of the words in a rank's entry, in bytes.
+const PRESENCE: usize = 0;
+const PROCESS: usize = 8;
+const STARTED: usize = 16;
+
+impl Arena {
+    /// Maps the arena and checks that it is that of this job.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the arena was laid out by somebody with other settings.
+    pub fn map(
+        fd: OwnedFd,
+        layout: Layout,
+        limit: Option<u64>,
+        sysdep: Arc<dyn Sysdep>,
+    ) -> Result<Arena, DeviceError> {
+        let os = |what: &'static str| move |source: std::io::Error| DeviceError::Os { what, source };
+        let stat = rustix::fs::fstat(&fd).map_err(|e| os("cannot look at the arena")(e.into()))?;
+        if (stat.st_size as u64) < layout.total() {
+            return Err(DeviceError::Mismatch {
+                subject: "the arena",
+                problem: format!(
+                    "it has {} bytes and this job needs {}: all ranks and the launcher must have the same POSTHASTE_ settings",
+                    stat.st_size,
+                    layout.total()
+                ),
+            });
+        }
+        let len = usize::try_from(layout.total()).map_err(|_| DeviceError::Mismatch {
+            subject: "the arena",
+            problem: "it is larger than the address space: lower POSTHASTE_SEGMENT".into(),
+        })?;
+        let map: MmapRaw = MmapOptions::new().len(len).map_raw(&fd).map_err(os("cannot map the arena"))?;
+        // A forked child must not keep the memory of a dead rank reachable, and a core dump must not be terabytes.
+        for advice in [Advice::DontFork, Advice::DontDump] {
+            map.advise(advice).map_err(os("cannot advise the kernel on the arena"))?;
+        }
+        let base = map.as_mut_ptr();
+        // Kept mapped for ever: leases and windows point into it from anywhere.
+        std::mem::forget(map);
+        // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
+        let memory = unsafe { SharedSlice::from_raw(base, len) };
+        let arena = Arena { fd, memory, layout, limit, sysdep };
+        let (table, table_len) = layout.rank_table();
+        arena.commit(0, PAGE)?;
+        arena.commit(table, table_len)?;
+        arena.greet()?;
+        Ok(arena)
+    }
+
+    fn greet(&self) -> Result<(), DeviceError> {
+        let mine = [MAGIC, self.layout.fingerprint()];
+        for (offset, value) in [(0, mine[0]), (FINGERPRINT, mine[1])] {
+            let word = self.memory.atomic(offset);
+            if let Err(seen) = word.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire)
+                && seen != value
+            {
+                return Err(DeviceError::Mismatch {
+                    subject: "the arena",
+                    problem: "another rank laid it out differently: all ranks must have the same POSTHASTE_ settings and version"
+                        .into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A part of the arena, as the layout names it.
+    ///
+    /// # Panics
+    /// If the part is not inside, which no part of the layout is.
+    #[must_use]
+    pub fn part(&self, (offset, len): (u64, u64)) -> SharedSlice {
+        match self.memory.slice(offset, len) {
+            Some(slice) => slice,
+            None => panic!("part {offset}+{len} is outside the arena"),
+        }
+    }
+
+    /// Commits a range before it is touched: after a check against every limit, so that our own size never ends
+    /// in a SIGBUS or at the hands of the OOM killer. Committing twice does no harm.
+    ///
+    /// # Errors
+    /// The limit that was met. Nothing has been touched then.
+    pub fn commit(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let small = len <= 64 << 10;
+        // Looking at the limits takes some 50 µs: ranges that cannot matter are left to the kernel's own check.
+        if !small || self.limit.is_some() {
+            let headroom = self.sysdep.headroom();
+            if len > headroom.host {
+                return Err(MemoryError::Host { wanted: len, available: headroom.host });
+            }
+            if let Some(left) = headroom.cgroup
+                && len > left
+            {
+                return Err(MemoryError::Cgroup { wanted: len, left });
+            }
+        }
+        if let Some(limit) = self.limit {
+            let committed = self.memory.atomic(COMMITTED);
+            let used = committed.fetch_add(len, Ordering::AcqRel);
+            if used.saturating_add(len) > limit {
+                committed.fetch_sub(len, Ordering::AcqRel);
+                return Err(MemoryError::JobLimit { wanted: len, limit, used });
+            }
+        }
+        loop {
+            match fallocate(&self.fd, FallocateFlags::empty(), offset, len) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                // A file system without fallocate commits on touch; the checks above are all there is then.
+                Err(rustix::io::Errno::OPNOTSUPP) => return Ok(()),
+                Err(error) => {
+                    if self.limit.is_some() {
+                        self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
+                    }
+                    return Err(MemoryError::Refused {
+                        wanted: len,
+                        reason: std::io::Error::from(error).kind(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Gives the memory of a range back to the kernel; it reads as zero afterwards and has to be committed again.
+    pub fn decommit(&self, offset: u64, len: u64) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if fallocate(&self.fd, punch, offset, len).is_err() {
+            // Where holes cannot be punched the memory stays and must read as zero all the same.
+            let part = self.part((offset, len));
+            for at in (0..len as usize).step_by(8) {
+                part.write_u64(at, 0);
+            }
+        }
+        if self.limit.is_some() {
+            self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
+        }
+    }
+
+    fn entry(&self, rank: Rank) -> SharedSlice {
+        self.part((self.layout.rank(rank).0, RANK_BYTES))
+    }
+
+    /// Enters this process into the table.
+    ///
+    /// # Errors
+    /// If another living process has entered itself under the rank.
+    pub fn enter(&self, rank: Rank) -> Result<(), DeviceError> {
+        let entry = self.entry(rank);
+        let process = u64::from(std::process::id());
+        if let Err(other) =
+            entry.atomic(PROCESS).compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire)
+            && other != process
+        {
+            return Err(DeviceError::Mismatch {
+                subject: "the rank table",
+                problem: format!("rank {rank} was already claimed by process {other}"),
+            });
+        }
+        entry.write_u64(STARTED, start_time(std::process::id()).unwrap_or(0));
+        // Release: whoever sees the rank joined sees its process.
+        entry.atomic(PRESENCE).store(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Notes that this rank has left in order.
+    pub fn leave(&self, rank: Rank) {
+        self.entry(rank).atomic(PRESENCE).store(2, Ordering::Release);
+    }
+
+    /// What the table says of a rank.
+    #[must_use]
+    pub fn presence(&self, rank: Rank) -> Presence {
+        match self.entry(rank).atomic(PRESENCE).load(Ordering::Acquire) {
+            1 => Presence::Joined,
+            2 => Presence::Left,
+            _ => Presence::Absent,
+        }
+    }
+
+    /// The process of a joined rank and the time it started at, to tell it from a later one of the same number.
+    #[must_use]
+    pub fn process(&self, rank: Rank) -> Option<(u32, u64)> {
+        if self.presence(rank) == Presence::Absent {
+            return None;
+        }
+        let entry = self.entry(rank);
+        let process = u32::try_from(entry.read_u64(PROCESS)).ok()?;
+        Some((process, entry.read_u64(STARTED)))
+    }
+}
+
+/// When a process started, in clock ticks since boot; `None` if there is no such process.
+#[must_use]
+pub fn start_time(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program stands in parentheses and may hold anything; fields are counted behind it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}

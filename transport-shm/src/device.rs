@@ -1,0 +1,203 @@
+//! The device: what the traits of the core ask for, over an arena.
+
+use crate::arena::Arena;
+use crate::bell::{OwnBell, SharedBell, pass_on};
+use crate::lane::{MIN_RING, max_short};
+use crate::layout::{Layout, Sizes};
+use crate::link::{ClientLink, Link};
+use crate::port::ShmPort;
+use async_trait::async_trait;
+use posthaste_core::device::{Allocation, Doorbell, PeerDown};
+use posthaste_core::heap::Heap;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::sync::{Mutex, lock};
+use posthaste_core::{Caps, ClientId, ContextId, Device, DeviceError, Endpoint, MemoryError, Port, Rank, Sysdep};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What a rank was given to take part: the arena, the read end of its own doorbell, the write ends of all.
+#[derive(Debug)]
+pub struct HostResources {
+    /// The arena's file.
+    pub arena: OwnedFd,
+    /// The read end of this rank's doorbell pipe, not blocking.
+    pub bell: OwnedFd,
+    /// The write ends of the doorbell pipes of all ranks, by rank, not blocking.
+    pub ring: Vec<OwnedFd>,
+    /// Limit on the committed bytes of the whole job.
+    pub memory_limit: Option<u64>,
+}
+
+/// A process's place in a job on one host; its clients' devices are made from it.
+pub struct Host {
+    link: Arc<Link>,
+    bells: Vec<Arc<SharedBell>>,
+    open: AtomicUsize,
+    watch: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("rank", &self.link.me).field("arena", &self.link.arena).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Maps the arena and enters the rank table.
+    ///
+    /// # Errors
+    /// If the system refuses, the arena is not that of this job, or the rank is taken.
+    pub fn new(
+        resources: HostResources,
+        sizes: Sizes,
+        sysdep: Arc<dyn Sysdep>,
+    ) -> Result<Arc<Host>, DeviceError> {
+        let personality = sysdep.personality().clone();
+        let shape = personality.shape;
+        if !sizes.lane.is_power_of_two() || sizes.lane < MIN_RING {
+            return Err(DeviceError::Mismatch {
+                subject: "POSTHASTE_LANE_BYTES",
+                problem: format!("{} is not a power of two of at least {MIN_RING}", sizes.lane),
+            });
+        }
+        if resources.ring.len() != shape.ranks as usize {
+            return Err(DeviceError::Mismatch {
+                subject: "the inherited descriptors",
+                problem: format!("{} doorbells for {} ranks", resources.ring.len(), shape.ranks),
+            });
+        }
+        let layout = Layout::new(shape, sizes);
+        let arena = Arena::map(resources.arena, layout, resources.memory_limit, sysdep.clone())?;
+        arena.enter(personality.rank)?;
+        let link = Link::new(arena, personality.rank, resources.bell, resources.ring, sysdep)?;
+        let endpoints = usize::from(shape.clients) * usize::from(shape.contexts);
+        let bells =
+            if endpoints > 1 { (0..endpoints).map(|_| Arc::new(SharedBell::default())).collect() } else { Vec::new() };
+        Ok(Arc::new(Host { link: Arc::new(link), bells, open: AtomicUsize::new(0), watch: Mutex::default() }))
+    }
+
+    /// The device of one client.
+    #[must_use]
+    pub fn device(self: &Arc<Self>, client: ClientId) -> Arc<dyn Device> {
+        let layout = self.link.arena.layout();
+        let (segment_at, segment_len) = layout.segment(client, self.link.me);
+        let max_page = layout.sizes.pool / 4;
+        let max_short = max_short(layout.sizes.lane);
+        let mut caps = Caps::send_only("shm", max_short);
+        caps.max_eager = (4usize << 20).min(max_page as usize).max(max_short);
+        caps.fragment = (256usize << 10).min(caps.max_eager);
+        caps.native_put = true;
+        caps.native_get = true;
+        caps.mappable = true;
+        caps.loans = true;
+        caps.cost = 10;
+        Arc::new(ShmDevice {
+            host: self.clone(),
+            client,
+            caps,
+            segment_at,
+            heap: Mutex::new(Heap::new(segment_len)),
+        })
+    }
+
+    /// What the arena says of the peers, for reports.
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.link.arena
+    }
+}
+
+/// The device over shared memory, for one client.
+pub struct ShmDevice {
+    host: Arc<Host>,
+    client: ClientId,
+    caps: Caps,
+    segment_at: u64,
+    heap: Mutex<Heap>,
+}
+
+impl std::fmt::Debug for ShmDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShmDevice").field("client", &self.client).field("caps", &self.caps).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Device for ShmDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn reaches(&self, rank: Rank) -> bool {
+        rank.0 < self.host.link.arena.layout().shape.ranks
+    }
+
+    fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
+        let home = ClientLink {
+            link: self.host.link.clone(),
+            client: self.client,
+            me: Endpoint::new(self.host.link.me, context),
+            returned_loans: Mutex::default(),
+        };
+        Ok(Box::new(ShmPort::new(Arc::new(home))?))
+    }
+
+    fn doorbell(&self, context: ContextId) -> Arc<dyn Doorbell> {
+        let contexts = usize::from(self.host.link.arena.layout().shape.contexts);
+        match self.host.bells.get(self.client.index() * contexts + context.index()) {
+            Some(bell) => bell.clone(),
+            None => Arc::new(OwnBell(self.host.link.bell.clone())),
+        }
+    }
+
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
+        let mut heap = lock(&self.heap);
+        let segment = heap.size();
+        let (offset, len) = heap.take(len).ok_or(MemoryError::Segment { wanted: len, segment })?;
+        if let Err(error) = self.host.link.arena.commit(self.segment_at + offset, len) {
+            heap.give_back(offset, len);
+            return Err(error);
+        }
+        posthaste_core::failpoint!("window.allocated");
+        Ok(Allocation { offset, len })
+    }
+
+    fn free(&self, allocation: Allocation) {
+        posthaste_core::failpoint!("window.free.before");
+        self.host.link.arena.decommit(self.segment_at + allocation.offset, allocation.len);
+        posthaste_core::failpoint!("window.free.punched");
+        lock(&self.heap).give_back(allocation.offset, allocation.len);
+    }
+
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+        if !self.reaches(rank) {
+            return None;
+        }
+        let segment = self.host.link.arena.layout().segment(self.client, rank);
+        self.host.link.arena.part(segment).slice(offset, len)
+    }
+
+    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
+        let os = |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
+        self.host.link.listen(peer_down);
+        if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.host.link.bell.start().map_err(os)?;
+            let mut tasks = lock(&self.host.watch);
+            tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
+            if !self.host.bells.is_empty() {
+                tasks.push(tokio::spawn(pass_on(self.host.link.bell.clone(), self.host.bells.clone())));
+            }
+        }
+        Ok(())
+    }
+
+    async fn close(&self) {
+        if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.host.link.arena.leave(self.host.link.me);
+            for task in lock(&self.host.watch).drain(..) {
+                task.abort();
+            }
+        }
+    }
+}

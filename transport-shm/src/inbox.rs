@@ -1,0 +1,165 @@
+//! The lanes that one endpoint reads: which of them it polls, and how it falls asleep.
+//!
+//! Generic over the memory, so that loom runs this code; what is done with the records is the port's business.
+
+use crate::lane::{Consumer, Peek, is_open};
+use crate::ready::ReadySet;
+use posthaste_core::memory::Words;
+
+/// Empty looks at a lane after which it may be dropped from the polled ones.
+const QUIET: u32 = 4096;
+
+/// One lane that is read, with what the port keeps for it.
+#[derive(Debug)]
+pub struct Reading<W, X> {
+    /// The reading end.
+    pub consumer: Consumer<W>,
+    /// What the port keeps for the lane.
+    pub with: X,
+    /// Not read any more.
+    pub dead: bool,
+    /// Its next record could not be delivered yet.
+    pub held: bool,
+    /// Empty looks in a row.
+    pub quiet: u32,
+    polled: bool,
+}
+
+/// The lanes that one endpoint reads.
+#[derive(Debug)]
+pub struct Inbox<W, X> {
+    ready: ReadySet<W>,
+    lanes: Vec<Option<Box<Reading<W, X>>>>,
+    polled: Vec<usize>,
+}
+
+impl<W: Words, X> Inbox<W, X> {
+    /// No lanes yet; they are found through the block of the endpoint.
+    pub fn new(ready: ReadySet<W>, sources: usize) -> Self {
+        Self { ready, lanes: (0..sources).map(|_| None).collect(), polled: Vec::new() }
+    }
+
+    /// The sources whose lanes are polled.
+    #[inline]
+    #[must_use]
+    pub fn polled(&self) -> &[usize] {
+        &self.polled
+    }
+
+    /// A lane that was found.
+    #[inline]
+    pub fn lane(&mut self, source: usize) -> Option<&mut Reading<W, X>> {
+        self.lanes.get_mut(source)?.as_deref_mut()
+    }
+
+    /// Takes the bits that senders set: their lanes are polled from now on. `memory` gives control page, ring and what
+    /// to keep for a lane that is met for the first time.
+    #[inline]
+    pub fn collect(&mut self, mut memory: impl FnMut(usize) -> (W, W, X)) {
+        let Inbox { ready, lanes, polled } = self;
+        ready.collect(|source| promote(lanes, polled, source, &mut memory));
+    }
+
+    /// Drops one quiet lane from the polled ones.
+    #[cold]
+    pub fn demote(&mut self, heavy_fence: impl FnOnce()) {
+        let lanes = &mut self.lanes;
+        let quiet = |source: &usize| lanes[*source].as_ref().is_some_and(|lane| lane.quiet > QUIET);
+        let Some(at) = self.polled.iter().position(quiet) else { return };
+        let Some(lane) = &mut lanes[self.polled[at]] else { return };
+        lane.consumer.set_notify(true);
+        // Partner: the light fence of the sender between its record and its look at `notify`.
+        heavy_fence();
+        if lane.consumer.peek() == Peek::Empty {
+            lane.polled = false;
+            self.polled.swap_remove(at);
+        } else {
+            lane.consumer.set_notify(false);
+            lane.quiet = 0;
+        }
+    }
+
+    /// Falls asleep unless something came in: from now on senders tell and ring. False: stay awake. What else could
+    /// end the sleep is shown to the peers before this call, and `busy` looks at it again behind the fence.
+    pub fn arm(&mut self, heavy_fence: impl FnOnce(), busy: impl FnOnce() -> bool) -> bool {
+        for &source in &self.polled {
+            if let Some(lane) = &self.lanes[source] {
+                lane.consumer.set_notify(true);
+            }
+        }
+        self.ready.arm();
+        // Partner: the light fence of every sender between its record and its look at `notify`, and of every reader
+        // between its credit and its look at `waiting`.
+        heavy_fence();
+        let mut busy = self.ready.has_any() || busy();
+        for &source in &self.polled {
+            if let Some(lane) = &mut self.lanes[source] {
+                busy |= !lane.held && !lane.dead && lane.consumer.peek() != Peek::Empty;
+            }
+        }
+        if busy {
+            self.ready.disarm();
+            for &source in &self.polled {
+                if let Some(lane) = &self.lanes[source] {
+                    lane.consumer.set_notify(false);
+                }
+            }
+            return false;
+        }
+        // A held lane stays among the polled: it is looked at again when something is registered.
+        let lanes = &mut self.lanes;
+        self.polled.retain(|&source| match &mut lanes[source] {
+            Some(lane) if lane.held => true,
+            Some(lane) => {
+                lane.polled = false;
+                false
+            }
+            None => false,
+        });
+        true
+    }
+
+    /// Awake again.
+    pub fn disarm(&self) {
+        self.ready.disarm();
+    }
+
+    /// Reads a lane no more.
+    pub fn kill(&mut self, source: usize) {
+        if let Some(lane) = self.lane(source) {
+            lane.dead = true;
+            lane.polled = false;
+            self.polled.retain(|&polled| polled != source);
+        }
+    }
+}
+
+/// A lane's bit was set: it is polled from now on.
+#[cold]
+fn promote<W: Words, X>(
+    lanes: &mut [Option<Box<Reading<W, X>>>],
+    polled: &mut Vec<usize>,
+    source: usize,
+    memory: &mut impl FnMut(usize) -> (W, W, X),
+) {
+    let Some(place) = lanes.get_mut(source) else { return };
+    if place.is_none() {
+        let (control, ring, with) = memory(source);
+        if !is_open(&control) {
+            // Somebody set a bit for a lane that does not exist: a hint is only a hint.
+            return;
+        }
+        let consumer = Consumer::new(control, ring);
+        *place =
+            Some(Box::new(Reading { consumer, with, dead: false, held: false, quiet: 0, polled: false }));
+    }
+    if let Some(lane) = place
+        && !lane.dead
+        && !lane.polled
+    {
+        lane.polled = true;
+        lane.quiet = 0;
+        lane.consumer.set_notify(false);
+        polled.push(source);
+    }
+}

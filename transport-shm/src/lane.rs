@@ -1,0 +1,455 @@
+//! The lane: a single-producer single-consumer ring of variable-size records, one per ordered pair of endpoints.
+//!
+//! ```text
+//!  control page                                         ring
+//!   word  0  state: 1 once the lane is open (writer)     +--------+--------+------+---------+---+--------+
+//!   word  1  waiting: the writer wants to be rung        | header | cookie | info | payload | 0 | stale  |
+//!   word 16  head: bytes consumed (reader)               +--------+--------+------+---------+---+--------+
+//!   word 17  notify: the reader wants to be told          ^ written last, with release        ^ the writer
+//!   word 64  return words of 64 page grants (reader)                                            zeroed it first
+//! ```
+//! A record's header is its publication flag. Before a header is published the writer zeroes the word *behind* the
+//! record, so the reader never meets a stale header and never has to clear what it consumed: a lap of the ring
+//! costs each line one transfer to the reader and one back. The reader returns credit (head) in quarters of the ring.
+//!
+//! ```text
+//!  header   63        62..32     31..16     15..8      7..0
+//!          +--------+----------+----------+----------+------+
+//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap
+//!          +--------+----------+----------+----------+------+
+//! ```
+
+use posthaste_core::MAX_INFO;
+use posthaste_core::memory::Words;
+use posthaste_core::sync::{Ordering, fence};
+
+const STATE: usize = 0;
+const WAITING: usize = 1;
+const HEAD: usize = 16;
+const NOTIFY: usize = 17;
+const GRANTS: usize = 64;
+
+/// Page grants that a lane can have outstanding.
+pub const GRANT_COUNT: usize = 64;
+/// Words of the control page that are used.
+pub const CONTROL_WORDS: usize = GRANTS + GRANT_COUNT;
+
+/// The payload is in the record.
+pub const KIND_SHORT: u8 = 1;
+/// The record names a page of the sender's pool.
+pub const KIND_PAGE: u8 = 2;
+const KIND_WRAP: u64 = 3;
+
+/// How the publishing side orders "record stored" before "does the reader want to be told?".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LightFence {
+    /// The sleeper makes a barrier on all processors, so a compiler fence will do.
+    Compiler,
+    /// Both sides fence.
+    Full,
+}
+
+impl LightFence {
+    #[inline(always)]
+    fn issue(self) {
+        match self {
+            #[cfg(not(posthaste_loom))]
+            LightFence::Compiler => std::sync::atomic::compiler_fence(Ordering::SeqCst),
+            // loom knows no barrier on another thread's behalf: it models both sides with fences.
+            #[cfg(posthaste_loom)]
+            LightFence::Compiler => fence(Ordering::SeqCst),
+            LightFence::Full => fence(Ordering::SeqCst),
+        }
+    }
+}
+
+/// A record's header in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// [`KIND_SHORT`] or [`KIND_PAGE`].
+    pub kind: u8,
+    /// Bytes of message info, 0 to 112.
+    pub info_len: u8,
+    /// The sender's number of the protocol.
+    pub protocol: u16,
+    /// Payload bytes.
+    pub len: u32,
+    /// A cookie word follows.
+    pub cookie: bool,
+}
+
+impl Header {
+    #[inline]
+    fn pack(self) -> u64 {
+        u64::from(self.kind)
+            | u64::from(self.info_len) << 8
+            | u64::from(self.protocol) << 16
+            | u64::from(self.len) << 32
+            | u64::from(self.cookie) << 63
+    }
+
+    #[inline]
+    fn unpack(word: u64) -> Header {
+        Header {
+            kind: word as u8,
+            info_len: (word >> 8) as u8,
+            protocol: (word >> 16) as u16,
+            len: (word >> 32) as u32 & 0x7fff_ffff,
+            cookie: word >> 63 != 0,
+        }
+    }
+
+    /// Bytes of the whole record.
+    #[inline]
+    fn record_bytes(self) -> u64 {
+        let body = if self.kind == KIND_SHORT { u64::from(self.len).next_multiple_of(8) } else { 16 };
+        8 + 8 * u64::from(self.cookie) + u64::from(self.info_len).next_multiple_of(8) + body
+    }
+}
+
+/// The longest payload that a record of a ring of `ring` bytes can carry, whatever its info and cookie: a record
+/// takes at most a quarter of the ring, so that an empty ring always has room for one.
+#[must_use]
+pub const fn max_short(ring: u64) -> usize {
+    let quarter = ring as usize / 4;
+    let overhead = 16 + MAX_INFO;
+    if quarter > overhead + 2048 {
+        2048
+    } else if quarter > overhead {
+        quarter - overhead
+    } else {
+        0
+    }
+}
+
+/// The shortest ring that works, in bytes.
+pub const MIN_RING: u64 = 1024;
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer<W> {
+    control: W,
+    ring: W,
+    size: u64,
+    /// Bytes ever written.
+    tail: u64,
+    /// The reader's head when it was last looked at.
+    head: u64,
+}
+
+impl<W: Words> Producer<W> {
+    /// The writing end of a fresh (zeroed) lane; nobody else may write to it. Opens the lane.
+    pub fn open(control: W, ring: W) -> Self {
+        let size = ring.words() as u64 * 8;
+        debug_assert!(size.is_power_of_two() && size >= MIN_RING.min(size));
+        // The reader does not poll a lane it has not heard of: it wants to be told.
+        control.store(NOTIFY, 1, Ordering::Relaxed);
+        // Release: whoever sees the lane open sees its words zero.
+        control.store(STATE, 1, Ordering::Release);
+        Self { control, ring, size, tail: 0, head: 0 }
+    }
+
+    /// Room for a record of `bytes` at the tail: where it starts. The reader's head is looked at only if the last
+    /// known one is not enough.
+    #[inline]
+    fn reserve(&mut self, bytes: u64) -> Option<u64> {
+        let offset = self.tail & (self.size - 1);
+        let skip = if offset + bytes > self.size { self.size - offset } else { 0 };
+        // One word more for the zero behind the record.
+        let needed = skip + bytes + 8;
+        if self.tail + needed - self.head > self.size {
+            // Acquire pairs with the release of `Consumer::publish`: the consumed bytes may be overwritten. A head that
+            // makes no sense (a lying reader) is not taken over.
+            let head = self.control.load(HEAD, Ordering::Acquire);
+            if head > self.head && head <= self.tail {
+                self.head = head;
+            }
+            if self.tail + needed - self.head > self.size {
+                return None;
+            }
+        }
+        Some(self.tail + skip)
+    }
+
+    #[inline]
+    fn word(&self, position: u64) -> usize {
+        ((position & (self.size - 1)) / 8) as usize
+    }
+
+    /// Writes a record and publishes it; false: no room. `body` gets the ring and the word at which to write.
+    #[inline]
+    pub fn push(&mut self, header: Header, cookie: u64, info: &[u8], body: impl FnOnce(&W, usize)) -> bool {
+        let bytes = header.record_bytes();
+        let Some(start) = self.reserve(bytes) else { return false };
+        // Behind the record: the word where the next header will be looked for.
+        self.ring.store(self.word(start + bytes), 0, Ordering::Relaxed);
+        let mut at = self.word(start) + 1;
+        if header.cookie {
+            self.ring.store(at, cookie, Ordering::Relaxed);
+            at += 1;
+        }
+        if !info.is_empty() {
+            self.ring.write_bytes(at, info);
+            at += info.len().div_ceil(8);
+        }
+        body(&self.ring, at);
+        posthaste_core::failpoint!("lane.push.written");
+        // Release pairs with the acquire of `Consumer::peek`: the record is whole once its header is seen.
+        self.ring.store(self.word(start), header.pack(), Ordering::Release);
+        if start != self.tail {
+            posthaste_core::failpoint!("lane.push.wrap");
+            self.ring.store(self.word(self.tail), KIND_WRAP, Ordering::Release);
+        }
+        self.tail = start + bytes;
+        posthaste_core::failpoint!("lane.push.published");
+        true
+    }
+
+    /// After publishing: whether the reader wants to be told.
+    #[inline]
+    pub fn reader_wants_notice(&self, fence: LightFence) -> bool {
+        // Between the header's store and this load; partner: the heavy fence of the reader that goes to sleep.
+        fence.issue();
+        self.control.load(NOTIFY, Ordering::Relaxed) != 0
+    }
+
+    /// The writer goes to sleep and wants to be rung when there is room or a page comes back.
+    pub fn set_waiting(&self, waiting: bool) {
+        self.control.store(WAITING, u64::from(waiting), Ordering::Relaxed);
+    }
+
+    /// Whether an empty-handed writer could go on: the reader has moved since the writer last looked.
+    pub fn reader_moved(&self) -> bool {
+        // As in `reserve`: a head that makes no sense must not keep the writer awake.
+        let head = self.control.load(HEAD, Ordering::Acquire);
+        head > self.head && head <= self.tail
+    }
+
+    /// The return word of a page grant. Acquire pairs with the release of [`return_grant`]: the page may be reused.
+    #[inline]
+    pub fn returned(&self, grant: usize) -> u64 {
+        self.control.load(GRANTS + grant, Ordering::Acquire)
+    }
+}
+
+/// Gives a page grant back, from any thread: one idempotent store. Returns whether the writer wants to be rung.
+#[inline]
+pub fn return_grant<W: Words>(control: &W, grant: usize, life: u64, fence: LightFence) -> bool {
+    // Release: this side's reads of the page are done.
+    control.store(GRANTS + grant, life, Ordering::Release);
+    fence.issue();
+    control.load(WAITING, Ordering::Relaxed) != 0
+}
+
+/// Whether a lane has been opened by its writer.
+pub fn is_open<W: Words>(control: &W) -> bool {
+    control.load(STATE, Ordering::Acquire) == 1
+}
+
+/// What the reader found at its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peek {
+    /// Nothing yet.
+    Empty,
+    /// A record, in [`Consumer::record`].
+    Record(Header),
+    /// Something that no writer writes.
+    Corrupt,
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Consumer<W> {
+    control: W,
+    ring: W,
+    size: u64,
+    max_len: u32,
+    /// Bytes ever consumed.
+    position: u64,
+    /// What the writer was told of that.
+    published: u64,
+}
+
+impl<W: Words> Consumer<W> {
+    /// The reading end of a lane from its beginning; nobody else may read it.
+    pub fn new(control: W, ring: W) -> Self {
+        let size = ring.words() as u64 * 8;
+        Self { control, ring, size, max_len: max_short(size) as u32, position: 0, published: 0 }
+    }
+
+    #[inline]
+    fn word(&self) -> usize {
+        ((self.position & (self.size - 1)) / 8) as usize
+    }
+
+    /// Looks at the next record. Every control word is read once, into a local, and only the checked local is used.
+    #[inline]
+    pub fn peek(&mut self) -> Peek {
+        // Acquire pairs with the release of `Producer::push`.
+        let mut word = self.ring.load(self.word(), Ordering::Acquire);
+        if word == 0 {
+            return Peek::Empty;
+        }
+        if word == KIND_WRAP {
+            let rest = self.size - (self.position & (self.size - 1));
+            self.position += rest;
+            word = self.ring.load(0, Ordering::Acquire);
+            if word == 0 || word == KIND_WRAP || rest == self.size {
+                return Peek::Corrupt;
+            }
+        }
+        let header = Header::unpack(word);
+        let fits = (self.position & (self.size - 1)) + header.record_bytes() <= self.size;
+        let known = match header.kind {
+            KIND_SHORT => header.len <= self.max_len,
+            KIND_PAGE => true,
+            _ => false,
+        };
+        if known && fits && header.info_len as usize <= MAX_INFO {
+            Peek::Record(header)
+        } else {
+            Peek::Corrupt
+        }
+    }
+
+    /// Reads the parts of the record that [`peek`](Self::peek) found: returns the cookie, copies the info, and hands
+    /// the ring and the first word of the body to the closure.
+    #[inline]
+    pub fn record<R>(
+        &self,
+        header: Header,
+        info: &mut [u8; MAX_INFO],
+        body: impl FnOnce(&W, usize) -> R,
+    ) -> (u64, R) {
+        let mut at = self.word() + 1;
+        let mut cookie = 0;
+        if header.cookie {
+            cookie = self.ring.load(at, Ordering::Relaxed);
+            at += 1;
+        }
+        let info_len = header.info_len as usize;
+        if info_len > 0 {
+            self.ring.read_bytes(at, &mut info[..info_len]);
+            at += info_len.div_ceil(8);
+        }
+        (cookie, body(&self.ring, at))
+    }
+
+    /// The record is done with. Returns whether the writer was told of room and wants to be rung.
+    #[inline]
+    pub fn consume(&mut self, header: Header, fence: LightFence) -> bool {
+        self.position += header.record_bytes();
+        self.position - self.published >= self.size / 4 && self.publish(fence)
+    }
+
+    #[cold]
+    fn publish(&mut self, fence: LightFence) -> bool {
+        posthaste_core::failpoint!("lane.credit.before");
+        self.published = self.position;
+        // Release pairs with the acquire in `Producer::reserve`: the bytes were read before they are overwritten.
+        self.control.store(HEAD, self.position, Ordering::Release);
+        posthaste_core::failpoint!("lane.credit.after");
+        fence.issue();
+        self.control.load(WAITING, Ordering::Relaxed) != 0
+    }
+
+    /// Whether the reader wants to be told of new records (it does not poll this lane).
+    pub fn set_notify(&self, wanted: bool) {
+        self.control.store(NOTIFY, u64::from(wanted), Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+    use posthaste_core::memory::SharedSlice;
+
+    fn memory(len: usize) -> SharedSlice {
+        let words: &'static mut [u64] = vec![0u64; len / 8].leak();
+        // SAFETY: leaked memory stays valid and is used through the slice only.
+        unsafe { SharedSlice::from_raw(words.as_mut_ptr().cast(), len) }
+    }
+
+    #[test]
+    fn random_records_arrive_as_an_oracle_says() {
+        for (seed, ring) in [(1u64, 1024u64), (2, 4096), (3, 16384)] {
+            let (control, ring_memory) = (memory(4096), memory(ring as usize));
+            let mut producer = Producer::open(control, ring_memory);
+            let mut consumer = Consumer::new(control, ring_memory);
+            let mut oracle = std::collections::VecDeque::new();
+            let mut state = seed;
+            let mut random = move |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % n
+            };
+            let mut received = 0;
+            for step in 0..200_000u64 {
+                if random(2) == 0 {
+                    let len = random(max_short(ring) as u64 + 1) as u32 / (1 + random(40) as u32);
+                    let info: Vec<u8> = (0..random(113)).map(|i| (i + step) as u8).collect();
+                    let payload: Vec<u8> = (0..len).map(|i| (u64::from(i) * 3 + step) as u8).collect();
+                    let cookie = random(3);
+                    let header = Header {
+                        kind: KIND_SHORT,
+                        info_len: info.len() as u8,
+                        protocol: step as u16,
+                        len,
+                        cookie: cookie != 0,
+                    };
+                    if producer.push(header, cookie, &info, |ring, at| ring.write_bytes(at, &payload)) {
+                        oracle.push_back((header, cookie, info, payload));
+                    } else {
+                        assert!(!oracle.is_empty(), "an empty ring has room for any record");
+                    }
+                } else {
+                    match consumer.peek() {
+                        Peek::Empty => assert!(oracle.is_empty()),
+                        Peek::Corrupt => panic!("corrupt at step {step}"),
+                        Peek::Record(header) => {
+                            let expected = oracle.pop_front().expect("sent");
+                            let mut info = [0; MAX_INFO];
+                            let mut payload = vec![0; header.len as usize];
+                            let (cookie, ()) =
+                                consumer.record(header, &mut info, |ring, at| ring.read_bytes(at, &mut payload));
+                            let info = info[..header.info_len as usize].to_vec();
+                            assert_eq!((header, cookie, info, payload), expected);
+                            consumer.consume(header, LightFence::Full);
+                            received += 1;
+                        }
+                    }
+                }
+            }
+            assert!(received > 50_000);
+        }
+    }
+
+    #[test]
+    fn garbage_is_told_and_never_read_out_of_bounds() {
+        let mut state = 99u64;
+        for _ in 0..200_000 {
+            let (control, ring) = (memory_pool(0), memory_pool(1));
+            for word in 0..128 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                ring.write_u64(word * 8, if state & 3 == 0 { state >> 20 & 0xffff } else { state });
+            }
+            let mut consumer = Consumer::new(control, ring);
+            for _ in 0..8 {
+                let Peek::Record(header) = consumer.peek() else { break };
+                let mut info = [0; MAX_INFO];
+                consumer.record(header, &mut info, |ring, at| {
+                    if header.kind == KIND_SHORT {
+                        ring.read_bytes(at, &mut vec![0; header.len as usize]);
+                    }
+                });
+                consumer.consume(header, LightFence::Full);
+            }
+        }
+    }
+
+    fn memory_pool(which: usize) -> SharedSlice {
+        use std::sync::OnceLock;
+        static POOL: OnceLock<[SharedSlice; 2]> = OnceLock::new();
+        POOL.get_or_init(|| [memory(4096), memory(1024)])[which]
+    }
+}

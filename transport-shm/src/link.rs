@@ -1,0 +1,228 @@
+//! What all clients and contexts of a process share: the arena, the bells of the peers, and who is gone.
+
+use crate::arena::{Arena, Presence, start_time};
+use crate::bell::{Bell, ring};
+use crate::lane::{LightFence, return_grant};
+use crate::layout::PAGE;
+use crate::pages::Page;
+use crate::ready::ReadySet;
+use posthaste_core::device::{LeaseOwner, PeerDown};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::sync::{Mutex, lock};
+use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
+use rustix::event::epoll;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A pidfd is told from a bell's pipe by this bit of the epoll data.
+const PIDFD: u64 = 1 << 63;
+
+/// The process's part in the arena.
+pub(crate) struct Link {
+    pub arena: Arena,
+    pub me: Rank,
+    pub bell: Arc<Bell>,
+    ring: Vec<OwnedFd>,
+    pub sysdep: Arc<dyn Sysdep>,
+    pub fence: LightFence,
+    gone: Vec<AtomicBool>,
+    /// Set when the peer's process is watched through a pidfd, too.
+    watched: Vec<AtomicBool>,
+    pidfds: Mutex<Vec<OwnedFd>>,
+    poll: OwnedFd,
+    listeners: Mutex<Vec<PeerDown>>,
+}
+
+impl Link {
+    pub fn new(
+        arena: Arena,
+        me: Rank,
+        bell: OwnedFd,
+        ring: Vec<OwnedFd>,
+        sysdep: Arc<dyn Sysdep>,
+    ) -> Result<Link, DeviceError> {
+        let os = |what: &'static str| move |e: rustix::io::Errno| DeviceError::Os { what, source: e.into() };
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("cannot make an epoll instance"))?;
+        for (rank, pipe) in ring.iter().enumerate() {
+            if rank != me.index() {
+                // Errors are reported without being asked for: a pipe whose last read end was closed.
+                let data = epoll::EventData::new_u64(rank as u64);
+                epoll::add(&poll, pipe, data, epoll::EventFlags::ET).map_err(os("cannot watch a peer"))?;
+            }
+        }
+        let fence = if sysdep.fence_is_asymmetric() { LightFence::Compiler } else { LightFence::Full };
+        let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
+        Ok(Link {
+            arena,
+            me,
+            bell: Arc::new(Bell::new(bell)),
+            gone: flags(),
+            watched: flags(),
+            ring,
+            sysdep,
+            fence,
+            pidfds: Mutex::new(Vec::new()),
+            poll,
+            listeners: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Rings a rank's bell.
+    pub fn ring(&self, rank: Rank) {
+        if let Some(pipe) = self.ring.get(rank.index()) {
+            ring(pipe);
+        }
+    }
+
+    pub fn is_gone(&self, rank: Rank) -> bool {
+        self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
+    }
+
+    pub fn listen(&self, listener: PeerDown) {
+        lock(&self.listeners).push(listener);
+    }
+
+    /// The read end of a peer's pipe can outlive the peer in a child that it forked; its process cannot. Called at
+    /// the first contact.
+    pub fn watch(&self, rank: Rank) {
+        if rank == self.me || self.watched[rank.index()].load(Ordering::Relaxed) {
+            return;
+        }
+        // A rank that has not joined yet is looked for again at the next contact.
+        let Some((process, started)) = self.arena.process(rank) else { return };
+        if self.watched[rank.index()].swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(pid) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return };
+        let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+            // Gone already (the pipe tells, too), or pidfds are refused here and the pipe is all there is.
+            return;
+        };
+        if start_time(process).is_some_and(|seen| seen != started) {
+            // The number belongs to a later process: ours is gone, and its pipe says so.
+            return;
+        }
+        let data = epoll::EventData::new_u64(rank.0 as u64 | PIDFD);
+        if epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok() {
+            lock(&self.pidfds).push(pidfd);
+        }
+    }
+
+    /// Waits for peers to go and tells the listeners, for ever.
+    pub async fn watch_all(self: Arc<Self>) {
+        let poll = match self.poll.try_clone().and_then(crate::reactor::register) {
+            Ok(poll) => poll,
+            Err(error) => {
+                tracing::error!(%error, "peers cannot be watched: their deaths will not be noticed");
+                return;
+            }
+        };
+        loop {
+            let Ok(mut ready) = poll.readable().await else { return };
+            ready.clear_ready();
+            let mut events = Vec::with_capacity(64);
+            loop {
+                events.clear();
+                let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+                let found = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&none));
+                if !matches!(found, Ok(count) if count > 0) {
+                    break;
+                }
+                for event in &events {
+                    self.gone(Rank((event.data.u64() & !PIDFD) as u32));
+                }
+            }
+        }
+    }
+
+    fn gone(&self, rank: Rank) {
+        if self.gone[rank.index()].swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let fault = match self.arena.presence(rank) {
+            Presence::Left => Fault::PeerClosed(rank),
+            _ => Fault::PeerLost(rank),
+        };
+        tracing::debug!(me = %self.me, %rank, %fault, "process ended");
+        for listener in lock(&self.listeners).iter() {
+            listener(rank, fault);
+        }
+    }
+}
+
+/// One client's part of a link: what leases and loans find their way home through.
+pub(crate) struct ClientLink {
+    pub link: Arc<Link>,
+    pub client: ClientId,
+    pub me: Endpoint,
+    /// Loans that were dropped unsent, as words of their pages.
+    pub returned_loans: Mutex<Vec<u64>>,
+}
+
+impl ClientLink {
+    pub fn endpoints(&self) -> usize {
+        self.link.arena.layout().shape.endpoints()
+    }
+
+    pub fn endpoint(&self, index: usize) -> Endpoint {
+        self.link.arena.layout().shape.endpoint(index)
+    }
+
+    /// Control page and ring of a lane.
+    pub fn lane(&self, from: Endpoint, to: Endpoint) -> (SharedSlice, SharedSlice) {
+        let layout = self.link.arena.layout();
+        let (offset, _) = layout.lane(self.client, from, to);
+        (self.link.arena.part((offset, PAGE)), self.link.arena.part((offset + PAGE, layout.sizes.lane)))
+    }
+
+    pub fn ready_set(&self, of: Endpoint) -> ReadySet<SharedSlice> {
+        let block = self.link.arena.layout().block(self.client, of);
+        ReadySet::new(self.link.arena.part(block), self.endpoints())
+    }
+
+    /// Rings the endpoint if it sleeps.
+    pub fn ring_if_asleep(&self, endpoint: Endpoint) {
+        if self.ready_set(endpoint).claim_ring() {
+            self.link.ring(endpoint.rank);
+        }
+    }
+}
+
+/// A grant as one word: the life in the low 40 bits, then the grant's number, then the sender's index.
+pub(crate) fn grant_word(source: usize, grant: usize, life: u64) -> u64 {
+    (life & LIFE_MASK) | (grant as u64) << 40 | (source as u64) << 48
+}
+
+/// Lives of a grant are counted in 40 bits.
+pub(crate) const LIFE_MASK: u64 = (1 << 40) - 1;
+
+/// A lease's way home: into the sender's lane.
+impl LeaseOwner for ClientLink {
+    fn release(&self, word: u64) {
+        let (source, grant, life) = ((word >> 48) as usize, (word >> 40 & 0xff) as usize, word & LIFE_MASK);
+        let from = self.endpoint(source);
+        let (control, _) = self.lane(from, self.me);
+        posthaste_core::failpoint!("grant.return.before");
+        if return_grant(&control, grant, life, self.link.fence) {
+            self.ring_if_asleep(from);
+        }
+        posthaste_core::failpoint!("grant.return.after");
+    }
+}
+
+/// A loan's way home, if it was not sent.
+pub(crate) struct LoanHome(pub Arc<ClientLink>);
+
+impl LeaseOwner for LoanHome {
+    fn release(&self, word: u64) {
+        debug_assert!(Page::from_word(word).class > 0);
+        lock(&self.0.returned_loans).push(word);
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.poll.as_fd()
+    }
+}

@@ -1,0 +1,157 @@
+//! The page pool: memory of the sender in which payloads lie while receivers look at them (V01-V03).
+//!
+//! Pages are power-of-two ranges of the endpoint's pool. Which of them are in use is the sender's private
+//! knowledge; receivers never write to the pool. The last page given back is the first handed out, so that few
+//! pages are touched (V02).
+
+use crate::layout::PAGE;
+
+/// Smallest and largest page, as powers of two.
+const MIN_CLASS: u32 = 12;
+const MAX_CLASS: u32 = 24;
+
+/// A page of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// First byte within the pool.
+    pub offset: u64,
+    /// Length as a power of two.
+    pub class: u32,
+}
+
+impl Page {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        1 << self.class
+    }
+
+    /// The page as one word.
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
+        self.offset | self.class as u64
+    }
+
+    /// The page that [`to_word`](Self::to_word) made the word from.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Page {
+        Page { offset: word & !(PAGE - 1), class: (word & (PAGE - 1)) as u32 }
+    }
+}
+
+/// Says which bytes of the pool are used. Touches no memory itself.
+#[derive(Debug)]
+pub struct PagePool {
+    size: u64,
+    /// Bytes ever handed out from the front.
+    fresh: u64,
+    used: u64,
+    free: Vec<Vec<u64>>,
+}
+
+/// What has to be done with a page before it is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It was in use before.
+    Warm(Page),
+    /// It has to be committed.
+    Fresh(Page),
+}
+
+impl PagePool {
+    /// A pool of `size` bytes, none of them committed.
+    #[must_use]
+    pub fn new(size: u64) -> Self {
+        let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
+        Self { size, fresh: 0, used: 0, free: vec![Vec::new(); classes] }
+    }
+
+    /// The longest page.
+    #[must_use]
+    pub fn max_page(&self) -> u64 {
+        (1u64 << MAX_CLASS).min(self.size / 4)
+    }
+
+    /// Whether more than half of the pool is in use.
+    #[must_use]
+    pub fn is_scarce(&self) -> bool {
+        self.used > self.size / 2
+    }
+
+    /// Takes a page of at least `len` bytes; `None` if there is none.
+    pub fn take(&mut self, len: u64) -> Option<Taken> {
+        if len > self.max_page() {
+            return None;
+        }
+        let class = len.max(1).next_power_of_two().trailing_zeros().clamp(MIN_CLASS, MAX_CLASS);
+        let index = (class - MIN_CLASS) as usize;
+        if let Some(offset) = self.free[index].pop() {
+            self.used += 1 << class;
+            return Some(Taken::Warm(Page { offset, class }));
+        }
+        if self.fresh + (1 << class) <= self.size {
+            let page = Page { offset: self.fresh, class };
+            self.fresh += page.len();
+            self.used += page.len();
+            return Some(Taken::Fresh(page));
+        }
+        // A larger one is split, for the rest of the job.
+        let larger = (index + 1..self.free.len()).find(|&at| !self.free[at].is_empty())?;
+        let offset = self.free[larger].pop()?;
+        for at in index..larger {
+            self.free[at].push(offset + (1 << (at as u32 + MIN_CLASS)));
+        }
+        self.used += 1 << class;
+        Some(Taken::Warm(Page { offset, class }))
+    }
+
+    /// Gives a page back.
+    pub fn give_back(&mut self, page: Page) {
+        self.used -= page.len();
+        self.free[(page.class - MIN_CLASS) as usize].push(page.offset);
+    }
+
+    /// A page that could not be committed goes back to the fresh ones.
+    pub fn never_mind(&mut self, page: Page) {
+        self.used -= page.len();
+        if self.fresh == page.offset + page.len() {
+            self.fresh = page.offset;
+        }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m_v01_pages_never_overlap_and_are_recycled() {
+        let mut pool = PagePool::new(1 << 20);
+        let mut taken: Vec<Page> = Vec::new();
+        let mut seed = 5u64;
+        let mut refused = 0;
+        for _ in 0..50_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if seed >> 63 == 0 || taken.is_empty() {
+                match pool.take(1 + (seed >> 30) % (40 << 10)) {
+                    Some(Taken::Warm(page) | Taken::Fresh(page)) => {
+                        assert_eq!(Page::from_word(page.to_word()), page);
+                        for other in &taken {
+                            assert!(
+                                page.offset + page.len() <= other.offset
+                                    || other.offset + other.len() <= page.offset
+                            );
+                        }
+                        taken.push(page);
+                    }
+                    None => refused += 1,
+                }
+            } else {
+                let page = taken.swap_remove((seed >> 33) as usize % taken.len());
+                pool.give_back(page);
+            }
+        }
+        assert!(pool.fresh <= 1 << 20);
+        assert!(refused > 0 || pool.fresh > 0);
+    }
+}

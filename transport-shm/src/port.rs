@@ -1,0 +1,620 @@
+//! One context's part of the device: its writing ends, its reading ends, its page pool.
+
+use crate::inbox::Inbox;
+use crate::lane::{GRANT_COUNT, Header, KIND_PAGE, KIND_SHORT, LightFence, Peek, Producer, max_short};
+use crate::link::{ClientLink, LIFE_MASK, LoanHome, grant_word};
+use crate::pages::{Page, PagePool, Taken};
+use crate::ready::ReadySet;
+use bytes::Bytes;
+use posthaste_core::descriptor::Op;
+use posthaste_core::device::{
+    Body, Inject, Injected, LeaseOwner, Packet, Sink, Source, Sources, Stop, Verdict,
+};
+use posthaste_core::memory::{SharedSlice, Words};
+use posthaste_core::sync::lock;
+use posthaste_core::{Descriptor, Fault, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank, Ticket, Value};
+use std::sync::Arc;
+
+/// Lanes polled at once; a quiet one beyond that waits for its bit.
+const POLLED_LANES: usize = 8;
+/// Outstanding grants of a lane past which the receiver is asked to copy out.
+const COPY_OUT: u32 = GRANT_COUNT as u32 / 2;
+/// In a page record's second word: the receiver should copy at once and give the page back.
+const COPY_FLAG: u64 = 1 << 63;
+
+pub(crate) struct ShmPort {
+    tx: Tx,
+    rx: Rx,
+}
+
+/// The sending half.
+struct Tx {
+    home: Arc<ClientLink>,
+    lanes: Vec<Option<Box<TxLane>>>,
+    pool: PagePool,
+    memory: SharedSlice,
+    pool_at: u64,
+    max_short: usize,
+    fence: LightFence,
+    loan_home: Arc<dyn LeaseOwner>,
+    /// Ends to be reported at the next `advance`: values of gets.
+    ended: Vec<(Ticket, Value)>,
+}
+
+struct TxLane {
+    producer: Producer<SharedSlice>,
+    ready: ReadySet<SharedSlice>,
+    rank: Rank,
+    dead: bool,
+    /// The last inject found no room.
+    blocked: bool,
+    /// Grants out to the reader, by number: the page and the grant's life.
+    grants: Box<[(Page, u64); GRANT_COUNT]>,
+    out: u64,
+    lives: u64,
+}
+
+/// The receiving half.
+struct Rx {
+    home: Arc<ClientLink>,
+    owner: Arc<dyn LeaseOwner>,
+    /// With each lane, the sender's page pool.
+    inbox: Inbox<SharedSlice, SharedSlice>,
+    next: usize,
+    scratch: Box<[u64; 2048 / 8 + 2]>,
+    fence: LightFence,
+}
+
+impl ShmPort {
+    pub fn new(home: Arc<ClientLink>) -> Result<ShmPort, MemoryError> {
+        let layout = *home.link.arena.layout();
+        let block = layout.block(home.client, home.me);
+        home.link.arena.commit(block.0, block.1)?;
+        let (pool_at, pool_len) = layout.pool(home.client, home.me);
+        let fence = home.link.fence;
+        let endpoints = home.endpoints();
+        let tx = Tx {
+            lanes: (0..endpoints).map(|_| None).collect(),
+            pool: PagePool::new(pool_len),
+            memory: home.link.arena.part((pool_at, pool_len)),
+            pool_at,
+            max_short: max_short(layout.sizes.lane),
+            fence,
+            loan_home: Arc::new(LoanHome(home.clone())),
+            ended: Vec::new(),
+            home: home.clone(),
+        };
+        let rx = Rx {
+            inbox: Inbox::new(home.ready_set(home.me), endpoints),
+            next: 0,
+            scratch: Box::new([0; 2048 / 8 + 2]),
+            fence,
+            owner: home.clone(),
+            home,
+        };
+        Ok(ShmPort { tx, rx })
+    }
+}
+
+fn full(taken: usize) -> Injected {
+    Injected { taken, stop: Stop::Full, complete: true }
+}
+
+fn fault(taken: usize, fault: Fault) -> Injected {
+    Injected { taken, stop: Stop::Fault(fault), complete: true }
+}
+
+impl Tx {
+    #[inline]
+    fn lane(&mut self, index: usize) -> Result<&mut TxLane, Fault> {
+        if self.lanes[index].is_none() {
+            self.open_lane(index)?;
+        }
+        let Some(lane) = &mut self.lanes[index] else {
+            return Err(Fault::OutOfMemory("the lane could not be opened"));
+        };
+        if lane.dead { Err(Fault::PeerLost(lane.rank)) } else { Ok(lane) }
+    }
+
+    /// The first message to an endpoint: commits the lane's memory and that of the reader's block. The reader need
+    /// not have started (P02).
+    #[cold]
+    fn open_lane(&mut self, index: usize) -> Result<(), Fault> {
+        let home = &self.home;
+        let to = home.endpoint(index);
+        let arena = &home.link.arena;
+        let (lane, block) =
+            (arena.layout().lane(home.client, home.me, to), arena.layout().block(home.client, to));
+        posthaste_core::failpoint!("lane.create.before");
+        for (offset, len) in [lane, block] {
+            arena.commit(offset, len).map_err(|error| {
+                tracing::warn!(%to, %error, "no memory for a lane");
+                Fault::OutOfMemory("for a lane; see the log")
+            })?;
+        }
+        posthaste_core::failpoint!("lane.create.committed");
+        let (control, ring) = home.lane(home.me, to);
+        let producer = Producer::open(control, ring);
+        posthaste_core::failpoint!("lane.create.open");
+        tracing::debug!(me = %home.me, %to, "lane opened");
+        home.link.watch(to.rank);
+        self.lanes[index] = Some(Box::new(TxLane {
+            producer,
+            ready: home.ready_set(to),
+            rank: to.rank,
+            dead: home.link.is_gone(to.rank),
+            blocked: false,
+            grants: Box::new([(Page { offset: 0, class: 0 }, 0); GRANT_COUNT]),
+            out: 0,
+            lives: 0,
+        }));
+        Ok(())
+    }
+
+    /// Tells the reader if it wants to be told.
+    #[inline]
+    fn notify(home: &ClientLink, lane: &TxLane, fence: LightFence) {
+        if lane.producer.reader_wants_notice(fence) {
+            Self::announce(home, lane);
+        }
+    }
+
+    #[cold]
+    fn announce(home: &ClientLink, lane: &TxLane) {
+        let me = home.link.arena.layout().shape.index(home.me);
+        if lane.ready.announce(me) {
+            home.link.ring(lane.rank);
+        }
+        home.link.watch(lane.rank);
+    }
+
+    #[inline]
+    fn send(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Fault> {
+        let shape = self.home.link.arena.layout().shape;
+        let index = shape.index(descriptor.target());
+        let Some(source) = sources.resolve(descriptor) else {
+            return Err(Fault::OutOfMemory("a descriptor without a source"));
+        };
+        let max_short = self.max_short;
+        let fence = self.fence;
+        let len = descriptor.len as usize;
+        let (Source::Private(bytes), true) = (source, len <= max_short) else {
+            return self.send_page(index, descriptor, sources, source);
+        };
+        let lane = self.lane(index)?;
+        let header = Header {
+            kind: KIND_SHORT,
+            info_len: descriptor.info_len,
+            protocol: descriptor.protocol.0,
+            len: len as u32,
+            cookie: descriptor.cookie != 0,
+        };
+        let sent = lane.producer.push(header, descriptor.cookie, sources.info, |ring, at| {
+            if let Ok(word) = <[u8; 8]>::try_from(bytes) {
+                ring.store(at, u64::from_ne_bytes(word), posthaste_core::sync::Ordering::Relaxed);
+            } else {
+                ring.write_bytes(at, bytes);
+            }
+        });
+        if !sent {
+            lane.blocked = true;
+            return Ok(false);
+        }
+        if let Some(lane) = &self.lanes[index] {
+            Self::notify(&self.home, lane, fence);
+        }
+        Ok(true)
+    }
+
+    /// A payload that goes into a page of this side's pool (or is there already, as a loan), named by a record.
+    #[cold]
+    fn send_page(
+        &mut self,
+        index: usize,
+        descriptor: &Descriptor,
+        sources: &Sources<'_>,
+        source: Source<'_>,
+    ) -> Result<bool, Fault> {
+        self.lane(index)?;
+        self.reclaim(index);
+        let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
+        if lane.out == u64::MAX {
+            lane.blocked = true;
+            return Ok(false);
+        }
+        let (page, lent) = match source {
+            Source::Loan(key, _) => (Page::from_word(key), true),
+            _ => match self.take_page(descriptor.len)? {
+                Some(page) => (page, false),
+                None => {
+                    if let Some(lane) = &mut self.lanes[index] {
+                        lane.blocked = true;
+                    }
+                    return Ok(false);
+                }
+            },
+        };
+        let memory = self.memory.slice(page.offset, descriptor.len);
+        match (source, memory) {
+            (Source::Private(bytes), Some(memory)) => memory.write(bytes),
+            (Source::Shared(slice), Some(memory)) => memory.copy_from(slice),
+            _ => {}
+        }
+        posthaste_core::failpoint!("grant.written");
+        let scarce = self.pool.is_scarce();
+        let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
+        let grant = lane.out.trailing_ones() as usize;
+        lane.lives = (lane.lives + 1) & LIFE_MASK;
+        let life = lane.lives.max(1);
+        let copy = if scarce || lane.out.count_ones() >= COPY_OUT { COPY_FLAG } else { 0 };
+        let header = Header {
+            kind: KIND_PAGE,
+            info_len: descriptor.info_len,
+            protocol: descriptor.protocol.0,
+            len: descriptor.len as u32,
+            cookie: descriptor.cookie != 0,
+        };
+        let sent = lane.producer.push(header, descriptor.cookie, sources.info, |ring, at| {
+            ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
+            let word = life | (grant as u64) << 40 | copy;
+            ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
+        });
+        if sent {
+            lane.out |= 1 << grant;
+            lane.grants[grant] = (page, life);
+            posthaste_core::failpoint!("grant.sent");
+            let fence = self.fence;
+            if let Some(lane) = &self.lanes[index] {
+                Self::notify(&self.home, lane, fence);
+            }
+        } else {
+            lane.blocked = true;
+            if !lent {
+                self.pool.give_back(page);
+            }
+        }
+        Ok(sent)
+    }
+
+    /// A page for `len` bytes; `None`: all are in use.
+    fn take_page(&mut self, len: u64) -> Result<Option<Page>, Fault> {
+        let mut taken = self.pool.take(len);
+        if taken.is_none() {
+            for index in 0..self.lanes.len() {
+                self.reclaim(index);
+            }
+            let returned = std::mem::take(&mut *lock(&self.home.returned_loans));
+            for word in returned {
+                self.pool.give_back(Page::from_word(word));
+            }
+            taken = self.pool.take(len);
+        }
+        match taken {
+            None => Ok(None),
+            Some(Taken::Warm(page)) => Ok(Some(page)),
+            Some(Taken::Fresh(page)) => {
+                match self.home.link.arena.commit(self.pool_at + page.offset, page.len()) {
+                    Ok(()) => Ok(Some(page)),
+                    Err(error) => {
+                        self.pool.never_mind(page);
+                        tracing::warn!(%error, "no memory for a page");
+                        Err(Fault::OutOfMemory("for a page; see the log"))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes back the pages that the reader of a lane has returned.
+    fn reclaim(&mut self, index: usize) -> bool {
+        let Some(lane) = self.lanes[index].as_mut() else { return false };
+        let mut bits = lane.out;
+        let mut any = false;
+        while bits != 0 {
+            let grant = bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let (page, life) = lane.grants[grant];
+            if lane.producer.returned(grant) == life {
+                lane.out &= !(1 << grant);
+                self.pool.give_back(page);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Puts and gets of mapped memory: one copy each, done when this returns.
+    #[inline]
+    fn run(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        let mut taken = 0;
+        let mut complete = true;
+        let mut known = (u32::MAX, SharedSlice::EMPTY, Rank(0));
+        while let Some(descriptor) = run.get(taken) {
+            match descriptor.op {
+                Op::Put | Op::Get => {
+                    if known.0 != descriptor.region {
+                        let Some(remote) = sources.table.remote.get(descriptor.region as usize) else {
+                            return fault(taken, Fault::OutOfMemory("a descriptor without a target"));
+                        };
+                        let Some(mapped) = remote.mapped else {
+                            return fault(taken, Fault::OutOfMemory("the target is not mapped"));
+                        };
+                        if self.home.link.is_gone(remote.rank) {
+                            return fault(taken, Fault::PeerLost(remote.rank));
+                        }
+                        known = (descriptor.region, mapped, remote.rank);
+                    }
+                    let Some(target) = known.1.slice(descriptor.offset, descriptor.len) else {
+                        return fault(taken, Fault::OutOfMemory("a descriptor out of range"));
+                    };
+                    if descriptor.op == Op::Put {
+                        match sources.resolve(descriptor) {
+                            Some(Source::Private(bytes)) => target.write(bytes),
+                            Some(Source::Shared(slice)) => target.copy_from(slice),
+                            _ => return fault(taken, Fault::OutOfMemory("a put without a source")),
+                        }
+                    } else if let Some(Source::Shared(slice)) = sources.resolve(descriptor) {
+                        slice.copy_from(target);
+                    } else if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
+                        self.ended.push((ticket, Value::Bytes(Bytes::from(target.to_vec()))));
+                        complete = false;
+                    }
+                }
+                Op::Send => match self.send(descriptor, sources) {
+                    Ok(true) => {}
+                    Ok(false) => return full(taken),
+                    Err(why) => return fault(taken, why),
+                },
+                Op::Nop | Op::Jump => {}
+            }
+            taken += 1;
+        }
+        Injected { taken, stop: Stop::Done, complete }
+    }
+
+    /// Whether a blocked lane could go on.
+    fn has_room(&mut self) -> bool {
+        let mut any = false;
+        for index in 0..self.lanes.len() {
+            any |= self.reclaim(index);
+            any |= self.lanes[index].as_ref().is_some_and(|lane| lane.blocked && lane.producer.reader_moved());
+        }
+        any
+    }
+
+    fn set_waiting(&mut self, waiting: bool) {
+        for lane in self.lanes.iter_mut().flatten() {
+            // Any lane may bring back the page that a blocked one waits for.
+            lane.producer.set_waiting(waiting);
+            if !waiting {
+                lane.blocked = false;
+            }
+        }
+    }
+}
+
+impl Inject for ShmPort {
+    #[inline]
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        self.tx.inject(run, sources)
+    }
+
+    fn loan(&mut self, len: usize) -> Option<Loan> {
+        self.tx.loan(len)
+    }
+}
+
+impl Inject for Tx {
+    #[inline]
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        if let [descriptor] = run
+            && descriptor.op == Op::Send
+        {
+            return match self.send(descriptor, sources) {
+                Ok(true) => Injected { taken: 1, stop: Stop::Done, complete: true },
+                Ok(false) => full(0),
+                Err(why) => fault(0, why),
+            };
+        }
+        self.run(run, sources)
+    }
+
+    fn loan(&mut self, len: usize) -> Option<Loan> {
+        for index in 0..self.lanes.len() {
+            self.reclaim(index);
+        }
+        let page = self.take_page(len as u64).ok()??;
+        let memory = self.memory.slice(page.offset, len as u64)?;
+        Some(Loan { memory, key: page.to_word(), owner: Some(self.loan_home.clone()) })
+    }
+}
+
+impl Rx {
+    /// Looks which lanes have become ready.
+    #[inline]
+    fn collect(&mut self) {
+        let home = &self.home;
+        self.inbox.collect(|source| {
+            let from = home.endpoint(source);
+            let (control, ring) = home.lane(from, home.me);
+            home.link.watch(from.rank);
+            (control, ring, home.link.arena.part(home.link.arena.layout().pool(home.client, from)))
+        });
+    }
+
+    /// Drains one lane. Returns the number of packets.
+    #[inline]
+    fn drain(&mut self, source: usize, budget: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
+        let Rx { home, owner, inbox, scratch, fence, .. } = self;
+        let Some(lane) = inbox.lane(source) else { return 0 };
+        let endpoint = home.endpoint(source);
+        let mut count = 0;
+        while count < budget && !lane.dead {
+            let header = match lane.consumer.peek() {
+                Peek::Empty => break,
+                Peek::Record(header) => header,
+                Peek::Corrupt => {
+                    lane.dead = true;
+                    tracing::warn!(from = %endpoint, "impossible record in a lane; the peer is cut off");
+                    sink.corrupt(endpoint.rank);
+                    return count + 1;
+                }
+            };
+            let mut info = [0u8; MAX_INFO];
+            let len = header.len as usize;
+            let (cookie, page) = if header.kind == KIND_SHORT {
+                let bytes: &mut [u8] = zerocopy::IntoBytes::as_mut_bytes(&mut scratch[..]);
+                let (cookie, ()) = lane.consumer.record(header, &mut info, |ring, at| {
+                    if len == 8 {
+                        let word = ring.load(at, posthaste_core::sync::Ordering::Relaxed);
+                        bytes[..8].copy_from_slice(&word.to_ne_bytes());
+                    } else {
+                        ring.read_bytes(at, &mut bytes[..len]);
+                    }
+                });
+                (cookie, None)
+            } else {
+                let (cookie, (offset, word)) = lane.consumer.record(header, &mut info, |ring, at| {
+                    let order = posthaste_core::sync::Ordering::Relaxed;
+                    (ring.load(at, order), ring.load(at + 1, order))
+                });
+                let slice = lane.with.slice(offset, u64::from(header.len));
+                let grant = (word >> 40 & 0x7f) as usize;
+                match slice {
+                    Some(slice) if offset.is_multiple_of(4096) && grant < GRANT_COUNT => {
+                        (cookie, Some((slice, grant_word(source, grant, word & LIFE_MASK), word & COPY_FLAG != 0)))
+                    }
+                    _ => {
+                        lane.dead = true;
+                        tracing::warn!(from = %endpoint, "impossible page in a lane; the peer is cut off");
+                        sink.corrupt(endpoint.rank);
+                        return count + 1;
+                    }
+                }
+            };
+            let mut copied = None;
+            let body = match page {
+                None => {
+                    let bytes: &[u8] = zerocopy::IntoBytes::as_bytes(&scratch[..]);
+                    Body::Short(&bytes[..len])
+                }
+                Some((slice, grant, copy)) => {
+                    let lease = Lease::new(slice, owner.clone(), grant);
+                    if copy {
+                        let bytes = lease.to_bytes();
+                        copied = Some(lease);
+                        Body::Owned(bytes)
+                    } else {
+                        Body::Lease(lease)
+                    }
+                }
+            };
+            let mut packet = Packet {
+                source: endpoint,
+                protocol: ProtocolId(header.protocol),
+                kind: 0,
+                cookie,
+                info: &info[..header.info_len as usize],
+                body,
+            };
+            match sink.packet(tx, &mut packet) {
+                Verdict::Taken => {
+                    count += 1;
+                    lane.held = false;
+                    if lane.consumer.consume(header, *fence) {
+                        home.ring_if_asleep(endpoint);
+                    }
+                }
+                Verdict::Hold => {
+                    lane.held = true;
+                    // The record stays and names the page: the grant must not be returned yet, copied or not.
+                    match packet.body {
+                        Body::Lease(lease) => lease.keep(),
+                        _ => copied.into_iter().for_each(Lease::keep),
+                    }
+                    break;
+                }
+            }
+        }
+        if count == 0 {
+            lane.quiet = lane.quiet.saturating_add(1);
+        } else {
+            lane.quiet = 0;
+        }
+        count
+    }
+}
+
+impl Port for ShmPort {
+    #[inline]
+    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let ShmPort { tx, rx } = self;
+        rx.collect();
+        let mut events = 0;
+        if let [only] = *rx.inbox.polled() {
+            events += rx.drain(only, budget, tx, sink);
+        } else if !rx.inbox.polled().is_empty() {
+            // Every lane gets an equal share, and another one is first each time.
+            let lanes = rx.inbox.polled().len();
+            let share = (budget / lanes).max(8);
+            rx.next = (rx.next + 1) % lanes;
+            for at in 0..lanes {
+                let source = rx.inbox.polled()[(rx.next + at) % lanes];
+                events += rx.drain(source, share, tx, sink);
+            }
+            if lanes > POLLED_LANES && events == 0 {
+                rx.inbox.demote(|| rx.home.link.sysdep.heavy_fence());
+            }
+        }
+        if !tx.ended.is_empty() {
+            for (ticket, value) in std::mem::take(&mut tx.ended) {
+                sink.complete(ticket, Ok(value));
+                events += 1;
+            }
+        }
+        events
+    }
+
+    fn arm(&mut self, waiting_for_room: bool) -> bool {
+        let ShmPort { tx, rx } = self;
+        if waiting_for_room {
+            tx.set_waiting(true);
+        }
+        let heavy_fence = || rx.home.link.sysdep.heavy_fence();
+        let armed = rx
+            .inbox
+            .arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
+        if !armed && waiting_for_room {
+            tx.set_waiting(false);
+        }
+        armed
+    }
+
+    fn disarm(&mut self) {
+        self.rx.inbox.disarm();
+        self.tx.set_waiting(false);
+    }
+
+    fn peer_down(&mut self, rank: Rank) {
+        let ShmPort { tx, rx } = self;
+        let proven = tx.home.link.is_gone(rank);
+        for index in 0..tx.lanes.len() {
+            if tx.home.endpoint(index).rank != rank {
+                continue;
+            }
+            if let Some(lane) = &mut tx.lanes[index] {
+                lane.dead = true;
+                // Only a proven exit gives back what the peer could still be reading (I3).
+                if proven {
+                    let mut bits = std::mem::take(&mut lane.out);
+                    while bits != 0 {
+                        let grant = bits.trailing_zeros() as usize;
+                        bits &= bits - 1;
+                        tx.pool.give_back(lane.grants[grant].0);
+                    }
+                }
+            }
+            rx.inbox.kill(index);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! An endpoint's block: whether it sleeps, and a bitmap of the lanes that have something for it.
+//!
+//! Senders set a lane's bit only when the reader does not poll that lane; the bits are hints, and the lane itself
+//! is always looked at. Falling asleep is one half of an asymmetric Dekker handshake (see `docs` of
+//! [`ReadySet::announce`] for the other): set *armed*, fence heavily, look once more.
+
+use posthaste_core::memory::Words;
+use posthaste_core::sync::Ordering;
+
+const ARMED: usize = 0;
+const BITS: usize = 8;
+
+/// The block of one endpoint, seen by its owner and by everybody who sends to it.
+#[derive(Clone, Debug)]
+pub struct ReadySet<W> {
+    block: W,
+    words: usize,
+}
+
+impl<W: Words> ReadySet<W> {
+    /// The block of an endpoint that can hear from `sources` endpoints.
+    pub fn new(block: W, sources: usize) -> Self {
+        Self { block, words: sources.div_ceil(64) }
+    }
+
+    /// A sender whose reader wants to be told: sets the lane's bit; true if the reader sleeps and this caller is the
+    /// one to ring it.
+    ///
+    /// Both steps are sequentially consistent: either the reader that goes to sleep sees the bit, or this side sees it
+    /// armed.
+    pub fn announce(&self, source: usize) -> bool {
+        self.block.fetch_or(BITS + source / 64, 1 << (source % 64));
+        self.block.load(ARMED, Ordering::SeqCst) != 0 && self.claim_ring()
+    }
+
+    /// Whether the endpoint sleeps and this caller is the one to ring it. What the endpoint would have to see has been
+    /// published before, with a light fence behind it.
+    pub fn claim_ring(&self) -> bool {
+        self.block.load(ARMED, Ordering::Relaxed) != 0 && self.block.swap(ARMED, 0) != 0
+    }
+
+    /// Takes all bits and hands out the sources they stand for. Returns whether there were any.
+    #[inline]
+    pub fn collect(&self, mut source: impl FnMut(usize)) -> bool {
+        let mut any = false;
+        for word in 0..self.words {
+            if self.block.load(BITS + word, Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = self.block.swap(BITS + word, 0);
+            any |= bits != 0;
+            while bits != 0 {
+                source(word * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+        any
+    }
+
+    /// Whether a bit is set.
+    pub fn has_any(&self) -> bool {
+        (0..self.words).any(|word| self.block.load(BITS + word, Ordering::Relaxed) != 0)
+    }
+
+    /// From now on senders ring. Must be followed by a heavy fence and a last look.
+    pub fn arm(&self) {
+        self.block.store(ARMED, 1, Ordering::Relaxed);
+    }
+
+    /// Awake again.
+    pub fn disarm(&self) {
+        self.block.store(ARMED, 0, Ordering::Relaxed);
+    }
+}
