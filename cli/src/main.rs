@@ -1,7 +1,9 @@
 //! The command-line program `posthaste`.
 
+mod info;
 mod limits;
 mod perf;
+mod run;
 
 use clap::{Parser, Subcommand};
 
@@ -15,6 +17,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Start a program as the ranks of a job on this host.
+    Run(run::Args),
+    /// Show devices, limits, settings, and what of this host stands in the way.
+    Info(info::Args),
     /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
     Perf(perf::Args),
     /// One rank of a benchmark.
@@ -36,6 +42,8 @@ enum Command {
 
 fn main() {
     let code = match Cli::parse().command {
+        Command::Run(args) => run::main(&args),
+        Command::Info(args) => info::main(&args),
         Command::Perf(args) => perf::main(&args),
         Command::PerfRank(args) => perf::rank_main(&args),
         Command::Limit { name, size, seconds } => perf::limit_main(&name, size, seconds),

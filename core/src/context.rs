@@ -60,7 +60,7 @@ pub struct Shared {
     owned: AtomicBool,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
     parked: Mutex<Vec<Waker>>,
-    /// The bell rang while the context was owned: whoever rang has disarmed it.
+    /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
     rung: AtomicBool,
 }
 
@@ -672,9 +672,6 @@ impl Driver {
         if expired {
             self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
         }
-        if rung {
-            self.shared.rung.store(true, Ordering::Release);
-        }
         if rung || expired {
             self.shared.wake_owner();
         }
@@ -711,6 +708,9 @@ impl Future for Driver {
                 break;
             }
         }
+        if rung {
+            shared.rung.store(true, Ordering::Release);
+        }
         if shared.owned.load(Ordering::Acquire) {
             return this.poll_owned(cx, rung);
         }
@@ -719,7 +719,7 @@ impl Future for Driver {
         let handle = Handle { shared: shared.clone() };
         let round = handle.enter(|engine| {
             // A ring takes the promise of another one with it, also when it turns out to have been for nothing.
-            if rung {
+            if shared.rung.swap(false, Ordering::AcqRel) {
                 engine.disarm();
             }
             engine.expire(now);

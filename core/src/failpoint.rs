@@ -2,7 +2,8 @@
 //!
 //! A release build without the feature `failpoints` contains none of this.
 
-/// Dies here if `POSTHASTE_TEST_FAILPOINT` is `name` or `name:N` (the Nth passage).
+/// Dies here if `POSTHASTE_TEST_FAILPOINT` is `name` or `name:N` (the Nth passage), on every rank or, with `@R` at
+/// its end, on rank R alone.
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {
@@ -19,7 +20,11 @@ pub fn reached(name: &str) {
     static PLAN: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
     let plan = PLAN.get_or_init(|| {
         let text = std::env::var("POSTHASTE_TEST_FAILPOINT").ok()?;
-        let (name, count) = text.rsplit_once(':').unwrap_or((&text, "1"));
+        let (text, rank) = text.split_once('@').unwrap_or((&text, ""));
+        if !rank.is_empty() && std::env::var("POSTHASTE_RANK").as_deref() != Ok(rank) {
+            return None;
+        }
+        let (name, count) = text.rsplit_once(':').unwrap_or((text, "1"));
         Some((name.to_owned(), AtomicU64::new(count.parse().unwrap_or(1))))
     });
     if let Some((wanted, left)) = plan

@@ -788,6 +788,30 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_death_is_told_after_what_the_dead_had_sent() {
+        use futures::FutureExt;
+        let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+        let devices = [0, 1].map(|rank| fabric.device(ClientId(0), Rank(rank)));
+        let mut ports = devices.each_ref().map(|device| device.port(ContextId(0)).expect("a port"));
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let errors = told.clone();
+        let opened = devices[1].open(Arc::new(move |rank, fault| locked(&errors).push((rank, fault))));
+        opened.now_or_never().expect("at once").expect("it opens");
+        let send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
+        let table = crate::device::SourceTable::default();
+        let sources = Sources { info: &[], borrowed: &[], table: &table };
+        assert_eq!(ports[0].inject(&[send, send], &sources).taken, 2);
+        fabric.kill(Rank(0));
+        let mut seen = Seen { packets: 0, verdict: Verdict::Taken };
+        assert_eq!(ports[1].advance(1, &mut seen), 1);
+        assert!(locked(&told).is_empty(), "a packet is still to come");
+        assert_eq!(ports[1].advance(10, &mut seen), 2);
+        assert_eq!((seen.packets, locked(&told).clone()), (2, vec![(Rank(0), Fault::PeerLost(Rank(0)))]));
+        assert_eq!(ports[1].advance(10, &mut seen), 0);
+        assert!(ports[1].arm(true));
+    }
+
     struct Seen {
         packets: usize,
         verdict: Verdict,

@@ -171,6 +171,30 @@ impl SharedSlice {
         unsafe { copy_shared(self.base, source.base, self.len) }
     }
 
+    /// Copies `len` bytes from `source` at `from` to this slice at `at`; false, and nothing is copied, if that is not
+    /// inside both.
+    #[inline(always)]
+    pub fn transfer(&self, at: u64, source: &SharedSlice, from: u64, len: u64) -> bool {
+        let inside = |offset: u64, slice: &SharedSlice| {
+            offset <= slice.len as u64 && len <= slice.len as u64 - offset
+        };
+        if !inside(at, self) || !inside(from, source) {
+            return false;
+        }
+        // SAFETY: both offsets are inside their slices, with len bytes behind them (checked above); words are accessed
+        // only where both are aligned, and atomically.
+        unsafe {
+            let (to, from) = (self.base.add(at as usize), source.base.add(from as usize));
+            if len == 8 && (to as usize | from as usize).is_multiple_of(8) {
+                let word = AtomicU64::from_ptr(from.cast()).load(Ordering::Relaxed);
+                AtomicU64::from_ptr(to.cast()).store(word, Ordering::Relaxed);
+            } else {
+                copy_shared(to, from, len as usize);
+            }
+        }
+        true
+    }
+
     /// Folds all whole 64-bit words of the slice (relaxed loads), then the last 0 to 7 bytes as one word filled
     /// up with zeros. The slice must start at a multiple of 8, which pages, windows and regions do.
     ///
@@ -382,6 +406,80 @@ pub trait Words {
     fn write_bytes(&self, index: usize, bytes: &[u8]);
     /// Copies bytes out of the words from `index` on, relaxed.
     fn read_bytes(&self, index: usize, bytes: &mut [u8]);
+}
+
+/// Shared memory as aligned words: what rings are made of. One comparison per access.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedWords {
+    base: *mut u64,
+    words: usize,
+}
+
+// SAFETY: as for `SharedSlice`.
+unsafe impl Send for SharedWords {}
+// SAFETY: as for `SharedSlice`.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// The whole words of a slice.
+    ///
+    /// # Panics
+    /// If the slice does not start at a multiple of 8.
+    #[must_use]
+    pub fn new(slice: SharedSlice) -> Self {
+        assert!((slice.base as usize).is_multiple_of(8), "words of an unaligned slice");
+        Self { base: slice.base.cast(), words: slice.len / 8 }
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words, "word access out of range");
+        // SAFETY: in range (checked), aligned (checked by `new`), mapped for the rest of the process, accessed
+        // atomically only.
+        unsafe { AtomicU64::from_ptr(self.base.add(index)) }
+    }
+
+    #[inline(always)]
+    fn bytes_at(&self, index: usize, len: usize) -> *mut u8 {
+        assert!(index <= self.words && len <= (self.words - index) * 8, "access out of range");
+        // SAFETY: index <= words, so the result is inside the range or one past its end.
+        unsafe { self.base.add(index).cast() }
+    }
+}
+
+impl Words for SharedWords {
+    #[inline(always)]
+    fn words(&self) -> usize {
+        self.words
+    }
+    #[inline(always)]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        self.at(index).load(order)
+    }
+    #[inline(always)]
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        self.at(index).store(value, order);
+    }
+    #[inline]
+    fn swap(&self, index: usize, value: u64) -> u64 {
+        self.at(index).swap(value, Ordering::SeqCst)
+    }
+    #[inline]
+    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
+        self.at(index).fetch_or(bits, Ordering::SeqCst)
+    }
+    #[inline]
+    fn write_bytes(&self, index: usize, bytes: &[u8]) {
+        let to = self.bytes_at(index, bytes.len());
+        // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
+        unsafe { copy_to_shared(to, bytes.as_ptr(), bytes.len()) }
+    }
+    #[inline]
+    fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
+        let from = self.bytes_at(index, bytes.len());
+        // SAFETY: both ranges are valid for bytes.len(); the target is private, so they cannot overlap.
+        unsafe { copy_from_shared(bytes.as_mut_ptr(), from, bytes.len()) }
+    }
 }
 
 impl Words for SharedSlice {

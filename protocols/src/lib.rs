@@ -29,4 +29,4 @@ pub use pattern::{Pattern, Recorder};
 pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
-pub use window::{Element, Region, RegionKey, RemoteRegion, Window};
+pub use window::{Element, Get, GetInto, Put, PutElement, Region, RegionKey, RemoteRegion, Window};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use posthaste_core::device::Body;
-use posthaste_core::protocol::{Credit, Incoming, ReplyTo};
+use posthaste_core::protocol::{Credit, Incoming};
 use posthaste_core::{Endpoint, Lease, Rank};
 use std::borrow::Cow;
 use zerocopy::{FromBytes, IntoBytes};
@@ -10,45 +10,43 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A message during the call of its handler. Short payloads are a private copy, longer ones a lease on the sender's
 /// page or owned bytes; all accessors work for all of them.
 #[derive(Debug)]
-pub struct Message<'a> {
-    source: Endpoint,
-    info: &'a [u8],
-    body: Body<'a>,
-    pub(crate) reply: Option<ReplyTo>,
-    pub(crate) credit: Credit,
-}
+pub struct Message<'a>(Incoming<'a>);
 
 impl<'a> Message<'a> {
     #[inline]
     pub(crate) fn new(incoming: Incoming<'a>) -> Self {
-        let Incoming { source, info, body, reply, credit } = incoming;
-        Self { source, info, body, reply, credit }
+        Self(incoming)
+    }
+
+    /// What to give back when a credited message has been consumed.
+    pub(crate) fn credit(&self) -> Credit {
+        self.0.credit
     }
 
     /// The rank that sent it.
     #[inline]
     #[must_use]
     pub fn source(&self) -> Rank {
-        self.source.rank
+        self.0.source.rank
     }
 
     /// The endpoint that sent it.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
-        self.source
+        self.0.source
     }
 
     /// Message info, 0 to 112 bytes.
     #[must_use]
     pub fn info(&self) -> &[u8] {
-        self.info
+        self.0.info
     }
 
     /// Payload length in bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.body.len()
+        self.0.body.len()
     }
 
     /// Whether there is no payload.
@@ -61,13 +59,13 @@ impl<'a> Message<'a> {
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        body_slice(&self.body)
+        body_slice(&self.0.body)
     }
 
     /// The payload as a slice, copied if it is a lease.
     #[must_use]
     pub fn bytes(&self) -> Cow<'_, [u8]> {
-        match &self.body {
+        match &self.0.body {
             Body::Lease(lease) => Cow::Owned(lease.memory().to_vec()),
             other => Cow::Borrowed(body_slice(other).unwrap_or_default()),
         }
@@ -76,7 +74,7 @@ impl<'a> Message<'a> {
     /// The payload as owned bytes; copies unless they are owned already.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
-        body_bytes(&self.body)
+        body_bytes(&self.0.body)
     }
 
     /// The payload as text; bytes that are not UTF-8 are replaced.
@@ -87,26 +85,26 @@ impl<'a> Message<'a> {
 
     /// Copies as many bytes as fit from the start of the payload; returns how many.
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
-        body_copy(&self.body, target)
+        body_copy(&self.0.body, target)
     }
 
     /// Reads a plain value at a byte offset; `None` if it is not inside.
     #[inline]
     #[must_use]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
-        body_read(&self.body, offset)
+        body_read(&self.0.body, offset)
     }
 
     /// Folds all 64-bit words of the payload in native byte order, the last one filled up with zeros, without
     /// copying a leased page.
     pub fn fold_words<A>(&self, init: A, f: impl FnMut(A, u64) -> A) -> A {
-        body_fold(&self.body, init, f)
+        body_fold(&self.0.body, init, f)
     }
 
     /// Sums all whole 64-bit words of the payload, wrapping: the fast form of a checksum over a leased page.
     #[must_use]
     pub fn sum_words(&self) -> u64 {
-        match &self.body {
+        match &self.0.body {
             Body::Lease(lease) => lease.memory().sum_words(),
             other => {
                 let bytes = body_slice(other).unwrap_or_default();
@@ -120,12 +118,12 @@ impl<'a> Message<'a> {
     /// Keeps the message beyond the call: a lease is kept, a short payload is copied.
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
-        let body = match self.body {
+        let body = match self.0.body {
             Body::Short(bytes) => OwnedBody::Bytes(Bytes::copy_from_slice(bytes)),
             Body::Owned(bytes) => OwnedBody::Bytes(bytes),
             Body::Lease(lease) => OwnedBody::Lease(lease),
         };
-        OwnedMessage { source: self.source, info: Bytes::copy_from_slice(self.info), body }
+        OwnedMessage { source: self.0.source, info: Bytes::copy_from_slice(self.0.info), body }
     }
 }
 

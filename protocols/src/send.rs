@@ -1,6 +1,6 @@
 //! The future of a send.
 
-use crate::buffer::{Buffer, Unsent};
+use crate::buffer::{Buffer, Kind, Unsent};
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Scope, SendArgs, Sent, Wait};
@@ -65,7 +65,31 @@ pub(crate) fn start(
 }
 
 /// Sends at once or not at all.
+#[inline]
 pub(crate) fn try_now<F: Face>(
+    face: &F,
+    envelope: &Envelope,
+    buffer: Buffer,
+) -> Result<(), TrySendError<Buffer>> {
+    if send_short(face, envelope, &buffer) {
+        return Ok(());
+    }
+    try_slowly(face, envelope, buffer)
+}
+
+/// A short message with nothing in its way.
+#[inline]
+fn send_short<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
+    let Kind::Inline { len, bytes } = &buffer.0 else { return false };
+    let payload = &bytes[..usize::from(*len).min(bytes.len())];
+    envelope.info.is_none()
+        && face
+            .enter(|engine| engine.scope().send_now(envelope.target, envelope.protocol, payload))
+            .unwrap_or(false)
+}
+
+#[cold]
+fn try_slowly<F: Face>(
     face: &F,
     envelope: &Envelope,
     buffer: Buffer,
@@ -132,7 +156,8 @@ pub struct SendMessage<'f, F: Face> {
     envelope: Envelope,
     deadline: Option<u64>,
     buffer: Option<Buffer>,
-    state: State,
+    /// Made when the send cannot be done at once.
+    slow: Option<Box<State>>,
 }
 
 // Nothing in it is ever pinned.
@@ -141,7 +166,7 @@ impl<F: Face> Unpin for SendMessage<'_, F> {}
 impl<'f, F: Face> SendMessage<'f, F> {
     #[inline]
     pub(crate) fn new(face: &'f F, envelope: Envelope, buffer: Buffer) -> Self {
-        Self { face, envelope, deadline: None, buffer: Some(buffer), state: State::Start(Wait::Await) }
+        Self { face, envelope, deadline: None, buffer: Some(buffer), slow: None }
     }
 
     /// Adds message info: up to 112 bytes that travel beside the payload.
@@ -193,8 +218,27 @@ impl<'f, F: Face> SendMessage<'f, F> {
 
     #[inline]
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if self.slow.is_none() {
+            let coop = ready!(poll_proceed(cx));
+            if self.buffer.as_ref().is_some_and(|buffer| send_short(self.face, &self.envelope, buffer)) {
+                coop.made_progress();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        self.step_slowly(cx)
+    }
+
+    #[cold]
+    fn step_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let mut state = self.slow.take().unwrap_or_else(|| Box::new(State::Start(Wait::Await)));
+        let result = self.go_on(&mut state, cx);
+        self.slow = Some(state);
+        result
+    }
+
+    fn go_on(&mut self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         loop {
-            let step = match &mut self.state {
+            let step = match state {
                 State::Start(wait) => {
                     let wait = *wait;
                     let coop = ready!(poll_proceed(cx));
@@ -206,7 +250,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
                         }
                         Ok(started) => own(started, || Handle::of(self.face), self.deadline),
                         Err(_) => {
-                            self.state = State::Posted(self.post(wait));
+                            *state = State::Posted(self.post(wait));
                             continue;
                         }
                     }
@@ -222,7 +266,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
                 State::Later(pending) => match ready!(pending.poll(self.face, cx)) {
                     Ok(_) => {
                         let wait = pending.wait.unwrap_or(Wait::Await);
-                        self.state = State::Start(wait);
+                        *state = State::Start(wait);
                         continue;
                     }
                     Err(fault) => return Poll::Ready(Err(fault.into())),
@@ -231,8 +275,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
             match step {
                 Step::Done => return Poll::Ready(Ok(())),
                 Step::Failed(error) => return Poll::Ready(Err(error)),
-                Step::Queued(pending) => self.state = State::Queued(pending),
-                Step::Later(pending) => self.state = State::Later(pending),
+                Step::Queued(pending) => *state = State::Queued(pending),
+                Step::Later(pending) => *state = State::Later(pending),
             }
         }
     }

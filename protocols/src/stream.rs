@@ -39,7 +39,7 @@ impl Protocol for StreamProtocol {
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let context = scope.me().context.index();
         let message = Message::new(message);
-        let credit = message.credit;
+        let credit = message.credit();
         let mut queue = lock(&self.queue);
         if queue.closed {
             drop(queue);
@@ -226,7 +226,7 @@ where
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let context = scope.me().context.index();
         let message = Message::new(message);
-        let credit = message.credit;
+        let credit = message.credit();
         lock(&self.state).waiting.push_back((message.into_owned(), credit, context));
         self.start();
     }

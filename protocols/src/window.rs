@@ -72,6 +72,16 @@ impl Memory {
         }
     }
 
+    /// The mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing precedes".
+    #[inline]
+    fn target(&self, rank: Rank, offset: u64, count: u64) -> Option<SharedSlice> {
+        let part = self.parts.get(rank.index())?;
+        if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
+            return None;
+        }
+        part.mapped?.slice(offset, count)
+    }
+
     /// The mapped bytes of an access that may go ahead inline.
     #[inline]
     fn inline(&self, part: &Part, offset: u64, count: u64) -> Option<SharedSlice> {
@@ -223,8 +233,8 @@ impl<T: Element> Window<T> {
     /// # Cancel safety
     /// See [`Put`].
     #[inline]
-    pub fn put(&self, rank: Rank, index: usize, value: T) -> Put<'_> {
-        Put::new(&self.memory, rank.index(), rank, Self::offset(index), Buffer::copy(value.as_bytes()))
+    pub fn put(&self, rank: Rank, index: usize, value: T) -> PutElement<'_, T> {
+        PutElement { memory: &self.memory, rank, offset: Self::offset(index), value, slow: None }
     }
 
     /// Puts consecutive elements.
@@ -249,7 +259,7 @@ impl<T: Element> Window<T> {
     /// Cancel safe: a get changes nothing at the target.
     #[inline]
     pub fn get(&self, rank: Rank, index: usize) -> Get<'_, T> {
-        Get { fetch: Fetch::new(&self.memory, rank.index(), rank, Self::offset(index)), element: PhantomData }
+        Get { memory: &self.memory, rank, offset: Self::offset(index), slow: None, element: PhantomData }
     }
 
     /// Fills a buffer with consecutive elements and gives it back.
@@ -425,6 +435,77 @@ enum Stage {
     Done,
 }
 
+/// A put of one element. Ready when it is at the target.
+///
+/// # Cancel safety
+/// As for [`Put`].
+#[must_use = "a put does nothing until it is awaited"]
+pub struct PutElement<'w, T> {
+    memory: &'w Arc<Memory>,
+    rank: Rank,
+    offset: u64,
+    value: T,
+    /// Made when the put cannot be done at once.
+    slow: Option<Box<Put<'w>>>,
+}
+
+impl<T> Unpin for PutElement<'_, T> {}
+
+impl<T> std::fmt::Debug for PutElement<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PutElement").field("rank", &self.rank).field("offset", &self.offset).finish_non_exhaustive()
+    }
+}
+
+impl<'w, T: Element> PutElement<'w, T> {
+    /// The earlier stage: ready when the source is reusable, with the future of the later one.
+    ///
+    /// # Errors
+    /// If the put is refused or fails.
+    ///
+    /// # Cancel safety
+    /// As for the put itself.
+    pub async fn local(self) -> Result<Put<'w>, RmaError> {
+        match self.slow {
+            Some(put) => put.local().await,
+            None => self.general().local().await,
+        }
+    }
+
+    #[cold]
+    fn general(&self) -> Put<'w> {
+        Put::new(self.memory, self.rank.index(), self.rank, self.offset, Buffer::copy(self.value.as_bytes()))
+    }
+
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        if self.slow.is_none() {
+            self.slow = Some(Box::new(self.general()));
+        }
+        match &mut self.slow {
+            Some(put) => Pin::new(&mut **put).poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Element> Future for PutElement<'_, T> {
+    type Output = Result<(), RmaError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.slow.is_none() {
+            let coop = ready!(poll_proceed(cx));
+            if let Some(target) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
+                target.write(self.value.as_bytes());
+                coop.made_progress();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        self.poll_slowly(cx)
+    }
+}
+
 /// A put. Ready when the data is at the target.
 ///
 /// # Cancel safety
@@ -598,13 +679,26 @@ impl<'w> Fetch<'w> {
 /// Cancel safe: a get changes nothing at the target.
 #[must_use = "a get does nothing until it is awaited"]
 pub struct Get<'w, T> {
-    fetch: Fetch<'w>,
+    memory: &'w Arc<Memory>,
+    rank: Rank,
+    offset: u64,
+    /// Made when the get cannot be done at once.
+    slow: Option<Box<Fetch<'w>>>,
     element: PhantomData<fn() -> T>,
 }
 
 impl<T> std::fmt::Debug for Get<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Get").field("rank", &self.fetch.rank).finish_non_exhaustive()
+        f.debug_struct("Get").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> Get<'_, T> {
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+        let (memory, rank, offset) = (self.memory, self.rank, self.offset);
+        let fetch = self.slow.get_or_insert_with(|| Box::new(Fetch::new(memory, rank.index(), rank, offset)));
+        fetch.poll(cx, into)
     }
 }
 
@@ -614,7 +708,15 @@ impl<T: Element> Future for Get<'_, T> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut value = T::new_zeroed();
-        ready!(self.fetch.poll(cx, value.as_mut_bytes())?);
+        if self.slow.is_none() {
+            let coop = ready!(poll_proceed(cx));
+            if let Some(source) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
+                source.read(value.as_mut_bytes());
+                coop.made_progress();
+                return Poll::Ready(Ok(value));
+            }
+        }
+        ready!(self.poll_slowly(cx, value.as_mut_bytes())?);
         Poll::Ready(Ok(value))
     }
 }

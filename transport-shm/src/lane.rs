@@ -40,6 +40,11 @@ pub const KIND_SHORT: u8 = 1;
 pub const KIND_PAGE: u8 = 2;
 const KIND_WRAP: u64 = 3;
 
+/// The header of a record with a payload of one word, without info and cookie; the protocol is to be added.
+const WORD_HEADER: u64 = 8 << 32 | KIND_SHORT as u64;
+/// Bytes of such a record.
+const WORD_RECORD: u64 = 16;
+
 /// How the publishing side orders "record stored" before "does the reader want to be told?".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LightFence {
@@ -205,6 +210,25 @@ impl<W: Words> Producer<W> {
         true
     }
 
+    /// [`push`](Self::push) for the most frequent record: a payload of one word, without info and cookie.
+    #[inline]
+    pub fn push_word(&mut self, protocol: u16, payload: u64) -> bool {
+        let Some(start) = self.reserve(WORD_RECORD) else { return false };
+        self.ring.store(self.word(start + WORD_RECORD), 0, Ordering::Relaxed);
+        let at = self.word(start);
+        self.ring.store(at + 1, payload, Ordering::Relaxed);
+        posthaste_core::failpoint!("lane.push.written");
+        // As in `push`.
+        self.ring.store(at, WORD_HEADER | u64::from(protocol) << 16, Ordering::Release);
+        if start != self.tail {
+            posthaste_core::failpoint!("lane.push.wrap");
+            self.ring.store(self.word(self.tail), KIND_WRAP, Ordering::Release);
+        }
+        self.tail = start + WORD_RECORD;
+        posthaste_core::failpoint!("lane.push.published");
+        true
+    }
+
     /// After publishing: whether the reader wants to be told.
     #[inline]
     pub fn reader_wants_notice(&self, fence: LightFence) -> bool {
@@ -310,6 +334,26 @@ impl<W: Words> Consumer<W> {
         } else {
             Peek::Corrupt
         }
+    }
+
+    /// The protocol and the payload, if the next record is one of one word without info and cookie. Anything else is
+    /// for [`peek`](Self::peek) to look at.
+    #[inline]
+    pub fn peek_word(&self) -> Option<(u16, u64)> {
+        let at = self.word();
+        // Acquire pairs with the release of `Producer::push_word` and `push`.
+        let header = self.ring.load(at, Ordering::Acquire);
+        if header & !(0xffff << 16) != WORD_HEADER || at + 2 > (self.size / 8) as usize {
+            return None;
+        }
+        Some(((header >> 16) as u16, self.ring.load(at + 1, Ordering::Relaxed)))
+    }
+
+    /// The record that [`peek_word`](Self::peek_word) found is done with; as [`consume`](Self::consume).
+    #[inline]
+    pub fn consume_word(&mut self, fence: LightFence) -> bool {
+        self.position += WORD_RECORD;
+        self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 
     /// Reads the parts of the record that [`peek`](Self::peek) found: returns the cookie, copies the info, and hands

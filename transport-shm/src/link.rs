@@ -7,7 +7,7 @@ use crate::layout::PAGE;
 use crate::pages::Page;
 use crate::ready::ReadySet;
 use posthaste_core::device::{LeaseOwner, PeerDown};
-use posthaste_core::memory::SharedSlice;
+use posthaste_core::memory::SharedWords;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
 use rustix::event::epoll;
@@ -170,15 +170,15 @@ impl ClientLink {
     }
 
     /// Control page and ring of a lane.
-    pub fn lane(&self, from: Endpoint, to: Endpoint) -> (SharedSlice, SharedSlice) {
+    pub fn lane(&self, from: Endpoint, to: Endpoint) -> (SharedWords, SharedWords) {
         let layout = self.link.arena.layout();
         let (offset, _) = layout.lane(self.client, from, to);
-        (self.link.arena.part((offset, PAGE)), self.link.arena.part((offset + PAGE, layout.sizes.lane)))
+        (SharedWords::new(self.link.arena.part((offset, PAGE))), SharedWords::new(self.link.arena.part((offset + PAGE, layout.sizes.lane))))
     }
 
-    pub fn ready_set(&self, of: Endpoint) -> ReadySet<SharedSlice> {
+    pub fn ready_set(&self, of: Endpoint) -> ReadySet<SharedWords> {
         let block = self.link.arena.layout().block(self.client, of);
-        ReadySet::new(self.link.arena.part(block), self.endpoints())
+        ReadySet::new(SharedWords::new(self.link.arena.part(block)), self.endpoints())
     }
 
     /// Rings the endpoint if it sleeps.

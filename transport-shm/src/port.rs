@@ -6,13 +6,13 @@ use crate::link::{ClientLink, LIFE_MASK, LoanHome, grant_word};
 use crate::pages::{Page, PagePool, Taken};
 use crate::ready::ReadySet;
 use bytes::Bytes;
-use posthaste_core::descriptor::Op;
+use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{
     Body, Inject, Injected, LeaseOwner, Packet, Sink, Source, Sources, Stop, Verdict,
 };
-use posthaste_core::memory::{SharedSlice, Words};
+use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::sync::lock;
-use posthaste_core::{Descriptor, Fault, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{Descriptor, Fault, JobShape, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
 
 /// Lanes polled at once; a quiet one beyond that waits for its bit.
@@ -35,6 +35,7 @@ struct Tx {
     memory: SharedSlice,
     pool_at: u64,
     max_short: usize,
+    shape: JobShape,
     fence: LightFence,
     loan_home: Arc<dyn LeaseOwner>,
     /// Ends to be reported at the next `advance`: values of gets.
@@ -42,8 +43,8 @@ struct Tx {
 }
 
 struct TxLane {
-    producer: Producer<SharedSlice>,
-    ready: ReadySet<SharedSlice>,
+    producer: Producer<SharedWords>,
+    ready: ReadySet<SharedWords>,
     rank: Rank,
     dead: bool,
     /// The last inject found no room.
@@ -59,9 +60,10 @@ struct Rx {
     home: Arc<ClientLink>,
     owner: Arc<dyn LeaseOwner>,
     /// With each lane, the sender's page pool.
-    inbox: Inbox<SharedSlice, SharedSlice>,
+    inbox: Inbox<SharedWords, SharedSlice>,
     next: usize,
     scratch: Box<[u64; 2048 / 8 + 2]>,
+    info: Box<[u8; MAX_INFO]>,
     fence: LightFence,
 }
 
@@ -79,6 +81,7 @@ impl ShmPort {
             memory: home.link.arena.part((pool_at, pool_len)),
             pool_at,
             max_short: max_short(layout.sizes.lane),
+            shape: layout.shape,
             fence,
             loan_home: Arc::new(LoanHome(home.clone())),
             ended: Vec::new(),
@@ -88,12 +91,30 @@ impl ShmPort {
             inbox: Inbox::new(home.ready_set(home.me), endpoints),
             next: 0,
             scratch: Box::new([0; 2048 / 8 + 2]),
+            info: Box::new([0; MAX_INFO]),
             fence,
             owner: home.clone(),
             home,
         };
         Ok(ShmPort { tx, rx })
     }
+}
+
+/// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
+#[inline]
+fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
+    let Some(first) = run.first() else { return 0 };
+    let (region, local) = (first.region, first.source[0]);
+    for (at, put) in run.iter().enumerate() {
+        let same = put.op == Op::Put
+            && put.source_kind == SourceKind::Region
+            && put.region == region
+            && put.source[0] == local;
+        if !same || !target.transfer(put.offset, source, put.source[1], put.len) {
+            return at;
+        }
+    }
+    run.len()
 }
 
 fn full(taken: usize) -> Injected {
@@ -170,13 +191,29 @@ impl Tx {
 
     #[inline]
     fn send(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Fault> {
-        let shape = self.home.link.arena.layout().shape;
-        let index = shape.index(descriptor.target());
+        let index = self.shape.index(descriptor.target());
+        let fence = self.fence;
+        if descriptor.source_kind == SourceKind::Inline
+            && descriptor.len == 8
+            && descriptor.info_len == 0
+            && descriptor.cookie == 0
+        {
+            let lane = self.lane(index)?;
+            if !lane.producer.push_word(descriptor.protocol.0, descriptor.source[0]) {
+                lane.blocked = true;
+                return Ok(false);
+            }
+            if lane.producer.reader_wants_notice(fence)
+                && let Some(lane) = &self.lanes[index]
+            {
+                Self::announce(&self.home, lane);
+            }
+            return Ok(true);
+        }
         let Some(source) = sources.resolve(descriptor) else {
             return Err(Fault::OutOfMemory("a descriptor without a source"));
         };
         let max_short = self.max_short;
-        let fence = self.fence;
         let len = descriptor.len as usize;
         let (Source::Private(bytes), true) = (source, len <= max_short) else {
             return self.send_page(index, descriptor, sources, source);
@@ -344,6 +381,17 @@ impl Tx {
                         }
                         known = (descriptor.region, mapped, remote.rank);
                     }
+                    if descriptor.op == Op::Put && descriptor.source_kind == SourceKind::Region {
+                        let Some(local) = sources.table.local.get(descriptor.source[0] as usize) else {
+                            return fault(taken, Fault::OutOfMemory("a put without a source"));
+                        };
+                        let moved = replay_puts(&run[taken..], &known.1, local);
+                        if moved == 0 {
+                            return fault(taken, Fault::OutOfMemory("a descriptor out of range"));
+                        }
+                        taken += moved;
+                        continue;
+                    }
                     let Some(target) = known.1.slice(descriptor.offset, descriptor.len) else {
                         return fault(taken, Fault::OutOfMemory("a descriptor out of range"));
                     };
@@ -445,11 +493,32 @@ impl Rx {
     /// Drains one lane. Returns the number of packets.
     #[inline]
     fn drain(&mut self, source: usize, budget: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
-        let Rx { home, owner, inbox, scratch, fence, .. } = self;
+        let Rx { home, owner, inbox, scratch, info, fence, .. } = self;
         let Some(lane) = inbox.lane(source) else { return 0 };
         let endpoint = home.endpoint(source);
         let mut count = 0;
         while count < budget && !lane.dead {
+            if let Some((protocol, word)) = lane.consumer.peek_word() {
+                let word = word.to_ne_bytes();
+                let mut packet = Packet {
+                    source: endpoint,
+                    protocol: ProtocolId(protocol),
+                    kind: 0,
+                    cookie: 0,
+                    info: &[],
+                    body: Body::Short(&word),
+                };
+                if sink.packet(tx, &mut packet) == Verdict::Hold {
+                    lane.held = true;
+                    break;
+                }
+                count += 1;
+                lane.held = false;
+                if lane.consumer.consume_word(*fence) {
+                    home.ring_if_asleep(endpoint);
+                }
+                continue;
+            }
             let header = match lane.consumer.peek() {
                 Peek::Empty => break,
                 Peek::Record(header) => header,
@@ -460,11 +529,10 @@ impl Rx {
                     return count + 1;
                 }
             };
-            let mut info = [0u8; MAX_INFO];
             let len = header.len as usize;
             let (cookie, page) = if header.kind == KIND_SHORT {
                 let bytes: &mut [u8] = zerocopy::IntoBytes::as_mut_bytes(&mut scratch[..]);
-                let (cookie, ()) = lane.consumer.record(header, &mut info, |ring, at| {
+                let (cookie, ()) = lane.consumer.record(header, info, |ring, at| {
                     if len == 8 {
                         let word = ring.load(at, posthaste_core::sync::Ordering::Relaxed);
                         bytes[..8].copy_from_slice(&word.to_ne_bytes());
@@ -474,7 +542,7 @@ impl Rx {
                 });
                 (cookie, None)
             } else {
-                let (cookie, (offset, word)) = lane.consumer.record(header, &mut info, |ring, at| {
+                let (cookie, (offset, word)) = lane.consumer.record(header, info, |ring, at| {
                     let order = posthaste_core::sync::Ordering::Relaxed;
                     (ring.load(at, order), ring.load(at + 1, order))
                 });

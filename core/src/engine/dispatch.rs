@@ -13,13 +13,11 @@ use bytes::{Bytes, BytesMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A whole message before its handler is known: what all ways in have in common.
-struct Arrived<'a> {
-    index: usize,
+/// What has to be known of a message whose handler panicked.
+struct Arrived {
     source: Endpoint,
     protocol: ProtocolId,
     cookie: u64,
-    info: &'a [u8],
 }
 
 impl Sink for State {
@@ -27,6 +25,14 @@ impl Sink for State {
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
         let index = self.shape.index(packet.source);
         if self.closed {
+            return Verdict::Taken;
+        }
+        if let Some(number) = packet.protocol.0.checked_sub(wire::FIRST_USER)
+            && let Some(Some(peer)) = self.peers.get(index)
+            && let Some(IncomingState::Resolved { local, flow, .. }) = peer.incoming.get(usize::from(number))
+        {
+            let (local, flow) = (*local, *flow);
+            Scope { inject, state: self }.dispatch(packet, local, flow);
             return Verdict::Taken;
         }
         let mut scope = Scope { inject, state: self };
@@ -69,15 +75,7 @@ impl Scope<'_> {
                 return Verdict::Taken;
             }
         };
-        let arrived = Arrived {
-            index,
-            source: packet.source,
-            protocol: packet.protocol,
-            cookie: packet.cookie,
-            info: packet.info,
-        };
-        let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
-        self.dispatch(&arrived, local, flow, body);
+        self.dispatch(packet, local, flow);
         Verdict::Taken
     }
 
@@ -131,40 +129,39 @@ impl Scope<'_> {
     }
 
     #[inline]
-    fn dispatch(&mut self, arrived: &Arrived<'_>, local: ProtocolId, flow: Flow, body: Body<'_>) {
-        let bytes = body.len() as u64;
+    fn dispatch(&mut self, packet: &mut Packet<'_>, local: ProtocolId, flow: Flow) {
+        let bytes = packet.body.len() as u64;
         self.state.stats.messages_received += 1;
         self.state.stats.bytes_received += bytes;
         // The table is taken out for the call, so that the handler can have the state; it cannot be reentered,
         // because handlers do not advance.
         let handlers = std::mem::take(&mut self.state.handlers);
-        let protocol = &handlers[local.index()];
-        let message = Incoming {
-            source: arrived.source,
-            info: arrived.info,
-            body,
-            reply: (arrived.cookie != 0)
-                .then_some(ReplyTo { endpoint: arrived.source, cookie: arrived.cookie }),
-            credit: Credit { endpoint: arrived.source, protocol: arrived.protocol, bytes },
-        };
+        let protocol = &*handlers[local.index()];
+        let (source, wire_id, cookie) = (packet.source, packet.protocol, packet.cookie);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let message = Incoming {
+                source,
+                info: packet.info,
+                body: std::mem::replace(&mut packet.body, Body::Short(&[])),
+                reply: if cookie == 0 { None } else { Some(ReplyTo { endpoint: source, cookie }) },
+                credit: Credit { endpoint: source, protocol: wire_id, bytes },
+            };
             if protocol.chooses_buffer() {
-                self.first_packet(&**protocol, message);
+                self.first_packet(protocol, message);
             } else {
                 protocol.on_message(self, message);
             }
         }));
-        let panicked = outcome.is_err();
         if self.state.handlers.is_empty() {
             self.state.handlers = handlers;
         }
-        if panicked {
-            self.panicked(arrived, flow, bytes);
+        if outcome.is_err() {
+            self.panicked(&Arrived { source, protocol: wire_id, cookie }, flow, bytes);
         }
     }
 
     #[cold]
-    fn panicked(&mut self, arrived: &Arrived<'_>, flow: Flow, bytes: u64) {
+    fn panicked(&mut self, arrived: &Arrived, flow: Flow, bytes: u64) {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
@@ -338,11 +335,11 @@ impl Scope<'_> {
                 Resolution::Local(local, flow) => {
                     let handler = self.state.handlers[local.index()].clone();
                     if handler.chooses_buffer() {
-                        let (source, info) = (packet.source, packet.info);
-                        let first = FirstPacket { source, info, total };
+                        let source = packet.source;
+                        let first = FirstPacket { source, info: packet.info, total };
                         let accept = catch_unwind(AssertUnwindSafe(|| handler.accept(self, &first)));
                         assembly.into = accept.unwrap_or_else(|_| {
-                            let arrived = Arrived { index, source, protocol, cookie: begin.cookie.get(), info };
+                            let arrived = Arrived { source, protocol, cookie: begin.cookie.get() };
                             self.panicked(&arrived, flow, total);
                             // It has been answered, and its credit is back.
                             assembly.settled = true;
@@ -404,18 +401,19 @@ impl Scope<'_> {
             self.answered(index, source.rank, cookie, Body::Owned(Bytes::from(whole)));
             return;
         }
-        let arrived = Arrived { index, source, protocol, cookie, info: info.as_bytes() };
         match into {
             Accept::Whole => {
-                if let Resolution::Local(local, flow) = self.resolve(arrived.index, protocol) {
-                    self.dispatch(&arrived, local, flow, Body::Owned(Bytes::from(whole)));
+                if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
+                    let body = Body::Owned(Bytes::from(whole));
+                    let mut packet = Packet { source, protocol, kind: 0, cookie, info: info.as_bytes(), body };
+                    self.dispatch(&mut packet, local, flow);
                 }
             }
             Accept::Fill { buffer, done, .. } => {
                 self.state.stats.messages_received += 1;
                 self.state.stats.bytes_received += buffer.len() as u64;
                 if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
-                    self.panicked(&arrived, Flow::Inline, 0);
+                    self.panicked(&Arrived { source, protocol, cookie }, Flow::Inline, 0);
                 }
                 self.used_up(index, Credit { endpoint: source, protocol, bytes: total });
             }

@@ -106,6 +106,38 @@ enum Queue {
 type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
 
 impl Scope<'_> {
+    /// Sends a short message without info if nothing at all stands in the way: the peer is known and alive, it has
+    /// heard of the protocol, nothing waits, and the device has room. Otherwise nothing was done, and
+    /// [`send`](Self::send) knows why.
+    #[inline]
+    pub fn send_now(&mut self, target: Endpoint, protocol: ProtocolId, payload: &[u8]) -> bool {
+        let State { peers, table, shape, stats, .. } = &mut *self.state;
+        if target.context.0 >= shape.contexts || payload.len() > MAX_DESCRIPTOR_INLINE {
+            return false;
+        }
+        let Some(Some(peer)) = peers.get_mut(shape.index(target)) else { return false };
+        let open = peer.outgoing.get(protocol.index()).is_some_and(|out| out.open);
+        if !open || peer.fault.is_some() || !peer.queue_is_empty() {
+            return false;
+        }
+        let mut descriptor = Descriptor {
+            op: Op::Send,
+            rank: target.rank,
+            context: target.context,
+            protocol: ProtocolId(wire::FIRST_USER + protocol.0),
+            ..Descriptor::default()
+        };
+        descriptor.set_inline(payload);
+        let sources = Sources { info: &[], borrowed: &[], table };
+        if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
+            return false;
+        }
+        peer.unflushed = true;
+        stats.messages_sent += 1;
+        stats.bytes_sent += payload.len() as u64;
+        true
+    }
+
     /// Sends a message of a registered protocol.
     ///
     /// # Errors
@@ -123,10 +155,9 @@ impl Scope<'_> {
         if matches!(wait, Wait::Room(_)) {
             peer.room_granted = peer.room_granted.saturating_sub(1);
         }
-        let mut credited = false;
         if !peer.outgoing.get(args.protocol.index()).is_some_and(|out| out.open) {
             match self.admit(index, args, payload.len(), wait) {
-                Ok(None) => credited = self.state.peer(index).outgoing[args.protocol.index()].flow != Flow::Inline,
+                Ok(None) => {}
                 Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
                 Err(None) => return Ok(Sent::Full(payload)),
                 Err(Some(error)) => return Err((error, payload)),
@@ -135,9 +166,6 @@ impl Scope<'_> {
         let queue = match wait {
             Wait::Never => Queue::Never,
             Wait::Room(_) => Queue::Granted,
-            // Its credit bounds what waits already. If it waited for room as well, it would keep the credit from those
-            // that have room, or would have to queue for it again.
-            Wait::Await | Wait::Credited(..) if credited => Queue::Granted,
             Wait::Await | Wait::Credited(..) => Queue::Await,
         };
         self.state.stats.messages_sent += 1;

@@ -2,9 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::{Headroom, Personality, Sysdep, ThreadMain};
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// [`Sysdep`] over Linux.
 #[derive(Debug)]
@@ -12,6 +11,7 @@ pub struct LinuxSysdep {
     personality: Personality,
     cores: usize,
     asymmetric: bool,
+    start: Instant,
 }
 
 impl LinuxSysdep {
@@ -26,14 +26,13 @@ impl LinuxSysdep {
         });
         let cores =
             cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-        Self { personality, cores, asymmetric }
+        Self { personality, cores, asymmetric, start: Instant::now() }
     }
 }
 
 impl Sysdep for LinuxSysdep {
     fn now(&self) -> Duration {
-        let now = clock_gettime(ClockId::Monotonic);
-        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+        self.start.elapsed()
     }
 
     fn personality(&self) -> &Personality {

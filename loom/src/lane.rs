@@ -1,0 +1,144 @@
+//! The lane: records arrive whole and in order, and their bytes are overwritten only after the credit for them.
+
+use crate::memory::{Memory, lane};
+use crate::model;
+use loom::thread;
+use posthaste_core::MAX_INFO;
+use posthaste_core::memory::Words;
+use posthaste_core::sync::Ordering;
+use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Peek, Producer};
+
+const FENCE: LightFence = LightFence::Full;
+
+/// A record of three words: its header, and the number twice as payload (in the info bytes, as tiny rings leave no
+/// room for a body).
+pub fn push(producer: &mut Producer<Memory>, number: u64) -> bool {
+    let header = Header { kind: KIND_SHORT, info_len: 16, protocol: number as u16, len: 0, cookie: false };
+    let mut info = [0; 16];
+    info[..8].copy_from_slice(&number.to_ne_bytes());
+    info[8..].copy_from_slice(&(!number).to_ne_bytes());
+    producer.push(header, 0, &info, |_, _| {})
+}
+
+/// Takes the next record, checks that it is whole, and says whether the writer wants to be rung.
+pub fn pull(consumer: &mut Consumer<Memory>) -> Option<(u64, bool)> {
+    let header = match consumer.peek() {
+        Peek::Empty => return None,
+        Peek::Record(header) => header,
+        Peek::Corrupt => panic!("corrupt lane"),
+    };
+    let mut info = [0; MAX_INFO];
+    consumer.record(header, &mut info, |_, _| {});
+    let (number, complement) = (&info[..8], &info[8..16]);
+    let number = u64::from_ne_bytes(number.try_into().expect("8 bytes"));
+    assert_eq!(complement, (!number).to_ne_bytes(), "torn payload");
+    assert_eq!(header.protocol, number as u16, "header and payload of different records");
+    Some((number, consumer.consume(header, FENCE)))
+}
+
+/// Sends `count` records through a ring after `warm` others. The first `ahead` of them are written before there is a
+/// second thread.
+fn stream(ring: usize, warm: u64, ahead: u64, count: u64) {
+    model(move || {
+        let (control, ring) = lane(ring);
+        let mut producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control, ring);
+        for number in 1..=warm {
+            assert!(push(&mut producer, number), "an empty ring has room");
+            assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(number));
+        }
+        for number in warm + 1..=warm + ahead {
+            assert!(push(&mut producer, number), "room for those ahead");
+        }
+        let writer = thread::spawn(move || {
+            let mut next = warm + ahead + 1;
+            for _ in ahead..count + 1 {
+                if next > warm + count {
+                    break;
+                }
+                if push(&mut producer, next) {
+                    next += 1;
+                } else {
+                    thread::yield_now();
+                }
+            }
+            (producer, next)
+        });
+        let mut expected = warm + 1;
+        for _ in 0..count {
+            match pull(&mut consumer) {
+                Some((number, _)) => {
+                    assert_eq!(number, expected, "out of order");
+                    expected += 1;
+                }
+                None => thread::yield_now(),
+            }
+        }
+        let (mut producer, mut next) = writer.join().expect("no panic");
+        // The rest, one after the other: nothing is lost and the ring never jams.
+        while expected <= warm + count {
+            if next <= warm + count && push(&mut producer, next) {
+                next += 1;
+            }
+            assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(expected));
+            expected += 1;
+        }
+        assert_eq!(pull(&mut consumer), None);
+    });
+}
+
+/// From the beginning of the ring over its end, where no record fits and a wrap mark is left: payload is never torn,
+/// order is kept, and the second lap does not meet headers of the first.
+#[test]
+fn records_are_whole_and_in_order_over_the_end_of_the_ring() {
+    stream(8, 0, 0, 4);
+}
+
+/// Starting short of the end: every record of the model needs the credit for an earlier one, and the end of the ring
+/// is passed twice.
+#[test]
+fn credit_lets_bytes_be_overwritten_only_after_they_were_read() {
+    stream(8, 1, 0, 5);
+}
+
+/// A full ring of five records, in which one credit covers two: the bytes of both were read before it.
+#[test]
+fn one_credit_covers_two_records() {
+    stream(16, 0, 5, 6);
+}
+
+/// A larger ring, in which the writer is two records ahead.
+#[test]
+fn several_records_are_under_way() {
+    stream(16, 3, 0, 5);
+}
+
+/// A reader that lies about its head makes the writer neither overrun its own records nor panic, and does not keep
+/// it from sleeping: heads beyond the tail and behind the last good one are not taken over.
+#[test]
+fn a_garbage_head_is_not_taken_over() {
+    model(|| {
+        let (control, ring) = lane(8);
+        let mut producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control.clone(), ring);
+        for number in 1..=2 {
+            assert!(push(&mut producer, number));
+            assert!(pull(&mut consumer).is_some());
+        }
+        // Head and tail are at 48 bytes; one record fits behind the wrap, not two.
+        assert!(push(&mut producer, 3));
+        let liar = thread::spawn(move || {
+            control.store(16, u64::MAX, Ordering::Release);
+            control.store(16, 8, Ordering::Release);
+            control.store(16, 96, Ordering::Release);
+        });
+        for _ in 0..3 {
+            assert!(!push(&mut producer, 4), "the third record would be overwritten");
+            assert!(!producer.reader_moved(), "the reader did not move");
+        }
+        liar.join().expect("no panic");
+        assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(3));
+        assert!(push(&mut producer, 4), "an honest head is believed again");
+        assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(4));
+    });
+}

@@ -1,0 +1,309 @@
+//! Falling asleep and being woken: the asymmetric Dekker handshake of an inbox with those who send to it, and of a
+//! writer that waits for room with those who read from it.
+
+use crate::lane::{pull, push};
+use crate::memory::{Memory, block, lane};
+use crate::{bounded, model};
+use loom::sync::atomic::fence;
+use loom::thread;
+use posthaste_core::sync::Ordering;
+use posthaste_shm::inbox::Inbox;
+use posthaste_shm::lane::{Consumer, LightFence, Producer, return_grant};
+use posthaste_shm::ready::ReadySet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+// The asymmetric one, which loom gets to see as a fence.
+const LIGHT: LightFence = LightFence::Compiler;
+
+/// More preemptions than a model of two threads has.
+const ALL: usize = 100;
+
+/// The bell: nothing that the models' order depends on, so it is not loom's.
+#[derive(Clone, Default)]
+struct Bell(Arc<AtomicUsize>);
+
+impl Bell {
+    fn ring(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn rings(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The sleeper's fence.
+fn heavy() {
+    fence(Ordering::SeqCst);
+}
+
+/// A sender's part after its record, as in the port.
+fn notify(producer: &Producer<Memory>, ready: &ReadySet<Memory>, source: usize, bell: &Bell) {
+    if producer.reader_wants_notice(LIGHT) && ready.announce(source) {
+        bell.ring();
+    }
+}
+
+type Lanes = Vec<(Memory, Memory)>;
+
+/// Takes up announced lanes and drains all polled ones.
+fn advance(inbox: &mut Inbox<Memory, ()>, lanes: &Lanes) -> usize {
+    inbox.collect(|source| (lanes[source].0.clone(), lanes[source].1.clone(), ()));
+    let mut count = 0;
+    for source in inbox.polled().to_vec() {
+        let lane = inbox.lane(source).expect("polled");
+        while pull(&mut lane.consumer).is_some() {
+            count += 1;
+        }
+    }
+    count
+}
+
+/// The end of a model: whoever sleeps was rung if there was something for him, and finds all of it.
+fn settle(slept: bool, bell: &Bell, inbox: &mut Inbox<Memory, ()>, lanes: &Lanes, left: usize) {
+    if slept {
+        assert!(left == 0 || bell.rings() > 0, "lost wake-up");
+        inbox.disarm();
+    }
+    assert_eq!(advance(inbox, lanes), left, "records that nobody looks for");
+}
+
+/// Writers send one record each to an inbox that looks `looks` times and then tries to fall asleep. With `polled`, the
+/// reader knows and polls the lanes already; otherwise it has to find them.
+fn wake_up(writers: usize, polled: bool, looks: usize, preemptions: usize, fence: fn()) {
+    bounded(preemptions, move || {
+        let block = block();
+        let lanes: Lanes = (0..writers).map(|_| lane(8)).collect();
+        let bell = Bell::default();
+        let mut inbox = Inbox::new(ReadySet::new(block.clone(), writers), writers);
+        let mut opened: Vec<_> = lanes.iter().map(|_| None).collect();
+        if polled {
+            for (source, (control, ring)) in lanes.iter().enumerate() {
+                let mut producer = Producer::open(control.clone(), ring.clone());
+                assert!(push(&mut producer, 1));
+                notify(&producer, &ReadySet::new(block.clone(), writers), source, &bell);
+                opened[source] = Some(producer);
+            }
+            assert_eq!(advance(&mut inbox, &lanes), writers);
+            assert_eq!(bell.rings(), 0, "an endpoint that is awake is not rung");
+        }
+        let threads: Vec<_> = opened
+            .into_iter()
+            .enumerate()
+            .map(|(source, producer)| {
+                let (block, bell) = (block.clone(), bell.clone());
+                let (control, ring) = lanes[source].clone();
+                thread::spawn(move || {
+                    let mut producer = producer.unwrap_or_else(|| Producer::open(control, ring));
+                    assert!(push(&mut producer, 2));
+                    notify(&producer, &ReadySet::new(block, writers), source, &bell);
+                })
+            })
+            .collect();
+        let mut found = 0;
+        for _ in 0..looks {
+            found += advance(&mut inbox, &lanes);
+        }
+        let slept = inbox.arm(fence, || false);
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        assert!(bell.rings() <= 1, "one sleep is ended by one ring");
+        settle(slept, &bell, &mut inbox, &lanes, writers - found);
+    });
+}
+
+/// The first message of all: the writer opens the lane, the reader finds it through the ready bitmap, whether the
+/// bit comes before or after it arms.
+#[test]
+fn a_new_lane_is_found_by_a_reader_that_falls_asleep() {
+    wake_up(1, false, 0, ALL, heavy);
+}
+
+/// The same with a reader that looks before it falls asleep, so that the lane may be found, polled and left again.
+#[test]
+fn a_new_lane_is_found_and_left_again() {
+    wake_up(1, false, 1, ALL, heavy);
+}
+
+/// A polled lane: its writer sets no bit until the reader says that it is about to sleep.
+#[test]
+fn a_polled_lane_wakes_its_reader() {
+    wake_up(1, true, 1, ALL, heavy);
+}
+
+/// Two senders at once: the reader is woken, by exactly one of them, and finds both records.
+#[test]
+fn one_of_two_senders_rings() {
+    wake_up(2, false, 0, 5, heavy);
+}
+
+/// As above, with lanes that are polled.
+#[test]
+fn one_of_two_polled_senders_rings() {
+    wake_up(2, true, 0, 3, heavy);
+}
+
+/// The models above can fail: without the heavy fence the wake-up of a polled lane is lost.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn without_the_heavy_fence_a_polled_lane_is_lost() {
+    wake_up(1, true, 0, ALL, || {});
+}
+
+/// As above for a lane that is announced by its bit.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn without_the_heavy_fence_a_bit_is_lost() {
+    wake_up(1, false, 0, ALL, || {});
+}
+
+/// A sleeper that was woken and falls asleep again misses nothing: two records, each of which may come before, between
+/// or after its two sleeps.
+#[test]
+fn a_second_sleep_loses_nothing() {
+    bounded(5, || {
+        let block = block().in_order();
+        let lanes = vec![lane(16)];
+        let bell = Bell::default();
+        let mut inbox = Inbox::new(ReadySet::new(block.clone(), 1), 1);
+        let mut producer = Producer::open(lanes[0].0.clone(), lanes[0].1.clone());
+        let writer = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                let ready = ReadySet::new(block, 1);
+                for number in 1..=2 {
+                    assert!(push(&mut producer, number));
+                    notify(&producer, &ready, 0, &bell);
+                }
+            })
+        };
+        let mut found = 0;
+        let mut slept = inbox.arm(heavy, || false);
+        let mut heard = 0;
+        if !slept || bell.rings() > heard {
+            heard = bell.rings();
+            if slept {
+                inbox.disarm();
+            }
+            found += advance(&mut inbox, &lanes);
+            slept = inbox.arm(heavy, || false);
+        }
+        writer.join().expect("no panic");
+        if slept && found < 2 {
+            assert!(bell.rings() > heard, "lost wake-up");
+        }
+        inbox.disarm();
+        assert_eq!(found + advance(&mut inbox, &lanes), 2);
+    });
+}
+
+/// A quiet lane is dropped from the polled ones while its writer sends: the record is seen by the last look, or
+/// announced.
+#[test]
+fn a_demoted_lane_is_announced() {
+    demote(heavy);
+}
+
+/// And the model of it can fail.
+#[test]
+#[should_panic(expected = "records that nobody looks for")]
+fn without_the_heavy_fence_a_demoted_lane_is_lost() {
+    demote(|| {});
+}
+
+fn demote(fence: fn()) {
+    model(move || {
+        let block = block();
+        let lanes = vec![lane(8)];
+        let bell = Bell::default();
+        let mut inbox = Inbox::new(ReadySet::new(block.clone(), 1), 1);
+        let mut producer = Producer::open(lanes[0].0.clone(), lanes[0].1.clone());
+        assert!(push(&mut producer, 1));
+        notify(&producer, &ReadySet::new(block.clone(), 1), 0, &bell);
+        assert_eq!(advance(&mut inbox, &lanes), 1);
+        inbox.lane(0).expect("found").quiet = u32::MAX;
+        let writer = thread::spawn(move || {
+            assert!(push(&mut producer, 2));
+            notify(&producer, &ReadySet::new(block, 1), 0, &Bell::default());
+        });
+        inbox.demote(fence);
+        writer.join().expect("no panic");
+        assert_eq!(advance(&mut inbox, &lanes), 1, "records that nobody looks for");
+    });
+}
+
+/// What a writer that found no room waits for.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Credit,
+    Page,
+}
+
+/// A writer falls asleep as its reader gives it room, or a page.
+fn wait_for_room(wanted: Wanted, fence: fn()) {
+    model(move || {
+        let (control, ring) = lane(8);
+        let block = block();
+        let bell = Bell::default();
+        let mut producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control.clone(), ring);
+        assert!(push(&mut producer, 1) && push(&mut producer, 2));
+        assert!(!push(&mut producer, 3), "full");
+        let mut inbox: Inbox<Memory, ()> = Inbox::new(ReadySet::new(block.clone(), 1), 1);
+        let reader = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                let told = match wanted {
+                    Wanted::Credit => pull(&mut consumer).expect("sent").1,
+                    Wanted::Page => return_grant(&control, 0, 1, LIGHT),
+                };
+                if told && ReadySet::new(block, 1).claim_ring() {
+                    bell.ring();
+                }
+                consumer
+            })
+        };
+        // As in the port: shown first, looked at again behind the fence.
+        producer.set_waiting(true);
+        let slept = inbox.arm(fence, || match wanted {
+            Wanted::Credit => producer.reader_moved(),
+            Wanted::Page => producer.returned(0) == 1,
+        });
+        let mut consumer = reader.join().expect("no panic");
+        assert!(!slept || bell.rings() == 1, "lost wake-up");
+        match wanted {
+            Wanted::Credit => {
+                assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(2));
+                assert!(push(&mut producer, 3), "room");
+            }
+            Wanted::Page => assert_eq!(producer.returned(0), 1),
+        }
+    });
+}
+
+/// A full ring: the writer sees the credit, or the reader sees that it waits.
+#[test]
+fn a_writer_that_waits_for_room_is_woken() {
+    wait_for_room(Wanted::Credit, heavy);
+}
+
+/// No page: the same, with the return of a grant.
+#[test]
+fn a_writer_that_waits_for_a_page_is_woken() {
+    wait_for_room(Wanted::Page, heavy);
+}
+
+/// The models above can fail.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn without_the_heavy_fence_room_is_lost() {
+    wait_for_room(Wanted::Credit, || {});
+}
+
+/// As above.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn without_the_heavy_fence_a_page_is_lost() {
+    wait_for_room(Wanted::Page, || {});
+}

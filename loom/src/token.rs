@@ -1,0 +1,93 @@
+//! The progress token: one holder at a time, and no posted work is stranded.
+
+use crate::{bounded, model};
+use loom::thread;
+use posthaste_core::token::TokenCell;
+use std::sync::Arc;
+
+/// What the token guards: the numbers of the work done. The cell inside the token is loom's, so that two holders at
+/// once, or a holder that does not see what the last one did, fail the model.
+type Cell = TokenCell<Vec<u32>, u32>;
+
+fn post(cell: &Cell, work: u32) {
+    if let Some(mut guard) = cell.post(work) {
+        guard.get().push(0);
+        guard.finish(|done, work| done.push(work));
+    }
+}
+
+/// Does something itself if it gets the token, as a poll does.
+fn advance(cell: &Cell) {
+    if let Some(mut guard) = cell.try_take() {
+        guard.get().push(0);
+        guard.finish(|done, work| done.push(work));
+    }
+}
+
+/// At the end the token is free, no work waits, and all of it was done once.
+fn settle(cell: &Cell, posted: &[u32]) {
+    assert!(!cell.has_work(), "stranded work");
+    let mut guard = cell.try_take().expect("nobody holds the token any more");
+    let mut done: Vec<u32> = guard.get().iter().copied().filter(|&work| work != 0).collect();
+    done.sort_unstable();
+    assert_eq!(done, posted, "stranded work");
+}
+
+/// One polls, one posts: whoever loses the race for the token, the work is done.
+#[test]
+fn work_posted_to_a_holder_is_done() {
+    model(|| {
+        let cell = Arc::new(Cell::new(Vec::new()));
+        let poller = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                advance(&cell);
+                advance(&cell);
+            })
+        };
+        post(&cell, 1);
+        post(&cell, 2);
+        poller.join().expect("no panic");
+        settle(&cell, &[1, 2]);
+    });
+}
+
+/// Two post and one polls.
+#[test]
+fn three_threads_strand_nothing() {
+    bounded(5, || {
+        let cell = Arc::new(Cell::new(Vec::new()));
+        let threads: Vec<_> = (1..=2)
+            .map(|work| {
+                let cell = cell.clone();
+                thread::spawn(move || post(&cell, work))
+            })
+            .collect();
+        advance(&cell);
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        settle(&cell, &[1, 2]);
+    });
+}
+
+/// A holder that unwinds drops its guard without finishing: the work that was posted meanwhile waits for the next
+/// holder, who does it.
+#[test]
+fn a_dropped_guard_hands_its_work_on() {
+    model(|| {
+        let cell = Arc::new(Cell::new(Vec::new()));
+        let unwinding = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                if let Some(mut guard) = cell.try_take() {
+                    guard.get().push(0);
+                }
+            })
+        };
+        post(&cell, 1);
+        unwinding.join().expect("no panic");
+        advance(&cell);
+        settle(&cell, &[1]);
+    });
+}

@@ -1,0 +1,280 @@
+//! How things end: a lost peer, a clean leave, shutdown.
+
+use super::one_sided::offered;
+use super::tools::at;
+use super::{Harness, Log, Message, Outbox, Probe, World};
+use posthaste_core::descriptor::{Op, SourceKind};
+use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Wait};
+use posthaste_core::protocol::Flow;
+use posthaste_core::{
+    Descriptor, Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket,
+};
+use std::sync::atomic::Ordering;
+
+/// Operations of rank 0 towards rank 1, which does not advance; none of them can end well, but for a few sends.
+struct Pending {
+    outboxes: Vec<Outbox>,
+    flush: Ticket,
+    accesses: Vec<Ticket>,
+    own: Ticket,
+    sent: usize,
+}
+
+/// Protocols 0 to 3: inline, credited, replied; and the one the others talk in.
+fn prepare<H: Harness>(world: &World<H>, log: &Log) -> ProtocolId {
+    for rank in world.ranks() {
+        world.register(rank, Probe::recording("inline", log));
+        world.register(rank, Probe::recording("credited", log).flow(Flow::Credited));
+        world.register(rank, Probe::recording("replied", log).flow(Flow::Replied));
+    }
+    world.record("others", log)
+}
+
+fn start<H: Harness>(world: &mut World<H>) -> Pending {
+    world.pause(Rank(1));
+    let from = at(Rank(0));
+    let message = |protocol, len: usize| Message::new(Rank(1), ProtocolId(protocol), vec![3; len]);
+    let long = world.caps().max_eager + 1;
+    let mut outboxes: Vec<Outbox> = vec![
+        Outbox::new(from, (0..2).map(|n| message(0, n).request())),
+        Outbox::new(from, (0..4).map(|n| message(1, n))),
+        Outbox::new(from, (0..4).map(|n| message(2, n).request())),
+        Outbox::new(from, (0..2).map(|n| message(0, long + n).request())),
+    ];
+    // As many as it takes to fill every place there is.
+    outboxes.extend((0..4).map(|_| Outbox::new(from, (0..2000).map(|_| message(0, long / 2)))));
+    let sent = outboxes.iter().map(|outbox| outbox.queue.len()).sum();
+    for _ in 0..5 {
+        outboxes.iter_mut().for_each(|outbox| outbox.pump(world));
+        world.a_while();
+    }
+    assert!(outboxes.last().is_some_and(Outbox::is_waiting), "there is room without end");
+    let (flush, own) = world.enter(from, |scope| {
+        let flush = scope.flush(at(Rank(1))).expect("it lives").expect("something was sent");
+        (flush, scope.operation(Some(Rank(1))).expect("it lives"))
+    });
+    let mut accesses = Vec::new();
+    if offered(world) {
+        let memory = world.memory(4096);
+        accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Put(Payload::Borrowed(&[1; 40]))));
+        accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Get(40)));
+        let put = Descriptor {
+            op: Op::Put,
+            source_kind: SourceKind::Region,
+            rank: Rank(1),
+            region: memory.remote[0][1] as u32,
+            len: 8,
+            source: [memory.local[0] as u64, 0],
+            ..Descriptor::default()
+        };
+        let replay = world.enter(from, |scope| {
+            let id = scope.store_pattern(vec![put, put]).expect("not empty");
+            scope.replay(id).expect("it lives")
+        });
+        if let ReplayStart::Queued(tickets) = replay {
+            accesses.extend(tickets);
+        }
+        assert!(!accesses.is_empty());
+    }
+    Pending { outboxes, flush, accesses, own, sent }
+}
+
+/// Checks that everything ends, and that it ends with that fault if not well.
+fn all_end<H: Harness>(
+    world: &mut World<H>,
+    mut pending: Pending,
+    fault: Fault,
+    accesses_may_end_well: bool,
+) {
+    let from = at(Rank(0));
+    for ticket in [pending.flush, pending.own] {
+        assert_eq!(world.outcome(from, ticket).expect_err("nobody was there"), fault);
+    }
+    for ticket in pending.accesses {
+        match world.outcome(from, ticket) {
+            Ok(_) => assert!(accesses_may_end_well, "it waited behind what could not be sent"),
+            Err(other) => assert_eq!(other, fault),
+        }
+    }
+    world.until("everything has ended", |world| {
+        pending.outboxes.iter_mut().for_each(|outbox| outbox.pump(world));
+        pending.outboxes.iter().all(Outbox::is_done)
+    });
+    let mut ended = 0;
+    for (n, outbox) in pending.outboxes.iter().enumerate() {
+        assert!(
+            outbox.failed.iter().all(|error| *error == SendError::Fault(fault)),
+            "outbox {n}: {:?}",
+            outbox.failed
+        );
+        for answer in outbox.answers.values() {
+            assert_eq!(answer.as_ref().expect_err("nobody answers"), &fault, "outbox {n}");
+        }
+        ended += outbox.failed.len() + outbox.answers.len();
+    }
+    assert!(ended >= 2 + 4 + 2, "requests end with the fault, {ended} of {} did", pending.sent);
+    for outbox in &pending.outboxes[4..] {
+        assert!(!outbox.failed.is_empty());
+    }
+}
+
+fn cannot_be_reached<H: Harness>(world: &World<H>, fault: Fault) {
+    let args =
+        SendArgs { target: at(Rank(1)), protocol: ProtocolId(0), cookie: 0, info: &[], relaxed: false };
+    world.enter(at(Rank(0)), |scope| {
+        assert_eq!(scope.fault_of(Rank(1)), Some(fault));
+        match scope.send(&args, Payload::Borrowed(b"hello?"), Wait::Await) {
+            Err((error, _)) => assert_eq!(error, SendError::Fault(fault)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(scope.flush(at(Rank(1))).expect_err("it is gone"), SendError::Fault(fault));
+        assert_eq!(scope.operation(Some(Rank(1))).expect_err("it is gone"), fault);
+        let key = scope.table().remote.iter().find(|(_, memory)| memory.rank == Rank(1)).map(|(key, _)| key);
+        if let Some(key) = key {
+            let refused = scope.rma(at(Rank(1)), key, 0, Rma::Get(8));
+            assert_eq!(refused.expect_err("it is gone"), RmaError::Fault(fault));
+        }
+    });
+}
+
+fn others_go_on<H: Harness>(world: &mut World<H>, log: &Log, others: ProtocolId) {
+    let had = log.len();
+    let mut outboxes = [
+        Outbox::new(at(Rank(0)), (0..20).map(|n| Message::new(Rank(2), others, vec![n; 50]))),
+        Outbox::new(at(Rank(2)), (0..20).map(|n| Message::new(Rank(0), others, vec![n; 50]))),
+    ];
+    world.send_all(&mut outboxes);
+    world.until("the others' messages arrive", |_| log.len() == had + 40);
+}
+
+/// Everything that depends on a lost peer ends with that fault; the other pairs go on.
+pub fn a_lost_peer_ends_what_depends_on_it<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 2;
+        setup.config.fifo_slots = 16;
+    });
+    let log = Log::default();
+    let others = prepare(&world, &log);
+    let pending = start(&mut world);
+    world.kill(Rank(1));
+    let fault = Fault::PeerLost(Rank(1));
+    all_end(&mut world, pending, fault, false);
+    cannot_be_reached(&world, fault);
+    others_go_on(&mut world, &log, others);
+    world.until("both are told", |world| {
+        [0, 2].iter().all(|rank| world.enter(at(Rank(*rank)), |scope| scope.fault_of(Rank(1))) == Some(fault))
+    });
+    world.a_while();
+    for rank in [0, 2] {
+        assert_eq!(world.errors(Rank(rank)), [fault], "told once");
+        assert_eq!(world.handle(at(Rank(rank))).stats().peers_lost, 1);
+    }
+}
+
+/// What arrives of a lost peer is a prefix of what it sent, without gaps, and nothing is torn.
+pub fn what_a_lost_peer_sent_is_a_prefix<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("prefix", &log);
+    let (from, to) = (at(Rank(1)), at(Rank(0)));
+    let sizes = world.sizes();
+    let messages: Vec<_> =
+        (0..3000).map(|n| Message::filled(from, to, protocol, n, n % 100, sizes[n % sizes.len()])).collect();
+    let mut outbox = Outbox::new(from, messages.clone());
+    let enough = 20 + world.random.below(60);
+    world.until("some arrive", |world| {
+        outbox.pump(world);
+        log.len() >= enough
+    });
+    world.kill(Rank(1));
+    let fault = Fault::PeerLost(Rank(1));
+    world.until("it is told", |world| !world.errors(Rank(0)).is_empty());
+    world.a_while();
+    let got = log.len();
+    log.check(from, to, &messages[..got]);
+    assert_eq!(world.errors(Rank(0)), [fault]);
+}
+
+/// A message whose sender dies in the middle of it is not delivered, and the sender is not called corrupt.
+pub fn a_stream_that_breaks_off_is_dropped<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("broken", &log);
+    let (from, to) = (at(Rank(1)), at(Rank(0)));
+    let long = Message::filled(from, to, protocol, 0, 7, world.caps().max_eager * 200);
+    let mut outbox = Outbox::new(from, [Message::filled(from, to, protocol, 1, 0, 3), long.clone()]);
+    world.until("the first arrives", |world| {
+        outbox.pump(world);
+        !log.is_empty()
+    });
+    for _ in 0..world.random.below(40) {
+        world.step();
+    }
+    world.kill(Rank(1));
+    world.until("it is told", |world| !world.errors(Rank(0)).is_empty());
+    world.a_while();
+    assert_eq!(world.errors(Rank(0)), [Fault::PeerLost(Rank(1))]);
+    match log.len() {
+        1 => {}
+        _ => log.check(from, to, &[Message::filled(from, to, protocol, 1, 0, 3), long]),
+    }
+}
+
+/// A peer that leaves in order is not lost: what it sent arrives, and then it is closed.
+pub fn a_clean_leave_is_told_apart<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 2;
+        setup.config.fifo_slots = 16;
+    });
+    let log = Log::default();
+    let others = prepare(&world, &log);
+    let (from, to) = (at(Rank(1)), at(Rank(0)));
+    let last: Vec<_> = (0..3).map(|n| Message::filled(from, to, others, n, n, n * 10)).collect();
+    world.send_all(&mut [Outbox::new(from, last.clone())]);
+    let own = world.enter(to, |scope| scope.operation(Some(Rank(1)))).expect("it lives");
+    let client = world.clients[1].clone();
+    world.run("it leaves", client.close());
+    world.pause(Rank(1));
+    let fault = Fault::PeerClosed(Rank(1));
+    assert_eq!(world.outcome(to, own).expect_err("it left"), fault);
+    log.check(from, to, &last);
+    cannot_be_reached(&world, fault);
+    others_go_on(&mut world, &log, others);
+    world.a_while();
+    for rank in [0, 2] {
+        let errors = world.errors(Rank(rank));
+        assert!(errors.len() <= 1 && errors.iter().all(|error| *error == fault), "{errors:?}");
+        assert!(world.handle(at(Rank(rank))).stats().peers_lost <= 1);
+    }
+    assert_eq!(world.errors(Rank(0)).len(), 1);
+}
+
+/// Shutting a context down ends everything that is pending there, tells the protocols, and refuses what comes.
+pub fn shutdown_ends_everything<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 2;
+        setup.config.fifo_slots = 16;
+    });
+    let log = Log::default();
+    prepare(&world, &log);
+    let probe = Probe::recording("closing", &log);
+    let closed = probe.closed();
+    world.register(Rank(0), probe);
+    let pending = start(&mut world);
+    let unrelated = world.enter(at(Rank(0)), |scope| scope.operation(None)).expect("it is open");
+    world.handle(at(Rank(0))).shut_down();
+    assert!(world.handle(at(Rank(0))).is_closed());
+    assert_eq!(world.outcome(at(Rank(0)), unrelated).expect_err("closed"), Fault::Shutdown);
+    all_end(&mut world, pending, Fault::Shutdown, false);
+    cannot_be_reached(&world, Fault::Shutdown);
+    assert_eq!(closed.load(Ordering::Relaxed), 1);
+    let refused = world.clients[0].register(std::sync::Arc::new(Probe::recording("late", &log)));
+    assert_eq!(refused, Err(RegisterError::Closed));
+    // What still arrives there is dropped.
+    world.resume(Rank(1));
+    let had = log.all().iter().filter(|received| received.at == at(Rank(0))).count();
+    let mut outbox = Outbox::new(at(Rank(2)), [Message::new(Rank(0), ProtocolId(0), *b"late")]);
+    outbox.pump(&world);
+    world.a_while();
+    assert_eq!(log.all().iter().filter(|received| received.at == at(Rank(0))).count(), had);
+}

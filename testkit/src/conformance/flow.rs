@@ -1,0 +1,263 @@
+//! Back-pressure: a slow receiver slows its senders and nobody else.
+
+use super::tools::{at, bytes_of};
+use super::{Harness, Log, Message, Outbox, Probe, Received, World};
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::protocol::{Credit, Flow};
+use posthaste_core::{ProtocolId, Rank};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payload: &[u8]) -> bool {
+    let args = SendArgs { target: at(to), protocol, cookie: 0, info: &[], relaxed: false };
+    world.enter(at(Rank(0)), |scope| match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
+        Ok(Sent::Done) => true,
+        Ok(Sent::Full(back)) => {
+            assert_eq!(back.bytes_of(), payload, "the payload comes back");
+            false
+        }
+        other => panic!("{other:?}"),
+    })
+}
+
+/// Who tries is told Full, who awaits is queued and then waits; other receivers go on; in the end all arrives in order.
+pub fn a_slow_receiver_slows_its_sender_only<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.fifo_slots = 8);
+    let log = Log::default();
+    let protocol = world.record("flood", &log);
+    let (from, slow, quick) = (at(Rank(0)), at(Rank(1)), at(Rank(2)));
+    world.pause(Rank(1));
+    let mut expected = Vec::new();
+    // Bounded memory: sooner or later there is no room, for good.
+    let mut refused = 0;
+    while refused < 200 {
+        let message = Message::filled(from, slow, protocol, expected.len(), 0, 40);
+        if try_send(&world, Rank(1), protocol, &message.payload) {
+            expected.push(message);
+            refused = 0;
+        } else {
+            refused += 1;
+        }
+        assert!(expected.len() < 200_000, "no end of room");
+        if refused % 4 == 1 {
+            world.step();
+        }
+    }
+    let more: Vec<_> =
+        (0..60).map(|n| Message::filled(from, slow, protocol, expected.len() + n, n, n * 3)).collect();
+    expected.extend(more.clone());
+    let mut outbox = Outbox::new(from, more);
+    outbox.pump(&world);
+    assert!(outbox.queued() > 0 && outbox.queued() <= 8, "{} are queued", outbox.queued());
+    assert!(outbox.is_waiting(), "the queue is bounded");
+    let others: Vec<_> = (0..50).map(|n| Message::filled(from, quick, protocol, n, n, n)).collect();
+    world.send_all(&mut [Outbox::new(from, others.clone())]);
+    world.until("the others go on", |_| log.of(from, quick).len() == others.len());
+    outbox.pump(&world);
+    assert!(outbox.is_waiting());
+    let long = vec![1; world.caps().max_eager * 2];
+    assert!(!try_send(&world, Rank(1), protocol, &long), "a long message is not queued behind others");
+    world.resume(Rank(1));
+    world.send_all(std::slice::from_mut(&mut outbox));
+    world.until("everything arrives", |_| log.of(from, slow).len() >= expected.len());
+    world.a_while();
+    log.check(from, slow, &expected);
+    log.check(from, quick, &others);
+}
+
+/// A credited protocol whose messages are kept until the test consumes them.
+#[derive(Clone, Debug, Default)]
+struct Keeper(Arc<Mutex<VecDeque<Credit>>>);
+
+impl Keeper {
+    fn probe(&self, name: &str, log: &Log) -> Probe {
+        let (kept, log, protocol) = (self.0.clone(), log.clone(), name.to_owned());
+        let probe = Probe::new(name, move |scope, message| {
+            kept.lock().expect("no panic").push_back(message.credit);
+            log.push(Received {
+                at: scope.me(),
+                source: message.source,
+                protocol: protocol.clone(),
+                info: message.info.to_vec(),
+                bytes: bytes_of(&message.body),
+            });
+        });
+        probe.flow(Flow::Credited)
+    }
+
+    fn len(&self, from: Rank) -> usize {
+        self.0.lock().expect("no panic").iter().filter(|credit| credit.endpoint.rank == from).count()
+    }
+
+    fn take(&self, from: Rank) -> Credit {
+        let mut kept = self.0.lock().expect("no panic");
+        let at = kept.iter().position(|credit| credit.endpoint.rank == from).expect("one is kept");
+        kept.remove(at).expect("just found")
+    }
+}
+
+/// With one credit no sender has more than one message outstanding; other protocols and senders are not affected.
+pub fn one_credit_allows_one_outstanding_message<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.credits = 1);
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let (kept, free_log) = (ProtocolId(0), Log::default());
+    let free = world.record("free", &free_log);
+    let (a, b, to) = (at(Rank(0)), at(Rank(2)), at(Rank(1)));
+    let long = world.caps().max_eager + 100;
+    let messages = |from, count: usize| -> Vec<Message> {
+        (0..count).map(|n| Message::filled(from, to, kept, n, n, if n == 4 { long } else { n })).collect()
+    };
+    let (first, second) = (messages(a, 12), messages(b, 3));
+    let others: Vec<_> = (0..30).map(|n| Message::filled(a, to, free, n, 0, n)).collect();
+    let mut outboxes =
+        [Outbox::new(a, first.clone()), Outbox::new(b, second.clone()), Outbox::new(a, others.clone())];
+    for round in 0..first.len() {
+        world.until("the next message arrives", |world| {
+            outboxes.iter_mut().for_each(|outbox| outbox.pump(world));
+            assert!(keeper.len(Rank(0)) <= 1 && keeper.len(Rank(2)) <= 1, "one credit, one message");
+            log.of(a, to).len() == round + 1
+                && free_log.len() == others.len()
+                && (round >= second.len() || log.of(b, to).len() == round + 1)
+        });
+        if round == 0 {
+            // While nothing is consumed, nothing comes.
+            for _ in 0..3 {
+                world.a_while();
+                outboxes.iter_mut().for_each(|outbox| outbox.pump(&world));
+            }
+            assert_eq!(log.of(a, to).len(), 1);
+            assert!(!try_send(&world, Rank(1), kept, b"no credit"));
+        }
+        let credit = keeper.take(Rank(0));
+        world.enter(to, |scope| scope.consumed(credit));
+        if round < second.len() {
+            world.handle(to).post_work(Work::Consumed(keeper.take(Rank(2))));
+        }
+    }
+    world.send_all(&mut outboxes);
+    world.a_while();
+    log.check(a, to, &first);
+    log.check(b, to, &second);
+    free_log.check(a, to, &others);
+}
+
+/// A sender may have only so many payload bytes outstanding.
+pub fn bytes_are_credited_too<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| {
+        setup.config.credits = 100;
+        setup.config.credit_bytes = 1000;
+    });
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let messages: Vec<_> = (0..40).map(|n| Message::filled(from, to, ProtocolId(0), n, 0, 60 + n)).collect();
+    let mut outbox = Outbox::new(from, messages.clone());
+    let most = 1000 + 100;
+    let mut seen = 0;
+    world.until("everything arrives", |world| {
+        outbox.pump(world);
+        let kept: u64 = keeper.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum();
+        assert!(kept <= most, "{kept} bytes are outstanding");
+        // Consume late, so that the limit is met each time.
+        if outbox.is_waiting() && kept >= 500 && world.random.chance(5) {
+            seen += 1;
+            while keeper.len(Rank(0)) > 0 {
+                let credit = keeper.take(Rank(0));
+                world.enter(to, |scope| scope.consumed(credit));
+            }
+        }
+        log.len() == messages.len() && outbox.is_done()
+    });
+    assert!(seen >= 2, "the limit was met {seen} times");
+    log.check(from, to, &messages);
+}
+
+/// Several tasks that send to one peer in one protocol with one credit, over a full lane: none starves.
+pub fn waiters_for_one_credit_all_get_their_turn<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| {
+        setup.config.credits = 1;
+        setup.config.fifo_slots = 1;
+    });
+    let log = Log::default();
+    let count = log.clone();
+    for rank in world.ranks() {
+        let log = count.clone();
+        let probe = Probe::new("credited", move |scope, message| {
+            log.push(Received {
+                at: scope.me(),
+                source: message.source,
+                protocol: "credited".to_owned(),
+                info: message.info.to_vec(),
+                bytes: bytes_of(&message.body),
+            });
+            scope.consumed(message.credit);
+        });
+        world.register(rank, probe.flow(Flow::Credited));
+    }
+    let noise_log = Log::default();
+    let noise = world.record("noise", &noise_log);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let long = world.caps().max_eager + 30;
+    let mut outboxes: Vec<Outbox> = (0..5u8)
+        .map(|task| {
+            Outbox::new(
+                from,
+                (0..20u8).map(|n| Message::new(Rank(1), ProtocolId(0), vec![n; 10]).info([task, n])),
+            )
+        })
+        .collect();
+    outboxes
+        .push(Outbox::new(from, (0..40).map(|n| Message::filled(from, to, noise, n, 112, n % 3 * long / 2))));
+    world.send_all(&mut outboxes);
+    world.until("everything arrives", |_| log.len() == 100 && noise_log.len() == 40);
+    for task in 0..5u8 {
+        let got: Vec<u8> = log
+            .all()
+            .iter()
+            .filter(|received| received.info[0] == task)
+            .map(|received| received.info[1])
+            .collect();
+        assert_eq!(got, (0..20).collect::<Vec<u8>>(), "task {task}");
+    }
+}
+
+/// A flush ends when the peer has handled everything that was sent before it.
+pub fn flush_ends_when_everything_was_handled<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("flushed", &log);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let flush = |world: &World<H>| world.enter(from, |scope| scope.flush(to)).expect("the peer lives");
+    assert!(flush(&world).is_none(), "nothing was sent");
+    let long = world.caps().max_eager * 3;
+    let mut sent = 0;
+    for round in 0..6 {
+        let count = 3 + round * 7;
+        let mut outbox = Outbox::new(
+            from,
+            (0..count).map(|n| Message::filled(from, to, protocol, n, n, if n == 2 { long } else { n })),
+        );
+        world.until("everything is queued", |world| {
+            outbox.pump(world);
+            outbox.queue.is_empty()
+        });
+        sent += count;
+        let ticket = flush(&world).expect("something was sent");
+        assert!(world.outcome(from, ticket).is_ok());
+        assert_eq!(log.len(), sent, "the flush came back too early");
+        assert!(flush(&world).is_none(), "nothing was sent since");
+        world.send_all(std::slice::from_mut(&mut outbox));
+    }
+    world.pause(Rank(1));
+    world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), protocol, *b"x")])]);
+    let ticket = flush(&world).expect("something was sent");
+    world.a_while();
+    assert!(!world.handle(from).slots().is_done(ticket), "nobody has handled it");
+    world.resume(Rank(1));
+    assert!(world.outcome(from, ticket).is_ok());
+}

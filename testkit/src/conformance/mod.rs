@@ -1,0 +1,175 @@
+//! One suite of tests that every device has to pass, over core's public interface.
+//!
+//! A [`Harness`] makes a world of ranks over some device and lets time pass in it; the tests are plain functions
+//! that are generic over it. [`conformance_suite!`](crate::conformance_suite) makes a `#[test]` of each:
+//!
+//! ```ignore
+//! posthaste_testkit::conformance_suite!(mod one_slot, seeds 0..8, |seed| SimHarness::new(seed, SimOptions::tiny()));
+//! ```
+//! A failure prints its seed; `POSTHASTE_TEST_SEED=n` runs that seed alone, `POSTHASTE_TEST_SEEDS=n` runs `n` of them.
+
+pub mod endings;
+pub mod flow;
+pub mod harnesses;
+pub mod messages;
+pub mod one_sided;
+pub mod patterns;
+pub mod protocols;
+pub mod requests;
+pub mod soak;
+pub mod streams;
+mod tools;
+
+pub use harnesses::{InProcessHarness, SimHarness};
+pub use tools::{Log, Memory, Message, Outbox, Probe, Received, World};
+
+use crate::watchdog::Watchdog;
+use posthaste_core::engine::EngineConfig;
+use posthaste_core::{Client, Rank};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a test wants its world to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Contexts per rank.
+    pub contexts: u16,
+    /// Settings of the engines.
+    pub config: EngineConfig,
+}
+
+/// Makes one world over some device and moves it. All clients live in this process and no driver runs.
+pub trait Harness {
+    /// Makes the world: one client per rank, its device opened, lost peers reported to the contexts as
+    /// [`Work::PeerDown`](posthaste_core::engine::Work::PeerDown). Called once.
+    fn start(&mut self, setup: &Setup) -> Vec<Arc<Client>>;
+
+    /// Lets something happen: ranks that are not paused may advance. May wait for a moment if the device needs time.
+    fn step(&mut self, paused: &BTreeSet<Rank>);
+
+    /// Crashes a rank: it does nothing any more, and the others learn of it sooner or later. It is paused from now on.
+    fn kill(&mut self, rank: Rank);
+
+    /// Everybody's state, for a test that does not finish.
+    fn describe(&self) -> String;
+
+    /// What the random choices of the tests follow from.
+    fn seed(&self) -> u64 {
+        0
+    }
+
+    /// Settings that tests start from.
+    fn config(&self) -> EngineConfig {
+        EngineConfig::default()
+    }
+
+    /// Steps after which a test that waits has failed.
+    fn patience(&self) -> u64 {
+        2_000_000
+    }
+
+    /// Steps in which everything that could happen has most likely happened.
+    fn a_while(&self) -> u64 {
+        2_000
+    }
+}
+
+/// Says which seed failed.
+struct SeedNote<'a>(&'a str, u64);
+
+impl Drop for SeedNote<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{} failed; repeat it with POSTHASTE_TEST_SEED={}", self.0, self.1);
+        }
+    }
+}
+
+fn number_from(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// Runs a test with each seed, under a watchdog.
+pub fn run_seeds<H: Harness>(name: &str, seeds: Range<u64>, make: impl Fn(u64) -> H, test: impl Fn(H)) {
+    let _dog =
+        Watchdog::start(name, Duration::from_secs(300), || "no state: it hangs inside a step".to_owned());
+    let seeds = match (number_from("POSTHASTE_TEST_SEED"), number_from("POSTHASTE_TEST_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, Some(count)) if seeds.end - seeds.start > 1 => seeds.start..seeds.start + count,
+        _ => seeds,
+    };
+    for seed in seeds {
+        let _note = SeedNote(name, seed);
+        test(make(seed));
+    }
+}
+
+/// Makes a module with one `#[test]` per test of the suite.
+///
+/// `$make` is a function from a seed to a [`Harness`].
+#[macro_export]
+macro_rules! conformance_suite {
+    (mod $name:ident, seeds $seeds:expr, $make:expr) => {
+        $crate::conformance_suite! { @tests $name, $seeds, $make;
+            messages::every_size_arrives_once_and_in_order,
+            messages::every_length_of_info_arrives,
+            messages::protocols_keep_their_common_order,
+            messages::contexts_do_not_mix,
+            messages::handlers_send_from_inside,
+            messages::handlers_send_to_their_own_rank,
+            messages::refused_sends_give_the_payload_back,
+            flow::a_slow_receiver_slows_its_sender_only,
+            flow::one_credit_allows_one_outstanding_message,
+            flow::bytes_are_credited_too,
+            flow::waiters_for_one_credit_all_get_their_turn,
+            flow::flush_ends_when_everything_was_handled,
+            requests::every_request_is_answered_with_its_own_answer,
+            requests::one_credit_allows_one_outstanding_request,
+            requests::a_panicking_handler_is_reported_and_the_rank_goes_on,
+            requests::a_panicking_credited_handler_gives_its_credit_back,
+            protocols::unknown_protocols_are_held_until_they_are_registered,
+            protocols::unknown_protocols_are_refused_once_ready,
+            protocols::held_messages_are_refused_when_ready_is_declared,
+            protocols::a_mismatched_type_is_refused_as_such,
+            protocols::numbers_may_differ_between_ranks,
+            streams::a_first_packet_handler_may_take_less,
+            streams::a_credited_first_packet_handler_may_take_less,
+            streams::the_longest_message_arrives_and_a_longer_one_is_refused,
+            streams::a_panicking_first_packet_handler_is_contained,
+            one_sided::put_then_get,
+            one_sided::put_then_put_in_program_order,
+            one_sided::get_then_put_sees_the_old_bytes,
+            one_sided::put_then_send_has_the_data_there,
+            one_sided::regions_are_put_and_got,
+            one_sided::out_of_range_is_refused,
+            patterns::replays_read_the_payload_afresh,
+            patterns::a_pattern_reaches_several_targets,
+            patterns::replays_queue_behind_what_waits,
+            patterns::sections_are_freed_and_reused,
+            patterns::recorded_sends_are_replayed,
+            endings::a_lost_peer_ends_what_depends_on_it,
+            endings::what_a_lost_peer_sent_is_a_prefix,
+            endings::a_stream_that_breaks_off_is_dropped,
+            endings::a_clean_leave_is_told_apart,
+            endings::shutdown_ends_everything,
+            soak::everything_at_once,
+        }
+    };
+    (@tests $name:ident, $seeds:expr, $make:expr; $($module:ident :: $test:ident),* $(,)?) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the expressions of the suite may need them")]
+            use super::*;
+            $(
+                #[test]
+                fn $test() {
+                    let name = concat!(stringify!($name), "::", stringify!($test));
+                    $crate::conformance::run_seeds(name, $seeds, $make, $crate::conformance::$module::$test);
+                }
+            )*
+        }
+    };
+}

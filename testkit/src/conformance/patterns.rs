@@ -1,0 +1,208 @@
+//! Recorded patterns and their replay.
+
+use super::one_sided::offered;
+use super::tools::at;
+use super::{Harness, Log, Memory, Message, Outbox, World};
+use posthaste_core::descriptor::{Op, SourceKind};
+use posthaste_core::engine::{PatternError, ReplayStart};
+use posthaste_core::wire::FIRST_USER;
+use posthaste_core::{Descriptor, PatternId, ProtocolId, Rank};
+
+/// A recorded put from rank 0's own memory.
+fn put(memory: &Memory, to: Rank, from_offset: u64, to_offset: u64, len: u64) -> Descriptor {
+    Descriptor {
+        op: Op::Put,
+        source_kind: SourceKind::Region,
+        rank: to,
+        region: memory.remote[0][to.index()] as u32,
+        offset: to_offset,
+        len,
+        source: [memory.local[0] as u64, from_offset],
+        ..Descriptor::default()
+    }
+}
+
+fn store<H: Harness>(world: &World<H>, descriptors: Vec<Descriptor>) -> PatternId {
+    world.enter(at(Rank(0)), |scope| scope.store_pattern(descriptors)).expect("something was recorded")
+}
+
+fn replay<H: Harness>(world: &World<H>, id: PatternId) -> ReplayStart {
+    world.enter(at(Rank(0)), |scope| scope.replay(id)).expect("it exists and its targets live")
+}
+
+fn replay_ends<H: Harness>(world: &mut World<H>, start: ReplayStart) {
+    if let ReplayStart::Queued(tickets) = start {
+        assert!(!tickets.is_empty());
+        for ticket in tickets {
+            assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+        }
+    }
+}
+
+/// A replay sends the bytes that are in the source when it is replayed.
+pub fn replays_read_the_payload_afresh<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if !offered(&world) {
+        return;
+    }
+    let memory = world.memory(16 << 10);
+    for runs in [1u64, 2, 7, 40] {
+        let descriptors = (0..runs).map(|n| put(&memory, Rank(1), n * 100, 4096 + n * 100, 90)).collect();
+        let id = store(&world, descriptors);
+        for _ in 0..6 {
+            let bytes = world.random.bytes(runs as usize * 100);
+            memory.write(Rank(0), 0, &bytes);
+            let start = replay(&world, id);
+            replay_ends(&mut world, start);
+            for n in 0..runs {
+                let got = memory.bytes(Rank(1), 4096 + n * 100, 90);
+                assert_eq!(got, bytes[n as usize * 100..][..90], "operation {n} of {runs}");
+            }
+        }
+        world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
+    }
+}
+
+/// One pattern may go to several ranks, itself among them; many replays may be under way.
+pub fn a_pattern_reaches_several_targets<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 4);
+    if !offered(&world) {
+        return;
+    }
+    let memory = world.memory(16 << 10);
+    let targets = [Rank(2), Rank(0), Rank(3), Rank(1), Rank(2)];
+    // The last put to a target goes to the same place as the first: their order per target is kept.
+    let mut descriptors: Vec<_> =
+        (0..targets.len() as u64).map(|n| put(&memory, targets[n as usize], n * 64, 8192, 64)).collect();
+    descriptors.push(put(&memory, Rank(3), 1024, 9000, 8));
+    let id = store(&world, descriptors);
+    assert_eq!(world.enter(at(Rank(0)), |scope| scope.recorded(id).len()), 6);
+    let bytes = world.random.bytes(2048);
+    memory.write(Rank(0), 0, &bytes);
+    let starts: Vec<_> = (0..10).map(|_| replay(&world, id)).collect();
+    for start in starts {
+        replay_ends(&mut world, start);
+    }
+    for (rank, n) in [(0, 1), (1, 3), (2, 4), (3, 2)] {
+        assert_eq!(memory.bytes(Rank(rank), 8192, 64), bytes[n * 64..][..64], "rank {rank}");
+    }
+    assert_eq!(memory.bytes(Rank(3), 9000, 8), bytes[1024..1032]);
+    assert_eq!(world.handle(at(Rank(0))).stats().replays, 10);
+}
+
+/// Sends until some wait in the injection FIFO, because the receiver does not advance.
+fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId) -> (Outbox, usize) {
+    world.pause(Rank(1));
+    let mut outbox = Outbox::new(at(Rank(0)), []);
+    let mut sent = 0;
+    while outbox.queued() == 0 {
+        assert!(sent < 200_000, "room without end");
+        outbox.queue.push_back(Message::new(Rank(1), protocol, vec![7; 40]));
+        sent += 1;
+        outbox.pump(world);
+        if outbox.queued() > 0 {
+            // It may have met a moment without room only.
+            world.a_while();
+            outbox.pump(world);
+        }
+    }
+    (outbox, sent)
+}
+
+/// A replay waits behind what waits already, keeps its place, and ends; a section lives as long as it is needed.
+pub fn replays_queue_behind_what_waits<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if !offered(&world) {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("fill", &log);
+    let memory = world.memory(8192);
+    let id = store(&world, (0..5).map(|n| put(&memory, Rank(1), n * 8, 4096 + n * 8, 8)).collect());
+    memory.write(Rank(0), 0, &[9; 40]);
+    let (mut outbox, sent) = fill(&mut world, protocol);
+    let ReplayStart::Queued(tickets) = replay(&world, id) else { panic!("something waits already") };
+    assert_eq!(tickets.len(), 1, "one entry per target");
+    let ReplayStart::Queued(more) = replay(&world, id) else { panic!("something waits already") };
+    world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
+    let refused = world.enter(at(Rank(0)), |scope| scope.replay(id));
+    assert!(matches!(refused, Err(PatternError::NoSuchPattern(_))), "{refused:?}");
+    // What is recorded now must not take the place of what is still to be replayed.
+    store(&world, (0..5).map(|n| put(&memory, Rank(1), n * 8, 6000 + n * 8, 8)).collect());
+    world.a_while();
+    assert_eq!(memory.bytes(Rank(1), 4096, 40), [0; 40], "it overtook what was sent before");
+    world.resume(Rank(1));
+    for ticket in tickets.into_iter().chain(more) {
+        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+    }
+    assert_eq!(memory.bytes(Rank(1), 4096, 40), [9; 40]);
+    assert_eq!(memory.bytes(Rank(1), 6000, 40), [0; 40]);
+    world.send_all(std::slice::from_mut(&mut outbox));
+    world.until("everything arrives", |_| log.len() == sent);
+}
+
+/// Sections come and go; a freed one is not replayed, and its place is used again.
+pub fn sections_are_freed_and_reused<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if !offered(&world) {
+        return;
+    }
+    let memory = world.memory(8192);
+    let empty = world.enter(at(Rank(0)), |scope| scope.store_pattern(Vec::new()));
+    assert!(matches!(empty, Err(PatternError::Empty)));
+    let mut live: Vec<(PatternId, u64)> = Vec::new();
+    for round in 0..200u64 {
+        if live.len() > 5 {
+            let at_random = world.random.below(live.len());
+            let (gone, _) = live.swap_remove(at_random);
+            world.enter(at(Rank(0)), |scope| scope.unregister_pattern(gone));
+            let refused = world.enter(at(Rank(0)), |scope| scope.replay(gone));
+            assert!(matches!(refused, Err(PatternError::NoSuchPattern(_))));
+        }
+        let len = 1 + world.random.below(6) as u64;
+        let id = store(&world, (0..len).map(|n| put(&memory, Rank(1), n * 8, 4096 + n * 8, 8)).collect());
+        live.push((id, len));
+        let at_random = world.random.below(live.len());
+        let (id, len) = live[at_random];
+        memory.write(Rank(0), 0, &round.to_ne_bytes().repeat(len as usize));
+        let start = replay(&world, id);
+        replay_ends(&mut world, start);
+        assert_eq!(memory.bytes(Rank(1), 4096, 8 * len as usize), round.to_ne_bytes().repeat(len as usize));
+    }
+}
+
+/// A pattern may hold sends; when it ends, its puts are there, and they are there before the handlers run.
+pub fn recorded_sends_are_replayed<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if !offered(&world) {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("signal", &log);
+    let memory = world.memory(8192);
+    // The first message of a protocol tells the peer its name; a recorded one does not.
+    world.send_all(&mut [Outbox::new(at(Rank(0)), [Message::new(Rank(1), protocol, *b"first")])]);
+    let send = Descriptor {
+        op: Op::Send,
+        source_kind: SourceKind::Region,
+        rank: Rank(1),
+        protocol: ProtocolId(FIRST_USER + protocol.0),
+        len: 32,
+        source: [memory.local[0] as u64, 0],
+        ..Descriptor::default()
+    };
+    let id = store(&world, vec![put(&memory, Rank(1), 0, 4096, 32), send]);
+    let mut expected = vec![b"first".to_vec()];
+    for _ in 0..20 {
+        let bytes = world.random.bytes(32);
+        memory.write(Rank(0), 0, &bytes);
+        let start = replay(&world, id);
+        replay_ends(&mut world, start);
+        assert_eq!(memory.bytes(Rank(1), 4096, 32), bytes, "the replay had ended");
+        expected.push(bytes);
+    }
+    world.until("everything arrives", |_| log.len() >= expected.len());
+    world.a_while();
+    let got: Vec<_> = log.all().into_iter().map(|received| received.bytes).collect();
+    assert_eq!(got, expected);
+}

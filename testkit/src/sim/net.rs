@@ -1,0 +1,398 @@
+//! The simulated network: what is in flight, and how it moves.
+
+use super::{SimOptions, SimSysdep};
+use crate::random::Random;
+use bytes::Bytes;
+use posthaste_core::descriptor::Info;
+use posthaste_core::device::{Device, PeerDown};
+use posthaste_core::inprocess::Arena;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::slot::Outcome;
+use posthaste_core::sysdep::{Personality, Sysdep};
+use posthaste_core::{ClientId, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, Ticket, Value};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A packet on its way, or arrived.
+#[derive(Clone, Debug)]
+pub(super) struct Transit {
+    pub protocol: ProtocolId,
+    pub kind: u8,
+    pub cookie: u64,
+    pub info: Info,
+    pub bytes: Bytes,
+}
+
+/// A send in flight.
+#[derive(Debug)]
+pub(super) struct Flying {
+    pub packet: Transit,
+    pub due: u64,
+    /// Puts and gets of the pair that have to be done before it arrives.
+    pub after: u64,
+    pub ticket: u64,
+}
+
+/// A put or a get in flight.
+#[derive(Debug)]
+pub(super) enum Access {
+    Put(Bytes, SharedSlice),
+    /// Reads its source as late as it may: when it is done.
+    PutFrom(SharedSlice, SharedSlice),
+    GetInto(SharedSlice, SharedSlice),
+    Get(SharedSlice),
+}
+
+/// An end that travels back to the source.
+#[derive(Debug)]
+struct Ack {
+    due: u64,
+    ticket: u64,
+    outcome: Outcome,
+    /// Bytes that a get brings, and where to.
+    landing: Option<(Vec<u8>, SharedSlice)>,
+    /// It belongs to a put or get, which holds a slot until then.
+    access: bool,
+}
+
+/// An ordered pair of endpoints of one client.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    pub sends: VecDeque<Flying>,
+    pub arrived: VecDeque<Transit>,
+    pub held: bool,
+    pub accesses: VecDeque<(u64, u64, Access)>,
+    acks: VecDeque<Ack>,
+    pub injected: u64,
+    done: u64,
+}
+
+impl Pair {
+    /// Puts and gets whose end was not reported yet.
+    pub fn open_accesses(&self) -> usize {
+        self.accesses.len() + self.acks.iter().filter(|ack| ack.access).count()
+    }
+
+    fn is_drained(&self) -> bool {
+        self.sends.is_empty() && self.accesses.is_empty() && (self.arrived.is_empty() || self.held)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Alive,
+    Left,
+    Dead,
+}
+
+impl Life {
+    pub fn fault(self, rank: Rank) -> Option<Fault> {
+        match self {
+            Life::Alive => None,
+            Life::Left => Some(Fault::PeerClosed(rank)),
+            Life::Dead => Some(Fault::PeerLost(rank)),
+        }
+    }
+}
+
+/// Names a pair: client, source endpoint, target endpoint, as indices.
+pub(super) type PairKey = (usize, usize, usize);
+
+/// One thing that can happen in the network.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Arrive(PairKey),
+    Access(PairKey),
+    Ack(PairKey),
+    Tell { client: usize, to: Rank, of: Rank },
+}
+
+pub(super) struct Net {
+    pub random: Random,
+    pub now: u64,
+    pub trace: u64,
+    pub pairs: BTreeMap<PairKey, Pair>,
+    pub ended: BTreeMap<(usize, usize), VecDeque<(Ticket, Outcome)>>,
+    /// By client and rank.
+    pub lives: Vec<Vec<Life>>,
+    pub watchers: BTreeMap<(usize, Rank), PeerDown>,
+    told: Vec<(usize, Rank, Rank)>,
+}
+
+impl Net {
+    pub fn note(&mut self, event: u64) {
+        self.trace = (self.trace ^ event).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
+    }
+
+    pub fn due(&mut self, delay: u64) -> u64 {
+        self.now + self.random.below(delay as usize + 1) as u64
+    }
+}
+
+/// A simulated network; makes devices and kernels.
+pub struct SimFabric {
+    pub(super) shape: JobShape,
+    pub(super) seed: u64,
+    pub(super) options: SimOptions,
+    pub(super) arenas: Vec<Arena>,
+    net: Mutex<Net>,
+}
+
+impl std::fmt::Debug for SimFabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimFabric")
+            .field("seed", &self.seed)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimFabric {
+    /// A network whose every event follows from the seed.
+    #[must_use]
+    pub fn new(shape: JobShape, seed: u64, options: SimOptions) -> Arc<Self> {
+        let options = options.checked();
+        let net = Net {
+            random: Random::new(seed),
+            now: 1_000_000,
+            trace: seed,
+            pairs: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            lives: vec![vec![Life::Alive; shape.ranks as usize]; usize::from(shape.clients)],
+            watchers: BTreeMap::new(),
+            told: Vec::new(),
+        };
+        let arenas = (0..shape.clients).map(|_| Arena::new(shape.ranks, options.segment)).collect();
+        Arc::new(Self { shape, seed, options, arenas, net: Mutex::new(net) })
+    }
+
+    /// The device of one client of one rank.
+    #[must_use]
+    pub fn device(self: &Arc<Self>, client: ClientId, rank: Rank) -> Arc<dyn Device> {
+        Arc::new(super::SimDevice::new(self.clone(), client, rank))
+    }
+
+    /// The kernel as one rank sees it.
+    #[must_use]
+    pub fn sysdep(self: &Arc<Self>, rank: Rank) -> Arc<dyn Sysdep> {
+        Arc::new(SimSysdep::new(self.clone(), Personality::one_node(rank, self.shape)))
+    }
+
+    /// The virtual time.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_micros(self.net().now)
+    }
+
+    /// Lets virtual time pass.
+    pub fn pass_time(&self, time: Duration) {
+        self.net().now += time.as_micros() as u64;
+    }
+
+    /// A random number below `n`, from the seed.
+    #[must_use]
+    pub fn random_below(&self, n: usize) -> usize {
+        self.net().random.below(n)
+    }
+
+    /// Fills the buffer with random bytes, from the seed.
+    pub fn fill_random(&self, bytes: &mut [u8]) {
+        self.net().random.fill(bytes);
+    }
+
+    /// A hash of everything that has happened: worlds with the same seed and program have the same.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        self.net().trace
+    }
+
+    pub(super) fn net(&self) -> MutexGuard<'_, Net> {
+        self.net.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn rank_of(&self, index: usize) -> Rank {
+        self.shape.endpoint(index).rank
+    }
+
+    /// Crashes the rank. Of what it had in flight a random part of each pair is lost, the last first; what has arrived
+    /// is delivered. Then the others are told, each at its own time.
+    pub fn kill(&self, rank: Rank) {
+        let mut net = self.net();
+        let net = &mut *net;
+        net.note(0xdead << 32 | u64::from(rank.0));
+        for client in 0..usize::from(self.shape.clients) {
+            if net.lives[client][rank.index()] == Life::Alive {
+                net.lives[client][rank.index()] = Life::Dead;
+            }
+        }
+        for (&(_, from, to), pair) in &mut net.pairs {
+            if self.rank_of(to) == rank {
+                *pair = Pair { done: pair.done, injected: pair.injected, ..Pair::default() };
+            } else if self.rank_of(from) == rank {
+                pair.acks.clear();
+                pair.accesses.truncate(net.random.below(pair.accesses.len() + 1));
+                let will_be_done = pair.done + pair.accesses.len() as u64;
+                let arriving = pair.sends.iter().take_while(|send| send.after <= will_be_done).count();
+                pair.sends.truncate(net.random.below(arriving + 1));
+            }
+        }
+    }
+
+    pub(super) fn depart(&self, client: usize, rank: Rank) {
+        let mut net = self.net();
+        if net.lives[client][rank.index()] == Life::Alive {
+            net.lives[client][rank.index()] = Life::Left;
+        }
+    }
+
+    /// Moves one item that is due, chosen by the seed; if none is due, lets time pass until one is. Returns false if
+    /// nothing is in flight at all.
+    pub fn move_one(&self) -> bool {
+        let mut net = self.net();
+        let mut moves = self.moves(&net);
+        if moves.is_empty() {
+            return false;
+        }
+        if !moves.iter().any(|&(due, _)| due <= net.now) {
+            net.now = moves.iter().map(|&(due, _)| due).min().unwrap_or(net.now);
+        }
+        let now = net.now;
+        moves.retain(|&(due, _)| due <= now);
+        let chosen = if self.options.reorder {
+            net.random.below(moves.len())
+        } else {
+            moves.iter().enumerate().min_by_key(|(_, (due, _))| *due).map_or(0, |(at, _)| at)
+        };
+        let (_, chosen) = moves[chosen];
+        self.carry_out(net, chosen);
+        true
+    }
+
+    /// Everything that can move next, each with the time at which it can.
+    fn moves(&self, net: &Net) -> Vec<(u64, Move)> {
+        let mut moves = Vec::new();
+        for (&key, pair) in &net.pairs {
+            if let Some((due, ..)) = pair.accesses.front() {
+                moves.push((*due, Move::Access(key)));
+            }
+            if let Some(send) = pair.sends.front()
+                && send.after <= pair.done
+            {
+                moves.push((send.due, Move::Arrive(key)));
+            }
+            if let Some(ack) = pair.acks.front() {
+                moves.push((ack.due, Move::Ack(key)));
+            }
+        }
+        for client in 0..usize::from(self.shape.clients) {
+            for of in
+                (0..self.shape.ranks).map(Rank).filter(|of| net.lives[client][of.index()] != Life::Alive)
+            {
+                for to in (0..self.shape.ranks).map(Rank).filter(|to| *to != of) {
+                    let drained = net
+                        .pairs
+                        .iter()
+                        .filter(|((c, from, at), _)| {
+                            *c == client && self.rank_of(*from) == of && self.rank_of(*at) == to
+                        })
+                        .all(|(_, pair)| pair.is_drained());
+                    if drained
+                        && net.watchers.contains_key(&(client, to))
+                        && net.lives[client][to.index()] != Life::Dead
+                        && !net.told.contains(&(client, to, of))
+                    {
+                        moves.push((net.now, Move::Tell { client, to, of }));
+                    }
+                }
+            }
+        }
+        moves
+    }
+
+    fn carry_out(&self, mut guard: MutexGuard<'_, Net>, chosen: Move) {
+        let net = &mut *guard;
+        let due = net.due(self.options.delay);
+        match chosen {
+            Move::Arrive(key) => {
+                net.note(1 << 56 | (key.1 as u64) << 16 | key.2 as u64);
+                let Some(pair) = net.pairs.get_mut(&key) else { return };
+                let Some(send) = pair.sends.pop_front() else { return };
+                pair.arrived.push_back(send.packet);
+                if send.ticket != 0 {
+                    let outcome = Ok(Value::Unit);
+                    pair.acks.push_back(Ack {
+                        due,
+                        ticket: send.ticket,
+                        outcome,
+                        landing: None,
+                        access: false,
+                    });
+                }
+            }
+            Move::Access(key) => {
+                net.note(2 << 56 | (key.1 as u64) << 16 | key.2 as u64);
+                let Some(pair) = net.pairs.get_mut(&key) else { return };
+                let Some((_, ticket, access)) = pair.accesses.pop_front() else { return };
+                pair.done += 1;
+                let mut ack = Ack { due, ticket, outcome: Ok(Value::Unit), landing: None, access: true };
+                match access {
+                    Access::Put(bytes, target) => target.write(&bytes),
+                    Access::PutFrom(source, target) => target.copy_from(source),
+                    Access::GetInto(local, remote) => ack.landing = Some((remote.to_vec(), local)),
+                    Access::Get(remote) => ack.outcome = Ok(Value::copy(&remote.to_vec())),
+                }
+                pair.acks.push_back(ack);
+            }
+            Move::Ack(key) => {
+                net.note(3 << 56 | (key.1 as u64) << 16 | key.2 as u64);
+                let Some(ack) = net.pairs.get_mut(&key).and_then(|pair| pair.acks.pop_front()) else {
+                    return;
+                };
+                if let Some((bytes, local)) = ack.landing {
+                    local.write(&bytes);
+                }
+                if let Some(ticket) = Ticket::from_word(ack.ticket) {
+                    net.ended.entry((key.0, key.1)).or_default().push_back((ticket, ack.outcome));
+                }
+            }
+            Move::Tell { client, to, of } => {
+                net.note(4 << 56 | u64::from(to.0) << 16 | u64::from(of.0));
+                net.told.push((client, to, of));
+                let fault = net.lives[client][of.index()].fault(of);
+                let watcher = net.watchers.get(&(client, to)).cloned();
+                drop(guard);
+                if let (Some(watcher), Some(fault)) = (watcher, fault) {
+                    watcher(of, fault);
+                }
+            }
+        }
+    }
+
+    /// What is in flight, for the report of a test that does not finish.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        use std::fmt::Write;
+        let net = self.net();
+        let mut text = format!("seed {}, {:?}, virtual time {} µs\n", self.seed, self.options, net.now);
+        for ((client, from, to), pair) in &net.pairs {
+            let (from, to): (Endpoint, Endpoint) = (self.shape.endpoint(*from), self.shape.endpoint(*to));
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "  client {client}: {from} -> {to}: {} sends flying, {} arrived{}, {} accesses, {} acks",
+                pair.sends.len(),
+                pair.arrived.len(),
+                if pair.held { " (held)" } else { "" },
+                pair.accesses.len(),
+                pair.acks.len()
+            );
+        }
+        let _ = writeln!(text, "  lives: {:?}", net.lives);
+        text
+    }
+
+    pub(super) fn index(&self, rank: Rank, context: ContextId) -> usize {
+        self.shape.index(Endpoint::new(rank, context))
+    }
+}

@@ -1,0 +1,201 @@
+//! A rank that writes where and what it must not.
+
+use crate::support::{Random, options, others, run, sealed, soon, unseal, until};
+use posthaste::components::shm::{Layout, Sizes};
+use posthaste::{CallError, ClientId, ContextId, Endpoint, Fault, Job, Message, Rank, Scope};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The arena of this process, to be written to behind the library's back.
+struct Arena {
+    memory: std::fs::File,
+    at: u64,
+    layout: Layout,
+}
+
+impl Arena {
+    fn find(job: &Job) -> Arena {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|line| line.contains("posthaste") && line.contains("memfd")).expect("the arena");
+        let at = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+        let layout = Layout::new(job.shape(), Sizes::default());
+        Arena { memory, at, layout }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write_all_at(bytes, self.at + offset).unwrap();
+    }
+}
+
+/// Ranks 0 and 1 are honest; rank 2 is not.
+struct Honest {
+    never: posthaste::Service<(), ()>,
+    message: posthaste::ActiveMessage,
+    own: posthaste::ActiveMessage,
+    received: Arc<AtomicU64>,
+    told: Arc<Mutex<Vec<Fault>>>,
+}
+
+fn register(job: &Job) -> Honest {
+    let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+    let faults = told.clone();
+    job.on_error(move |fault| faults.lock().unwrap().push(fault));
+    let received: Arc<AtomicU64> = Arc::default();
+    let count = received.clone();
+    // Between the honest; what comes from rank 2 may be anything.
+    let own = job
+        .register("own", move |m: Message, _: &mut Scope| {
+            if m.source() != Rank(2) {
+                assert!(unseal(&m.bytes()).is_some(), "corrupt bytes from an honest rank");
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .unwrap();
+    let message = job
+        .register("any", |m: Message, _: &mut Scope| {
+            std::hint::black_box(m.to_bytes());
+        })
+        .unwrap();
+    let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+    Honest { never, message, own, received, told }
+}
+
+#[test]
+fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
+    let printed = run(3, options().body_leaves(), async |job| {
+        let Honest { never, message, own, received, told } = register(&job);
+        job.barrier().await.unwrap();
+        let me = job.rank();
+        if me == Rank(2) {
+            let arena = Arena::find(&job);
+            let stop = Arc::new(AtomicBool::new(false));
+            let stopped = stop.clone();
+            let garbage = std::thread::spawn(move || {
+                let mut random = Random(2);
+                while !stopped.load(Ordering::Relaxed) {
+                    for to in [Rank(0), Rank(1)] {
+                        let (from, to) = (Endpoint::new(me, ContextId(0)), Endpoint::new(to, ContextId(0)));
+                        let (lane, len) = arena.layout.lane(ClientId(0), from, to);
+                        let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+                        // The ring; the page before it is for both sides.
+                        arena.write(lane + 4096, &bytes[4096..]);
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let until = Instant::now() + Duration::from_millis(1500);
+            while Instant::now() < until {
+                for to in others(&job) {
+                    let _ = message.try_send(to, &[1; 24]);
+                }
+                tokio::time::sleep(Duration::from_micros(100)).await;
+            }
+            stop.store(true, Ordering::Relaxed);
+            garbage.join().unwrap();
+            // Goes without a word.
+            std::process::exit(0);
+        }
+        let other = Rank(1 - me.0);
+        let chatter = tokio::spawn({
+            let own = own.clone();
+            async move {
+                for number in 0..4000 {
+                    own.send(other, sealed(number, if number % 8 == 0 { 5000 } else { 50 })).await.unwrap();
+                    tokio::time::sleep(Duration::from_micros(50)).await;
+                }
+            }
+        });
+        let end = soon("the end of a call to the hostile rank", never.call(Rank(2), ())).await;
+        assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(2)))));
+        assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
+        assert!(message.send(Rank(2), b"x").await.is_err());
+        soon("the traffic of the honest", chatter).await.unwrap();
+        until("their messages", || received.load(Ordering::Relaxed) == 4000).await;
+        assert_eq!(job.stats().panics, 0);
+        // One of them leaves only when the other has got everything.
+        job.flush(other).await.unwrap();
+        own.send(other, sealed(1, 8)).await.unwrap();
+        until("the last word", || received.load(Ordering::Relaxed) == 4001).await;
+        job.leave().await.unwrap();
+    });
+    for text in printed {
+        assert!(!text.contains("panicked at"), "{text}");
+    }
+}
+
+#[test]
+fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
+    for seed in 0..4u64 {
+        let seed = seed.to_string();
+        let printed = run(3, options().body_leaves().env("POSTHASTE_TEST_SCRIBBLE", &seed), async |job| {
+            let Honest { never, message, .. } = register(&job);
+            let window = job.shmalloc::<u64>(1000).await.unwrap();
+            job.barrier().await.unwrap();
+            let me = job.rank();
+            if me == Rank(2) {
+                scribble(&job);
+                std::process::exit(0);
+            }
+            // Operations may fail, be lost or never end: nothing is promised but that this process lives.
+            let until = Instant::now() + Duration::from_millis(1500);
+            let mut number = 0;
+            while Instant::now() < until {
+                for to in job.ranks() {
+                    let within = Duration::from_millis(20);
+                    let _ = tokio::time::timeout(within, message.send(to, sealed(number, 60))).await;
+                    let _ = tokio::time::timeout(within, message.send(to, sealed(number, 9000))).await;
+                    let _ = tokio::time::timeout(within, never.call_within(to, (), Duration::from_millis(2))).await;
+                    let _ = tokio::time::timeout(within, window.put(to, number as usize % 1000, number)).await;
+                    let _ = tokio::time::timeout(within, window.get(to, number as usize % 1000)).await;
+                    if number % 50 == 0 {
+                        let _ = tokio::time::timeout(within, message.send(to, sealed(number, 5 << 20))).await;
+                    }
+                    number += 1;
+                }
+                tokio::time::sleep(Duration::from_micros(300)).await;
+            }
+            let _ = tokio::time::timeout(Duration::from_secs(2), window.free()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(2), job.leave()).await;
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let peak = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+            let kib: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+            assert!(kib < 2 << 20, "{peak}");
+        });
+        for text in printed {
+            assert!(!text.contains("panicked at"), "seed {seed}: {text}");
+        }
+    }
+}
+
+/// Random bytes over everything that is in use: the header, the tables, the lanes, the pages, the windows.
+fn scribble(job: &Job) {
+    let arena = Arena::find(job);
+    let mut random = Random(std::env::var("POSTHASTE_TEST_SCRIBBLE").unwrap().parse().unwrap());
+    let layout = arena.layout;
+    let ranks: Vec<Endpoint> = job.ranks().map(|rank| Endpoint::new(rank, ContextId(0))).collect();
+    let mut parts = vec![(0, 4096), layout.rank_table()];
+    for to in &ranks {
+        parts.push(layout.block(ClientId(0), *to));
+        parts.push((layout.pool(ClientId(0), *to).0, 256 << 10));
+        parts.push((layout.segment(ClientId(0), to.rank).0, 8192));
+        parts.extend(ranks.iter().map(|from| layout.lane(ClientId(0), *from, *to)));
+    }
+    let until = Instant::now() + Duration::from_millis(1000);
+    while Instant::now() < until {
+        let (at, len) = parts[random.below(parts.len() as u64) as usize];
+        // Words and their bytes, small numbers and large ones.
+        for _ in 0..8 {
+            let word = match random.below(4) {
+                0 => random.below(256),
+                1 => random.next() & 0xffff_ffff,
+                2 => 1 << random.below(64),
+                _ => random.next(),
+            };
+            arena.write(at + random.below(len / 8) * 8, &word.to_le_bytes());
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}

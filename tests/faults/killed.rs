@@ -1,0 +1,377 @@
+//! Ranks killed by SIGKILL: at random times, at every named point, all at once.
+
+use crate::support::{
+    Options, Random, options, run, sealed, soon, state_dirs_are_clean, text_of, unseal, until, wait_for,
+};
+use posthaste::launcher::RankEnd;
+use posthaste::{ActiveMessage, Bytes, CallError, Fault, Job, Message, Rank, RmaError, Scope, SendError, Service, Window};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Microseconds of the clock that all processes share.
+fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
+}
+
+fn soak() -> u64 {
+    if std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1") { 5 } else { 1 }
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("POSTHASTE_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| now_us() % 1_000_000);
+    println!("POSTHASTE_TEST_SEED={seed}");
+    seed
+}
+
+/// What every rank does to every other until it is told to stop.
+#[derive(Clone)]
+struct Traffic {
+    message: ActiveMessage,
+    echo: Service<Bytes, Bytes>,
+    never: Service<(), ()>,
+    window: Option<Window<u64>>,
+    stop: Arc<AtomicBool>,
+    received: Arc<AtomicU64>,
+}
+
+fn fault_of_send(error: SendError) -> Fault {
+    match error {
+        SendError::Fault(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+fn fault_of_call(error: CallError) -> Fault {
+    match error {
+        CallError::Fault(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+fn fault_of_rma(error: RmaError) -> Fault {
+    match error {
+        RmaError::Fault(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+impl Traffic {
+    fn register(job: &Job) -> Traffic {
+        let received: Arc<AtomicU64> = Arc::default();
+        let count = received.clone();
+        let message = job
+            .register("traffic", move |m: Message, _: &mut Scope| {
+                assert!(unseal(&m.bytes()).is_some(), "{} corrupt bytes from rank {}", m.len(), m.source());
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+        let echo = job.service_inline("echo", |m, _| Ok(m.to_bytes().into())).unwrap();
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        Traffic { message, echo, never, window: None, stop: Arc::default(), received }
+    }
+
+    /// One operation; the payload tells whether it is whole.
+    async fn step(&self, me: Rank, to: Rank, number: u64) -> Result<(), Fault> {
+        match number % 6 {
+            0 | 1 => self.message.send(to, sealed(number, 64)).await.map_err(fault_of_send),
+            2 => self.message.send(to, sealed(number, 40_000)).await.map_err(fault_of_send),
+            3 => {
+                let sent = sealed(number, [16, 3000, 90_000][number as usize / 6 % 3]);
+                let reply = self.echo.call_bytes(to, sent.clone()).await.map_err(fault_of_call)?;
+                assert_eq!(reply.as_bytes(), sent, "a corrupt reply of rank {to}");
+                Ok(())
+            }
+            4 if number % 60 == 4 => self.message.send(to, sealed(number, 9 << 20)).await.map_err(fault_of_send),
+            _ => {
+                let Some(window) = &self.window else { return Ok(()) };
+                window.put(to, me.index(), number).await.map_err(fault_of_rma)?;
+                let value = window.get(to, me.index()).await.map_err(fault_of_rma)?;
+                assert_eq!(value, number, "only this rank puts there");
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on until the rank is lost or the traffic is stopped.
+    async fn exchange(self, me: Rank, to: Rank) -> Option<Fault> {
+        let mut number = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            if let Err(fault) = self.step(me, to, number).await {
+                return Some(fault);
+            }
+            number += 1;
+            tokio::task::yield_now().await;
+        }
+        None
+    }
+}
+
+/// Ranks 0 and 1 survive; the others die one after another while everybody talks to everybody.
+async fn survive(mut job: Job, victims: u32) {
+    let mut traffic = Traffic::register(&job);
+    let done = job.counter();
+    let count = done.clone();
+    let word = job.register("done", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+    traffic.window = Some(job.shmalloc::<u64>(job.size()).await.unwrap());
+    job.barrier().await.unwrap();
+    let me = job.rank();
+    println!("ready");
+    let mut tasks = Vec::new();
+    for to in job.ranks().filter(|to| *to != me) {
+        tasks.push((to, tokio::spawn(traffic.clone().exchange(me, to))));
+        if to.0 >= 2 {
+            // A call that is never answered, and a hundred that wait behind it.
+            let never = traffic.never.clone();
+            tasks.push((to, tokio::spawn(async move {
+                let ends = (0..100).map(|_| never.call(to, ()));
+                let ends = ::futures::future::join_all(ends).await;
+                println!("lost {to} {}", now_us());
+                let faults = ends.into_iter().map(|end| fault_of_call(end.unwrap_err()));
+                faults.reduce(|one, other| if one == other { one } else { panic!("{one} and {other}") })
+            })));
+        }
+    }
+    if me.0 >= 2 {
+        std::future::pending::<()>().await;
+    }
+    let (dying, living): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|(to, _)| to.0 >= 2);
+    for (to, task) in dying {
+        let end = soon("the end of the operations towards a dead rank", task).await.unwrap();
+        assert_eq!(end, Some(Fault::PeerLost(to)));
+    }
+    // The survivors have talked to each other all the time, and do so still.
+    let other = Rank(1 - me.0);
+    let before = traffic.received.load(Ordering::Relaxed);
+    until("more messages of the other survivor", || traffic.received.load(Ordering::Relaxed) > before + 20).await;
+    word.send(other, b"").await.unwrap();
+    soon("the other survivor", done.reach(1)).await;
+    traffic.stop.store(true, Ordering::Relaxed);
+    for (_, task) in living {
+        assert_eq!(soon("the end of the traffic", task).await.unwrap(), None);
+    }
+    // Everything that is under way arrives before one of the two leaves.
+    job.flush(other).await.unwrap();
+    word.send(other, b"").await.unwrap();
+    soon("the other survivor", done.reach(2)).await;
+    assert_eq!(job.stats().panics, 0, "a corrupt payload was dispatched");
+    assert_eq!(job.stats().peers_lost, u64::from(victims));
+    job = leave(job).await;
+    drop(job);
+}
+
+async fn leave(job: Job) -> Job {
+    job.clone().leave().await.unwrap();
+    job
+}
+
+#[test]
+fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed() {
+    const VICTIMS: u32 = 3;
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    let mut random = Random(if rank { 0 } else { seed() });
+    let mut times: Vec<u64> = Vec::new();
+    for _ in 0..14 * soak() {
+        let delays: Vec<u64> = (0..VICTIMS).map(|_| random.below(25_000)).collect();
+        let killed: Arc<std::sync::Mutex<Vec<u64>>> = Arc::default();
+        let kills = killed.clone();
+        let mut options = options().body_leaves().during(move |job| {
+            for rank in 0..2 + VICTIMS {
+                wait_for(job, rank, "ready");
+            }
+            for (victim, delay) in (2..).zip(delays) {
+                std::thread::sleep(Duration::from_micros(delay));
+                kills.lock().unwrap().push(now_us());
+                job.kill(victim).unwrap();
+            }
+        });
+        for victim in 2..2 + VICTIMS {
+            options = options.killed(victim);
+        }
+        let printed = run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await);
+        let killed = killed.lock().unwrap().clone();
+        for (survivor, text) in printed[..2].iter().enumerate() {
+            let lost: Vec<(usize, u64)> = text.lines().filter_map(|line| {
+                // The harness may print before it on the same line.
+                let (rank, time) = line.split_once("lost ")?.1.split_once(' ')?;
+                Some((rank.parse().ok()?, time.parse().ok()?))
+            }).collect();
+            assert_eq!(lost.len(), VICTIMS as usize, "rank {survivor}: {text}");
+            times.extend(lost.iter().map(|(rank, time)| time.saturating_sub(killed[rank - 2])));
+        }
+    }
+    times.sort_unstable();
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
+    println!(
+        "{} kills, {} losses seen; from the kill to PeerLost: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
+        14 * soak() * u64::from(VICTIMS), times.len(), at(0.5), at(0.99), at(1.0)
+    );
+}
+
+/// The names of all points at which the sources let a test kill the process.
+fn failpoints() -> Vec<String> {
+    fn scan(dir: &std::path::Path, names: &mut Vec<String>) {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                scan(&path, names);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for part in text.split("failpoint!(\"").skip(1) {
+                    names.push(part.split('"').next().unwrap().to_owned());
+                }
+            }
+        }
+    }
+    let mut names = Vec::new();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for part in ["core/src", "transport-shm/src", "protocols/src"] {
+        scan(&root.join(part), &mut names);
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Passes through everything that has a named point; rank 1 dies at one of them.
+async fn pass_through_everything(job: Job) {
+    let me = job.rank();
+    let victim = Rank(1);
+    let mut traffic = Traffic::register(&job);
+    let (credited, mut stream) = job.stream("credited").unwrap();
+    let done = job.counter();
+    let count = done.clone();
+    let word = job.register("done", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+    job.ready();
+    let consumer = tokio::spawn(async move {
+        while let Some(message) = stream.recv().await {
+            assert!(unseal(&message.into_bytes()).is_some(), "corrupt bytes in the stream");
+        }
+    });
+    let watch = tokio::spawn({
+        let never = traffic.never.clone();
+        async move { if me == victim { None } else { Some(never.call(victim, ()).await) } }
+    });
+    // A collective that the victim may not live to see ends with an error for all.
+    for _ in 0..4 {
+        if let Ok(window) = soon("a window", job.shmalloc::<u64>(3)).await {
+            traffic.window.get_or_insert_with(|| window.clone());
+            if let Ok(other) = soon("a window", job.shmalloc::<u64>(3)).await {
+                soon("freeing it", other.free()).await.unwrap();
+            }
+        }
+    }
+    let mut tasks = Vec::new();
+    for to in job.ranks().filter(|to| *to != me) {
+        let (traffic, credited) = (traffic.clone(), credited.clone());
+        tasks.push((to, tokio::spawn(async move {
+            for number in 0..400 {
+                traffic.step(me, to, number).await?;
+                credited.send(to, sealed(number, 100)).await.map_err(fault_of_send)?;
+            }
+            Ok(())
+        })));
+    }
+    for (to, task) in tasks {
+        match soon("the traffic", task).await.unwrap() {
+            Ok(()) => {}
+            Err(fault) => assert_eq!((to, fault), (victim, Fault::PeerLost(victim))),
+        }
+    }
+    if me == victim {
+        // Not dead yet: what peers do may still lead through the point.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        return;
+    }
+    let end = soon("the loss of rank 1", watch).await.unwrap().unwrap();
+    assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(victim))));
+    let other = Rank(2 - me.0);
+    for number in 0..120 {
+        traffic.step(me, other, number).await.unwrap();
+    }
+    if let Some(window) = traffic.window.take() {
+        // The memory comes back without the dead.
+        soon("freeing the window", window.free()).await.unwrap();
+    }
+    job.flush(other).await.unwrap();
+    word.send(other, b"").await.unwrap();
+    soon("the other survivor", done.reach(1)).await;
+    assert_eq!(job.stats().panics, 0, "a corrupt payload was dispatched");
+    job.clone().leave().await.unwrap();
+    consumer.await.unwrap();
+}
+
+#[test]
+fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
+    let names = failpoints();
+    assert!(names.len() >= 15, "{names:?}");
+    for name in names {
+        for passage in [1, 2] {
+            let plan = format!("{name}:{passage}@1");
+            let start = std::time::Instant::now();
+            let options: Options = options()
+                .body_leaves()
+                .killed(1)
+                .env("POSTHASTE_TEST_FAILPOINT", &plan)
+                // Few credits and narrow lanes lead to the points sooner.
+                .env("POSTHASTE_CREDITS", "32")
+                .env("POSTHASTE_LANE_BYTES", "4096");
+            run(3, options, async |job| pass_through_everything(job).await);
+            println!("{plan}: {:?}", start.elapsed());
+        }
+    }
+}
+
+#[test]
+fn fault_all_ranks_killed_leave_nothing_behind() {
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    let mut random = Random(if rank { 0 } else { seed() });
+    for _ in 0..10 * soak() {
+        let delay = Duration::from_micros(random.below(20_000));
+        let mut options = options().body_leaves().during(move |job| {
+            wait_for(job, 0, "ready");
+            std::thread::sleep(delay);
+            for rank in 0..4 {
+                job.kill(rank).unwrap();
+            }
+            assert!(text_of(job, 0).contains("ready"));
+        });
+        for rank in 0..4 {
+            options = options.ends(rank, RankEnd::Signal(9));
+        }
+        // The harness looks for processes and for named memory.
+        run(4, options, async |job| {
+            let mut traffic = Traffic::register(&job);
+            traffic.window = Some(job.shmalloc::<u64>(1 << 16).await.unwrap());
+            job.barrier().await.unwrap();
+            println!("ready");
+            let me = job.rank();
+            let all = job.ranks().map(|to| traffic.clone().exchange(me, to));
+            ::futures::future::join_all(all).await;
+            std::future::pending::<()>().await;
+        });
+    }
+    state_dirs_are_clean();
+}
+
+#[test]
+fn fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_lives() {
+    run(2, options().body_leaves().killed(1), async |job| {
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            // A child that outlives the rank holds its standard streams, and nothing of the job.
+            let child = std::process::Command::new("sleep").arg("3").spawn().unwrap();
+            assert!(child.id() > 0);
+            kill_self();
+        }
+        let end = soon("the loss", never.call(Rank(1), ())).await;
+        assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(Rank(1)))));
+        job.leave().await.unwrap();
+    });
+}
+
+fn kill_self() {
+    let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+}

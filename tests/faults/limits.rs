@@ -1,0 +1,181 @@
+//! What the system refuses or limits.
+
+use crate::support::{is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal};
+use posthaste::{Error, Fault, Job, MemoryError, Message, Rank, RmaError, Scope};
+use std::time::Duration;
+
+/// A bit of everything between all ranks, with pauses in which they fall asleep.
+async fn exercise(job: &Job) {
+    let arrived = job.counter();
+    let count = arrived.clone();
+    let message = job
+        .register("exercise", move |m: Message, _: &mut Scope| {
+            assert!(unseal(&m.bytes()).is_some());
+            count.add(1);
+        })
+        .unwrap();
+    let echo = job.service("echo", |bytes: Vec<u8>| async move { bytes }).unwrap();
+    let window = job.shmalloc::<u64>(job.size()).await.unwrap();
+    for round in 0..20 {
+        for to in others(job) {
+            message.send(to, sealed(round, [10, 3000, 100_000, 1 << 20][round as usize % 4])).await.unwrap();
+            assert_eq!(echo.call(to, vec![round as u8; 100]).await.unwrap(), vec![round as u8; 100]);
+            window.put(to, job.rank().index(), round).await.unwrap();
+        }
+        if round % 4 == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    soon("the messages", arrived.reach(20 * (job.size() as u64 - 1))).await;
+    job.barrier().await.unwrap();
+    for from in others(job) {
+        assert_eq!(window.load(from.index()), Some(19));
+    }
+    assert_eq!(job.stats().panics, 0);
+    job.barrier().await.unwrap();
+}
+
+#[test]
+fn fault_memfd_refused_is_no_obstacle() {
+    if is_launcher_with("limits::fault_memfd_refused_is_no_obstacle", &[("POSTHASTE_TEST_NO_MEMFD", "1")]) {
+        run(3, options(), async |job| {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(!maps.contains("memfd:posthaste"), "the arena is no memfd");
+            exercise(&job).await;
+        });
+    }
+}
+
+#[test]
+fn fault_membarrier_refused_is_no_obstacle() {
+    run(3, options().env("POSTHASTE_TEST_NO_MEMBARRIER", "1"), async |job| exercise(&job).await);
+}
+
+#[test]
+fn fault_too_few_descriptors_are_a_typed_error() {
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    let (mut refused, mut joined) = (0, 0);
+    for limit in (10..=34).step_by(2) {
+        let low = options().after_shell_command(&format!("ulimit -n {limit}"));
+        let printed = run_unjoined(2, low, || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+                println!("not even a runtime");
+                return;
+            };
+            runtime.block_on(async {
+                match posthaste::join().await {
+                    Ok(_job) => println!("joined"),
+                    Err(error) => {
+                        let text = error.to_string();
+                        println!("refused: {text}");
+                        assert!(text.contains("open files") || text.contains("descriptors"), "{error:?}");
+                    }
+                }
+            });
+        });
+        for text in printed {
+            refused += usize::from(text.contains("refused: "));
+            joined += usize::from(text.contains("joined"));
+        }
+    }
+    assert!(rank || (refused > 0 && joined > 0), "{refused} refused, {joined} joined");
+}
+
+#[test]
+fn fault_memory_over_the_jobs_limit_is_a_typed_error_and_the_job_goes_on() {
+    run(3, options().env("POSTHASTE_MEMORY_LIMIT", "8M"), async |job| {
+        for _ in 0..3 {
+            let wanted = if job.rank() == Rank(1) { 64 << 20 } else { 4096 };
+            let error = job.shmalloc::<u8>(wanted).await.unwrap_err();
+            match (job.rank().0, &error) {
+                (1, Error::Rma(RmaError::Memory(MemoryError::JobLimit { wanted, limit, .. }))) => {
+                    assert_eq!((*wanted, *limit), (64 << 20, 8 << 20));
+                    assert!(error.to_string().contains("POSTHASTE_MEMORY_LIMIT"), "{error}");
+                }
+                (0 | 2, Error::Rma(RmaError::Fault(Fault::OutOfMemory(_)))) => {}
+                _ => panic!("{error:?}"),
+            }
+        }
+        assert!(job.region(64 << 20).await.is_err());
+        // Nothing was taken by what failed.
+        for _ in 0..5 {
+            let window = job.shmalloc::<u8>(1 << 20).await.unwrap();
+            window.put(job.rank().next(3), 5, 7).await.unwrap();
+            job.barrier().await.unwrap();
+            assert_eq!(window.load(5), Some(7));
+            window.free().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn fault_memory_over_the_segment_is_a_typed_error() {
+    run(2, options().env("POSTHASTE_SEGMENT", "1M"), async |job| {
+        let error = job.shmalloc::<u8>(2 << 20).await.unwrap_err();
+        assert!(matches!(error, Error::Rma(RmaError::Memory(MemoryError::Segment { .. }))), "{error:?}");
+        assert!(job.shmalloc::<u64>(usize::MAX / 2).await.is_err(), "a length that overflows");
+        let window = job.shmalloc::<u8>(1 << 19).await.unwrap();
+        window.put(job.rank().next(2), 0, 1).await.unwrap();
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_sixty_four_ranks_on_few_cores_exchange_all_to_all() {
+    run(64, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("all", move |m: Message, _: &mut Scope| {
+                assert!(unseal(&m.bytes()).is_some());
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        for round in 0..5u64 {
+            for to in others(&job) {
+                message.send(to, sealed(round, if round == 3 { 5000 } else { 40 })).await.unwrap();
+            }
+        }
+        soon("all messages", arrived.reach(5 * 63)).await;
+        job.barrier().await.unwrap();
+        assert_eq!((arrived.value(), job.stats().panics), (5 * 63, 0));
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_idle_ranks_use_no_processor_time() {
+    run(4, options(), async |job| {
+        exercise(&job).await;
+        let used = || {
+            let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+            let fields: Vec<u64> =
+                stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2).map(|f| f.parse().unwrap()).collect();
+            // Ticks of 10 ms.
+            (fields[0] + fields[1]) * 10
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let before = used();
+        tokio::time::sleep(Duration::from_millis(1000)).await;
+        let after = used();
+        assert!(after - before <= 50, "{} ms of processor time in 1 s of sleep", after - before);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_program_that_a_rank_executes_inherits_nothing_of_the_job() {
+    run(2, options(), async |job| {
+        let output = std::process::Command::new("ls").arg("-l").arg("/proc/self/fd").output().unwrap();
+        let listed = String::from_utf8(output.stdout).unwrap();
+        let inherited: Vec<&str> = listed
+            .lines()
+            .filter(|line| line.contains("->") && line.contains("posthaste"))
+            .collect();
+        assert_eq!(inherited, Vec::<&str>::new());
+        // Standard streams and the listed directory; no doorbell among them.
+        assert!(listed.lines().filter(|line| line.contains("->")).count() <= 4, "{listed}");
+        exercise(&job).await;
+    });
+}

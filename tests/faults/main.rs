@@ -1,0 +1,13 @@
+//! Each fault that is promised to be survived, caused between real processes.
+//!
+//! `POSTHASTE_TEST_SOAK=1` makes the tests with random times five times as long; what chance decided is printed as a
+//! seed, and `POSTHASTE_TEST_SEED=n` repeats it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod futures;
+mod hostile;
+mod killed;
+mod limits;
+mod stopped;

@@ -1,0 +1,212 @@
+//! Requests and replies.
+
+use crate::support::{is_payload, options, payload, run, soon, until};
+use posthaste::{CallError, Fault, Rank, ServiceOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+enum Request {
+    Concat(Vec<String>),
+    Bytes { seed: u64, bytes: Vec<u8> },
+}
+
+#[test]
+fn calls_are_typed_and_their_replies_find_their_callers() {
+    run(3, options(), async |job| {
+        let service = job
+            .service("typed", |request: Request| async move {
+                match request {
+                    Request::Concat(parts) => (parts.concat(), Vec::new()),
+                    Request::Bytes { seed, bytes } => {
+                        assert!(is_payload(seed, &bytes));
+                        // Replies overtake one another.
+                        tokio::time::sleep(Duration::from_millis(seed % 5)).await;
+                        (String::new(), payload(seed + 1, bytes.len()))
+                    }
+                }
+            })
+            .unwrap();
+        for to in job.ranks() {
+            let parts = vec!["post".to_owned(), String::new(), "haste".to_owned()];
+            assert_eq!(service.call(to, Request::Concat(parts)).await.unwrap().0, "posthaste");
+        }
+        // Small, in pages, streamed; many at once.
+        let calls = (0..60u64).map(|seed| {
+            let (service, size) = (&service, job.size() as u64);
+            async move {
+                let len = [10, 3000, 100_000, 5 << 20][if seed % 20 == 0 { 3 } else { seed as usize % 3 }];
+                let request = Request::Bytes { seed, bytes: payload(seed, len) };
+                let (_, reply) = service.call(Rank((seed % size) as u32), request).await.unwrap();
+                assert_eq!(reply.len(), len);
+                assert!(is_payload(seed + 1, &reply), "the reply of call {seed}");
+            }
+        });
+        soon("the calls", futures::future::join_all(calls)).await;
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn error_a_service_with_a_limit_is_busy_and_later_is_not() {
+    run(2, options(), async |job| {
+        let gate = Arc::new(tokio::sync::Semaphore::new(0));
+        let (running, inside) = (Arc::new(AtomicUsize::new(0)), gate.clone());
+        let count = running.clone();
+        let handler = move |number: u32, from: Rank| {
+            let (inside, count) = (inside.clone(), count.clone());
+            async move {
+                count.fetch_add(1, Ordering::SeqCst);
+                let _permit = inside.acquire().await.unwrap();
+                count.fetch_sub(1, Ordering::SeqCst);
+                number + from.0
+            }
+        };
+        let service = job.service_with("busy", ServiceOptions { limit: 3 }, handler).unwrap();
+        let open = job.service("open", move |()| {
+            gate.add_permits(1000);
+            async {}
+        });
+        let open = open.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let first = futures::future::join_all((0..3).map(|number| service.call(Rank(1), number)));
+            let (replies, ()) = tokio::join!(first, async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                for _ in 0..5 {
+                    let refused = service.call(Rank(1), 9).await;
+                    assert_eq!(refused, Err(CallError::Fault(Fault::Busy(Rank(1)))));
+                }
+                open.call(Rank(1), ()).await.unwrap();
+            });
+            assert_eq!(replies, [Ok(0), Ok(1), Ok(2)]);
+            assert_eq!(service.call(Rank(1), 5).await, Ok(5), "no longer busy");
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(running.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on() {
+    run(2, options(), async |job| {
+        let asynchronous = job
+            .service("async", |number: u64| async move {
+                assert_ne!(number % 3, 0, "as the test wants it");
+                number
+            })
+            .unwrap();
+        let inline = job
+            .service_inline("inline", |m, _| {
+                let number = m.read::<u64>(0).unwrap();
+                assert_ne!(number % 3, 0, "as the test wants it");
+                Ok(number.to_ne_bytes().into())
+            })
+            .unwrap();
+        let plain = job.register("plain", |_: posthaste::Message, _: &mut posthaste::Scope| panic!("as wanted")).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let panicked = CallError::Fault(Fault::RemotePanicked(peer));
+        for number in 0..30u64 {
+            plain.send(peer, b"").await.unwrap();
+            let reply = asynchronous.call(peer, number).await;
+            let answer = inline.call_bytes(peer, &number.to_ne_bytes()).await;
+            if number % 3 == 0 {
+                assert_eq!(reply, Err(panicked.clone()));
+                assert_eq!(answer.unwrap_err(), panicked);
+            } else {
+                assert_eq!(reply, Ok(number));
+                assert_eq!(answer.unwrap().as_bytes(), number.to_ne_bytes());
+            }
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 40, "30 plain and 10 inline");
+    });
+}
+
+#[test]
+fn error_a_call_ends_at_its_deadline_and_its_late_reply_harms_nobody() {
+    run(2, options(), async |job| {
+        let slow = job
+            .service("slow", |millis: u64| async move {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                millis
+            })
+            .unwrap();
+        let never = job
+            .service("never", |()| async {
+                std::future::pending::<()>().await;
+            })
+            .unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let late = CallError::Fault(Fault::DeadlineExceeded);
+        for _ in 0..20 {
+            assert_eq!(slow.call_within(peer, 60, Duration::from_millis(20)).await, Err(late.clone()));
+        }
+        // The late replies arrive among those of other calls.
+        for millis in 0..40 {
+            assert_eq!(slow.call_within(peer, millis % 4, Duration::from_secs(30)).await, Ok(millis % 4));
+        }
+        let forever = (0..100).map(|_| never.call_within(peer, (), Duration::from_millis(50)));
+        let ends = soon("the deadlines", futures::future::join_all(forever)).await;
+        assert_eq!(ends, vec![Err(late); 100]);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn error_a_request_that_cannot_be_decoded_is_refused() {
+    run(2, options(), async |job| {
+        // An ill-behaved type: what it writes is not what it reads.
+        #[derive(Debug, PartialEq)]
+        struct Liar;
+        impl serde::Serialize for Liar {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(&[0xff; 20])
+            }
+        }
+        impl<'de> serde::Deserialize<'de> for Liar {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <(String, bool)>::deserialize(deserializer).map(|_| Liar)
+            }
+        }
+        let service = job.service("liar", |_: Liar| async { 1u8 }).unwrap();
+        let honest = job.service("honest", |text: String| async move { text }).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        for _ in 0..10 {
+            let refused = service.call(peer, Liar).await;
+            assert_eq!(refused, Err(CallError::Fault(Fault::Undecodable(peer))));
+            assert_eq!(honest.call(peer, "fine".into()).await.unwrap(), "fine");
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn calls_wait_for_credit_when_there_is_one() {
+    let narrow = options().env("POSTHASTE_CREDITS", "1").env("POSTHASTE_LANE_BYTES", "1024");
+    run(3, narrow, async |job| {
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (now, peak) = (running.clone(), most.clone());
+        let service = job
+            .service("one", move |number: u64| {
+                let (now, peak) = (now.clone(), peak.clone());
+                async move {
+                    peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    now.fetch_sub(1, Ordering::SeqCst);
+                    number * 2
+                }
+            })
+            .unwrap();
+        for to in job.ranks() {
+            let calls = (0..200).map(|number| service.call(to, number));
+            let replies = soon("the calls", futures::future::join_all(calls)).await;
+            assert_eq!(replies, (0..200).map(|number| Ok(number * 2)).collect::<Vec<_>>());
+        }
+        job.barrier().await.unwrap();
+        // One from each of three ranks.
+        assert!((1..=3).contains(&most.load(Ordering::SeqCst)), "{most:?} ran at once");
+        until("the end of all handlers", || running.load(Ordering::SeqCst) == 0).await;
+    });
+}

@@ -1,0 +1,245 @@
+//! The components: each can be looked at, driven and replaced.
+
+use crate::support::{options, others, run, soon, until};
+use posthaste::components::core::protocol::{Accept, FirstPacket, Incoming};
+use posthaste::{ContextId, Device, Endpoint, Fault, Message, Messager, Protocol, Rank, Scope};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A protocol of the user's own: counts, answers, and is told of the end of peers.
+#[derive(Default)]
+struct Echo {
+    seen: Mutex<Vec<(Rank, Vec<u8>)>>,
+    accepted: AtomicU64,
+    down: Mutex<Vec<Fault>>,
+    closed: AtomicU64,
+}
+
+impl Protocol for Echo {
+    fn name(&self) -> &str {
+        "echo"
+    }
+
+    fn chooses_buffer(&self) -> bool {
+        true
+    }
+
+    fn accept(&self, _scope: &mut Scope<'_>, first: &FirstPacket<'_>) -> Accept {
+        self.accepted.fetch_add(first.total, Ordering::Relaxed);
+        Accept::Whole
+    }
+
+    fn on_message(&self, _scope: &mut Scope<'_>, message: Incoming<'_>) {
+        assert!(message.reply.is_none());
+        let bytes = match message.body {
+            posthaste::components::core::device::Body::Short(bytes) => bytes.to_vec(),
+            _ => panic!("short messages only"),
+        };
+        self.seen.lock().unwrap().push((message.source.rank, bytes));
+    }
+
+    fn on_peer_down(&self, _rank: Rank, fault: Fault) {
+        self.down.lock().unwrap().push(fault);
+    }
+
+    fn on_close(&self) {
+        self.closed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn m_d01_a_protocol_of_the_users_own_works_like_those_of_the_library() {
+    run(2, options().body_leaves(), async |job| {
+        let echo = Arc::new(Echo::default());
+        let id = job.messager().register(echo.clone()).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let target = Endpoint::new(peer, ContextId(0));
+        for number in 0..20u8 {
+            while !job.messager().inject(ContextId(0), target, id, &[number; 3]).unwrap() {
+                tokio::task::yield_now().await;
+            }
+        }
+        until("the messages", || echo.seen.lock().unwrap().len() == 20).await;
+        let expected: Vec<_> = (0..20).map(|number| (peer, vec![number; 3])).collect();
+        assert_eq!(*echo.seen.lock().unwrap(), expected);
+        assert_eq!(echo.accepted.load(Ordering::Relaxed), 60);
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            job.leave().await.unwrap();
+        } else {
+            until("the leave of the peer", || !echo.down.lock().unwrap().is_empty()).await;
+            job.leave().await.unwrap();
+            assert_eq!(*echo.down.lock().unwrap(), [Fault::PeerClosed(Rank(0))]);
+        }
+        assert_eq!(echo.closed.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn m_d02_a_device_publishes_what_it_can_do() {
+    run(2, options(), async |job| {
+        let caps = job.caps();
+        assert_eq!(caps.name, "shm");
+        assert!(caps.native_put && caps.native_get && caps.mappable && caps.loans && caps.ordered);
+        assert_eq!(caps.atomicity, 8);
+        assert!(0 < caps.max_inline && caps.max_inline <= caps.max_eager && caps.fragment <= caps.max_eager);
+        for device in job.messager().devices() {
+            assert!(device.reaches(Rank(1)) && !device.reaches(Rank(2)));
+        }
+        // The figures are true: a message of each length goes the way that they say.
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("by length", move |m: Message, _: &mut Scope| count.add(1 + m.len() as u64 * 10))
+            .unwrap();
+        let lengths = [caps.max_inline, caps.max_inline + 1, caps.max_eager, caps.max_eager + 1];
+        let peer = Rank(1 - job.rank().0);
+        for len in lengths {
+            message.send(peer, vec![1; len]).await.unwrap();
+        }
+        let all = 4 + 10 * lengths.iter().sum::<usize>() as u64;
+        soon("the messages", arrived.reach(all)).await;
+        assert_eq!(arrived.value(), all);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d03_the_messagers_advance_moves_all_contexts_and_counts_events() {
+    run(2, options().contexts(2), async |job| {
+        let seen = Arc::new(AtomicU64::new(0));
+        let count = seen.clone();
+        let message = job
+            .register("count", move |_: Message, _: &mut Scope| {
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+        let asked = job.counter();
+        let count = asked.clone();
+        let go = job.register("go", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            soon("the word to go", asked.reach(1)).await;
+            for context in [0, 1] {
+                let through = message.through(job.context_handle(ContextId(context)).unwrap());
+                for _ in 0..50 {
+                    through.send(Rank(1), b"event").await.unwrap();
+                }
+            }
+        } else {
+            go.send(Rank(0), b"").await.unwrap();
+            // This thread never yields to the drivers: all progress is made here.
+            let mut events = 0;
+            let began = std::time::Instant::now();
+            while seen.load(Ordering::Relaxed) < 100 {
+                events += job.messager().advance();
+                assert!(began.elapsed().as_secs() < 40, "{events} events");
+            }
+            assert!(events >= 100, "{events} events for 100 messages");
+            assert_eq!(job.messager().contexts().len(), 2);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d04_the_personality_says_who_and_where_a_rank_is() {
+    run(3, options().contexts(2), async |job| {
+        let sysdep = job.messager().sysdep().clone();
+        let personality = sysdep.personality();
+        assert_eq!(personality.rank, job.rank());
+        assert_eq!(personality.shape, job.shape());
+        assert_eq!((job.size(), job.shape().contexts, job.shape().clients), (3, 2, 1));
+        assert_eq!(personality.local_size(), 3);
+        let ranks = job.all_gather(&std::process::id().to_ne_bytes()).await.unwrap();
+        assert_eq!(&ranks[job.rank().index()][..], std::process::id().to_ne_bytes());
+        for rank in others(&job) {
+            assert_ne!(ranks[rank.index()], ranks[job.rank().index()], "ranks are processes");
+        }
+        let before = sysdep.now();
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        assert!(sysdep.now() > before && sysdep.cores() > 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d05_handlers_and_completions_post_more() {
+    run(2, options(), async |job| {
+        // A ball goes to and fro 1,000 times, from handler to handler; no task takes part.
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let back: Arc<std::sync::OnceLock<posthaste::ActiveMessage>> = Arc::default();
+        let again = back.clone();
+        let ball = job
+            .register("ball", move |m: Message, scope: &mut Scope| {
+                let left = m.read::<u64>(0).unwrap();
+                count.add(1);
+                if left > 0 {
+                    again.get().unwrap().send_in(scope, m.endpoint(), (left - 1).to_ne_bytes()).unwrap();
+                }
+            })
+            .unwrap();
+        back.set(ball.clone()).unwrap();
+        // The end of a filled buffer sends the next message.
+        let filled = job.counter();
+        let full = filled.clone();
+        let relay: Arc<std::sync::OnceLock<posthaste::ActiveMessage>> = Arc::default();
+        let next = relay.clone();
+        let first = move |first: posthaste::First<'_>, _: &mut Scope| {
+            let (next, full, from) = (next.clone(), full.clone(), first.source);
+            posthaste::Fill::Into {
+                buffer: bytes::BytesMut::new(),
+                limit: usize::MAX >> 1,
+                done: Box::new(move |scope, buffer| {
+                    full.add(1);
+                    if buffer[0] > 0 {
+                        let target = Endpoint::new(from, scope.me().context);
+                        next.get().unwrap().send_in(scope, target, vec![buffer[0] - 1; buffer.len()]).unwrap();
+                    }
+                }),
+            }
+        };
+        let chain = job.register_first_packet("chain", first).unwrap();
+        relay.set(chain.clone()).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            ball.send(Rank(1), &999u64.to_ne_bytes()).await.unwrap();
+            chain.send(Rank(1), vec![99; 5000]).await.unwrap();
+        }
+        soon("the ball", arrived.reach(500)).await;
+        soon("the chain", filled.reach(50)).await;
+        job.barrier().await.unwrap();
+        assert_eq!((arrived.value(), filled.value(), job.stats().panics), (500, 50, 0));
+    });
+}
+
+#[test]
+fn m_d17_the_error_handler_names_the_peer() {
+    run(3, options().body_leaves().killed(2), async |job| {
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        job.on_error(move |fault| faults.lock().unwrap().push(fault));
+        let seen = job.counter();
+        let count = seen.clone();
+        let gone = job.register("seen", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let nobody = (job.rank() == Rank(0))
+            .then(|| job.register("nobody knows this", |_: Message, _: &mut Scope| {}).unwrap());
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(2) {
+            let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+        }
+        if let Some(message) = nobody {
+            // The send itself is through before anybody can know.
+            message.send(Rank(1), b"?").await.unwrap();
+            until("the refusal", || told.lock().unwrap().contains(&Fault::NoSuchProtocol(Rank(1)))).await;
+        }
+        until("the loss", || told.lock().unwrap().contains(&Fault::PeerLost(Rank(2)))).await;
+        let number = told.lock().unwrap().len();
+        assert_eq!(number, if job.rank() == Rank(0) { 2 } else { 1 }, "{:?}", told.lock().unwrap());
+        // Both stay until the other has seen the same.
+        gone.send(Rank(1 - job.rank().0), b"").await.unwrap();
+        soon("the other's word", seen.reach(1)).await;
+        job.leave().await.unwrap();
+    });
+}

@@ -1,0 +1,166 @@
+//! Clients and contexts: separate traffic, threads of their own, work from anywhere.
+
+use crate::support::{options, run, soon, until};
+use posthaste::{ContextId, JoinError, Message, Rank, Scope};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[test]
+fn m_p04_two_clients_do_not_see_each_others_traffic() {
+    run(2, options().clients(2), async |job| {
+        let second = job.client(1).await.unwrap();
+        assert!(matches!(job.client(1).await, Err(posthaste::Error::Join(JoinError::Client { .. }))), "taken");
+        assert!(matches!(job.client(2).await, Err(posthaste::Error::Join(JoinError::Client { .. }))), "no such");
+        let mut messages = Vec::new();
+        let mut counters = Vec::new();
+        for (number, client) in [&job, &second].into_iter().enumerate() {
+            let counter = client.counter();
+            let count = counter.clone();
+            // The same name in both.
+            let message = client
+                .register("same", move |m: Message, _: &mut Scope| {
+                    assert_eq!(m.read::<u64>(0), Some(number as u64));
+                    count.add(1);
+                })
+                .unwrap();
+            messages.push(message);
+            counters.push(counter);
+        }
+        let peer = Rank(1 - job.rank().0);
+        for _ in 0..300 {
+            messages[0].send(peer, &0u64.to_ne_bytes()).await.unwrap();
+        }
+        for _ in 0..500 {
+            messages[1].send(peer, &1u64.to_ne_bytes()).await.unwrap();
+        }
+        soon("the first client's messages", counters[0].reach(300)).await;
+        soon("the second client's messages", counters[1].reach(500)).await;
+        job.barrier().await.unwrap();
+        second.barrier().await.unwrap();
+        assert_eq!((counters[0].value(), counters[1].value()), (300, 500));
+        assert_eq!((job.stats().panics, second.stats().panics), (0, 0));
+        // Windows, too.
+        let (mine, other) = (job.shmalloc::<u64>(8).await.unwrap(), second.shmalloc::<u64>(8).await.unwrap());
+        mine.put(peer, 3, 7).await.unwrap();
+        job.barrier().await.unwrap();
+        assert_eq!((mine.load(3), other.load(3)), (Some(7), Some(0)));
+        second.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any() {
+    run(2, options().contexts(3).workers(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let seen: Arc<[AtomicU64; 3]> = Arc::default();
+        let counts = seen.clone();
+        let message = job
+            .register("context", move |_: Message, scope: &mut Scope| {
+                counts[scope.me().context.index()].fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        // Context 1 belongs to a thread with a runtime of its own; context 2 stays with its driver.
+        let context = job.own_context(ContextId(1)).expect("free");
+        assert!(job.own_context(ContextId(1)).is_none(), "owned");
+        let (own, counts) = (message.clone(), seen.clone());
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let message = own.on(&context);
+                for number in 0..1000u64 {
+                    message.send(peer, &number.to_ne_bytes()).await.unwrap();
+                }
+                // Its own part, and what other threads posted to it.
+                while counts[1].load(Ordering::Relaxed) < 2000 {
+                    context.advance();
+                    tokio::task::yield_now().await;
+                }
+            });
+            drop(context);
+        });
+        // Work for both contexts from tasks on other threads.
+        let tasks: Vec<_> = [1u16, 1, 2, 2]
+            .map(|number| {
+                let through = message.through(job.context_handle(ContextId(number)).unwrap());
+                tokio::spawn(async move {
+                    for number in 0..500u64 {
+                        through.send(peer, &number.to_ne_bytes()).await.unwrap();
+                    }
+                })
+            })
+            .into_iter()
+            .collect();
+        for task in tasks {
+            soon("the posted sends", task).await.unwrap();
+        }
+        soon("the thread", tokio::task::spawn_blocking(move || thread.join())).await.unwrap().unwrap();
+        until("context 2's messages", || seen[2].load(Ordering::Relaxed) == 1000).await;
+        assert_eq!(seen.each_ref().map(|count| count.load(Ordering::Relaxed)), [0, 2000, 1000]);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_p04_an_owned_context_sleeps_and_is_woken_by_messages_and_posted_work() {
+    run(2, options().contexts(2), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("wake", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let context = job.own_context(ContextId(1)).expect("free");
+        for round in 1..=50u64 {
+            // One side sends while the other sleeps; then the other way round.
+            if (round % 2 == 0) == (job.rank() == Rank(0)) {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                message.on(&context).send(peer, b"x").await.unwrap();
+            } else {
+                soon("the message", arrived.reach_on(&context, round.div_ceil(2))).await;
+            }
+        }
+        drop(context);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d06_both_faces_of_a_context_work_at_once() {
+    run(2, options().contexts(2), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("faces", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let answer = job
+            .service_inline("double", |m, _| Ok((m.read::<u64>(0).unwrap() * 2).to_ne_bytes().into()))
+            .unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let context = job.own_context(ContextId(1)).expect("free");
+        let handle = job.context_handle(ContextId(1)).unwrap().clone();
+        let (through, asks) = (message.through(&handle), answer.through(&handle));
+        let by_handle = tokio::spawn(async move {
+            for number in 0..200u64 {
+                through.send(peer, &number.to_ne_bytes()).await.unwrap();
+                let value = asks.call_bytes(peer, &number.to_ne_bytes()).await.unwrap();
+                assert_eq!(value.as_bytes(), (number * 2).to_ne_bytes());
+            }
+        });
+        let (own, own_answer) = (message.on(&context), answer.on(&context));
+        for number in 0..200u64 {
+            own.send(peer, &number.to_ne_bytes()).await.unwrap();
+            let value = own_answer.call_bytes(peer, &number.to_ne_bytes()).await.unwrap();
+            assert_eq!(value.as_bytes(), (number * 2).to_ne_bytes());
+        }
+        soon("all messages", arrived.reach_on(&context, 400)).await;
+        // The owner goes on until the other face is through on both sides.
+        let done = job.counter();
+        let told = done.clone();
+        tokio::spawn(async move {
+            by_handle.await.unwrap();
+            told.add(1);
+        });
+        soon("the handle's operations", done.reach_on(&context, 1)).await;
+        drop(context);
+        job.barrier().await.unwrap();
+    });
+}

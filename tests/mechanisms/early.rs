@@ -1,0 +1,100 @@
+//! Sending to a rank that has not started yet.
+
+use crate::support::{options, run, soon};
+use posthaste::{Message, Rank, Scope};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A thousand messages sent two seconds before their receiver starts are dispatched there, once each and in order.
+fn a_thousand_wait(lane_bytes: &'static str) -> crate::support::Options {
+    options().env("POSTHASTE_LANE_BYTES", lane_bytes).delay(1, Duration::from_secs(2))
+}
+
+#[test]
+fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
+    // The lane holds all of them: every send ends at once, although nobody reads.
+    run(2, a_thousand_wait("262144"), async |job| {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let arrived = job.counter();
+        let (log, count) = (seen.clone(), arrived.clone());
+        let early = job
+            .register("early", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push(m.read::<u64>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            let began = std::time::Instant::now();
+            for number in 0..1000u64 {
+                early.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+            }
+            assert!(began.elapsed() < Duration::from_millis(1900), "the sends waited for the receiver");
+        } else {
+            soon("the messages", arrived.reach(1000)).await;
+            assert_eq!(*seen.lock().unwrap(), (0..1000).collect::<Vec<u64>>());
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_p02_a_message_waits_for_its_receiver_to_start() {
+    // The lane holds few of them: the sends beyond wait, none fails, and none overtakes another.
+    run(2, a_thousand_wait("1024"), async |job| {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let arrived = job.counter();
+        let (log, count) = (seen.clone(), arrived.clone());
+        let early = job
+            .register("early", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push(m.read::<u64>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..1000u64 {
+                early.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+            }
+        } else {
+            soon("the messages", arrived.reach(1000)).await;
+            assert_eq!(*seen.lock().unwrap(), (0..1000).collect::<Vec<u64>>());
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_p03_what_came_before_a_registration_is_held_for_it() {
+    run(2, options(), async |job| {
+        if job.rank() == Rank(0) {
+            let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
+            let direct = job.register("direct", |_: Message, _: &mut Scope| {}).unwrap();
+            for number in 0..500u64 {
+                late.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+            }
+            direct.send(Rank(1), b"").await.unwrap();
+        } else {
+            // Initialised and driving for a while, with the messages at the door.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let order = Arc::new(Mutex::new(Vec::new()));
+            let arrived = job.counter();
+            let (log, count) = (order.clone(), arrived.clone());
+            job.register("direct", move |_: Message, _: &mut Scope| {
+                log.lock().unwrap().push(u64::MAX);
+                count.add(1);
+            })
+            .unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(arrived.value(), 0, "a message overtook those that are held");
+            let (log, count) = (order.clone(), arrived.clone());
+            job.register("late", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push(m.read::<u64>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+            soon("the held messages", arrived.reach(501)).await;
+            let expected: Vec<u64> = (0..500).chain([u64::MAX]).collect();
+            assert_eq!(*order.lock().unwrap(), expected);
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -1,0 +1,148 @@
+//! Windows and regions.
+
+use crate::support::{is_payload, options, others, payload, run, soon};
+use posthaste::{Bytes, Message, Rank, RegionKey, Scope};
+
+#[test]
+fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u8>(30 << 20).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let mut at = 0;
+        for len in [0usize, 1, 7, 8, 9, 31, 32, 4096, 1 << 20, 20 << 20] {
+            let mut bytes = payload(len as u64, len);
+            let put = match len % 2 {
+                0 => window.put_slice(peer, at, &bytes),
+                _ => window.put_bytes(peer, at, Bytes::from(bytes.clone())),
+            };
+            // Done: the source is reusable. Acknowledged: the data is there, for the target and for a get.
+            let acknowledged = put.local().await.unwrap();
+            bytes.fill(0xee);
+            acknowledged.await.unwrap();
+            let back = window.get_slice(peer, at, len).await.unwrap();
+            assert!(is_payload(len as u64, &back), "{len} bytes");
+            // Unaligned places, too.
+            at += len + 3;
+        }
+        job.barrier().await.unwrap();
+        let own = window.to_vec();
+        let mut at = 0;
+        for len in [0usize, 1, 7, 8, 9, 31, 32, 4096, 1 << 20, 20 << 20] {
+            assert!(is_payload(len as u64, &own[at..at + len]), "{len} bytes at the target");
+            assert_eq!(&own[at + len..at + len + 3], [0, 0, 0], "behind {len} bytes");
+            at += len + 3;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
+    run(2, options(), async |job| {
+        let keys = job.service("key", |key: RegionKey| async move { key }).unwrap();
+        let region = job.region(1 << 20).await.unwrap();
+        region.write(100, &payload(1, 5000)).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let blob = job.all_gather(&region.key().offset.to_le_bytes()).await.unwrap();
+        let offset = u64::from_le_bytes(blob[peer.index()][..].try_into().unwrap());
+        let key = RegionKey { rank: peer.0, offset, len: 1 << 20 };
+        assert_eq!(keys.call(peer, key).await.unwrap(), key, "a key is plain data");
+        let remote = job.remote_region(key).await.unwrap();
+        assert!(is_payload(1, &remote.get_into(100, vec![0; 5000]).await.unwrap()));
+        let put = remote.put(200_001, payload(2, 70_000)).local().await.unwrap();
+        put.await.unwrap();
+        job.barrier().await.unwrap();
+        let mut own = vec![0; 70_000];
+        region.read(200_001, &mut own).unwrap();
+        assert!(is_payload(2, &own));
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w01_a_window_has_a_length_for_each_rank_and_0_is_one() {
+    run(4, options(), async |job| {
+        let mine = [0usize, 5, 0, 1000][job.rank().index()];
+        let window = job.shmalloc::<u32>(mine).await.unwrap();
+        for (rank, len) in [0usize, 5, 0, 1000].into_iter().enumerate() {
+            assert_eq!(window.len(Rank(rank as u32)), len);
+        }
+        assert_eq!(window.atomicity(), 8);
+        // Also those that have no part put and get.
+        window.put(Rank(1), job.rank().index(), job.rank().0 + 10).await.unwrap();
+        window.put(Rank(3), 996 + job.rank().index(), job.rank().0 + 20).await.unwrap();
+        job.barrier().await.unwrap();
+        assert_eq!(window.get_slice(Rank(1), 0, 5).await.unwrap(), [10, 11, 12, 13, 0]);
+        assert_eq!(window.get_slice(Rank(3), 995, 5).await.unwrap(), [0, 20, 21, 22, 23]);
+        job.barrier().await.unwrap();
+        window.free().await.unwrap();
+        // Freed memory comes back, and is zero.
+        for _ in 0..20 {
+            let again = job.shmalloc::<u64>(1 << 17).await.unwrap();
+            assert_eq!(again.get(job.rank().next(4), 77).await.unwrap(), 0);
+            job.barrier().await.unwrap();
+            again.put(job.rank().next(4), 77, u64::MAX).await.unwrap();
+            again.free().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1024).await.unwrap();
+        let arrived = job.counter();
+        let (count, own) = (arrived.clone(), window.clone());
+        let message = job
+            .register("look", move |m: Message, _: &mut Scope| {
+                // What was put before the message was sent is there.
+                let number = m.read::<u64>(0).unwrap();
+                assert!(own.load(0).unwrap() >= number, "the message overtook the put");
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for number in 1..=1000u64 {
+                window.put(Rank(1), 0, number).await.unwrap();
+                assert_eq!(window.get(Rank(1), 0).await.unwrap(), number);
+                message.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+            }
+        } else {
+            soon("the messages", arrived.reach(1000)).await;
+            assert_eq!((window.load(0), job.stats().panics), (Some(1000), 0));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1024).await.unwrap();
+        job.barrier().await.unwrap();
+        // All of the arena is one mapping, made when the job was joined.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let arenas = maps.lines().filter(|line| line.contains("posthaste")).count();
+        assert_eq!(arenas, 1, "{maps}");
+        let before = job.stats();
+        for to in others(&job) {
+            for number in 0..1000u64 {
+                // Ready at once: no descriptor, no message, no help of the target.
+                let mut put = std::pin::pin!(window.put(to, number as usize, number + 1));
+                let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                let ready = Future::poll(put.as_mut(), &mut cx);
+                if ready.is_pending() {
+                    // The task's budget was spent.
+                    put.await.unwrap();
+                }
+            }
+        }
+        let after = job.stats();
+        assert_eq!(after.one_sided, before.one_sided, "inline");
+        assert_eq!(after.messages_sent, before.messages_sent);
+        job.barrier().await.unwrap();
+        assert_eq!(window.to_vec(), (1..=1024).map(|n| if n <= 1000 { n } else { 0 }).collect::<Vec<u64>>());
+        job.barrier().await.unwrap();
+    });
+}

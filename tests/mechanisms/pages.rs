@@ -1,0 +1,176 @@
+//! Messages in pages: the sender's pool, leases of the receiver, loans.
+
+use crate::support::{is_payload, options, payload, run, soon, until};
+use posthaste::{Message, OwnedMessage, Rank, Scope};
+use std::sync::{Arc, Mutex};
+
+/// Bytes of shared memory that this process has mapped and touched.
+fn shared_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssShmem")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn m_v01_a_page_lives_as_long_as_its_lease() {
+    run(2, options(), async |job| {
+        let kept: Arc<Mutex<Vec<OwnedMessage>>> = Arc::default();
+        let (arrived, taken) = (job.counter(), kept.clone());
+        let count = arrived.clone();
+        let message = job
+            .register("page", move |m: Message, _: &mut Scope| {
+                assert!(m.as_slice().is_none(), "leased, not copied");
+                taken.lock().unwrap().push(m.into_owned());
+                count.add(1);
+            })
+            .unwrap();
+        let free = job.register("free", |_: Message, _: &mut Scope| {}).unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..8u64 {
+                message.send(Rank(1), payload(number, 50_000)).await.unwrap();
+            }
+            free.send(Rank(1), b"").await.unwrap();
+            job.barrier().await.unwrap();
+            // The pages of the first eight are still held: these get others.
+            for number in 8..16u64 {
+                message.send(Rank(1), payload(number, 50_000)).await.unwrap();
+            }
+        } else {
+            soon("the first pages", arrived.reach(8)).await;
+            job.barrier().await.unwrap();
+            soon("the other pages", arrived.reach(16)).await;
+            for (number, message) in kept.lock().unwrap().drain(..).enumerate() {
+                let lease = message.into_lease().expect("a lease");
+                assert!(is_payload(number as u64, &lease.to_bytes()), "page {number} was reused under its lease");
+            }
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
+fn m_v02_pages_are_recycled() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("page", move |m: Message, _: &mut Scope| {
+                assert!(is_payload(m.read::<u64>(0).unwrap(), &m.bytes()[8..]));
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..2000u64 {
+                let mut bytes = number.to_ne_bytes().to_vec();
+                bytes.extend(payload(number, 100_000));
+                message.send(Rank(1), bytes).await.unwrap();
+            }
+            // 200 MB have gone through; few pages were touched.
+            assert!(shared_memory() < 64 << 20, "{} bytes", shared_memory());
+        } else {
+            soon("the messages", arrived.reach(2000)).await;
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("loan", move |m: Message, _: &mut Scope| {
+                assert!(is_payload(m.info()[0].into(), &m.bytes()));
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            for (number, len) in [1usize, 100, 4096, 1 << 20, 4 << 20].into_iter().enumerate() {
+                for _ in 0..20 {
+                    let mut loan = message.loan(len);
+                    while loan.is_none() {
+                        tokio::task::yield_now().await;
+                        loan = message.loan(len);
+                    }
+                    let loan = loan.unwrap();
+                    assert_eq!(loan.memory.len(), len);
+                    loan.memory.write(&payload(number as u64, len));
+                    message.send(Rank(1), loan).info(&[number as u8]).await.unwrap();
+                }
+            }
+            // Dropped unsent: the pages are there again. Many more are lent than there is memory for at once.
+            for _ in 0..500 {
+                let loan = message.loan(4 << 20);
+                drop(loan.expect("pages come back when a loan is dropped"));
+            }
+        } else {
+            soon("the messages", arrived.reach(100)).await;
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_v04_a_sender_waits_while_the_box_or_the_pages_are_used_up() {
+    run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
+        let kept: Arc<Mutex<Vec<OwnedMessage>>> = Arc::default();
+        let (arrived, taken) = (job.counter(), kept.clone());
+        let count = arrived.clone();
+        let page = job
+            .register("page", move |m: Message, _: &mut Scope| {
+                taken.lock().unwrap().push(m.into_owned());
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            // 600 MB do not fit into the pool of 256 MiB: the sends wait, and go on when the pages come back.
+            for number in 0..300u64 {
+                page.send(Rank(1), payload(number, 2 << 20)).await.unwrap();
+            }
+        } else {
+            let mut next = 0;
+            while next < 300 {
+                soon("more pages", arrived.reach(next + 1)).await;
+                // A slow reader.
+                if next % 60 == 0 {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                for message in std::mem::take(&mut *kept.lock().unwrap()) {
+                    assert!(is_payload(next, &message.into_bytes()), "message {next}");
+                    next += 1;
+                }
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_v05_mappings_are_kept() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("page", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        let maps = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.contains("posthaste")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = maps();
+        assert_eq!(before.len(), 1);
+        let peer = Rank(1 - job.rank().0);
+        for _ in 0..10 {
+            let window = job.shmalloc::<u8>(1 << 20).await.unwrap();
+            window.put_slice(peer, 0, &payload(1, 1 << 20)).await.unwrap();
+            message.send(peer, payload(2, 300_000)).await.unwrap();
+            window.free().await.unwrap();
+        }
+        until("the messages", || arrived.value() == 10).await;
+        assert_eq!(maps(), before, "nothing is mapped or unmapped after the start");
+        job.barrier().await.unwrap();
+    });
+}

@@ -1,0 +1,268 @@
+//! Active messages: registration, info, handlers, order.
+
+use crate::support::{Random, is_payload, options, others, payload, run, soon};
+use posthaste::{Bytes, Fill, First, Message, Rank, Scope};
+use std::sync::{Arc, Mutex};
+
+/// Lengths in bytes around every way that a message may take: in the record, in a page, in fragments.
+pub const LENGTHS: [usize; 16] = [
+    0, 1, 7, 8, 16, 17, 31, 32, 4096, 8192, 65_536, 1 << 20, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 20 << 20,
+];
+
+#[test]
+fn m_d07_several_protocols_coexist() {
+    run(3, options(), async |job| {
+        let arrived = job.counter();
+        let log: Arc<Mutex<Vec<(usize, u32, u64)>>> = Arc::default();
+        let messages: Vec<_> = (0..20)
+            .map(|protocol| {
+                // Ranks register in different orders: what they agree on is the name.
+                let protocol = (protocol + job.rank().index() * 7) % 20;
+                let (arrived, log) = (arrived.clone(), log.clone());
+                let handler = move |m: Message, _: &mut Scope| {
+                    log.lock().unwrap().push((protocol, m.source().0, m.read::<u64>(0).unwrap()));
+                    arrived.add(1);
+                };
+                (protocol, job.register(&format!("protocol {protocol}"), handler).unwrap())
+            })
+            .collect();
+        for number in 0..10u64 {
+            for (protocol, message) in &messages {
+                for to in others(&job) {
+                    message.send(to, &(number << 8 | *protocol as u64).to_ne_bytes()).await.unwrap();
+                }
+            }
+        }
+        soon("all messages", arrived.reach(400)).await;
+        let log = log.lock().unwrap().clone();
+        for source in others(&job) {
+            for protocol in 0..20 {
+                let numbers: Vec<u64> =
+                    log.iter().filter(|e| e.0 == protocol && e.1 == source.0).map(|e| e.2).collect();
+                let expected: Vec<u64> = (0..10).map(|number| number << 8 | protocol as u64).collect();
+                assert_eq!(numbers, expected, "protocol {protocol} from rank {source}");
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d08_info_of_0_to_112_bytes_travels_with_every_kind_of_message() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("info", move |m: Message, _: &mut Scope| {
+                let len = m.info().len();
+                assert!(is_payload(len as u64, m.info()), "info of {len} bytes");
+                assert!(is_payload(m.len() as u64, &m.bytes()), "payload of {} bytes", m.len());
+                count.add(1 + 1000 * len as u64);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            for len in 0..=112usize {
+                // In the record, in a page, in fragments.
+                let size = [16, 100_000, 5 << 20][if len % 16 == 0 { len / 16 % 3 } else { len % 2 }];
+                let mut info = payload(len as u64, len);
+                let send = message.send(Rank(1), payload(size as u64, size)).info(&info);
+                // Copied before the call returns.
+                info.fill(0);
+                send.await.unwrap();
+            }
+        } else {
+            let all: u64 = (0..=112).sum();
+            soon("all messages", arrived.reach(113 + 1000 * all)).await;
+            assert_eq!(arrived.value(), 113 + 1000 * all);
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d09_a_first_packet_handler_chooses_the_buffer_and_may_accept_less() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let wrong: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = wrong.clone();
+        let message = job
+            .register_first_packet("fill", move |first: First<'_>, _: &mut Scope| {
+                let limit = usize::from_ne_bytes(first.info[..8].try_into().unwrap());
+                let total = first.total as usize;
+                let (count, log) = (count.clone(), log.clone());
+                Fill::Into {
+                    buffer: bytes::BytesMut::from(&b"own:"[..]),
+                    limit,
+                    done: Box::new(move |_, buffer| {
+                        let expected = &payload(total as u64, total)[..limit.min(total)];
+                        if &buffer[..4] != b"own:" || &buffer[4..] != expected {
+                            log.lock().unwrap().push(format!("{} of {total}, limit {limit}", buffer.len()));
+                        }
+                        count.add(1);
+                    }),
+                }
+            })
+            .unwrap();
+        let after = job.register("after", |_: Message, _: &mut Scope| {}).unwrap();
+        let limits = [0, 1, 100, 70_000, usize::MAX >> 1];
+        if job.rank() == Rank(0) {
+            for len in LENGTHS {
+                for limit in limits {
+                    let send = message.send(Rank(1), payload(len as u64, len)).info(&limit.to_ne_bytes());
+                    // What is dropped is no error here.
+                    send.await.unwrap();
+                }
+            }
+            after.send(Rank(1), b"").await.unwrap();
+        } else {
+            soon("all messages", arrived.reach((LENGTHS.len() * limits.len()) as u64)).await;
+            assert_eq!(*wrong.lock().unwrap(), Vec::<String>::new());
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d10_a_short_message_is_lent_for_the_call() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("short", move |m: Message, _: &mut Scope| {
+                // Lent: a plain slice, no lease. A message of no bytes is one, too.
+                let bytes = m.as_slice().expect("a short message is in private memory");
+                assert!(is_payload(bytes.len() as u64, bytes));
+                assert_eq!(m.is_empty(), bytes.is_empty());
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            for len in (0..256).chain([0, 0, 0]) {
+                message.send(Rank(1), payload(len as u64, len)).await.unwrap();
+            }
+        } else {
+            soon("all messages", arrived.reach(259)).await;
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d11_every_length_arrives_whole_and_in_order() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let seen: Arc<Mutex<Vec<(usize, bool)>>> = Arc::default();
+        let log = seen.clone();
+        let message = job
+            .register("any", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push((m.len(), is_payload(m.len() as u64, &m.bytes())));
+                count.add(1);
+            })
+            .unwrap();
+        // Both directions at once; owned and borrowed sources take turns.
+        let peer = Rank(1 - job.rank().0);
+        for (number, len) in LENGTHS.into_iter().enumerate() {
+            let bytes = payload(len as u64, len);
+            match number % 2 {
+                0 => message.send(peer, &bytes[..]).await.unwrap(),
+                _ => message.send(peer, Bytes::from(bytes)).await.unwrap(),
+            }
+        }
+        soon("all messages", arrived.reach(LENGTHS.len() as u64)).await;
+        let expected: Vec<_> = LENGTHS.into_iter().map(|len| (len, true)).collect();
+        assert_eq!(*seen.lock().unwrap(), expected);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once() {
+    // A narrow lane: most sends wait in the queue, where relaxed ones may overtake.
+    let narrow = options().env("POSTHASTE_LANE_BYTES", "1024");
+    run(2, narrow, async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let seen: Arc<Mutex<Vec<(bool, u64)>>> = Arc::default();
+        let log = seen.clone();
+        let message = job
+            .register("ordered", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push((m.info() == b"relaxed", m.read::<u64>(0).unwrap()));
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            let mut random = Random(15);
+            // Many are under way at once: matched sends are dispatched in the order in which they were started.
+            let mut sends = Vec::new();
+            for number in 0..400u64 {
+                let len = [8, 40, 3000, 9000][random.below(4) as usize];
+                let mut bytes = payload(number, len);
+                bytes[..8].copy_from_slice(&number.to_ne_bytes());
+                let send = message.send(Rank(1), bytes);
+                sends.push(if number % 3 == 0 { send.info(b"relaxed").relaxed() } else { send });
+            }
+            // Without a budget: a send that has to yield first has not been started.
+            for result in tokio::task::unconstrained(futures::future::join_all(sends)).await {
+                result.unwrap();
+            }
+        } else {
+            soon("all messages", arrived.reach(400)).await;
+            let seen = seen.lock().unwrap().clone();
+            let matched: Vec<u64> = seen.iter().filter(|entry| !entry.0).map(|entry| entry.1).collect();
+            assert_eq!(matched, (0..400).filter(|number| number % 3 != 0).collect::<Vec<u64>>());
+            let mut relaxed: Vec<u64> = seen.iter().filter(|entry| entry.0).map(|entry| entry.1).collect();
+            relaxed.sort_unstable();
+            assert_eq!(relaxed, (0..400).filter(|number| number % 3 == 0).collect::<Vec<u64>>());
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
+    let narrow = options().env("POSTHASTE_LANE_BYTES", "1024").delay(1, std::time::Duration::from_millis(300));
+    run(2, narrow, async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("ordered", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        if job.rank() == Rank(0) {
+            let ended: Mutex<Vec<usize>> = Mutex::default();
+            let sends = (0..100).map(|number| {
+                let (message, ended) = (&message, &ended);
+                async move {
+                    message.send(Rank(1), payload(1, if number % 2 == 0 { 20_000 } else { 64 })).await.unwrap();
+                    ended.lock().unwrap().push(number);
+                }
+            });
+            futures::future::join_all(sends).await;
+            assert_eq!(*ended.lock().unwrap(), (0..100).collect::<Vec<_>>());
+        } else {
+            soon("all messages", arrived.reach(100)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn sends_to_oneself_arrive() {
+    run(1, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("self", move |m: Message, _: &mut Scope| {
+                assert!(is_payload(m.len() as u64, &m.bytes()));
+                count.add(1);
+            })
+            .unwrap();
+        for len in LENGTHS {
+            message.send(Rank(0), payload(len as u64, len)).await.unwrap();
+        }
+        soon("all messages", arrived.reach(LENGTHS.len() as u64)).await;
+        assert_eq!(job.stats().panics, 0);
+    });
+}

@@ -1,0 +1,208 @@
+//! Delivery to streams and to spawned handlers; back-pressure.
+
+use crate::support::{options, payload, run, sealed, soon, unseal, until};
+use posthaste::{Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+#[test]
+fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
+    run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
+        let (slow, mut slow_stream) = job.stream("slow").unwrap();
+        let (fast, mut fast_stream) = job.stream("fast").unwrap();
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let plain = job.register("plain", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let sent = Arc::new(AtomicUsize::new(0));
+            let count = sent.clone();
+            let task = tokio::spawn(async move {
+                for number in 0..200u64 {
+                    slow.send(Rank(1), sealed(number, 100)).await.unwrap();
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            // Nobody takes a message of the slow stream meanwhile.
+            for number in 0..500u64 {
+                fast.send(Rank(1), sealed(number, 2000)).await.unwrap();
+                plain.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+            }
+            job.barrier().await.unwrap();
+            assert_eq!(sent.load(Ordering::SeqCst), 8, "as many as there is credit");
+            job.barrier().await.unwrap();
+            soon("the slow sends", task).await.unwrap();
+        } else {
+            for number in 0..500 {
+                let message = soon("the fast stream", fast_stream.recv()).await.unwrap();
+                assert_eq!(unseal(&message.into_bytes()), Some(number));
+            }
+            soon("the plain messages", arrived.reach(500)).await;
+            job.barrier().await.unwrap();
+            job.barrier().await.unwrap();
+            for number in 0..200 {
+                let message = soon("the slow stream", slow_stream.recv()).await.unwrap();
+                assert_eq!((message.source(), unseal(&message.into_bytes())), (Rank(0), Some(number)));
+            }
+            assert!(slow_stream.try_recv().is_none());
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn back_pressure_with_one_credit_loses_and_doubles_nothing() {
+    let narrow = options().env("POSTHASTE_CREDITS", "1").env("POSTHASTE_LANE_BYTES", "1024");
+    run(4, narrow, async |job| {
+        let (message, mut stream) = job.stream("narrow").unwrap();
+        let me = job.rank();
+        let sender = tokio::spawn({
+            let ranks: Vec<Rank> = job.ranks().collect();
+            async move {
+                for number in 0..60u64 {
+                    for to in &ranks {
+                        let len = [8, 200, 3000, 70_000][number as usize % 4];
+                        message.send(*to, sealed(u64::from(me.0) << 32 | number, len)).await.unwrap();
+                    }
+                }
+            }
+        });
+        let mut next = [0u64; 4];
+        for _ in 0..240 {
+            let message = soon("the stream", stream.recv()).await.unwrap();
+            let source = message.source();
+            let seal = unseal(&message.into_bytes()).expect("whole");
+            assert_eq!(seal, u64::from(source.0) << 32 | next[source.index()], "from rank {source}");
+            next[source.index()] += 1;
+        }
+        soon("the sends", sender).await.unwrap();
+        job.barrier().await.unwrap();
+        assert!(stream.try_recv().is_none());
+    });
+}
+
+#[test]
+fn spawned_handlers_run_as_many_at_once_as_allowed() {
+    run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
+        let (running, most, done) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        let counts = (running.clone(), most.clone(), done.clone());
+        let message = job
+            .register_spawned("spawned", 5, move |message: OwnedMessage| {
+                let (running, most, done) = counts.clone();
+                async move {
+                    most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    let number = unseal(&message.into_bytes()).expect("whole");
+                    done.fetch_add(1, Ordering::SeqCst);
+                    // The limit survives handlers that panic.
+                    assert_ne!(number % 10, 3, "as the test wants it");
+                }
+            })
+            .unwrap();
+        let peer = Rank(1 - job.rank().0);
+        for number in 0..300 {
+            message.send(peer, sealed(number, 50)).await.unwrap();
+        }
+        until("the handlers", || done.load(Ordering::SeqCst) == 300).await;
+        assert_eq!(most.load(Ordering::SeqCst), 5);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn try_send_says_full_and_gives_the_payload_back() {
+    run(2, options().env("POSTHASTE_LANE_BYTES", "4096").delay(1, Duration::from_millis(500)), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("try", move |m: Message, _: &mut Scope| {
+                assert!(unseal(&m.bytes()).is_some());
+                count.add(1);
+            })
+            .unwrap();
+        let told = job.register("told", |_: Message, _: &mut Scope| {}).unwrap();
+        if job.rank() == Rank(0) {
+            let mut sent = 0u64;
+            let returned = loop {
+                match message.try_send(Rank(1), sealed(sent, 500)) {
+                    Ok(()) => sent += 1,
+                    Err(error) => break error,
+                }
+                assert!(sent < 100, "a lane of 4 KiB is never full");
+            };
+            assert!(matches!(returned, TrySendError::Full(_)), "{returned}");
+            assert_eq!(unseal(&returned.into_payload().into_bytes()), Some(sent), "the payload comes back");
+            let unknown = message.try_send(Rank(7), sealed(1, 500)).unwrap_err();
+            let TrySendError::Failed { error, payload } = unknown else { panic!("{unknown}") };
+            assert_eq!(error, SendError::UnknownRank { rank: Rank(7), size: 2 });
+            assert_eq!(unseal(&payload.into_bytes()), Some(1));
+            // Both ways on: waiting, and trying until there is room.
+            message.send(Rank(1), sealed(sent, 500)).await.unwrap();
+            let mut next = payload_of(sent + 1);
+            while let Err(error) = message.try_send(Rank(1), next) {
+                next = error.into_payload();
+                tokio::task::yield_now().await;
+            }
+            told.send(Rank(1), &(sent + 2).to_ne_bytes()).await.unwrap();
+            job.all_gather(&(sent + 2).to_ne_bytes()).await.unwrap();
+        } else {
+            let all = job.all_gather(&0u64.to_ne_bytes()).await.unwrap();
+            let sent = u64::from_ne_bytes(all[0][..].try_into().unwrap());
+            soon("the messages", arrived.reach(sent)).await;
+            assert_eq!((arrived.value(), job.stats().panics), (sent, 0));
+        }
+        job.barrier().await.unwrap();
+    });
+
+    fn payload_of(seed: u64) -> posthaste::components::protocols::Buffer {
+        sealed(seed, 500).into()
+    }
+}
+
+#[test]
+fn flush_and_fence_wait_until_handlers_have_run() {
+    run(3, options(), async |job| {
+        let arrived = Arc::new(AtomicUsize::new(0));
+        let count = arrived.clone();
+        let message = job
+            .register("flushed", move |m: Message, _: &mut Scope| {
+                count.fetch_add(m.len(), Ordering::SeqCst);
+            })
+            .unwrap();
+        let seen = job
+            .service_inline("seen", move |_, _| Ok((arrived.load(Ordering::SeqCst) as u64).to_ne_bytes().into()))
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let mut sent = 0;
+            for round in 0..30usize {
+                let len = [1, 5000, 5 << 20][if round % 10 == 0 { 2 } else { round % 2 }];
+                for to in [Rank(1), Rank(2)] {
+                    message.send(to, payload(1, len)).await.unwrap();
+                }
+                sent += len;
+                match round % 2 {
+                    0 => job.fence().await.unwrap(),
+                    _ => {
+                        job.flush(Rank(1)).await.unwrap();
+                        job.flush(Rank(2)).await.unwrap();
+                    }
+                }
+                for to in [Rank(1), Rank(2)] {
+                    let value = seen.call_bytes(to, &[]).await.unwrap();
+                    assert_eq!(value.as_bytes(), (sent as u64).to_ne_bytes(), "round {round}, rank {to}");
+                }
+            }
+            assert!(matches!(job.flush(Rank(3)).await, Err(posthaste::Error::Send(SendError::UnknownRank { .. }))));
+            // Nothing to wait for.
+            job.fence().await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -1,0 +1,366 @@
+//! Tests between real processes: a test function starts the ranks of a job from its own executable, and is the body
+//! of each of them.
+//!
+//! In the process that the test runner starts, [`run`] launches the ranks, waits for them under a watchdog and
+//! checks how they ended. In a rank it joins the job, runs the body and leaves. The name of the test is taken from
+//! the type of the body, so the body must be a closure written in the test function itself.
+#![allow(dead_code, reason = "every test binary uses its own part of it")]
+
+use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};
+use posthaste::{Job, JobShape, Rank};
+use std::time::{Duration, Instant};
+
+/// How a job is started and how it is to end.
+pub struct Options {
+    contexts: u16,
+    clients: u16,
+    workers: usize,
+    leave: bool,
+    keep_going: bool,
+    env: Vec<(String, String)>,
+    delays: Vec<(u32, Duration)>,
+    ends: Vec<(u32, RankEnd)>,
+    any_end: bool,
+    watchdog: Duration,
+    shell: Option<String>,
+    during: Option<During>,
+}
+
+/// What the launcher's side does while the ranks run.
+type During = Box<dyn FnOnce(&RunningJob)>;
+
+/// One context, one client, a current-thread runtime, and all ranks are to end well.
+pub fn options() -> Options {
+    Options {
+        contexts: 1,
+        clients: 1,
+        workers: 0,
+        leave: true,
+        keep_going: false,
+        env: Vec::new(),
+        delays: Vec::new(),
+        ends: Vec::new(),
+        any_end: false,
+        watchdog: Duration::from_secs(100),
+        shell: None,
+        during: None,
+    }
+}
+
+impl Options {
+    /// Contexts per client.
+    pub fn contexts(mut self, contexts: u16) -> Self {
+        self.contexts = contexts;
+        self
+    }
+
+    /// Clients per rank.
+    pub fn clients(mut self, clients: u16) -> Self {
+        self.clients = clients;
+        self
+    }
+
+    /// A multi-thread runtime with this many workers.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// The body leaves the job itself, or not at all.
+    pub fn body_leaves(mut self) -> Self {
+        self.leave = false;
+        self
+    }
+
+    /// An environment variable of all ranks.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// A rank starts later than the others.
+    pub fn delay(mut self, rank: u32, delay: Duration) -> Self {
+        self.delays.push((rank, delay));
+        self
+    }
+
+    /// A rank is to end otherwise than well; the others go on.
+    pub fn ends(mut self, rank: u32, end: RankEnd) -> Self {
+        self.ends.push((rank, end));
+        self.keep_going = true;
+        self
+    }
+
+    /// A rank is to die by SIGKILL; the others go on.
+    pub fn killed(self, rank: u32) -> Self {
+        self.ends(rank, RankEnd::Signal(9))
+    }
+
+    /// How the ranks end does not matter, if only they do.
+    pub fn any_end(mut self) -> Self {
+        self.any_end = true;
+        self.keep_going = true;
+        self
+    }
+
+    /// The ranks are started through `sh -c`, after this command.
+    pub fn after_shell_command(mut self, command: &str) -> Self {
+        self.shell = Some(command.into());
+        self
+    }
+
+    /// What the launcher's side does while the ranks run.
+    pub fn during(mut self, during: impl FnOnce(&RunningJob) + 'static) -> Self {
+        self.during = Some(Box::new(during));
+        self
+    }
+}
+
+/// Runs the body in `ranks` processes; returns in the launcher's process when all have ended as they should, with what
+/// they printed. In a rank it does not return: a test may start several jobs with one body, told apart by variables
+/// of their environment.
+pub fn run<F: AsyncFnOnce(Job)>(ranks: u32, options: Options, body: F) -> Vec<String> {
+    if std::env::var_os("POSTHASTE_JOB").is_some() {
+        be_a_rank(&options, body);
+        std::process::exit(0);
+    }
+    launch(test_name::<F>(), ranks, options)
+}
+
+/// The path of the test function whose closure this is, without the crate's name.
+fn test_name<F>() -> &'static str {
+    let path = std::any::type_name::<F>();
+    let path = path.split_once("::{{closure}}").map_or(path, |(function, _)| function);
+    path.split_once("::").map_or(path, |(_, path)| path)
+}
+
+/// As [`run`], for a body that makes its runtime and joins by itself.
+pub fn run_unjoined<F: FnOnce()>(ranks: u32, options: Options, body: F) -> Vec<String> {
+    if std::env::var_os("POSTHASTE_JOB").is_some() {
+        body();
+        std::process::exit(0);
+    }
+    launch(test_name::<F>(), ranks, options)
+}
+
+/// Runs the calling test once more in a process of its own with these variables, and says whether this is that
+/// process (or one of its ranks). For what the launcher reads from its environment.
+pub fn is_launcher_with(test: &str, variables: &[(&str, &str)]) -> bool {
+    const MARK: &str = "POSTHASTE_TEST_LAUNCHER";
+    if std::env::var_os(MARK).is_some() || std::env::var_os("POSTHASTE_JOB").is_some() {
+        return true;
+    }
+    let status = std::process::Command::new(std::env::current_exe().expect("the test's executable"))
+        .args([test, "--exact", "--nocapture"])
+        .env(MARK, "1")
+        .envs(variables.iter().copied())
+        .status()
+        .expect("the same test");
+    assert!(status.success(), "with {variables:?}: {status}");
+    false
+}
+
+fn be_a_rank<F: AsyncFnOnce(Job)>(options: &Options, body: F) {
+    let mut builder = match options.workers {
+        0 => tokio::runtime::Builder::new_current_thread(),
+        workers => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(workers);
+            builder
+        }
+    };
+    let runtime = builder.enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        let job = posthaste::join().await.expect("join");
+        body(job.clone()).await;
+        if options.leave {
+            job.leave().await.expect("leave");
+        }
+    });
+}
+
+fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
+    let program = std::env::current_exe().expect("the test's executable");
+    let arguments = [test, "--exact", "--nocapture", "--test-threads=1"];
+    let mut launch = match &options.shell {
+        None => Launch::program(program).args(arguments),
+        Some(command) => Launch::program("/bin/sh")
+            .args(["-c", &format!("{command}; exec \"$0\" \"$@\"")])
+            .args([program.into_os_string()])
+            .args(arguments),
+    };
+    launch = launch.stdout(Output::Capture).stderr(Output::Capture).keep_going(options.keep_going);
+    for (name, value) in &options.env {
+        launch = launch.env(name, value);
+    }
+    for (rank, delay) in &options.delays {
+        launch = launch.delay(*rank, *delay);
+    }
+    let shape = JobShape { ranks, clients: options.clients, contexts: options.contexts };
+    let settings = Settings::parse(options.env.clone()).expect("settings");
+    let job = launcher::prepare_with(launch, shape, &settings).expect("launch").spawn().expect("spawn");
+    if let Some(during) = options.during {
+        during(&job);
+    }
+    let Some(outcome) = job.wait_timeout(options.watchdog) else {
+        for rank in 0..ranks {
+            eprintln!("{}", state_of(&job, rank));
+        }
+        panic!("{test}: watchdog: not ended after {:?}", options.watchdog);
+    };
+    let expected = |rank: u32| {
+        let end = options.ends.iter().find(|(wanted, _)| *wanted == rank);
+        end.map_or(RankEnd::Exit(0), |(_, end)| *end)
+    };
+    let as_expected = outcome.ranks.iter().enumerate().all(|(rank, end)| *end == expected(rank as u32));
+    if !as_expected && !options.any_end {
+        for rank in 0..ranks {
+            eprintln!("--- rank {rank}: {:?}\n{}", outcome.ranks[rank as usize], tail(&text_of(&job, rank)));
+        }
+        panic!("{test}: {outcome}; ends: {:?}", outcome.ranks);
+    }
+    let printed = (0..ranks).map(|rank| text_of(&job, rank)).collect();
+    let pids = job.pids();
+    drop(job);
+    nothing_is_left(&pids);
+    printed
+}
+
+/// No process and no named memory survives a job.
+fn nothing_is_left(pids: &[Option<u32>]) {
+    for pid in pids.iter().flatten() {
+        let parent = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let ours = format!("PPid:\t{}\n", std::process::id());
+        assert!(!parent.contains(&ours), "process {pid} is left");
+    }
+    state_dirs_are_clean();
+}
+
+/// No memory of a job has a name.
+pub fn state_dirs_are_clean() {
+    for dir in ["/dev/shm", "/tmp"] {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let named = entries.map(|entry| entry.file_name()).find(|name| {
+            let name = name.to_string_lossy();
+            name.strip_prefix("posthaste-").is_some_and(|rest| rest.len() == 32)
+        });
+        assert_eq!(named, None, "left in {dir}");
+    }
+}
+
+/// What a rank has printed on both of its streams.
+pub fn text_of(job: &RunningJob, rank: u32) -> String {
+    let (out, err) = job.output(rank);
+    format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err))
+}
+
+fn tail(text: &str) -> &str {
+    let start = text.len().saturating_sub(6000);
+    text.get(start..).unwrap_or(text)
+}
+
+/// Everything that tells where a rank hangs.
+fn state_of(job: &RunningJob, rank: u32) -> String {
+    let mut report = format!("--- rank {rank}: {:?}\n{}\n", job.try_wait(rank), tail(&text_of(job, rank)));
+    let Some(pid) = job.pid(rank).filter(|_| job.try_wait(rank).is_none()) else { return report };
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        for file in ["comm", "wchan", "syscall", "stack"] {
+            let text = std::fs::read_to_string(task.path().join(file)).unwrap_or_else(|error| error.to_string());
+            report += &format!("{} {file}: {}\n", task.path().display(), text.trim_end());
+        }
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let telling = ["State", "Threads", "VmRSS", "RssShmem", "voluntary"];
+    for line in status.lines().filter(|line| telling.iter().any(|word| line.contains(word))) {
+        report += line;
+        report.push('\n');
+    }
+    report
+}
+
+/// Waits until a rank has printed a text; the launcher's way to learn how far a rank is.
+pub fn wait_for(job: &RunningJob, rank: u32, text: &str) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !text_of(job, rank).contains(text) {
+        let ended = job.try_wait(rank).is_some();
+        if ended || Instant::now() > until {
+            panic!("rank {rank} does not print {text:?}:\n{}", state_of(job, rank));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Fails if the future takes absurdly long: the promise is an end, not a time.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(Duration::from_secs(40), future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: no end in sight"),
+    }
+}
+
+/// Waits, through the scheduler, until something is so.
+pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(40);
+    while !so() {
+        assert!(Instant::now() < end, "{what}: does not come");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The ranks but one.
+pub fn others(job: &Job) -> impl Iterator<Item = Rank> + use<> {
+    let me = job.rank();
+    job.ranks().filter(move |rank| *rank != me)
+}
+
+/// A repeatable sequence of numbers (SplitMix64, Steele et al. 2014).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below a limit.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// Bytes that follow from their seed, to be compared at the other end.
+pub fn payload(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(seed ^ len as u64);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Whether these are the bytes of that seed, without a second copy of them.
+pub fn is_payload(seed: u64, bytes: &[u8]) -> bool {
+    let mut random = Random(seed ^ bytes.len() as u64);
+    bytes.chunks(8).all(|chunk| random.next().to_le_bytes()[..chunk.len()] == *chunk)
+}
+
+/// A payload that carries its own seed in its first 8 bytes; at least 8 bytes long.
+pub fn sealed(seed: u64, len: usize) -> Vec<u8> {
+    let len = len.max(8);
+    let mut bytes = seed.to_le_bytes().to_vec();
+    bytes.extend(payload(seed, len - 8));
+    bytes
+}
+
+/// The seed of a sealed payload, if it is whole.
+pub fn unseal(bytes: &[u8]) -> Option<u64> {
+    let (seed, rest) = bytes.split_first_chunk::<8>()?;
+    let seed = u64::from_le_bytes(*seed);
+    is_payload(seed, rest).then_some(seed)
+}
