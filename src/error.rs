@@ -32,7 +32,9 @@ pub enum JoinError {
     #[error("{0}")]
     Runtime(&'static str),
     /// The clients of the process are taken, or there are not as many.
-    #[error("client {wanted} is not there to be had: the job has {clients} client(s) and each is handed out once")]
+    #[error(
+        "client {wanted} is not there to be had: the job has {clients} client(s) and each is handed out once"
+    )]
     Client {
         /// Which one.
         wanted: u16,

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
-    Caps, Client, ClientId, Context, ContextId, DeviceError, Fault, Handle, JobShape, Messager, Rank, RegisterError,
-    Scope, Stats, Sysdep,
+    Caps, Client, ClientId, Context, ContextId, DeviceError, Fault, Handle, JobShape, Messager, Rank,
+    RegisterError, Scope, Stats, Sysdep,
 };
 use posthaste_launch::Settings;
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage, Pattern,
-    Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush, handler, pattern,
-    service, stream,
+    ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage,
+    Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush,
+    handler, pattern, service, stream,
 };
 use posthaste_shm::{Host, HostResources, Layout, Sizes};
 use serde::Serialize;

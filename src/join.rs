@@ -78,19 +78,14 @@ async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
         });
         asked.await.map_err(|_| JoinError::Runtime("the runtime was shut down while joining"))??
     };
-    let shape =
-        JobShape { ranks: env.size, clients: env.clients as u16, contexts: env.contexts as u16 };
+    let shape = JobShape { ranks: env.size, clients: env.clients as u16, contexts: env.contexts as u16 };
     enter(Rank(env.rank), shape, env.settings.clone(), fds).await
 }
 
-async fn enter(
-    rank: Rank,
-    shape: JobShape,
-    settings: Settings,
-    fds: InheritedFds,
-) -> Result<Job, JoinError> {
+async fn enter(rank: Rank, shape: JobShape, settings: Settings, fds: InheritedFds) -> Result<Job, JoinError> {
     check_runtime()?;
-    let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), settings.cores));
+    let sysdep: Arc<dyn Sysdep> =
+        Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), settings.cores));
     let resources = HostResources {
         arena: fds.arena,
         bell: fds.bell,
@@ -116,7 +111,11 @@ fn check_runtime() -> Result<(), JoinError> {
     std::panic::set_hook(hook);
     match (io, time) {
         (true, true) => Ok(()),
-        (false, _) => Err(JoinError::Runtime("the Tokio runtime has no I/O driver: build it with enable_io() or enable_all()")),
-        (_, false) => Err(JoinError::Runtime("the Tokio runtime has no timer: build it with enable_time() or enable_all()")),
+        (false, _) => Err(JoinError::Runtime(
+            "the Tokio runtime has no I/O driver: build it with enable_io() or enable_all()",
+        )),
+        (_, false) => Err(JoinError::Runtime(
+            "the Tokio runtime has no timer: build it with enable_time() or enable_all()",
+        )),
     }
 }

@@ -28,11 +28,12 @@ pub use join::{join, join_or_local, solo, solo_with};
 pub use posthaste_core::engine::PatternError;
 pub use posthaste_core::{
     CallError, Caps, ClientId, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape, Lease, Loan,
-    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep, TrySendError,
+    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep,
+    TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern, Recorder,
-    Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
+    ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern,
+    Recorder, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
 };
 
 /// The parts beneath, for those who replace one of them.

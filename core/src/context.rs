@@ -189,6 +189,11 @@ pub trait Face {
         post(self.shared(), move |engine| f(&mut engine.scope()))
     }
 
+    /// Whether this face has the token for good, so that nobody else drives the context.
+    fn owns(&self) -> bool {
+        false
+    }
+
     /// Called before a waiting future goes to sleep; false: it has to look once more.
     fn sleep(&self, waker: &Waker) -> bool {
         let _ = waker;
@@ -223,11 +228,9 @@ impl<R> Posted<R> {
 }
 
 #[cold]
-fn post<R: Send + 'static>(
-    shared: &Shared,
-    f: impl FnOnce(&mut Engine) -> R + Send + 'static,
-) -> Posted<R> {
-    let cell = std::sync::Arc::new(PostedCell { result: std::sync::Mutex::new(None), waker: AtomicWaker::new() });
+fn post<R: Send + 'static>(shared: &Shared, f: impl FnOnce(&mut Engine) -> R + Send + 'static) -> Posted<R> {
+    let cell =
+        std::sync::Arc::new(PostedCell { result: std::sync::Mutex::new(None), waker: AtomicWaker::new() });
     let theirs = cell.clone();
     let work = Work::Enter(Box::new(move |engine| {
         let result = f(engine);
@@ -253,6 +256,10 @@ impl<F: Face> Face for &F {
     #[inline]
     fn enter<R, G: FnOnce(&mut Engine) -> R>(&self, f: G) -> Result<R, G> {
         (**self).enter(f)
+    }
+
+    fn owns(&self) -> bool {
+        (**self).owns()
     }
 
     fn sleep(&self, waker: &Waker) -> bool {
@@ -357,6 +364,10 @@ impl Face for Context {
         std::mem::forget(guard);
         self.entered.set(false);
         Ok(result)
+    }
+
+    fn owns(&self) -> bool {
+        true
     }
 
     fn sleep(&self, waker: &Waker) -> bool {
@@ -490,7 +501,7 @@ pub fn poll_until<F: Face, R>(
 ) -> Poll<R> {
     let coop = ready!(poll_proceed(cx));
     let shared = face.shared();
-    match face.enter(|engine| spin(shared, engine, &mut done)) {
+    match face.enter(|engine| spin(shared, engine, &mut |_| done())) {
         Ok(Spun::Done(value)) => {
             coop.made_progress();
             return Poll::Ready(value);
@@ -518,6 +529,9 @@ pub fn poll_until<F: Face, R>(
 /// # Cancel safety
 /// That of the future.
 pub async fn drive<F: Face, T>(face: &F, future: impl Future<Output = T>) -> T {
+    if !face.owns() {
+        return future.await;
+    }
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|cx| {
         for _ in 0..BUSY_ROUNDS {
@@ -525,8 +539,14 @@ pub async fn drive<F: Face, T>(face: &F, future: impl Future<Output = T>) -> T {
                 return Poll::Ready(value);
             }
             let shared = face.shared();
-            let events = face.enter(|engine| shared.advance(engine)).unwrap_or(0);
-            if events == 0 && face.sleep(cx.waker()) {
+            // Until anything at all has happened: the future may be waiting for just that.
+            let before = face.enter(|engine| engine.stats().events);
+            let happened = face.enter(|engine| {
+                let before = before.unwrap_or(0);
+                let mut done = |events: u64| (events != before).then_some(());
+                spin(shared, engine, &mut done)
+            });
+            if matches!(happened, Ok(Spun::Idle)) && face.sleep(cx.waker()) {
                 return Poll::Pending;
             }
         }
@@ -567,13 +587,13 @@ enum Spun<R> {
     Busy,
 }
 
-fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Option<R>) -> Spun<R> {
+fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(u64) -> Option<R>) -> Spun<R> {
     let mut rounds = 0u32;
     let mut busy = 0u32;
-    let mut until = None;
+    let (mut until, mut busy_until) = (None, None);
     loop {
         let events = shared.advance(engine);
-        if let Some(value) = done() {
+        if let Some(value) = done(engine.stats().events) {
             return Spun::Done(value);
         }
         // Posted work is run by the caller when it gives the token back.
@@ -584,8 +604,15 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Opti
             rounds = 0;
             until = None;
             busy += 1;
-            if busy >= BUSY_ROUNDS {
-                return Spun::Busy;
+            if busy.is_multiple_of(BUSY_ROUNDS) {
+                let limit = match shared.spin {
+                    Spin::For(limit) => limit,
+                    Spin::Yield => Duration::ZERO,
+                };
+                let now = shared.sysdep.now();
+                if now >= *busy_until.get_or_insert(now + limit) {
+                    return Spun::Busy;
+                }
             }
             continue;
         }
@@ -664,18 +691,109 @@ impl Driver {
         false
     }
 
-    /// While somebody owns the context, the driver only passes rings and deadlines on to the owner.
-    fn poll_owned(&mut self, cx: &mut TaskContext<'_>, rung: bool) -> Poll<()> {
-        let at = self.shared.timer_at.load(Ordering::Relaxed);
-        let now = self.shared.now_ms();
-        let expired = self.poll_timer(cx, now, (at != u64::MAX).then_some(at));
-        if expired {
-            self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
+    /// Drives the context until it is closed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the context: nobody would end what is pending.
+    pub async fn run(mut self) {
+        loop {
+            match std::future::poll_fn(|cx| Poll::Ready(self.round(cx))).await {
+                Round::Closed => return,
+                // Polled again after everything else in the runtime had its turn: progress by others in between shows
+                // that the doorbell need not be armed yet.
+                Round::Moved => tokio::task::yield_now().await,
+                // On a multi-thread runtime, being polled again at once would take a core from the tasks that are
+                // making the progress; who just made progress is likely to look again within a millisecond.
+                Round::OthersMoved if self.multi_thread => {
+                    let soon = self.shared.now_ms() + 1;
+                    self.sleeping_until = None;
+                    self.sleep_until(Some(soon)).await;
+                }
+                Round::OthersMoved => tokio::task::yield_now().await,
+                Round::Armed(at) => {
+                    self.sleep_until(at).await;
+                }
+                Round::Owned => {
+                    let at = self.shared.timer_at.load(Ordering::Relaxed);
+                    if self.sleep_until((at != u64::MAX).then_some(at)).await {
+                        self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
+                        self.shared.wake_owner();
+                    }
+                }
+            }
         }
-        if rung || expired {
-            self.shared.wake_owner();
+    }
+
+    /// Waits for a ring, for being woken, or for the time; true if it was the time.
+    async fn sleep_until(&mut self, at: Option<u64>) -> bool {
+        let mut first = true;
+        std::future::poll_fn(|cx| {
+            let now = self.shared.now_ms();
+            if self.poll_timer(cx, now, at) {
+                return Poll::Ready(true);
+            }
+            // The second poll means that somebody woke the driver; `round` has registered it for that.
+            if !std::mem::replace(&mut first, false) || self.poll_bell(cx) {
+                return Poll::Ready(false);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Takes up rings; true if there was one.
+    fn poll_bell(&self, cx: &mut TaskContext<'_>) -> bool {
+        let mut rung = false;
+        // A ring only says "look"; looking is what follows in any case.
+        while let Poll::Ready(ring) = self.shared.doorbell.poll_ring(cx) {
+            rung = true;
+            if let Err(error) = ring {
+                tracing::warn!(me = %self.shared.me, %error, "doorbell broken; polling");
+                break;
+            }
         }
-        Poll::Pending
+        if rung {
+            self.shared.rung.store(true, Ordering::Release);
+        }
+        rung
+    }
+
+    fn round(&mut self, cx: &mut TaskContext<'_>) -> Round {
+        let shared = self.shared.clone();
+        shared.driver.register(cx.waker());
+        if shared.closed.load(Ordering::Acquire) {
+            return Round::Closed;
+        }
+        let rung = self.poll_bell(cx) | shared.rung.load(Ordering::Acquire);
+        if shared.owned.load(Ordering::Acquire) {
+            if rung {
+                shared.wake_owner();
+            }
+            return Round::Owned;
+        }
+        let now = shared.now_ms();
+        let seen = self.events;
+        let handle = Handle { shared: shared.clone() };
+        let round = handle.enter(|engine| {
+            // A ring takes the promise of another one with it, also when it turns out to have been for nothing.
+            if shared.rung.swap(false, Ordering::AcqRel) {
+                engine.disarm();
+            }
+            engine.expire(now);
+            let moved = shared.advance(engine);
+            let events = engine.stats().events;
+            self.events = events;
+            if moved > 0 {
+                Round::Moved
+            } else if events != seen {
+                Round::OthersMoved
+            } else if engine.is_armed() || engine.arm() {
+                Round::Armed(engine.next_expiry())
+            } else {
+                Round::Moved
+            }
+        });
+        round.unwrap_or(Round::OthersMoved)
     }
 }
 
@@ -687,73 +805,10 @@ enum Round {
     OthersMoved,
     /// The doorbell is armed.
     Armed(Option<u64>),
-}
-
-impl Future for Driver {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
-        let this = &mut *self;
-        let shared = this.shared.clone();
-        shared.driver.register(cx.waker());
-        if shared.closed.load(Ordering::Acquire) {
-            return Poll::Ready(());
-        }
-        // A ring only says "look"; looking is what follows in any case.
-        let mut rung = false;
-        while let Poll::Ready(ring) = shared.doorbell.poll_ring(cx) {
-            rung = true;
-            if let Err(error) = ring {
-                tracing::warn!(me = %shared.me, %error, "doorbell broken; polling");
-                break;
-            }
-        }
-        if rung {
-            shared.rung.store(true, Ordering::Release);
-        }
-        if shared.owned.load(Ordering::Acquire) {
-            return this.poll_owned(cx, rung);
-        }
-        let now = shared.now_ms();
-        let seen = this.events;
-        let handle = Handle { shared: shared.clone() };
-        let round = handle.enter(|engine| {
-            // A ring takes the promise of another one with it, also when it turns out to have been for nothing.
-            if shared.rung.swap(false, Ordering::AcqRel) {
-                engine.disarm();
-            }
-            engine.expire(now);
-            let moved = shared.advance(engine);
-            let events = engine.stats().events;
-            this.events = events;
-            if moved > 0 {
-                Round::Moved
-            } else if events != seen {
-                Round::OthersMoved
-            } else if engine.is_armed() || engine.arm() {
-                Round::Armed(engine.next_expiry())
-            } else {
-                Round::Moved
-            }
-        });
-        match round.unwrap_or(Round::OthersMoved) {
-            Round::Armed(at) => {
-                if this.poll_timer(cx, now, at) {
-                    cx.waker().wake_by_ref();
-                }
-            }
-            // On a multi-thread runtime, being polled again at once would take a core from the tasks that are making
-            // the progress; who just made progress is likely to look again within a millisecond.
-            Round::OthersMoved if this.multi_thread => {
-                this.sleeping_until = None;
-                if this.poll_timer(cx, now, Some(now + 1)) {
-                    cx.waker().wake_by_ref();
-                }
-            }
-            Round::Moved | Round::OthersMoved => cx.waker().wake_by_ref(),
-        }
-        Poll::Pending
-    }
+    /// Somebody owns the context and drives it; the driver passes rings and deadlines on.
+    Owned,
+    /// The context is closed.
+    Closed,
 }
 
 impl Drop for Driver {

@@ -172,7 +172,9 @@ pub enum MemoryError {
         segment: u64,
     },
     /// The job's own limit.
-    #[error("{wanted} bytes exceed the job's limit of {limit} bytes ({used} in use): raise POSTHASTE_MEMORY_LIMIT")]
+    #[error(
+        "{wanted} bytes exceed the job's limit of {limit} bytes ({used} in use): raise POSTHASTE_MEMORY_LIMIT"
+    )]
     JobLimit {
         /// Bytes asked for.
         wanted: u64,

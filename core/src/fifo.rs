@@ -167,7 +167,6 @@ impl InjectionFifo {
     }
 }
 
-
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;

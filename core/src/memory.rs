@@ -175,9 +175,8 @@ impl SharedSlice {
     /// inside both.
     #[inline(always)]
     pub fn transfer(&self, at: u64, source: &SharedSlice, from: u64, len: u64) -> bool {
-        let inside = |offset: u64, slice: &SharedSlice| {
-            offset <= slice.len as u64 && len <= slice.len as u64 - offset
-        };
+        let inside =
+            |offset: u64, slice: &SharedSlice| offset <= slice.len as u64 && len <= slice.len as u64 - offset;
         if !inside(at, self) || !inside(from, source) {
             return false;
         }

@@ -59,7 +59,7 @@ pub struct ClientParts {
     pub sysdep: Arc<dyn Sysdep>,
     /// Settings of the engines.
     pub config: EngineConfig,
-    /// How long waiting futures spin; `None`: 20 µs where every local rank has a core of its own.
+    /// How long waiting futures spin; `None`: 100 µs (twice what a wake-up takes, or two ranks that both sleep would never come to spin again) where every local rank has a core of its own.
     pub spin: Option<Duration>,
     /// Drive the contexts from a thread of their own instead of from tasks of the user's runtime.
     pub driver_thread: bool,
@@ -85,7 +85,10 @@ pub struct Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("id", &self.id).field("contexts", &self.contexts).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("id", &self.id)
+            .field("contexts", &self.contexts)
+            .finish_non_exhaustive()
     }
 }
 
@@ -102,7 +105,7 @@ impl Client {
             Some(time) if !time.is_zero() => Spin::For(time),
             Some(_) => Spin::Yield,
             None if personality.local_size() * usize::from(shape.contexts) <= sysdep.cores() => {
-                Spin::For(Duration::from_micros(20))
+                Spin::For(Duration::from_micros(100))
             }
             None => Spin::Yield,
         };
@@ -148,7 +151,7 @@ impl Client {
         if !self.driver_thread {
             open_devices(&contexts, &devices).await?;
             for context in &contexts {
-                tokio::spawn(Driver::new(context));
+                tokio::spawn(Driver::new(context).run());
             }
             return Ok(());
         }
@@ -165,7 +168,9 @@ impl Client {
                     // The opener may have given up; the drivers end when the client is closed.
                     let _ = opened.send(Ok(()));
                     let drivers = async { contexts.iter().map(Driver::new).collect::<Vec<_>>() };
-                    runtime.block_on(async { futures::future::join_all(drivers.await).await });
+                    runtime.block_on(async {
+                        futures::future::join_all(drivers.await.into_iter().map(Driver::run)).await
+                    });
                 }
                 Err(error) => {
                     let _ = opened.send(Err(error));

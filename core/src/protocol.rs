@@ -1,10 +1,10 @@
 //! What a protocol is to the messager, and the table in which a client registers its protocols.
 
+use crate::device::Body;
 use crate::engine::Scope;
 use crate::error::{Fault, RegisterError};
 use crate::ids::{Endpoint, ProtocolId, Rank};
 use crate::sync::{Mutex, lock};
-use crate::device::Body;
 use bytes::BytesMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +102,9 @@ impl std::fmt::Debug for Accept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Accept::Whole => f.write_str("Whole"),
-            Accept::Fill { limit, .. } => f.debug_struct("Fill").field("limit", limit).finish_non_exhaustive(),
+            Accept::Fill { limit, .. } => {
+                f.debug_struct("Fill").field("limit", limit).finish_non_exhaustive()
+            }
             Accept::Discard => f.write_str("Discard"),
         }
     }

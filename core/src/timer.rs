@@ -39,12 +39,7 @@ impl TimerWheel {
     /// An empty wheel that stands at `now` milliseconds.
     #[must_use]
     pub fn new(now: u64) -> Self {
-        Self {
-            heads: vec![NONE; SLOTS].into_boxed_slice(),
-            entries: Slab::new(),
-            now,
-            earliest: u64::MAX,
-        }
+        Self { heads: vec![NONE; SLOTS].into_boxed_slice(), entries: Slab::new(), now, earliest: u64::MAX }
     }
 
     /// Whether no timer is set.

@@ -46,11 +46,7 @@ pub struct Guard<'a, T, W> {
 impl<T, W> TokenCell<T, W> {
     /// A free token.
     pub fn new(value: T) -> Self {
-        Self {
-            state: AtomicU32::new(0),
-            queue: Mutex::new(VecDeque::new()),
-            value: UnsafeCell::new(value),
-        }
+        Self { state: AtomicU32::new(0), queue: Mutex::new(VecDeque::new()), value: UnsafeCell::new(value) }
     }
 
     /// Takes the token if it is free.

@@ -82,7 +82,9 @@ impl Settings {
         let size = "a number of bytes, at least 1, optionally with the suffix K, M or G";
         Ok(Self {
             lane_bytes: read(vars, LANE_BYTES, "a power of two from 1024 to 1048576", |text| {
-                number(text, 1024, 1 << 20).filter(|bytes| bytes.is_power_of_two()).map(|bytes| bytes as usize)
+                number(text, 1024, 1 << 20)
+                    .filter(|bytes| bytes.is_power_of_two())
+                    .map(|bytes| bytes as usize)
             })?
             .unwrap_or(default.lane_bytes),
             credits: read(vars, CREDITS, "a number from 1 to 65536", |text| {

@@ -12,7 +12,9 @@ pub fn schema_of<T>(encoding: &str) -> u64 {
     let size = size_of::<T>() as u64;
     // FNV-1a; never 0, which means "bytes".
     let bytes = encoding.bytes().chain(name.bytes()).chain(size.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)) | 1
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    }) | 1
 }
 
 /// Encodes with postcard.

@@ -8,7 +8,8 @@ use posthaste_core::context::Face;
 use posthaste_core::engine::{SendArgs, Sent, Wait};
 use posthaste_core::protocol::{Accept, FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
-    Context, Endpoint, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope, SendError, TrySendError,
+    Context, Endpoint, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope, SendError,
+    TrySendError,
 };
 use std::sync::Arc;
 

@@ -89,18 +89,17 @@ fn send_short<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
 }
 
 #[cold]
-fn try_slowly<F: Face>(
-    face: &F,
-    envelope: &Envelope,
-    buffer: Buffer,
-) -> Result<(), TrySendError<Buffer>> {
+fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<(), TrySendError<Buffer>> {
     let mut buffer = Some(buffer);
     // Another thread holds the engine for well under a microsecond as a rule.
     for _ in 0..64 {
         let started = face.enter(|engine| start(&mut engine.scope(), envelope, 0, &mut buffer, Wait::Never));
         match started {
             Ok(Started::Failed(error)) => {
-                return Err(TrySendError::Failed { error, payload: buffer.unwrap_or_else(|| Buffer::copy(&[])) });
+                return Err(TrySendError::Failed {
+                    error,
+                    payload: buffer.unwrap_or_else(|| Buffer::copy(&[])),
+                });
             }
             Ok(Started::Full) => break,
             Ok(Started::Done) => return Ok(()),

@@ -76,9 +76,19 @@ impl<Q, A, F: Face> Service<Q, A, F> {
 
     fn request(&self, target: Rank, payload: Buffer) -> Call<'_, F> {
         let context = self.face.shared().me().context;
-        let envelope =
-            Envelope { target: Endpoint::new(target, context), protocol: self.id, info: None, relaxed: false };
-        Call { face: &self.face, envelope, payload: Some(payload), deadline: None, state: State::Start(Wait::Await) }
+        let envelope = Envelope {
+            target: Endpoint::new(target, context),
+            protocol: self.id,
+            info: None,
+            relaxed: false,
+        };
+        Call {
+            face: &self.face,
+            envelope,
+            payload: Some(payload),
+            deadline: None,
+            state: State::Start(Wait::Await),
+        }
     }
 }
 
@@ -263,7 +273,9 @@ struct InlineService<H> {
     handler: H,
 }
 
-impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> Protocol for InlineService<H> {
+impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> Protocol
+    for InlineService<H>
+{
     fn name(&self) -> &str {
         &self.name
     }

@@ -194,7 +194,8 @@ where
                 state.running += 1;
                 next
             };
-            let (handler, state, contexts) = (self.handler.clone(), self.state.clone(), self.contexts.clone());
+            let (handler, state, contexts) =
+                (self.handler.clone(), self.state.clone(), self.contexts.clone());
             self.runtime.spawn(async move {
                 let mut next = Some(next);
                 while let Some((message, credit, context)) = next {

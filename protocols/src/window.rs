@@ -10,7 +10,8 @@ use posthaste_core::engine::{Gates, Payload, Rma};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
 use posthaste_core::{
-    Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError, WindowId,
+    Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError,
+    WindowId,
 };
 use std::future::Future;
 use std::marker::PhantomData;
@@ -51,7 +52,10 @@ pub(crate) struct Memory {
 
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memory").field("id", &self.id).field("parts", &self.parts.len()).finish_non_exhaustive()
+        f.debug_struct("Memory")
+            .field("id", &self.id)
+            .field("parts", &self.parts.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -167,10 +171,13 @@ impl<T: Element> Window<T> {
                     device.free(own);
                 }
                 failed?;
-                return Err(Fault::OutOfMemory("another rank could not allocate its part of the window").into());
+                return Err(
+                    Fault::OutOfMemory("another rank could not allocate its part of the window").into()
+                );
             }
         };
-        let word = |blob: &Bytes, at: usize| u64::from_le_bytes(blob[at..at + 8].try_into().unwrap_or_default());
+        let word =
+            |blob: &Bytes, at: usize| u64::from_le_bytes(blob[at..at + 8].try_into().unwrap_or_default());
         let remotes: Vec<RemoteMemory> = gathered
             .iter()
             .enumerate()
@@ -183,7 +190,12 @@ impl<T: Element> Window<T> {
         let parts = remotes
             .iter()
             .zip(keys)
-            .map(|(remote, key)| Part { rank: remote.rank, mapped: remote.mapped, len: remote.len, remote: key })
+            .map(|(remote, key)| Part {
+                rank: remote.rank,
+                mapped: remote.mapped,
+                len: remote.len,
+                remote: key,
+            })
             .collect();
         let memory = Memory {
             id: WindowId(NEXT_REGION.fetch_add(1, Ordering::Relaxed) as u32),
@@ -339,7 +351,11 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.
-    pub async fn wait_until(&self, index: usize, mut condition: impl FnMut(T) -> bool) -> Result<T, RmaError> {
+    pub async fn wait_until(
+        &self,
+        index: usize,
+        mut condition: impl FnMut(T) -> bool,
+    ) -> Result<T, RmaError> {
         let me = self.memory.handle.me().rank;
         loop {
             for _ in 0..4096 {
@@ -453,7 +469,10 @@ impl<T> Unpin for PutElement<'_, T> {}
 
 impl<T> std::fmt::Debug for PutElement<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PutElement").field("rank", &self.rank).field("offset", &self.offset).finish_non_exhaustive()
+        f.debug_struct("PutElement")
+            .field("rank", &self.rank)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
     }
 }
 
@@ -662,7 +681,9 @@ impl<'w> Fetch<'w> {
                 Some(pending) => self.stage = Stage::Pending(pending),
             }
         }
-        let Stage::Pending(pending) = &mut self.stage else { return Poll::Ready(Err(Fault::Shutdown.into())) };
+        let Stage::Pending(pending) = &mut self.stage else {
+            return Poll::Ready(Err(Fault::Shutdown.into()));
+        };
         let value = ready!(pending.poll(&self.memory.handle, cx))?;
         let bytes = value.as_bytes();
         if bytes.len() != into.len() {

@@ -1,7 +1,7 @@
 //! Futures that are dropped at any poll or forgotten, leases that are forgotten, runtimes that end too early.
 
 use crate::support::{Random, options, payload, run, run_unjoined, sealed, soon, unseal, until};
-use posthaste::{CallError, Fault, Message, OwnedMessage, Rank, Scope};
+use posthaste::{CallError, Fault, Message, OwnedMessage, Rank, Scope, ServiceOptions};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -223,17 +223,22 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
 /// ways.
 fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
     const CALLS: usize = 10_000;
-    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (jobs, callers) = (runtime(), runtime());
     let (job, never) = jobs.block_on(async {
         let job = posthaste::join().await.unwrap();
-        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        let all = ServiceOptions { limit: CALLS };
+        let never = job.service_with("never", all, |(), _| std::future::pending::<()>()).unwrap();
         job.barrier().await.unwrap();
         (job, never)
     });
     if job.rank() == Rank(1) {
         let ended = jobs.block_on(soon("the end of rank 0", never.call(Rank(0), ())));
-        assert!(matches!(ended, Err(CallError::Fault(Fault::PeerLost(_) | Fault::PeerClosed(_)))), "{ended:?}");
+        assert!(
+            matches!(ended, Err(CallError::Fault(Fault::PeerLost(_) | Fault::PeerClosed(_)))),
+            "{ended:?}"
+        );
         return;
     }
     let pending = Arc::new(AtomicUsize::new(0));
@@ -266,7 +271,9 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
 #[test]
 fn fault_a_runtime_that_shuts_down_ends_ten_thousand_pending_operations() {
     let many = options().env("POSTHASTE_CREDITS", "65536");
-    run_unjoined(2, many, || ten_thousand_pending(|runtime, _job| runtime.shutdown_timeout(Duration::from_secs(20))));
+    run_unjoined(2, many, || {
+        ten_thousand_pending(|runtime, _job| runtime.shutdown_timeout(Duration::from_secs(20)))
+    });
 }
 
 #[test]
@@ -274,6 +281,8 @@ fn fault_leaving_a_job_ends_ten_thousand_pending_operations() {
     // Nine tenths of them wait for credit.
     let few = options().env("POSTHASTE_CREDITS", "1000");
     run_unjoined(2, few, || {
-        ten_thousand_pending(|runtime, job| runtime.block_on(async { soon("the leave", job.leave()).await.unwrap() }));
+        ten_thousand_pending(|runtime, job| {
+            runtime.block_on(async { soon("the leave", job.leave()).await.unwrap() })
+        });
     });
 }

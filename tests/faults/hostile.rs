@@ -18,7 +18,10 @@ struct Arena {
 impl Arena {
     fn find(job: &Job) -> Arena {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let line = maps.lines().find(|line| line.contains("posthaste") && line.contains("memfd")).expect("the arena");
+        let line = maps
+            .lines()
+            .find(|line| line.contains("posthaste") && line.contains("memfd"))
+            .expect("the arena");
         let at = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
         let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
         let layout = Layout::new(job.shape(), Sizes::default());
@@ -71,6 +74,8 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
         let me = job.rank();
         if me == Rank(2) {
             let arena = Arena::find(&job);
+            // The others are through the barrier, too.
+            tokio::time::sleep(Duration::from_millis(300)).await;
             let stop = Arc::new(AtomicBool::new(false));
             let stopped = stop.clone();
             let garbage = std::thread::spawn(move || {
@@ -136,6 +141,7 @@ fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
             job.barrier().await.unwrap();
             let me = job.rank();
             if me == Rank(2) {
+                tokio::time::sleep(Duration::from_millis(200)).await;
                 scribble(&job);
                 std::process::exit(0);
             }
@@ -147,8 +153,10 @@ fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
                     let within = Duration::from_millis(20);
                     let _ = tokio::time::timeout(within, message.send(to, sealed(number, 60))).await;
                     let _ = tokio::time::timeout(within, message.send(to, sealed(number, 9000))).await;
-                    let _ = tokio::time::timeout(within, never.call_within(to, (), Duration::from_millis(2))).await;
-                    let _ = tokio::time::timeout(within, window.put(to, number as usize % 1000, number)).await;
+                    let _ = tokio::time::timeout(within, never.call_within(to, (), Duration::from_millis(2)))
+                        .await;
+                    let _ =
+                        tokio::time::timeout(within, window.put(to, number as usize % 1000, number)).await;
                     let _ = tokio::time::timeout(within, window.get(to, number as usize % 1000)).await;
                     if number % 50 == 0 {
                         let _ = tokio::time::timeout(within, message.send(to, sealed(number, 5 << 20))).await;

@@ -4,7 +4,9 @@ use crate::support::{
     Options, Random, options, run, sealed, soon, state_dirs_are_clean, text_of, unseal, until, wait_for,
 };
 use posthaste::launcher::RankEnd;
-use posthaste::{ActiveMessage, Bytes, CallError, Fault, Job, Message, Rank, RmaError, Scope, SendError, Service, Window};
+use posthaste::{
+    ActiveMessage, Bytes, CallError, Fault, Job, Message, Rank, RmaError, Scope, SendError, Service, Window,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -76,14 +78,14 @@ impl Traffic {
     async fn step(&self, me: Rank, to: Rank, number: u64) -> Result<(), Fault> {
         match number % 6 {
             0 | 1 => self.message.send(to, sealed(number, 64)).await.map_err(fault_of_send),
-            2 => self.message.send(to, sealed(number, 40_000)).await.map_err(fault_of_send),
+            2 => self.message.send(to, sealed(number, 8000)).await.map_err(fault_of_send),
             3 => {
-                let sent = sealed(number, [16, 3000, 90_000][number as usize / 6 % 3]);
+                let sent = sealed(number, [16, 3000, 9000][number as usize / 6 % 3]);
                 let reply = self.echo.call_bytes(to, sent.clone()).await.map_err(fault_of_call)?;
                 assert_eq!(reply.as_bytes(), sent, "a corrupt reply of rank {to}");
                 Ok(())
             }
-            4 if number % 60 == 4 => self.message.send(to, sealed(number, 9 << 20)).await.map_err(fault_of_send),
+            4 if number % 600 == 4 => self.message.send(to, sealed(number, 5 << 20)).await.map_err(fault_of_send),
             _ => {
                 let Some(window) = &self.window else { return Ok(()) };
                 window.put(to, me.index(), number).await.map_err(fault_of_rma)?;
@@ -109,8 +111,13 @@ impl Traffic {
 }
 
 /// Ranks 0 and 1 survive; the others die one after another while everybody talks to everybody.
-async fn survive(mut job: Job, victims: u32) {
+async fn survive(job: Job, victims: u32) {
     let mut traffic = Traffic::register(&job);
+    let lost = Arc::new(AtomicU64::new(0));
+    let count = lost.clone();
+    job.on_error(move |fault| {
+        count.fetch_add(u64::from(matches!(fault, Fault::PeerLost(_))), Ordering::Relaxed);
+    });
     let done = job.counter();
     let count = done.clone();
     let word = job.register("done", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
@@ -124,13 +131,16 @@ async fn survive(mut job: Job, victims: u32) {
         if to.0 >= 2 {
             // A call that is never answered, and a hundred that wait behind it.
             let never = traffic.never.clone();
-            tasks.push((to, tokio::spawn(async move {
-                let ends = (0..100).map(|_| never.call(to, ()));
-                let ends = ::futures::future::join_all(ends).await;
-                println!("lost {to} {}", now_us());
-                let faults = ends.into_iter().map(|end| fault_of_call(end.unwrap_err()));
-                faults.reduce(|one, other| if one == other { one } else { panic!("{one} and {other}") })
-            })));
+            tasks.push((
+                to,
+                tokio::spawn(async move {
+                    let ends = (0..100).map(|_| never.call(to, ()));
+                    let ends = ::futures::future::join_all(ends).await;
+                    println!("lost {to} {}", now_us());
+                    let faults = ends.into_iter().map(|end| fault_of_call(end.unwrap_err()));
+                    faults.reduce(|one, other| if one == other { one } else { panic!("{one} and {other}") })
+                }),
+            ));
         }
     }
     if me.0 >= 2 {
@@ -144,7 +154,8 @@ async fn survive(mut job: Job, victims: u32) {
     // The survivors have talked to each other all the time, and do so still.
     let other = Rank(1 - me.0);
     let before = traffic.received.load(Ordering::Relaxed);
-    until("more messages of the other survivor", || traffic.received.load(Ordering::Relaxed) > before + 20).await;
+    until("more messages of the other survivor", || traffic.received.load(Ordering::Relaxed) > before + 20)
+        .await;
     word.send(other, b"").await.unwrap();
     soon("the other survivor", done.reach(1)).await;
     traffic.stop.store(true, Ordering::Relaxed);
@@ -156,14 +167,8 @@ async fn survive(mut job: Job, victims: u32) {
     word.send(other, b"").await.unwrap();
     soon("the other survivor", done.reach(2)).await;
     assert_eq!(job.stats().panics, 0, "a corrupt payload was dispatched");
-    assert_eq!(job.stats().peers_lost, u64::from(victims));
-    job = leave(job).await;
-    drop(job);
-}
-
-async fn leave(job: Job) -> Job {
-    job.clone().leave().await.unwrap();
-    job
+    assert_eq!(lost.load(Ordering::Relaxed), u64::from(victims));
+    job.leave().await.unwrap();
 }
 
 #[test]
@@ -192,11 +197,14 @@ fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed(
         let printed = run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await);
         let killed = killed.lock().unwrap().clone();
         for (survivor, text) in printed[..2].iter().enumerate() {
-            let lost: Vec<(usize, u64)> = text.lines().filter_map(|line| {
-                // The harness may print before it on the same line.
-                let (rank, time) = line.split_once("lost ")?.1.split_once(' ')?;
-                Some((rank.parse().ok()?, time.parse().ok()?))
-            }).collect();
+            let lost: Vec<(usize, u64)> = text
+                .lines()
+                .filter_map(|line| {
+                    // The harness may print before it on the same line.
+                    let (rank, time) = line.split_once("lost ")?.1.split_once(' ')?;
+                    Some((rank.parse().ok()?, time.parse().ok()?))
+                })
+                .collect();
             assert_eq!(lost.len(), VICTIMS as usize, "rank {survivor}: {text}");
             times.extend(lost.iter().map(|(rank, time)| time.saturating_sub(killed[rank - 2])));
         }
@@ -205,7 +213,11 @@ fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed(
     let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
     println!(
         "{} kills, {} losses seen; from the kill to PeerLost: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
-        14 * soak() * u64::from(VICTIMS), times.len(), at(0.5), at(0.99), at(1.0)
+        14 * soak() * u64::from(VICTIMS),
+        times.len(),
+        at(0.5),
+        at(0.99),
+        at(1.0)
     );
 }
 
@@ -242,7 +254,14 @@ async fn pass_through_everything(job: Job) {
     let (credited, mut stream) = job.stream("credited").unwrap();
     let done = job.counter();
     let count = done.clone();
-    let word = job.register("done", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+    let both = Arc::new(AtomicBool::new(false));
+    let theirs = both.clone();
+    let word = job
+        .register("done", move |m: Message, _: &mut Scope| {
+            theirs.store(m.len() == 1, Ordering::Relaxed);
+            count.add(1);
+        })
+        .unwrap();
     job.ready();
     let consumer = tokio::spawn(async move {
         while let Some(message) = stream.recv().await {
@@ -253,25 +272,31 @@ async fn pass_through_everything(job: Job) {
         let never = traffic.never.clone();
         async move { if me == victim { None } else { Some(never.call(victim, ()).await) } }
     });
-    // A collective that the victim may not live to see ends with an error for all.
-    for _ in 0..4 {
-        if let Ok(window) = soon("a window", job.shmalloc::<u64>(3)).await {
-            traffic.window.get_or_insert_with(|| window.clone());
-            if let Ok(other) = soon("a window", job.shmalloc::<u64>(3)).await {
-                soon("freeing it", other.free()).await.unwrap();
+    // A collective that the victim does not live to see ends with an error, perhaps not for all: after that there are
+    // no more, and a window that only one survivor has cannot be freed.
+    if let Ok(window) = soon("a window", job.shmalloc::<u64>(3)).await {
+        traffic.window = Some(window);
+        for _ in 0..3 {
+            let Ok(other) = soon("a window", job.shmalloc::<u64>(3)).await else { break };
+            let freed = tokio::time::timeout(Duration::from_millis(200), other.free()).await;
+            if !matches!(freed, Ok(Ok(()))) {
+                break;
             }
         }
     }
     let mut tasks = Vec::new();
     for to in job.ranks().filter(|to| *to != me) {
         let (traffic, credited) = (traffic.clone(), credited.clone());
-        tasks.push((to, tokio::spawn(async move {
-            for number in 0..400 {
-                traffic.step(me, to, number).await?;
-                credited.send(to, sealed(number, 100)).await.map_err(fault_of_send)?;
-            }
-            Ok(())
-        })));
+        tasks.push((
+            to,
+            tokio::spawn(async move {
+                for number in 0..400 {
+                    traffic.step(me, to, number).await?;
+                    credited.send(to, sealed(number, 100)).await.map_err(fault_of_send)?;
+                }
+                Ok(())
+            }),
+        ));
     }
     for (to, task) in tasks {
         match soon("the traffic", task).await.unwrap() {
@@ -290,12 +315,9 @@ async fn pass_through_everything(job: Job) {
     for number in 0..120 {
         traffic.step(me, other, number).await.unwrap();
     }
-    if let Some(window) = traffic.window.take() {
-        // The memory comes back without the dead.
-        soon("freeing the window", window.free()).await.unwrap();
-    }
     job.flush(other).await.unwrap();
-    word.send(other, b"").await.unwrap();
+    let has = [1u8; 1];
+    word.send(other, &has[..usize::from(traffic.window.is_some())]).await.unwrap();
     soon("the other survivor", done.reach(1)).await;
     assert_eq!(job.stats().panics, 0, "a corrupt payload was dispatched");
     job.clone().leave().await.unwrap();
@@ -306,9 +328,13 @@ async fn pass_through_everything(job: Job) {
 fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
     let names = failpoints();
     assert!(names.len() >= 15, "{names:?}");
+    let only = std::env::var("POSTHASTE_TEST_FAILPOINT").ok();
     for name in names {
         for passage in [1, 2] {
             let plan = format!("{name}:{passage}@1");
+            if only.as_ref().is_some_and(|only| *only != plan) {
+                continue;
+            }
             let start = std::time::Instant::now();
             let options: Options = options()
                 .body_leaves()

@@ -28,7 +28,9 @@ fn fault_a_rank_stopped_for_three_seconds_loses_and_doubles_nothing() {
                 let expected = next[m.source().index()].fetch_add(1, Ordering::Relaxed);
                 let seal = unseal(&m.bytes());
                 if seal != Some(expected) {
-                    log.lock().unwrap().push(format!("{seal:?} instead of {expected} from rank {}", m.source()));
+                    log.lock()
+                        .unwrap()
+                        .push(format!("{seal:?} instead of {expected} from rank {}", m.source()));
                 }
                 add.add(1);
             })

@@ -104,7 +104,9 @@ fn fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on() {
                 Ok(number.to_ne_bytes().into())
             })
             .unwrap();
-        let plain = job.register("plain", |_: posthaste::Message, _: &mut posthaste::Scope| panic!("as wanted")).unwrap();
+        let plain = job
+            .register("plain", |_: posthaste::Message, _: &mut posthaste::Scope| panic!("as wanted"))
+            .unwrap();
         let peer = Rank(1 - job.rank().0);
         let panicked = CallError::Fault(Fault::RemotePanicked(peer));
         for number in 0..30u64 {

@@ -195,7 +195,10 @@ fn m_d05_handlers_and_completions_post_more() {
                     full.add(1);
                     if buffer[0] > 0 {
                         let target = Endpoint::new(from, scope.me().context);
-                        next.get().unwrap().send_in(scope, target, vec![buffer[0] - 1; buffer.len()]).unwrap();
+                        next.get()
+                            .unwrap()
+                            .send_in(scope, target, vec![buffer[0] - 1; buffer.len()])
+                            .unwrap();
                     }
                 }),
             }

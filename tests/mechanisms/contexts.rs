@@ -9,8 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 fn m_p04_two_clients_do_not_see_each_others_traffic() {
     run(2, options().clients(2), async |job| {
         let second = job.client(1).await.unwrap();
-        assert!(matches!(job.client(1).await, Err(posthaste::Error::Join(JoinError::Client { .. }))), "taken");
-        assert!(matches!(job.client(2).await, Err(posthaste::Error::Join(JoinError::Client { .. }))), "no such");
+        assert!(
+            matches!(job.client(1).await, Err(posthaste::Error::Join(JoinError::Client { .. }))),
+            "taken"
+        );
+        assert!(
+            matches!(job.client(2).await, Err(posthaste::Error::Join(JoinError::Client { .. }))),
+            "no such"
+        );
         let mut messages = Vec::new();
         let mut counters = Vec::new();
         for (number, client) in [&job, &second].into_iter().enumerate() {

@@ -48,7 +48,8 @@ fn error_an_access_out_of_range_is_refused_before_anything_is_touched() {
     run(2, options(), async |job| {
         let len = [10usize, 0][job.rank().index()];
         let window = job.shmalloc::<u32>(len).await.unwrap();
-        let outside = |offset, count, len, rank| Err(RmaError::OutOfRange { rank: Rank(rank), offset, count, len });
+        let outside =
+            |offset, count, len, rank| Err(RmaError::OutOfRange { rank: Rank(rank), offset, count, len });
         assert_eq!(window.put(Rank(0), 10, 1).await, outside(40, 4, 40, 0));
         assert_eq!(window.put(Rank(1), 0, 1).await, outside(0, 4, 0, 1));
         assert_eq!(window.put_slice(Rank(0), 8, &[1, 2, 3]).await, outside(32, 12, 40, 0));
@@ -128,20 +129,23 @@ fn error_another_type_under_the_same_name_is_a_schema_mismatch() {
         let mismatch = Fault::SchemaMismatch(peer);
         let right = job.register_typed("right", |_: [u32; 2], _, _: &mut Scope| {}).unwrap();
         let wrong = if job.rank() == Rank(0) {
-            let message = job.register_typed("wrong", |_: u64, _, _: &mut Scope| panic!("dispatched")).unwrap();
+            let message =
+                job.register_typed("wrong", |_: u64, _, _: &mut Scope| panic!("dispatched")).unwrap();
             let call = job.service("sum", |numbers: Vec<u8>| async move { numbers.len() as u32 }).unwrap();
             job.barrier().await.unwrap();
             assert_eq!(call.call(peer, vec![1]).await, Err(CallError::Fault(mismatch)));
             message.send(peer, &1).await
         } else {
-            let message = job.register_typed("wrong", |_: f64, _, _: &mut Scope| panic!("dispatched")).unwrap();
+            let message =
+                job.register_typed("wrong", |_: f64, _, _: &mut Scope| panic!("dispatched")).unwrap();
             let call = job.service("sum", |numbers: Vec<u16>| async move { numbers.len() as u32 }).unwrap();
             job.barrier().await.unwrap();
             assert_eq!(call.call(peer, vec![1]).await, Err(CallError::Fault(mismatch)));
             message.send(peer, &1.0).await
         };
         wrong.unwrap();
-        until("the refusal", || told.lock().unwrap().iter().filter(|fault| **fault == mismatch).count() >= 1).await;
+        until("the refusal", || told.lock().unwrap().iter().filter(|fault| **fault == mismatch).count() >= 1)
+            .await;
         right.send(peer, &[1, 2]).await.unwrap();
         job.barrier().await.unwrap();
         assert_eq!(job.stats().panics, 0);

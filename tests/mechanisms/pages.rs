@@ -41,7 +41,10 @@ fn m_v01_a_page_lives_as_long_as_its_lease() {
             soon("the other pages", arrived.reach(16)).await;
             for (number, message) in kept.lock().unwrap().drain(..).enumerate() {
                 let lease = message.into_lease().expect("a lease");
-                assert!(is_payload(number as u64, &lease.to_bytes()), "page {number} was reused under its lease");
+                assert!(
+                    is_payload(number as u64, &lease.to_bytes()),
+                    "page {number} was reused under its lease"
+                );
             }
         }
         job.barrier().await.unwrap();

@@ -74,7 +74,10 @@ fn m_d28_a_replay_reads_the_payload_afresh() {
                 for (first, len) in parts {
                     let at = rank * 100_000 + first as usize;
                     let bytes = &own[at..at + len as usize];
-                    assert!(is_payload(step * 3 + rank as u64, bytes), "step {step}, from rank {rank}, {len} bytes");
+                    assert!(
+                        is_payload(step * 3 + rank as u64, bytes),
+                        "step {step}, from rank {rank}, {len} bytes"
+                    );
                 }
             }
             job.barrier().await.unwrap();

@@ -6,7 +6,22 @@ use std::sync::{Arc, Mutex};
 
 /// Lengths in bytes around every way that a message may take: in the record, in a page, in fragments.
 pub const LENGTHS: [usize; 16] = [
-    0, 1, 7, 8, 16, 17, 31, 32, 4096, 8192, 65_536, 1 << 20, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 20 << 20,
+    0,
+    1,
+    7,
+    8,
+    16,
+    17,
+    31,
+    32,
+    4096,
+    8192,
+    65_536,
+    1 << 20,
+    (4 << 20) - 1,
+    4 << 20,
+    (4 << 20) + 1,
+    20 << 20,
 ];
 
 #[test]
@@ -225,7 +240,8 @@ fn m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once() {
 
 #[test]
 fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
-    let narrow = options().env("POSTHASTE_LANE_BYTES", "1024").delay(1, std::time::Duration::from_millis(300));
+    let narrow =
+        options().env("POSTHASTE_LANE_BYTES", "1024").delay(1, std::time::Duration::from_millis(300));
     run(2, narrow, async |job| {
         let arrived = job.counter();
         let count = arrived.clone();
@@ -235,7 +251,10 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
             let sends = (0..100).map(|number| {
                 let (message, ended) = (&message, &ended);
                 async move {
-                    message.send(Rank(1), payload(1, if number % 2 == 0 { 20_000 } else { 64 })).await.unwrap();
+                    message
+                        .send(Rank(1), payload(1, if number % 2 == 0 { 20_000 } else { 64 }))
+                        .await
+                        .unwrap();
                     ended.lock().unwrap().push(number);
                 }
             });

@@ -85,11 +85,8 @@ fn back_pressure_with_one_credit_loses_and_doubles_nothing() {
 #[test]
 fn spawned_handlers_run_as_many_at_once_as_allowed() {
     run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
-        let (running, most, done) = (
-            Arc::new(AtomicUsize::new(0)),
-            Arc::new(AtomicUsize::new(0)),
-            Arc::new(AtomicUsize::new(0)),
-        );
+        let (running, most, done) =
+            (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let counts = (running.clone(), most.clone(), done.clone());
         let message = job
             .register_spawned("spawned", 5, move |message: OwnedMessage| {
@@ -176,7 +173,9 @@ fn flush_and_fence_wait_until_handlers_have_run() {
             })
             .unwrap();
         let seen = job
-            .service_inline("seen", move |_, _| Ok((arrived.load(Ordering::SeqCst) as u64).to_ne_bytes().into()))
+            .service_inline("seen", move |_, _| {
+                Ok((arrived.load(Ordering::SeqCst) as u64).to_ne_bytes().into())
+            })
             .unwrap();
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
@@ -199,7 +198,10 @@ fn flush_and_fence_wait_until_handlers_have_run() {
                     assert_eq!(value.as_bytes(), (sent as u64).to_ne_bytes(), "round {round}, rank {to}");
                 }
             }
-            assert!(matches!(job.flush(Rank(3)).await, Err(posthaste::Error::Send(SendError::UnknownRank { .. }))));
+            assert!(matches!(
+                job.flush(Rank(3)).await,
+                Err(posthaste::Error::Send(SendError::UnknownRank { .. }))
+            ));
             // Nothing to wait for.
             job.fence().await.unwrap();
         }

@@ -265,7 +265,8 @@ fn state_of(job: &RunningJob, rank: u32) -> String {
     let Some(pid) = job.pid(rank).filter(|_| job.try_wait(rank).is_none()) else { return report };
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         for file in ["comm", "wchan", "syscall", "stack"] {
-            let text = std::fs::read_to_string(task.path().join(file)).unwrap_or_else(|error| error.to_string());
+            let text =
+                std::fs::read_to_string(task.path().join(file)).unwrap_or_else(|error| error.to_string());
             report += &format!("{} {file}: {}\n", task.path().display(), text.trim_end());
         }
     }

@@ -32,7 +32,10 @@ pub struct Arena {
 
 impl std::fmt::Debug for Arena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arena").field("layout", &self.layout).field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("Arena")
+            .field("layout", &self.layout)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
     }
 }
 

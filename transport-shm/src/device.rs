@@ -11,7 +11,9 @@ use posthaste_core::device::{Allocation, Doorbell, PeerDown};
 use posthaste_core::heap::Heap;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{Caps, ClientId, ContextId, Device, DeviceError, Endpoint, MemoryError, Port, Rank, Sysdep};
+use posthaste_core::{
+    Caps, ClientId, ContextId, Device, DeviceError, Endpoint, MemoryError, Port, Rank, Sysdep,
+};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +41,10 @@ pub struct Host {
 
 impl std::fmt::Debug for Host {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Host").field("rank", &self.link.me).field("arena", &self.link.arena).finish_non_exhaustive()
+        f.debug_struct("Host")
+            .field("rank", &self.link.me)
+            .field("arena", &self.link.arena)
+            .finish_non_exhaustive()
     }
 }
 
@@ -72,8 +77,11 @@ impl Host {
         arena.enter(personality.rank)?;
         let link = Link::new(arena, personality.rank, resources.bell, resources.ring, sysdep)?;
         let endpoints = usize::from(shape.clients) * usize::from(shape.contexts);
-        let bells =
-            if endpoints > 1 { (0..endpoints).map(|_| Arc::new(SharedBell::default())).collect() } else { Vec::new() };
+        let bells = if endpoints > 1 {
+            (0..endpoints).map(|_| Arc::new(SharedBell::default())).collect()
+        } else {
+            Vec::new()
+        };
         Ok(Arc::new(Host { link: Arc::new(link), bells, open: AtomicUsize::new(0), watch: Mutex::default() }))
     }
 
@@ -119,7 +127,10 @@ pub struct ShmDevice {
 
 impl std::fmt::Debug for ShmDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShmDevice").field("client", &self.client).field("caps", &self.caps).finish_non_exhaustive()
+        f.debug_struct("ShmDevice")
+            .field("client", &self.client)
+            .field("caps", &self.caps)
+            .finish_non_exhaustive()
     }
 }
 
@@ -179,7 +190,8 @@ impl Device for ShmDevice {
     }
 
     async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
-        let os = |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
+        let os =
+            |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
         self.host.link.listen(peer_down);
         if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
             self.host.link.bell.start().map_err(os)?;

@@ -454,8 +454,8 @@ mod tests {
                             let expected = oracle.pop_front().expect("sent");
                             let mut info = [0; MAX_INFO];
                             let mut payload = vec![0; header.len as usize];
-                            let (cookie, ()) =
-                                consumer.record(header, &mut info, |ring, at| ring.read_bytes(at, &mut payload));
+                            let (cookie, ()) = consumer
+                                .record(header, &mut info, |ring, at| ring.read_bytes(at, &mut payload));
                             let info = info[..header.info_len as usize].to_vec();
                             assert_eq!((header, cookie, info, payload), expected);
                             consumer.consume(header, LightFence::Full);

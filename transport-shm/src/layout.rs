@@ -148,7 +148,9 @@ impl Layout {
             u64::from(posthaste_core::wire::WIRE_VERSION),
         ];
         // FNV-1a, by words.
-        parts.iter().fold(0xcbf2_9ce4_8422_2325, |hash, part| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3))
+        parts
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, part| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3))
     }
 }
 

@@ -173,7 +173,10 @@ impl ClientLink {
     pub fn lane(&self, from: Endpoint, to: Endpoint) -> (SharedWords, SharedWords) {
         let layout = self.link.arena.layout();
         let (offset, _) = layout.lane(self.client, from, to);
-        (SharedWords::new(self.link.arena.part((offset, PAGE))), SharedWords::new(self.link.arena.part((offset + PAGE, layout.sizes.lane))))
+        (
+            SharedWords::new(self.link.arena.part((offset, PAGE))),
+            SharedWords::new(self.link.arena.part((offset + PAGE, layout.sizes.lane))),
+        )
     }
 
     pub fn ready_set(&self, of: Endpoint) -> ReadySet<SharedWords> {

@@ -12,7 +12,9 @@ use posthaste_core::device::{
 };
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::sync::lock;
-use posthaste_core::{Descriptor, Fault, JobShape, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{
+    Descriptor, Fault, JobShape, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank, Ticket, Value,
+};
 use std::sync::Arc;
 
 /// Lanes polled at once; a quiet one beyond that waits for its bit.
@@ -425,7 +427,8 @@ impl Tx {
         let mut any = false;
         for index in 0..self.lanes.len() {
             any |= self.reclaim(index);
-            any |= self.lanes[index].as_ref().is_some_and(|lane| lane.blocked && lane.producer.reader_moved());
+            any |=
+                self.lanes[index].as_ref().is_some_and(|lane| lane.blocked && lane.producer.reader_moved());
         }
         any
     }
@@ -549,9 +552,10 @@ impl Rx {
                 let slice = lane.with.slice(offset, u64::from(header.len));
                 let grant = (word >> 40 & 0x7f) as usize;
                 match slice {
-                    Some(slice) if offset.is_multiple_of(4096) && grant < GRANT_COUNT => {
-                        (cookie, Some((slice, grant_word(source, grant, word & LIFE_MASK), word & COPY_FLAG != 0)))
-                    }
+                    Some(slice) if offset.is_multiple_of(4096) && grant < GRANT_COUNT => (
+                        cookie,
+                        Some((slice, grant_word(source, grant, word & LIFE_MASK), word & COPY_FLAG != 0)),
+                    ),
                     _ => {
                         lane.dead = true;
                         tracing::warn!(from = %endpoint, "impossible page in a lane; the peer is cut off");
@@ -649,9 +653,7 @@ impl Port for ShmPort {
             tx.set_waiting(true);
         }
         let heavy_fence = || rx.home.link.sysdep.heavy_fence();
-        let armed = rx
-            .inbox
-            .arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
+        let armed = rx.inbox.arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
         if !armed && waiting_for_room {
             tx.set_waiting(false);
         }

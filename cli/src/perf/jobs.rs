@@ -63,12 +63,16 @@ fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
         return Err(format!("the ranks did not finish within {} s", limit.as_secs()));
     };
     let said = |pick: fn((Vec<u8>, Vec<u8>)) -> Vec<u8>| {
-        (0..ranks).map(|rank| String::from_utf8_lossy(&pick(job.output(rank))).into_owned()).collect::<String>()
+        (0..ranks)
+            .map(|rank| String::from_utf8_lossy(&pick(job.output(rank))).into_owned())
+            .collect::<String>()
     };
     if !outcome.success() {
         return Err(format!("{outcome}\n{}", said(|(_, stderr)| stderr)));
     }
     let text = said(|(stdout, _)| stdout);
     let figure = text.lines().find_map(|line| line.strip_prefix("figure "));
-    figure.and_then(|figure| figure.trim().parse().ok()).ok_or_else(|| format!("no figure was printed: {text}"))
+    figure
+        .and_then(|figure| figure.trim().parse().ok())
+        .ok_or_else(|| format!("no figure was printed: {text}"))
 }

@@ -191,8 +191,13 @@ pub fn main(args: &Args) -> i32 {
         eprintln!("posthaste perf: --seconds must be from 0.05 to 600");
         return 2;
     }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-    let progress = if args.json { ProgressBar::hidden() } else { ProgressBar::new(plans.len() as u64).with_style(style) };
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let progress = if args.json {
+        ProgressBar::hidden()
+    } else {
+        ProgressBar::new(plans.len() as u64).with_style(style)
+    };
     let mut rows = Vec::new();
     let mut failed = 0;
     for plan in plans {
@@ -209,7 +214,8 @@ pub fn main(args: &Args) -> i32 {
             }
             Err(problem) => {
                 failed += 1;
-                progress.suspend(|| eprintln!("posthaste perf: {} {}: {problem}", plan.bench.name, plan.size));
+                progress
+                    .suspend(|| eprintln!("posthaste perf: {} {}: {problem}", plan.bench.name, plan.size));
             }
         }
         progress.inc(1);
@@ -225,7 +231,10 @@ fn plan(args: &Args) -> Result<Vec<Plan>, String> {
     let mut chosen: Vec<&'static Bench> = Vec::new();
     for name in &args.bench {
         let known = || BENCHES.iter().map(|bench| bench.name).collect::<Vec<_>>().join(", ");
-        chosen.push(Bench::by_name(name).ok_or_else(|| format!("no benchmark is called `{name}`; there are {}", known()))?);
+        chosen.push(
+            Bench::by_name(name)
+                .ok_or_else(|| format!("no benchmark is called `{name}`; there are {}", known()))?,
+        );
     }
     if chosen.is_empty() {
         chosen.extend(BENCHES);
@@ -238,7 +247,8 @@ fn plan(args: &Args) -> Result<Vec<Plan>, String> {
             variants.push((Face::Handle, Runtime::MultiThread));
         }
         variants.retain(|(face, runtime)| {
-            args.face.is_none_or(|wanted| wanted == *face) && args.runtime.is_none_or(|wanted| wanted == *runtime)
+            args.face.is_none_or(|wanted| wanted == *face)
+                && args.runtime.is_none_or(|wanted| wanted == *runtime)
         });
         let sizes = if args.sizes.is_empty() { bench.sizes } else { &args.sizes };
         for &size in sizes {

@@ -3,7 +3,9 @@
 use super::{Face, Runtime};
 use clap::Args;
 use posthaste::components::core::Face as ContextFace;
-use posthaste::{ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, TrySendError};
+use posthaste::{
+    ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, TrySendError,
+};
 use std::time::{Duration, Instant};
 
 /// What one rank of a row is told.
@@ -23,9 +25,10 @@ pub struct RankArgs {
 /// Runs one rank; the exit code.
 pub fn rank_main(args: &RankArgs) -> i32 {
     let result = match args.runtime {
-        Runtime::CurrentThread => {
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map(|rt| rt.block_on(run(args)))
-        }
+        Runtime::CurrentThread => tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map(|rt| rt.block_on(run(args))),
         Runtime::MultiThread => tokio::runtime::Runtime::new().map(|rt| {
             let args = args.clone();
             rt.block_on(async move {
@@ -66,7 +69,8 @@ async fn run(args: &RankArgs) -> Result<()> {
         return run_handle(args).await;
     }
     let job = posthaste::join().await?;
-    let context = job.own_context(ContextId(0)).ok_or_else(|| std::io::Error::other("the context is owned"))?;
+    let context =
+        job.own_context(ContextId(0)).ok_or_else(|| std::io::Error::other("the context is owned"))?;
     run_owned(args, &job, &context).await?;
     drop(context);
     job.leave().await
@@ -91,7 +95,8 @@ async fn run_handle(args: &RankArgs) -> Result<()> {
 async fn run_owned(args: &RankArgs, job: &Job, context: &posthaste::Context) -> Result<()> {
     let me = job.rank();
     let time = Duration::from_secs_f64(args.seconds);
-    let bench = Bench { me, peer: me.next(job.size()), size: args.size, time, job: job.clone(), face: context };
+    let bench =
+        Bench { me, peer: me.next(job.size()), size: args.size, time, job: job.clone(), face: context };
     bench.run(&args.bench).await
 }
 
@@ -137,7 +142,10 @@ impl<F: ContextFace> Bench<F> {
     }
 
     /// A message whose handler counts, and stores the last word it saw.
-    fn counting(&self, name: &str) -> Result<(ActiveMessage<&F>, Counter, std::sync::Arc<std::sync::atomic::AtomicU64>)> {
+    fn counting(
+        &self,
+        name: &str,
+    ) -> Result<(ActiveMessage<&F>, Counter, std::sync::Arc<std::sync::atomic::AtomicU64>)> {
         let counter = self.job.counter();
         let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
         let (count, seen) = (counter.clone(), last.clone());
@@ -184,7 +192,8 @@ impl<F: ContextFace> Bench<F> {
 
     /// The full round trip of a request and its reply.
     async fn call_latency(&self) -> Result<()> {
-        let echo = self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
+        let echo =
+            self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
         let echo = echo.with_face(&self.face);
         self.barrier().await?;
         if self.leads() {
@@ -251,9 +260,9 @@ impl<F: ContextFace> Bench<F> {
         let (total, told, sent) = self.counting("total")?;
         self.barrier().await?;
         let data: Vec<u8> = (0..self.size).map(|i| (i * 7) as u8).collect();
-        let one: u64 = data
-            .chunks_exact(8)
-            .fold(0, |sum, word| u64::wrapping_add(sum, u64::from_ne_bytes(word.try_into().unwrap_or_default())));
+        let one: u64 = data.chunks_exact(8).fold(0, |sum, word| {
+            u64::wrapping_add(sum, u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+        });
         if self.leads() {
             let data = Bytes::from(data);
             let start = Instant::now();
@@ -284,7 +293,10 @@ impl<F: ContextFace> Bench<F> {
         let (count, last, size) = (counter.clone(), seen.clone(), self.size);
         let message = self.job.register("loan", move |m: Message, _: &mut Scope| {
             let (head, tail) = (m.read::<u64>(0), m.read::<u64>(size - 8));
-            last.store(if head == tail { head.unwrap_or(0) } else { 0 }, std::sync::atomic::Ordering::Relaxed);
+            last.store(
+                if head == tail { head.unwrap_or(0) } else { 0 },
+                std::sync::atomic::Ordering::Relaxed,
+            );
             count.add(1);
         })?;
         let message = message.with_face(&self.face);
@@ -506,7 +518,8 @@ impl<F: ContextFace> Bench<F> {
 
     /// How late a ticker is beside tasks that await calls.
     async fn neighbour_delay(&self) -> Result<()> {
-        let echo = self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
+        let echo =
+            self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
         self.barrier().await?;
         if self.leads() {
             let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -263,7 +263,10 @@ impl Scope<'_> {
         let (declare, name) = wire::Declare::read_from_prefix(bytes).ok()?;
         let name = std::str::from_utf8(name).ok()?;
         let number = usize::from(declare.index.get());
-        if number >= crate::protocol::MAX_PROTOCOLS || name.is_empty() || name.len() > crate::protocol::MAX_NAME {
+        if number >= crate::protocol::MAX_PROTOCOLS
+            || name.is_empty()
+            || name.len() > crate::protocol::MAX_NAME
+        {
             return None;
         }
         let incoming = &mut self.state.peer(index).incoming;
@@ -273,8 +276,11 @@ impl Scope<'_> {
         if !matches!(incoming[number], IncomingState::Unknown) {
             return None;
         }
-        incoming[number] =
-            IncomingState::Declared { name: name.to_owned(), schema: declare.schema.get(), flow: declare.flow };
+        incoming[number] = IncomingState::Declared {
+            name: name.to_owned(),
+            schema: declare.schema.get(),
+            flow: declare.flow,
+        };
         Some(Verdict::Taken)
     }
 
@@ -405,7 +411,8 @@ impl Scope<'_> {
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
                     let body = Body::Owned(Bytes::from(whole));
-                    let mut packet = Packet { source, protocol, kind: 0, cookie, info: info.as_bytes(), body };
+                    let mut packet =
+                        Packet { source, protocol, kind: 0, cookie, info: info.as_bytes(), body };
                     self.dispatch(&mut packet, local, flow);
                 }
             }

@@ -16,7 +16,7 @@ mod send;
 
 pub use pattern::{PatternError, ReplayStart};
 pub use rma::Rma;
-pub use send::{Payload, Sent, SendArgs, Wait};
+pub use send::{Payload, SendArgs, Sent, Wait};
 
 use crate::caps::Caps;
 use crate::device::{Inject, Port, SourceTable};
@@ -126,6 +126,7 @@ pub struct State {
     pub(crate) busy: Vec<usize>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) handlers: Vec<Arc<dyn Protocol>>,
+    /// The registry's version when `handlers` was taken from it, which is also their number.
     pub(crate) handlers_version: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
@@ -157,7 +158,10 @@ pub struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("state", &self.state).field("armed", &self.armed).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("state", &self.state)
+            .field("armed", &self.armed)
+            .finish_non_exhaustive()
     }
 }
 
@@ -503,15 +507,11 @@ impl Scope<'_> {
         self.state.timers.cancel(key);
     }
 
-    /// A protocol of this client by its id.
+    /// A protocol that was registered after the last look at the table.
+    #[cold]
     pub(crate) fn outgoing_protocol(&mut self, id: ProtocolId) -> Result<(), SendError> {
-        if id.index() >= self.state.handlers.len() {
-            self.state.refresh_handlers();
-            if id.index() >= self.state.handlers.len() {
-                return Err(SendError::Unregistered(id));
-            }
-        }
-        Ok(())
+        self.state.refresh_handlers();
+        if id.index() >= self.state.handlers.len() { Err(SendError::Unregistered(id)) } else { Ok(()) }
     }
 
     /// The peer that a device found to break the rules is cut off.

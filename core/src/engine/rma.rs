@@ -35,10 +35,8 @@ impl Scope<'_> {
         operation: Rma<'_>,
     ) -> Result<Option<Ticket>, RmaError> {
         let size = self.state.shape.ranks;
-        let index = self
-            .state
-            .index_of(target)
-            .map_err(|_| RmaError::UnknownRank { rank: target.rank, size })?;
+        let index =
+            self.state.index_of(target).map_err(|_| RmaError::UnknownRank { rank: target.rank, size })?;
         let len = match &operation {
             Rma::Put(payload) => payload.len() as u64,
             Rma::PutFrom(_, _, len) | Rma::GetInto(_, _, len) | Rma::Get(len) => *len,
@@ -61,7 +59,9 @@ impl Scope<'_> {
             ..Descriptor::default()
         };
         match operation {
-            Rma::Put(payload) if len as usize <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            Rma::Put(payload) if len as usize <= MAX_DESCRIPTOR_INLINE => {
+                descriptor.set_inline(payload.bytes_of())
+            }
             Rma::Put(payload) => {
                 let bytes = match payload {
                     Payload::Owned(bytes) => bytes,

@@ -170,8 +170,15 @@ impl Scope<'_> {
         };
         self.state.stats.messages_sent += 1;
         self.state.stats.bytes_sent += payload.len() as u64;
-        let sent =
-            self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, args.relaxed);
+        let sent = self.post(
+            index,
+            Self::wire_id(args.protocol),
+            args.cookie,
+            args.info,
+            payload,
+            queue,
+            args.relaxed,
+        );
         if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
             self.unsent(index, args.protocol, &sent);
         }
@@ -191,7 +198,7 @@ impl Scope<'_> {
         if len as u64 > max {
             return Err(SendError::TooLong { len: len as u64, max });
         }
-        if args.protocol.index() >= self.state.handlers.len() {
+        if args.protocol.index() as u64 >= self.state.handlers_version {
             self.outgoing_protocol(args.protocol)?;
         }
         Ok(index)
@@ -226,6 +233,10 @@ impl Scope<'_> {
     ) -> Result<Option<(Ticket, Wait)>, Option<SendError>> {
         let id = args.protocol.index();
         let config = self.state.config;
+        if self.state.handlers.is_empty() {
+            // A handler sends in a protocol that is new to the peer: the table is out for the call of that handler.
+            self.state.refresh_handlers();
+        }
         while self.state.peer(index).outgoing.len() <= id {
             let next = self.state.peer(index).outgoing.len();
             let flow = self.state.handlers[next].flow();
@@ -482,7 +493,10 @@ impl Scope<'_> {
             let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
-                Op::Send if front.len > self.state.caps.max_eager as u64 && front.source_kind == SourceKind::Held => {
+                Op::Send
+                    if front.len > self.state.caps.max_eager as u64
+                        && front.source_kind == SourceKind::Held =>
+                {
                     self.step_stream(index, front)
                 }
                 _ => self.step_one(index, front),
@@ -509,7 +523,8 @@ impl Scope<'_> {
     fn step_one(&mut self, index: usize, front: Descriptor) -> Option<Option<Outcome>> {
         let mut info = [0; MAX_INFO];
         let State { peers, table, .. } = &mut *self.state;
-        let len = peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
+        let len =
+            peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
         let sources = Sources { info: &info[..len], borrowed: &[], table };
         let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
         match injected.stop {
@@ -617,7 +632,8 @@ impl Scope<'_> {
         let mut paid = 0;
         let count = self.state.peer(index).incoming.len();
         for number in 0..count {
-            let super::peer::Incoming::Resolved { messages, bytes, .. } = self.state.peer(index).incoming[number]
+            let super::peer::Incoming::Resolved { messages, bytes, .. } =
+                self.state.peer(index).incoming[number]
             else {
                 continue;
             };
@@ -671,7 +687,10 @@ impl Scope<'_> {
     #[must_use]
     pub fn unflushed(&self) -> Vec<Endpoint> {
         let peers = self.state.peers.iter().flatten();
-        peers.filter(|p| p.fault.is_none() && (p.unflushed || !p.queue_is_empty())).map(|p| p.endpoint).collect()
+        peers
+            .filter(|p| p.fault.is_none() && (p.unflushed || !p.queue_is_empty()))
+            .map(|p| p.endpoint)
+            .collect()
     }
 
     /// Tells every peer that this side leaves; nothing may be sent after it.
@@ -765,7 +784,9 @@ impl State {
 
     /// Credit for a request comes back with its answer.
     pub(super) fn request_answered(&mut self, index: usize, number: usize, bytes: u64) {
-        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
+        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else {
+            return;
+        };
         if out.flow == Flow::Replied {
             out.credits += 1;
             out.bytes += bytes as i64;

@@ -24,8 +24,7 @@ impl LinuxSysdep {
         let asymmetric = *REGISTERED.get_or_init(|| {
             std::env::var_os("POSTHASTE_TEST_NO_MEMBARRIER").is_none() && membarrier::register()
         });
-        let cores =
-            cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+        let cores = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
         Self { personality, cores, asymmetric, start: Instant::now() }
     }
 }
