@@ -28,6 +28,8 @@ use tokio::task::coop::poll_proceed;
 const BUDGET: usize = 256;
 /// Rounds with something to do after which a waiting future lets other tasks of its runtime run.
 const BUSY_ROUNDS: u32 = 16;
+/// Sleeping tasks of an owned context that are remembered.
+const PARKED: usize = 1024;
 /// Idle rounds of a spin between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 32;
 /// `sched_yield`s of a waiting future where ranks share cores.
@@ -118,9 +120,14 @@ impl Shared {
     /// The owner of the context sleeps: the waker is called when there is something to do.
     fn park(&self, waker: &Waker) {
         let mut parked = lock(&self.parked);
-        if !parked.iter().any(|other| other.will_wake(waker)) {
-            parked.push(waker.clone());
+        if parked.last().is_some_and(|last| last.will_wake(waker)) {
+            return;
         }
+        // Wakers of one task need not compare equal, so the list is bounded by waking all of them too early.
+        let early = if parked.len() >= PARKED { std::mem::take(&mut *parked) } else { Vec::new() };
+        parked.push(waker.clone());
+        drop(parked);
+        early.into_iter().for_each(Waker::wake);
     }
 
     fn wake_owner(&self) {

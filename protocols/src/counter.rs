@@ -1,18 +1,20 @@
 //! A counter that handlers add to and tasks wait for.
 
-use posthaste_core::Handle;
 use posthaste_core::context::poll_until;
 use posthaste_core::sync::lock;
+use posthaste_core::{Face, Handle};
+use slab::Slab;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 #[derive(Debug, Default)]
 struct Inner {
     value: AtomicU64,
     waiting: AtomicUsize,
-    waiters: Mutex<Vec<(u64, Waker)>>,
+    waiters: Mutex<Slab<(u64, Option<Waker>)>>,
 }
 
 /// Counts events, from handlers or anywhere, and lets tasks wait until it reaches a value. Waiting advances the
@@ -40,7 +42,7 @@ impl Counter {
     /// Adds to the counter and wakes whom that concerns.
     #[inline]
     pub fn add(&self, count: u64) {
-        // SeqCst twice, here and in `register`: either the adder sees the waiter or the waiter sees the value.
+        // SeqCst twice, here and in `Reach`: either the adder sees the waiter or the waiter sees the value.
         let value = self.inner.value.fetch_add(count, Ordering::SeqCst) + count;
         if self.inner.waiting.load(Ordering::SeqCst) > 0 {
             self.wake(value);
@@ -49,57 +51,79 @@ impl Counter {
 
     #[cold]
     fn wake(&self, value: u64) {
-        let mut waiters = lock(&self.inner.waiters);
         let mut ready = Vec::new();
-        waiters.retain(|(wanted, waker)| {
-            let wait = *wanted > value;
-            if !wait {
-                ready.push(waker.clone());
+        for (_, (wanted, waker)) in lock(&self.inner.waiters).iter_mut() {
+            if *wanted <= value {
+                ready.extend(waker.take());
             }
-            wait
-        });
-        self.inner.waiting.store(waiters.len(), Ordering::SeqCst);
-        drop(waiters);
-        for waker in ready {
-            waker.wake();
         }
+        ready.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until the counter is at least `value`.
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.
-    pub fn reach(&self, value: u64) -> impl Future<Output = ()> + Send + '_ {
-        std::future::poll_fn(move |cx| {
-            poll_until(
-                &self.handle,
-                cx,
-                || (self.value() >= value).then_some(()),
-                |waker| {
-                    let mut waiters = lock(&self.inner.waiters);
-                    if !waiters.iter().any(|(wanted, other)| *wanted == value && other.will_wake(waker)) {
-                        waiters.push((value, waker.clone()));
-                    }
-                    self.inner.waiting.store(waiters.len(), Ordering::SeqCst);
-                },
-            )
-        })
+    #[inline]
+    pub fn reach(&self, value: u64) -> Reach<'_, Handle> {
+        self.reach_on(&self.handle, value)
     }
 
-    /// The same counter, whose waits advance another face's context.
-    pub async fn reach_on<F: posthaste_core::Face>(&self, face: &F, value: u64) {
-        std::future::poll_fn(move |cx| {
-            poll_until(
-                face,
-                cx,
-                || (self.value() >= value).then_some(()),
-                |waker| {
-                    let mut waiters = lock(&self.inner.waiters);
-                    waiters.push((value, waker.clone()));
-                    self.inner.waiting.store(waiters.len(), Ordering::SeqCst);
-                },
-            )
-        })
-        .await;
+    /// The same, advancing another face's context meanwhile.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: waiting changes nothing.
+    #[inline]
+    pub fn reach_on<'c, F: Face>(&'c self, face: &'c F, value: u64) -> Reach<'c, F> {
+        Reach { counter: self, face, value, key: None }
+    }
+}
+
+/// A wait for a counter.
+///
+/// # Cancel safety
+/// Cancel safe: waiting changes nothing.
+#[must_use = "a wait does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Reach<'c, F: Face> {
+    counter: &'c Counter,
+    face: &'c F,
+    value: u64,
+    /// Its place among the waiters, once it has one.
+    key: Option<usize>,
+}
+
+impl<F: Face> Unpin for Reach<'_, F> {}
+
+impl<F: Face> Future for Reach<'_, F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let (counter, value, key) = (this.counter, this.value, &mut this.key);
+        poll_until(
+            this.face,
+            cx,
+            || (counter.value() >= value).then_some(()),
+            |waker| {
+                let mut waiters = lock(&counter.inner.waiters);
+                let entry = (value, Some(waker.clone()));
+                match key.and_then(|key| waiters.get_mut(key)) {
+                    Some(place) => *place = entry,
+                    None => *key = Some(waiters.insert(entry)),
+                }
+                counter.inner.waiting.store(waiters.len(), Ordering::SeqCst);
+            },
+        )
+    }
+}
+
+impl<F: Face> Drop for Reach<'_, F> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let mut waiters = lock(&self.counter.inner.waiters);
+            waiters.try_remove(key);
+            self.counter.inner.waiting.store(waiters.len(), Ordering::SeqCst);
+        }
     }
 }

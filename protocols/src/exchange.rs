@@ -22,12 +22,12 @@ type Key = (u64, u32, u32);
 struct Board {
     arrived: HashMap<Key, Bytes>,
     down: BTreeMap<u32, Fault>,
-    waiters: Vec<Waker>,
+    waiters: HashMap<Key, Waker>,
     closed: bool,
 }
 
 impl Board {
-    fn wake(&mut self) -> Vec<Waker> {
+    fn wake(&mut self) -> HashMap<Key, Waker> {
         std::mem::take(&mut self.waiters)
     }
 }
@@ -53,7 +53,7 @@ impl Protocol for ExchangeProtocol {
         board.arrived.insert((u64::from_le(operation), u32::from_le(round), source), blob);
         let waiters = board.wake();
         drop(board);
-        waiters.into_iter().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
     }
 
     fn on_peer_down(&self, rank: Rank, fault: Fault) {
@@ -61,7 +61,7 @@ impl Protocol for ExchangeProtocol {
         board.down.insert(rank.0, fault);
         let waiters = board.wake();
         drop(board);
-        waiters.into_iter().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
     }
 
     fn on_close(&self) {
@@ -69,7 +69,7 @@ impl Protocol for ExchangeProtocol {
         board.closed = true;
         let waiters = board.wake();
         drop(board);
-        waiters.into_iter().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
     }
 }
 
@@ -139,10 +139,7 @@ impl Exchange {
                     board.down.get(&from.0).or(lost).map(|fault| Err(*fault))
                 },
                 |waker| {
-                    let waiters = &mut lock(&self.protocol.board).waiters;
-                    if !waiters.iter().any(|other| other.will_wake(waker)) {
-                        waiters.push(waker.clone());
-                    }
+                    lock(&self.protocol.board).waiters.insert(key, waker.clone());
                 },
             )
         })

@@ -94,7 +94,7 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
             let until = Instant::now() + Duration::from_millis(1500);
             while Instant::now() < until {
                 for to in others(&job) {
-                    let _ = message.try_send(to, &[1; 24]);
+                    let _ = message.try_send(to, [1; 24]);
                 }
                 tokio::time::sleep(Duration::from_micros(100)).await;
             }
@@ -118,7 +118,7 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
         assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
         assert!(message.send(Rank(2), b"x").await.is_err());
         soon("the traffic of the honest", chatter).await.unwrap();
-        until("their messages", || received.load(Ordering::Relaxed) == 4000).await;
+        until("their messages", || received.load(Ordering::Relaxed) >= 4000).await;
         assert_eq!(job.stats().panics, 0);
         // One of them leaves only when the other has got everything.
         job.flush(other).await.unwrap();

@@ -85,7 +85,9 @@ impl Traffic {
                 assert_eq!(reply.as_bytes(), sent, "a corrupt reply of rank {to}");
                 Ok(())
             }
-            4 if number % 600 == 4 => self.message.send(to, sealed(number, 5 << 20)).await.map_err(fault_of_send),
+            4 if number % 600 == 4 => {
+                self.message.send(to, sealed(number, 5 << 20)).await.map_err(fault_of_send)
+            }
             _ => {
                 let Some(window) = &self.window else { return Ok(()) };
                 window.put(to, me.index(), number).await.map_err(fault_of_rma)?;

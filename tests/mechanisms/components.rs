@@ -2,7 +2,7 @@
 
 use crate::support::{options, others, run, soon, until};
 use posthaste::components::core::protocol::{Accept, FirstPacket, Incoming};
-use posthaste::{ContextId, Device, Endpoint, Fault, Message, Messager, Protocol, Rank, Scope};
+use posthaste::{ContextId, Endpoint, Fault, Message, Messager, Protocol, Rank, Scope};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -116,15 +116,8 @@ impl Header {
 /// takes at most a quarter of the ring, so that an empty ring always has room for one.
 #[must_use]
 pub const fn max_short(ring: u64) -> usize {
-    let quarter = ring as usize / 4;
-    let overhead = 16 + MAX_INFO;
-    if quarter > overhead + 2048 {
-        2048
-    } else if quarter > overhead {
-        quarter - overhead
-    } else {
-        0
-    }
+    let room = (ring as usize / 4).saturating_sub(16 + MAX_INFO);
+    if room > 2048 { 2048 } else { room }
 }
 
 /// The shortest ring that works, in bytes.

@@ -20,8 +20,9 @@ pub struct Page {
 }
 
 impl Page {
-    /// Length in bytes.
+    /// Length in bytes; never 0.
     #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "no page is empty")]
     pub const fn len(&self) -> u64 {
         1 << self.class
     }
