@@ -156,7 +156,7 @@ fn one_sided_operations_make_no_system_call() {
             window.put(Rank(0), 1, number).await.unwrap();
             window.get(Rank(0), 1).await.unwrap();
             pattern.replay().await.unwrap();
-            message.send(Rank(0), &number.to_ne_bytes()).await.unwrap();
+            message.send(Rank(0), number.to_ne_bytes()).await.unwrap();
             arrived.reach(number + 1).await;
         }
         println!("traced");

@@ -8,7 +8,7 @@
 //! Without the cfg this package is empty. Three rules of loom shape the models: a thread must come to an end, so
 //! whoever waits for something gives up after a few looks and the model's end looks at what is left; a lost wake-up is
 //! found by asking, once all threads are through, whether somebody sleeps with work before him and no ring behind
-//! him; and sequential consistency exists for fences only (see [`memory`]).
+//! him; and sequential consistency exists for fences only (see `memory.rs`).
 
 #[cfg(all(test, posthaste_loom))]
 mod grant;

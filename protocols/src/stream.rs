@@ -2,7 +2,7 @@
 
 use crate::handler::ActiveMessage;
 use crate::message::{Message, OwnedMessage};
-use futures::Stream;
+use futures::{FutureExt, Stream};
 use posthaste_core::context::{Face, poll_until};
 use posthaste_core::engine::Work;
 use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
@@ -10,6 +10,7 @@ use posthaste_core::sync::lock;
 use posthaste_core::{Handle, Messager, RegisterError, Scope};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -200,7 +201,11 @@ where
                 let mut next = Some(next);
                 while let Some((message, credit, context)) = next {
                     let running = Running { handle: contexts[context].clone(), credit, state: state.clone() };
-                    handler(message).await;
+                    // A panic ends this message's handler, not the ones that wait behind it.
+                    let handled = AssertUnwindSafe(async { handler(message).await }).catch_unwind().await;
+                    if handled.is_err() {
+                        tracing::error!("a spawned message handler panicked");
+                    }
                     drop(running);
                     let mut state = lock(&state);
                     next = state.waiting.pop_front();

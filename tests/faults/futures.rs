@@ -153,7 +153,7 @@ fn fault_puts_gets_replays_and_receives_dropped_at_any_poll_harm_nobody() {
             let values = vec![round; 1 << (round % 17)];
             let _ = polled(window.put_slice(peer, 1 << 17, &values), times).await;
             let _ = polled(window.get_slice(peer, 1 << 17, values.len()), times).await;
-            source.write(0, round.to_ne_bytes()).unwrap();
+            source.write(0, &round.to_ne_bytes()).unwrap();
             let _ = polled(pattern.replay(), times).await;
             message.send(peer, round.to_ne_bytes()).await.unwrap();
             // Cancel safe: what a dropped receive did not return, the next one does.

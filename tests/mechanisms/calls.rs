@@ -112,7 +112,7 @@ fn fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on() {
         for number in 0..30u64 {
             plain.send(peer, b"").await.unwrap();
             let reply = asynchronous.call(peer, number).await;
-            let answer = inline.call_bytes(peer, &number.to_ne_bytes()).await;
+            let answer = inline.call_bytes(peer, number.to_ne_bytes()).await;
             if number % 3 == 0 {
                 assert_eq!(reply, Err(panicked.clone()));
                 assert_eq!(answer.unwrap_err(), panicked);

@@ -207,7 +207,7 @@ fn m_d05_handlers_and_completions_post_more() {
         relay.set(chain.clone()).unwrap();
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
-            ball.send(Rank(1), &999u64.to_ne_bytes()).await.unwrap();
+            ball.send(Rank(1), 999u64.to_ne_bytes()).await.unwrap();
             chain.send(Rank(1), vec![99; 5000]).await.unwrap();
         }
         soon("the ball", arrived.reach(500)).await;

@@ -34,10 +34,10 @@ fn m_p04_two_clients_do_not_see_each_others_traffic() {
         }
         let peer = Rank(1 - job.rank().0);
         for _ in 0..300 {
-            messages[0].send(peer, &0u64.to_ne_bytes()).await.unwrap();
+            messages[0].send(peer, 0u64.to_ne_bytes()).await.unwrap();
         }
         for _ in 0..500 {
-            messages[1].send(peer, &1u64.to_ne_bytes()).await.unwrap();
+            messages[1].send(peer, 1u64.to_ne_bytes()).await.unwrap();
         }
         soon("the first client's messages", counters[0].reach(300)).await;
         soon("the second client's messages", counters[1].reach(500)).await;
@@ -75,7 +75,7 @@ fn m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any() {
             runtime.block_on(async {
                 let message = own.on(&context);
                 for number in 0..1000u64 {
-                    message.send(peer, &number.to_ne_bytes()).await.unwrap();
+                    message.send(peer, number.to_ne_bytes()).await.unwrap();
                 }
                 // Its own part, and what other threads posted to it.
                 while counts[1].load(Ordering::Relaxed) < 2000 {
@@ -91,7 +91,7 @@ fn m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any() {
                 let through = message.through(job.context_handle(ContextId(number)).unwrap());
                 tokio::spawn(async move {
                     for number in 0..500u64 {
-                        through.send(peer, &number.to_ne_bytes()).await.unwrap();
+                        through.send(peer, number.to_ne_bytes()).await.unwrap();
                     }
                 })
             })
@@ -146,15 +146,15 @@ fn m_d06_both_faces_of_a_context_work_at_once() {
         let (through, asks) = (message.through(&handle), answer.through(&handle));
         let by_handle = tokio::spawn(async move {
             for number in 0..200u64 {
-                through.send(peer, &number.to_ne_bytes()).await.unwrap();
-                let value = asks.call_bytes(peer, &number.to_ne_bytes()).await.unwrap();
+                through.send(peer, number.to_ne_bytes()).await.unwrap();
+                let value = asks.call_bytes(peer, number.to_ne_bytes()).await.unwrap();
                 assert_eq!(value.as_bytes(), (number * 2).to_ne_bytes());
             }
         });
         let (own, own_answer) = (message.on(&context), answer.on(&context));
         for number in 0..200u64 {
-            own.send(peer, &number.to_ne_bytes()).await.unwrap();
-            let value = own_answer.call_bytes(peer, &number.to_ne_bytes()).await.unwrap();
+            own.send(peer, number.to_ne_bytes()).await.unwrap();
+            let value = own_answer.call_bytes(peer, number.to_ne_bytes()).await.unwrap();
             assert_eq!(value.as_bytes(), (number * 2).to_ne_bytes());
         }
         soon("all messages", arrived.reach_on(&context, 400)).await;

@@ -26,7 +26,7 @@ fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
         if job.rank() == Rank(0) {
             let began = std::time::Instant::now();
             for number in 0..1000u64 {
-                early.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+                early.send(Rank(1), number.to_ne_bytes()).await.unwrap();
             }
             assert!(began.elapsed() < Duration::from_millis(1900), "the sends waited for the receiver");
         } else {
@@ -52,7 +52,7 @@ fn m_p02_a_message_waits_for_its_receiver_to_start() {
             .unwrap();
         if job.rank() == Rank(0) {
             for number in 0..1000u64 {
-                early.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+                early.send(Rank(1), number.to_ne_bytes()).await.unwrap();
             }
         } else {
             soon("the messages", arrived.reach(1000)).await;
@@ -69,7 +69,7 @@ fn m_p03_what_came_before_a_registration_is_held_for_it() {
             let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
             let direct = job.register("direct", |_: Message, _: &mut Scope| {}).unwrap();
             for number in 0..500u64 {
-                late.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+                late.send(Rank(1), number.to_ne_bytes()).await.unwrap();
             }
             direct.send(Rank(1), b"").await.unwrap();
         } else {

@@ -106,7 +106,7 @@ fn m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order() {
             for number in 1..=1000u64 {
                 window.put(Rank(1), 0, number).await.unwrap();
                 assert_eq!(window.get(Rank(1), 0).await.unwrap(), number);
-                message.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+                message.send(Rank(1), number.to_ne_bytes()).await.unwrap();
             }
         } else {
             soon("the messages", arrived.reach(1000)).await;

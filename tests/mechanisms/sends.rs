@@ -44,7 +44,7 @@ fn m_d07_several_protocols_coexist() {
         for number in 0..10u64 {
             for (protocol, message) in &messages {
                 for to in others(&job) {
-                    message.send(to, &(number << 8 | *protocol as u64).to_ne_bytes()).await.unwrap();
+                    message.send(to, (number << 8 | *protocol as u64).to_ne_bytes()).await.unwrap();
                 }
             }
         }

@@ -27,7 +27,7 @@ fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
             // Nobody takes a message of the slow stream meanwhile.
             for number in 0..500u64 {
                 fast.send(Rank(1), sealed(number, 2000)).await.unwrap();
-                plain.send(Rank(1), &number.to_ne_bytes()).await.unwrap();
+                plain.send(Rank(1), number.to_ne_bytes()).await.unwrap();
             }
             job.barrier().await.unwrap();
             assert_eq!(sent.load(Ordering::SeqCst), 8, "as many as there is credit");
@@ -146,7 +146,7 @@ fn try_send_says_full_and_gives_the_payload_back() {
                 next = error.into_payload();
                 tokio::task::yield_now().await;
             }
-            told.send(Rank(1), &(sent + 2).to_ne_bytes()).await.unwrap();
+            told.send(Rank(1), (sent + 2).to_ne_bytes()).await.unwrap();
             job.all_gather(&(sent + 2).to_ne_bytes()).await.unwrap();
         } else {
             let all = job.all_gather(&0u64.to_ne_bytes()).await.unwrap();
@@ -194,7 +194,7 @@ fn flush_and_fence_wait_until_handlers_have_run() {
                     }
                 }
                 for to in [Rank(1), Rank(2)] {
-                    let value = seen.call_bytes(to, &[]).await.unwrap();
+                    let value = seen.call_bytes(to, []).await.unwrap();
                     assert_eq!(value.as_bytes(), (sent as u64).to_ne_bytes(), "round {round}, rank {to}");
                 }
             }

@@ -38,6 +38,9 @@ pub fn run(args: &Args, plan: Plan) -> Result<f64, String> {
     run_ranks(args, plan, ranks)
 }
 
+/// Standard output and standard error of a rank.
+type Said = (Vec<u8>, Vec<u8>);
+
 /// Runs the ranks of a row; the figure that one of them prints.
 fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
     let bench = plan.bench;
@@ -62,7 +65,7 @@ fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
     let Some(outcome) = job.wait_timeout(limit) else {
         return Err(format!("the ranks did not finish within {} s", limit.as_secs()));
     };
-    let said = |pick: fn((Vec<u8>, Vec<u8>)) -> Vec<u8>| {
+    let said = |pick: fn(Said) -> Vec<u8>| {
         (0..ranks)
             .map(|rank| String::from_utf8_lossy(&pick(job.output(rank))).into_owned())
             .collect::<String>()

@@ -9,7 +9,7 @@ pub fn render(rows: &[Row]) -> Table {
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["bench", "size", "face", "runtime", "value", "unit", "limit", "ratio", "bar", ""]);
     for row in rows {
-        let limit = row.limit.map_or_else(String::new, |limit| figure(limit));
+        let limit = row.limit.map_or_else(String::new, figure);
         let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
         let sign = if row.higher_is_better { '≥' } else { '≤' };
         let bar = row.bar.map_or_else(String::new, |bar| format!("{sign} {bar}"));

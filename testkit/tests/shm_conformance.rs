@@ -1,0 +1,106 @@
+//! The conformance suite over shared memory: several ranks of one arena in one process, advanced in turn.
+
+use posthaste_core::engine::{EngineConfig, Work};
+use posthaste_core::messager::ClientParts;
+use posthaste_core::sysdep::Personality;
+use posthaste_core::{Client, ClientId, Fault, JobShape, LinuxSysdep, Messager, Rank, Sysdep};
+use posthaste_launch::HostFds;
+use posthaste_shm::{Host, HostResources, Layout, Sizes};
+use posthaste_testkit::conformance::{Harness, Setup};
+use posthaste_testkit::conformance_suite;
+use posthaste_testkit::sim::open_without_driver;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct ShmHarness {
+    sizes: Sizes,
+    config: EngineConfig,
+    clients: Vec<Arc<Client>>,
+    dead: BTreeSet<Rank>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl ShmHarness {
+    fn new(lane: u64, config: EngineConfig) -> Self {
+        let sizes = Sizes { lane, pool: 64 << 20, segment: 16 << 20 };
+        Self { sizes, config, clients: Vec::new(), dead: BTreeSet::new(), runtime: None }
+    }
+}
+
+impl Harness for ShmHarness {
+    fn start(&mut self, setup: &Setup) -> Vec<Arc<Client>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let inside = runtime.enter();
+        let shape = JobShape { ranks: setup.ranks, clients: 1, contexts: setup.contexts };
+        let bytes = Layout::new(shape, self.sizes).total();
+        let mut fds = HostFds::new(setup.ranks, bytes).expect("an arena and pipes");
+        for rank in (0..setup.ranks).map(Rank) {
+            let own = fds.local(rank.0).expect("the rank's descriptors");
+            let sysdep: Arc<dyn Sysdep> =
+                Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None));
+            let resources =
+                HostResources { arena: own.arena, bell: own.bell, ring: own.ring, memory_limit: None };
+            let host = Host::new(resources, self.sizes, sysdep.clone()).expect("the arena is mapped");
+            let client = Client::new(ClientParts {
+                id: ClientId(0),
+                device: host.device(ClientId(0)),
+                sysdep,
+                config: setup.config,
+                spin: Some(Duration::ZERO),
+                driver_thread: false,
+            })
+            .expect("the device makes its ports");
+            open_without_driver(&client);
+            self.clients.push(Arc::new(client));
+        }
+        drop(inside);
+        self.runtime = Some(runtime);
+        self.clients.clone()
+    }
+
+    fn step(&mut self, paused: &BTreeSet<Rank>) {
+        for (rank, client) in self.clients.iter().enumerate() {
+            let rank = Rank(rank as u32);
+            if !paused.contains(&rank) && !self.dead.contains(&rank) {
+                client.advance();
+            }
+        }
+    }
+
+    fn kill(&mut self, rank: Rank) {
+        // Real deaths, of processes, are the business of the fault tests; here the others are only told.
+        if !self.dead.insert(rank) {
+            return;
+        }
+        for client in &self.clients {
+            for context in client.contexts().iter().filter(|context| context.me().rank != rank) {
+                context.post_work(Work::PeerDown(rank, Fault::PeerLost(rank)));
+            }
+        }
+    }
+
+    fn describe(&self) -> String {
+        let contexts = self.clients.iter().flat_map(|client| client.contexts());
+        contexts.map(|context| format!("  {}: {:?}\n", context.me(), context.stats())).collect()
+    }
+
+    fn config(&self) -> EngineConfig {
+        self.config
+    }
+
+    fn patience(&self) -> u64 {
+        50_000
+    }
+
+    fn a_while(&self) -> u64 {
+        50
+    }
+}
+
+conformance_suite!(mod shared_memory, seeds 0..1, |_| ShmHarness::new(16 << 10, EngineConfig::default()));
+// The smallest ring holds one record of the longest kind, or a few of the shortest.
+conformance_suite!(mod shared_memory_tiny, seeds 0..1, |_| ShmHarness::new(
+    1024,
+    EngineConfig { credits: 1, ..EngineConfig::default() }
+));
