@@ -23,7 +23,8 @@ struct ShmHarness {
 
 impl ShmHarness {
     fn new(lane: u64, config: EngineConfig) -> Self {
-        let sizes = Sizes { lane, pool: 64 << 20, segment: 16 << 20 };
+        // The longest message follows from the pool: a quarter of it goes in one piece.
+        let sizes = Sizes { lane, pool: 1 << 20, segment: 16 << 20 };
         Self { sizes, config, clients: Vec::new(), dead: BTreeSet::new(), runtime: None }
     }
 }

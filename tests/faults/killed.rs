@@ -38,6 +38,8 @@ struct Traffic {
     received: Arc<AtomicU64>,
     /// Leaves some time for others: five ranks that do all they can on two cores see little of the clock.
     paced: bool,
+    /// A message that is sent in fragments.
+    long: Bytes,
 }
 
 fn fault_of_send(error: SendError) -> Fault {
@@ -74,7 +76,7 @@ impl Traffic {
         let echo = job.service_inline("echo", |m, _| Ok(m.to_bytes().into())).unwrap();
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
         let paced = std::env::var_os("POSTHASTE_TEST_PACED").is_some();
-        Traffic { message, echo, never, window: None, stop: Arc::default(), received, paced }
+        Traffic { message, echo, never, window: None, stop: Arc::default(), received, paced, long: sealed(9, (4 << 20) + 9).into() }
     }
 
     /// One operation; the payload tells whether it is whole.

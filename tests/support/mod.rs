@@ -348,7 +348,9 @@ pub fn payload(seed: u64, len: usize) -> Vec<u8> {
 /// Whether these are the bytes of that seed, without a second copy of them.
 pub fn is_payload(seed: u64, bytes: &[u8]) -> bool {
     let mut random = Random(seed ^ bytes.len() as u64);
-    bytes.chunks(8).all(|chunk| random.next().to_le_bytes()[..chunk.len()] == *chunk)
+    let (words, rest) = bytes.as_chunks::<8>();
+    words.iter().all(|word| random.next() == u64::from_le_bytes(*word))
+        && (rest.is_empty() || random.next().to_le_bytes()[..rest.len()] == *rest)
 }
 
 /// A payload that carries its own seed in its first 8 bytes; at least 8 bytes long.
