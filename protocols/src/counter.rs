@@ -51,13 +51,19 @@ impl Counter {
 
     #[cold]
     fn wake(&self, value: u64) {
-        let mut ready = Vec::new();
+        // As a rule there is one, and waking it allocates nothing.
+        let (mut first, mut more) = (None, Vec::new());
         for (_, (wanted, waker)) in lock(&self.inner.waiters).iter_mut() {
-            if *wanted <= value {
-                ready.extend(waker.take());
+            if *wanted <= value
+                && let Some(waker) = waker.take()
+            {
+                match first {
+                    None => first = Some(waker),
+                    Some(_) => more.push(waker),
+                }
             }
         }
-        ready.into_iter().for_each(Waker::wake);
+        first.into_iter().chain(more).for_each(Waker::wake);
     }
 
     /// Waits until the counter is at least `value`.

@@ -76,7 +76,16 @@ impl Traffic {
         let echo = job.service_inline("echo", |m, _| Ok(m.to_bytes().into())).unwrap();
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
         let paced = std::env::var_os("POSTHASTE_TEST_PACED").is_some();
-        Traffic { message, echo, never, window: None, stop: Arc::default(), received, paced, long: sealed(9, (4 << 20) + 9).into() }
+        Traffic {
+            message,
+            echo,
+            never,
+            window: None,
+            stop: Arc::default(),
+            received,
+            paced,
+            long: sealed(9, (4 << 20) + 9).into(),
+        }
     }
 
     /// One operation; the payload tells whether it is whole.
