@@ -337,13 +337,17 @@ struct Replier {
     handle: Handle,
     to: ReplyTo,
     running: Arc<AtomicUsize>,
-    answer: Result<Bytes, Fault>,
+    /// `None` until the handler is through.
+    answer: Option<Result<Bytes, Fault>>,
 }
 
 impl Drop for Replier {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::AcqRel);
-        let (to, answer) = (self.to, std::mem::replace(&mut self.answer, Err(Fault::Shutdown)));
+        let (to, me) = (self.to, self.handle.me().rank);
+        // A task that is dropped without a panic is dropped with its runtime; the caller sees this side close.
+        let unfinished = if std::thread::panicking() { Fault::RemotePanicked(me) } else { Fault::Shutdown };
+        let answer = self.answer.take().unwrap_or(Err(unfinished));
         self.handle.post_run(move |scope| scope.reply(to, answer.map(Payload::Owned)));
     }
 }
@@ -381,7 +385,7 @@ where
             handle: self.contexts[me.context.index()].clone(),
             to,
             running: self.running.clone(),
-            answer: Err(Fault::RemotePanicked(me.rank)),
+            answer: None,
         };
         let handler = self.handler.clone();
         self.runtime.spawn(async move {
@@ -398,7 +402,7 @@ where
                     encode(&answer).map(Bytes::from).map_err(|_| Fault::Undecodable(me.rank))
                 }
             };
-            replier.answer = answer;
+            replier.answer = Some(answer);
             drop(replier);
         });
     }
