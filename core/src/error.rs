@@ -3,6 +3,31 @@
 use crate::ids::{ProtocolId, Rank, WindowId};
 use thiserror::Error;
 
+/// A collective operation as a rank called it: what all ranks must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Collective {
+    /// A barrier.
+    Barrier,
+    /// The gathering of a blob of this many bytes from each rank.
+    AllGather(u32),
+    /// The making of a window.
+    Shmalloc,
+    /// The freeing of that window.
+    Free(WindowId),
+}
+
+impl std::fmt::Display for Collective {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Collective::Barrier => f.write_str("barrier"),
+            Collective::AllGather(bytes) => write!(f, "all_gather of {bytes} bytes"),
+            Collective::Shmalloc => f.write_str("shmalloc"),
+            Collective::Free(window) => write!(f, "free of {window}"),
+        }
+    }
+}
+
 /// Why a started operation ended without a value. Every started operation ends exactly once, with its value
 /// or with one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -24,7 +49,7 @@ pub enum Fault {
     #[error("the job is closed on this rank")]
     Shutdown,
     /// The target is ready and has no protocol of that name.
-    #[error("peer {0} has no protocol of that name: register it there before its first collective call")]
+    #[error("peer {0} has no protocol of that name: register it there before its first barrier")]
     NoSuchProtocol(Rank),
     /// The target registered the name with another message type.
     #[error("peer {0} registered that name with a different message type")]
@@ -41,6 +66,17 @@ pub enum Fault {
     /// Memory for the operation could not be had.
     #[error("out of memory: {0}")]
     OutOfMemory(&'static str),
+    /// Two ranks called different collective operations where both should have called the same.
+    #[error(
+        "collective calls do not match: rank {} called {} where rank {} called {}",
+        .ranks[0], .calls[0], .ranks[1], .calls[1]
+    )]
+    CollectiveMismatch {
+        /// The two ranks.
+        ranks: [Rank; 2],
+        /// What each of them called.
+        calls: [Collective; 2],
+    },
 }
 
 impl Fault {
@@ -279,4 +315,24 @@ pub enum DeviceError {
     /// Memory could not be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_stays_small() {
+        // It is part of every outcome and every error.
+        assert!(size_of::<Fault>() <= 32, "{}", size_of::<Fault>());
+    }
+
+    #[test]
+    fn a_mismatch_names_both_ranks_and_both_calls() {
+        let calls = [Collective::Barrier, Collective::Free(WindowId(7))];
+        let fault = Fault::CollectiveMismatch { ranks: [Rank(3), Rank(0)], calls };
+        let text =
+            "collective calls do not match: rank 3 called barrier where rank 0 called free of window 7";
+        assert_eq!(fault.to_string(), text);
+    }
 }

@@ -132,6 +132,12 @@ pub trait Protocol: Send + Sync {
         false
     }
 
+    /// Whether its messages get past those that wait for a protocol which is not registered yet. For protocols of the
+    /// library's own, which are registered before anything can come.
+    fn overtakes_held(&self) -> bool {
+        false
+    }
+
     /// The first packet of a message has arrived: where is the message to go?
     fn accept(&self, _scope: &mut Scope<'_>, _first: &FirstPacket<'_>) -> Accept {
         Accept::Whole

@@ -29,6 +29,7 @@ impl Sink for State {
         }
         if let Some(number) = packet.protocol.0.checked_sub(wire::FIRST_USER)
             && let Some(Some(peer)) = self.peers.get(index)
+            && !peer.has_aside()
             && let Some(IncomingState::Resolved { local, flow, .. }) = peer.incoming.get(usize::from(number))
         {
             let (local, flow) = (*local, *flow);
@@ -53,7 +54,7 @@ impl Sink for State {
 }
 
 /// What is known about the protocol of a packet.
-enum Resolution {
+pub(super) enum Resolution {
     Local(ProtocolId, Flow),
     Hold,
     Refused(Fault),
@@ -63,9 +64,12 @@ enum Resolution {
 impl Scope<'_> {
     #[inline]
     fn user_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
+        if self.state.peer(index).has_aside() {
+            return self.behind_others(index, packet);
+        }
         let (local, flow) = match self.resolve(index, packet.protocol) {
             Resolution::Local(local, flow) => (local, flow),
-            Resolution::Hold => return Verdict::Hold,
+            Resolution::Hold => return self.set_aside(index, packet),
             Resolution::Refused(why) => {
                 self.refuse(index, packet.protocol, packet.cookie, why);
                 return Verdict::Taken;
@@ -80,7 +84,7 @@ impl Scope<'_> {
     }
 
     #[inline]
-    fn resolve(&mut self, index: usize, protocol: ProtocolId) -> Resolution {
+    pub(super) fn resolve(&mut self, index: usize, protocol: ProtocolId) -> Resolution {
         let number = usize::from(protocol.0 - wire::FIRST_USER);
         match self.state.peer(index).incoming.get(number) {
             Some(IncomingState::Resolved { local, flow, .. }) => Resolution::Local(*local, *flow),
@@ -120,7 +124,7 @@ impl Scope<'_> {
         resolution
     }
 
-    fn refuse(&mut self, index: usize, protocol: ProtocolId, cookie: u64, why: Fault) {
+    pub(super) fn refuse(&mut self, index: usize, protocol: ProtocolId, cookie: u64, why: Fault) {
         let number = protocol.0.saturating_sub(wire::FIRST_USER);
         let body = wire::Refuse { index: number.into(), code: wire::code_of(why).into() };
         if let Err(fault) = self.system(index, wire::REFUSE, cookie, body.as_bytes()) {
@@ -129,7 +133,7 @@ impl Scope<'_> {
     }
 
     #[inline]
-    fn dispatch(&mut self, packet: &mut Packet<'_>, local: ProtocolId, flow: Flow) {
+    pub(super) fn dispatch(&mut self, packet: &mut Packet<'_>, local: ProtocolId, flow: Flow) {
         let bytes = packet.body.len() as u64;
         self.state.stats.messages_received += 1;
         self.state.stats.bytes_received += bytes;
@@ -219,6 +223,10 @@ impl Scope<'_> {
                     wire::GRANT => self.granted(index, bytes),
                     wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
                     wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
+                    wire::FLUSH if self.state.peer(index).has_aside() => {
+                        packet.body = Body::Short(bytes);
+                        Some(self.set_aside(index, packet))
+                    }
                     wire::FLUSH => {
                         let to = ReplyTo { endpoint: packet.source, cookie: packet.cookie };
                         self.reply(to, Ok(super::Payload::Borrowed(&[])));
@@ -337,7 +345,13 @@ impl Scope<'_> {
             settled: false,
         };
         if protocol.0 >= wire::FIRST_USER {
+            let behind = self.state.peer(index).has_aside();
             match self.resolve(index, protocol) {
+                Resolution::Local(local, _)
+                    if behind && !self.state.handlers[local.index()].overtakes_held() =>
+                {
+                    return Some(Verdict::Hold);
+                }
                 Resolution::Local(local, flow) => {
                     let handler = self.state.handlers[local.index()].clone();
                     if handler.chooses_buffer() {

@@ -8,6 +8,7 @@
 //! An [`Engine`] is a [`Port`] and a [`State`], side by side, so that a handler which runs inside
 //! `Port::advance` can inject: the port lends its sending half, the engine lends its state, and a [`Scope`] is both.
 
+mod aside;
 mod dispatch;
 mod pattern;
 mod peer;
@@ -99,6 +100,13 @@ impl Gates {
         self.0.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
     }
 
+    /// This side leaves: nothing of it reaches the memory of others any more.
+    fn close_all(&self) {
+        for gate in &self.0 {
+            gate.fetch_or(Self::DOWN, Ordering::SeqCst);
+        }
+    }
+
     fn close_for_good(&self, rank: Rank) {
         if let Some(gate) = self.0.get(rank.index()) {
             gate.fetch_or(Self::DOWN, Ordering::SeqCst);
@@ -130,6 +138,10 @@ pub struct State {
     pub(crate) handlers_version: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
+    /// Endpoint indices with packets that were set aside.
+    pub(crate) aside: Vec<usize>,
+    /// The registry's version, and whether the client was ready, when those were last looked at.
+    pub(crate) aside_seen: Option<(u64, bool)>,
     pub(crate) table: SourceTable,
     pub(crate) patterns: pattern::PatternStore,
     pub(crate) slots: Arc<SlotPool>,
@@ -220,6 +232,8 @@ impl Engine {
             handlers: Vec::new(),
             handlers_version: 0,
             ready: false,
+            aside: Vec::new(),
+            aside_seen: None,
             table: SourceTable::default(),
             patterns: pattern::PatternStore::default(),
             slots: slots.clone(),
@@ -247,6 +261,9 @@ impl Engine {
             self.state.refresh_handlers();
         }
         let mut events = self.port.advance(budget, &mut self.state);
+        if !self.state.aside.is_empty() {
+            events += self.scope().retry_aside();
+        }
         if !self.state.busy.is_empty() {
             events += self.scope().pump();
         }
@@ -358,6 +375,9 @@ impl State {
             self.peer(index).fault = Some(fault);
             tracing::debug!(me = %self.me, %rank, %fault, "peer down");
             self.drop_queue(index, fault);
+            if !matches!(fault, Fault::PeerClosed(_)) {
+                self.drop_aside(index);
+            }
         }
         // A peer that said goodbye is reported again by its device; it is counted and told once.
         if !news {

@@ -30,6 +30,8 @@ pub(crate) struct Peer {
     pub assembly: Option<Assembly>,
     /// Something was sent since the last flush was answered.
     pub unflushed: bool,
+    /// What came for protocols that are not registered yet.
+    pub aside: Option<Box<super::aside::Aside>>,
 }
 
 /// A protocol in which this side sends to the peer.
@@ -88,6 +90,7 @@ impl Peer {
             incoming: Vec::new(),
             assembly: None,
             unflushed: false,
+            aside: None,
         }
     }
 

@@ -1,0 +1,156 @@
+//! Messages that came before their protocol was registered.
+//!
+//! They are set aside, in order and up to a limit per peer, so that what must not wait for them gets past: collective
+//! operations, without which a rank might never get as far as to register, and answers. Beyond the limit the device
+//! keeps them, and everything behind them, in the lane.
+
+use super::dispatch::Resolution;
+use super::peer::Peer;
+use super::send::owned_info;
+use super::{Payload, Scope, State};
+use crate::descriptor::Info;
+use crate::device::{Body, Packet, Verdict};
+use crate::ids::ProtocolId;
+use crate::protocol::ReplyTo;
+use crate::wire;
+use bytes::Bytes;
+use std::collections::VecDeque;
+
+/// Most bytes that are set aside for one peer.
+const LIMIT: usize = 1 << 20;
+
+/// What waits of one peer. Never empty while the peer has it.
+#[derive(Default)]
+pub(crate) struct Aside {
+    packets: VecDeque<Parked>,
+    bytes: usize,
+}
+
+struct Parked {
+    protocol: ProtocolId,
+    kind: u8,
+    cookie: u64,
+    info: Info,
+    body: Body<'static>,
+}
+
+impl Parked {
+    fn bytes(&self) -> usize {
+        size_of::<Parked>() + self.body.len()
+    }
+}
+
+impl Peer {
+    #[inline]
+    pub fn has_aside(&self) -> bool {
+        self.aside.is_some()
+    }
+}
+
+impl Scope<'_> {
+    /// A packet of a peer that has packets set aside: it waits behind them unless it may overtake.
+    #[cold]
+    pub(super) fn behind_others(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
+        match self.resolve(index, packet.protocol) {
+            Resolution::Local(local, flow) if self.state.handlers[local.index()].overtakes_held() => {
+                self.dispatch(packet, local, flow);
+                Verdict::Taken
+            }
+            Resolution::Corrupt => {
+                self.cut_off(packet.source.rank);
+                Verdict::Taken
+            }
+            _ => self.set_aside(index, packet),
+        }
+    }
+
+    /// Sets a packet aside, or leaves it with the device if there is no room.
+    #[cold]
+    pub(super) fn set_aside(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
+        let peer = self.state.peer(index);
+        let bytes = size_of::<Parked>() + packet.body.len();
+        let used = peer.aside.as_ref().map_or(0, |aside| aside.bytes);
+        if used + bytes > LIMIT {
+            return Verdict::Hold;
+        }
+        let body = match std::mem::replace(&mut packet.body, Body::Short(&[])) {
+            Body::Short(bytes) => Body::Owned(Bytes::copy_from_slice(bytes)),
+            Body::Lease(lease) => Body::Lease(lease),
+            Body::Owned(bytes) => Body::Owned(bytes),
+        };
+        let first = peer.aside.is_none();
+        let aside = peer.aside.get_or_insert_default();
+        aside.bytes += bytes;
+        aside.packets.push_back(Parked {
+            protocol: packet.protocol,
+            kind: packet.kind,
+            cookie: packet.cookie,
+            info: owned_info(packet.info),
+            body,
+        });
+        if first {
+            self.state.aside.push(index);
+        }
+        Verdict::Taken
+    }
+
+    /// Dispatches what was set aside, as far as its protocols are known by now. Returns the number of packets.
+    #[cold]
+    pub(super) fn retry_aside(&mut self) -> usize {
+        let now = (self.state.registry.version(), self.state.ready);
+        if self.state.aside_seen == Some(now) {
+            return 0;
+        }
+        self.state.aside_seen = Some(now);
+        let mut taken = 0;
+        for index in std::mem::take(&mut self.state.aside) {
+            while let Some(parked) = self.next_aside(index) {
+                taken += 1;
+                let source = self.state.shape.endpoint(index);
+                let Parked { protocol, kind, cookie, info, body } = parked;
+                if protocol.0 == wire::FLUSH {
+                    self.reply(ReplyTo { endpoint: source, cookie }, Ok(Payload::Borrowed(&[])));
+                    continue;
+                }
+                let mut packet = Packet { source, protocol, kind, cookie, info: info.as_bytes(), body };
+                match self.resolve(index, protocol) {
+                    Resolution::Local(local, flow) => self.dispatch(&mut packet, local, flow),
+                    Resolution::Refused(why) => self.refuse(index, protocol, cookie, why),
+                    // `next_aside` has looked.
+                    Resolution::Hold | Resolution::Corrupt => {}
+                }
+            }
+            if self.state.peer(index).has_aside() {
+                self.state.aside.push(index);
+            }
+        }
+        taken
+    }
+
+    /// The first packet of a peer that need not wait any longer.
+    fn next_aside(&mut self, index: usize) -> Option<Parked> {
+        let protocol = self.state.peer(index).aside.as_ref()?.packets.front()?.protocol;
+        if protocol.0 >= wire::FIRST_USER && matches!(self.resolve(index, protocol), Resolution::Hold) {
+            return None;
+        }
+        let peer = self.state.peer(index);
+        let aside = peer.aside.as_mut()?;
+        let parked = aside.packets.pop_front()?;
+        aside.bytes -= parked.bytes();
+        if aside.packets.is_empty() {
+            peer.aside = None;
+        }
+        Some(parked)
+    }
+}
+
+impl State {
+    /// A peer that died or broke the rules: what it sent to nobody yet is dropped with its lane.
+    pub(super) fn drop_aside(&mut self, index: usize) {
+        if let Some(peer) = self.peers[index].as_mut()
+            && peer.aside.take().is_some()
+        {
+            self.aside.retain(|other| *other != index);
+        }
+    }
+}
