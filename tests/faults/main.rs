@@ -10,4 +10,5 @@ mod futures;
 mod hostile;
 mod killed;
 mod limits;
+mod processes;
 mod stopped;

@@ -8,6 +8,7 @@
 
 use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};
 use posthaste::{Job, JobShape, Rank};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How a job is started and how it is to end.
@@ -23,6 +24,7 @@ pub struct Options {
     any_end: bool,
     watchdog: Duration,
     shell: Option<String>,
+    external: Vec<u32>,
     during: Option<During>,
 }
 
@@ -43,6 +45,7 @@ pub fn options() -> Options {
         any_end: false,
         watchdog: Duration::from_secs(100),
         shell: None,
+        external: Vec::new(),
         during: None,
     }
 }
@@ -104,9 +107,20 @@ impl Options {
     }
 
     /// The ranks are started through `sh -c`, after this command.
-    pub fn after_shell_command(mut self, command: &str) -> Self {
-        self.shell = Some(command.into());
+    pub fn after_shell_command(self, command: &str) -> Self {
+        self.in_shell_script(&format!("{command}; exec \"$0\" \"$@\""))
+    }
+
+    /// The ranks are started by this script for `sh -c`, in which `"$0" "$@"` is the rank.
+    pub fn in_shell_script(mut self, script: &str) -> Self {
+        self.shell = Some(script.into());
         self
+    }
+
+    /// A rank is not started by the launcher but by [`start_external`]; the others go on whatever becomes of it.
+    pub fn external(mut self, rank: u32) -> Self {
+        self.external.push(rank);
+        self.ends(rank, RankEnd::External)
     }
 
     /// What the launcher's side does while the ranks run.
@@ -120,11 +134,16 @@ impl Options {
 /// they printed. In a rank it does not return: a test may start several jobs with one body, told apart by variables
 /// of their environment.
 pub fn run<F: AsyncFnOnce(Job)>(ranks: u32, options: Options, body: F) -> Vec<String> {
+    run_as(test_name::<F>(), ranks, options, body)
+}
+
+/// As [`run`], for a body that several test functions share: `test` is the path of the one that calls.
+pub fn run_as<F: AsyncFnOnce(Job)>(test: &str, ranks: u32, options: Options, body: F) -> Vec<String> {
     if std::env::var_os("POSTHASTE_JOB").is_some() {
         be_a_rank(&options, body);
         std::process::exit(0);
     }
-    launch(test_name::<F>(), ranks, options)
+    launch(test, ranks, options)
 }
 
 /// The path of the test function whose closure this is, without the crate's name.
@@ -150,7 +169,7 @@ pub fn is_launcher_with(test: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(MARK).is_some() || std::env::var_os("POSTHASTE_JOB").is_some() {
         return true;
     }
-    let status = std::process::Command::new(std::env::current_exe().expect("the test's executable"))
+    let status = Command::new(std::env::current_exe().expect("the test's executable"))
         .args([test, "--exact", "--nocapture"])
         .env(MARK, "1")
         .envs(variables.iter().copied())
@@ -181,13 +200,12 @@ fn be_a_rank<F: AsyncFnOnce(Job)>(options: &Options, body: F) {
 
 fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     let program = std::env::current_exe().expect("the test's executable");
-    let arguments = [test, "--exact", "--nocapture", "--test-threads=1"];
+    let arguments = arguments_of(test);
     let mut launch = match &options.shell {
         None => Launch::program(program).args(arguments),
-        Some(command) => Launch::program("/bin/sh")
-            .args(["-c", &format!("{command}; exec \"$0\" \"$@\"")])
-            .args([program.into_os_string()])
-            .args(arguments),
+        Some(script) => {
+            Launch::program("/bin/sh").args(["-c", script]).args([program.into_os_string()]).args(arguments)
+        }
     };
     launch = launch.stdout(Output::Capture).stderr(Output::Capture).keep_going(options.keep_going);
     for (name, value) in &options.env {
@@ -195,6 +213,9 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     }
     for (rank, delay) in &options.delays {
         launch = launch.delay(*rank, *delay);
+    }
+    for rank in &options.external {
+        launch = launch.broker_rank(*rank);
     }
     let shape = JobShape { ranks, clients: options.clients, contexts: options.contexts };
     let settings = Settings::parse(options.env.clone()).expect("settings");
@@ -224,6 +245,28 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     drop(job);
     nothing_is_left(&pids);
     printed
+}
+
+fn arguments_of(test: &str) -> [&str; 4] {
+    [test, "--exact", "--nocapture", "--test-threads=1"]
+}
+
+/// Starts a rank that the launcher does not: a child of this process, which alone waits for it. `test` is the path of
+/// the test function, as [`run`] finds it by itself.
+pub fn start_external(job: &RunningJob, rank: u32, test: &str) -> Child {
+    Command::new(std::env::current_exe().expect("the test's executable"))
+        .args(arguments_of(test))
+        .envs(job.join_env(rank).expect("a rank that is left to others"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the rank")
+}
+
+/// What the kernel says a process is doing, by its letter: `Z` has ended and is not waited for.
+pub fn process_state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// No process and no named memory survives a job.
@@ -282,9 +325,11 @@ fn state_of(job: &RunningJob, rank: u32) -> String {
 /// Waits until a rank has printed a text; the launcher's way to learn how far a rank is.
 pub fn wait_for(job: &RunningJob, rank: u32, text: &str) {
     let until = Instant::now() + Duration::from_secs(60);
+    let mut looks_after_end = 0;
     while !text_of(job, rank).contains(text) {
-        let ended = job.try_wait(rank).is_some();
-        if ended || Instant::now() > until {
+        // What a rank printed last is read a little later than its end is seen.
+        looks_after_end += u32::from(job.try_wait(rank).is_some());
+        if looks_after_end > 1000 || Instant::now() > until {
             panic!("rank {rank} does not print {text:?}:\n{}", state_of(job, rank));
         }
         std::thread::sleep(Duration::from_millis(2));

@@ -1,6 +1,6 @@
 //! What all clients and contexts of a process share: the arena, the bells of the peers, and who is gone.
 
-use crate::arena::{Arena, Presence, start_time};
+use crate::arena::{Arena, Life, Presence};
 use crate::bell::{Bell, ring};
 use crate::lane::{LightFence, return_grant};
 use crate::layout::PAGE;
@@ -14,6 +14,12 @@ use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long after the first look for ranks that have yet to join the next one is; each further one is twice as late.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+/// The longest time between two such looks.
+const LATER_LOOKS: Duration = Duration::from_secs(1);
 
 /// A pidfd is told from a bell's pipe by this bit of the epoll data.
 const PIDFD: u64 = 1 << 63;
@@ -27,9 +33,12 @@ pub(crate) struct Link {
     pub sysdep: Arc<dyn Sysdep>,
     pub fence: LightFence,
     gone: Vec<AtomicBool>,
-    /// Set when the peer's process is watched through a pidfd, too.
+    /// Set when the peer's process has been looked for and need not be looked for again.
     watched: Vec<AtomicBool>,
     pidfds: Mutex<Vec<OwnedFd>>,
+    /// Ranks whose process was found to have ended when it was looked for.
+    ended: Mutex<Vec<Rank>>,
+    news: tokio::sync::Notify,
     poll: OwnedFd,
     listeners: Mutex<Vec<PeerDown>>,
 }
@@ -63,6 +72,8 @@ impl Link {
             sysdep,
             fence,
             pidfds: Mutex::new(Vec::new()),
+            ended: Mutex::new(Vec::new()),
+            news: tokio::sync::Notify::new(),
             poll,
             listeners: Mutex::new(Vec::new()),
         })
@@ -83,30 +94,34 @@ impl Link {
         lock(&self.listeners).push(listener);
     }
 
-    /// The read end of a peer's pipe can outlive the peer in a child that it forked; its process cannot. Called at
-    /// the first contact.
-    pub fn watch(&self, rank: Rank) {
+    /// Watches a peer's process besides its pipe: the read end of the pipe can outlive it in a process that it forked.
+    /// Returns whether the peer need not be looked for again: one that has not joined yet is looked for at each
+    /// contact and now and then.
+    pub fn watch(&self, rank: Rank) -> bool {
         if rank == self.me || self.watched[rank.index()].load(Ordering::Relaxed) {
-            return;
+            return true;
         }
-        // A rank that has not joined yet is looked for again at the next contact.
-        let Some((process, started)) = self.arena.process(rank) else { return };
+        let Some(process) = self.arena.process(rank) else { return false };
         if self.watched[rank.index()].swap(true, Ordering::AcqRel) {
-            return;
+            return true;
         }
-        let Some(pid) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return };
-        let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
-            // Gone already (the pipe tells, too), or pidfds are refused here and the pipe is all there is.
-            return;
-        };
-        if start_time(process).is_some_and(|seen| seen != started) {
-            // The number belongs to a later process: ours is gone, and its pipe says so.
-            return;
+        match process.look() {
+            Life::Watched(pidfd) => {
+                let data = epoll::EventData::new_u64(u64::from(rank.0) | PIDFD);
+                if epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok()
+                {
+                    lock(&self.pidfds).push(pidfd);
+                }
+            }
+            // The caller may hold the progress token, under which the listeners must not be called.
+            Life::Ended => {
+                lock(&self.ended).push(rank);
+                self.news.notify_one();
+            }
+            // The pipe is all there is.
+            Life::Unknown => {}
         }
-        let data = epoll::EventData::new_u64(rank.0 as u64 | PIDFD);
-        if epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok() {
-            lock(&self.pidfds).push(pidfd);
-        }
+        true
     }
 
     /// Waits for peers to go and tells the listeners, for ever.
@@ -118,20 +133,50 @@ impl Link {
                 return;
             }
         };
+        let mut pause = FIRST_LOOK;
         loop {
-            let Ok(mut ready) = poll.readable().await else { return };
-            ready.clear_ready();
-            let mut events = Vec::with_capacity(64);
-            loop {
-                events.clear();
-                let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-                let found = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&none));
-                if !matches!(found, Ok(count) if count > 0) {
-                    break;
+            // Also those that this rank never talks to: it may be waiting to hear from them.
+            let mut all = true;
+            for rank in 0..self.ring.len() {
+                all &= self.watch(Rank(rank as u32));
+            }
+            let event = async {
+                tokio::select! {
+                    ready = poll.readable() => ready.map(|mut ready| ready.clear_ready()),
+                    () = self.news.notified() => Ok(()),
                 }
-                for event in &events {
-                    self.gone(Rank((event.data.u64() & !PIDFD) as u32));
-                }
+            };
+            let event = match all {
+                true => event.await,
+                false => match tokio::time::timeout(pause, event).await {
+                    Ok(event) => event,
+                    Err(_) => {
+                        pause = (pause * 2).min(LATER_LOOKS);
+                        continue;
+                    }
+                },
+            };
+            if event.is_err() {
+                return;
+            }
+            self.take_events();
+        }
+    }
+
+    fn take_events(&self) {
+        for rank in std::mem::take(&mut *lock(&self.ended)) {
+            self.gone(rank);
+        }
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let found = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&none));
+            if !matches!(found, Ok(count) if count > 0) {
+                return;
+            }
+            for event in &events {
+                self.gone(Rank((event.data.u64() & !PIDFD) as u32));
             }
         }
     }

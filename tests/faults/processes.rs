@@ -1,0 +1,292 @@
+//! What a rank's process can become: a zombie, the parent of a process that outlives it, another program, the child of
+//! a process that is no rank.
+
+use crate::support::{
+    options, others, process_state, run, run_as, soon, start_external, text_of, until, wait_for,
+};
+use posthaste::components::protocols::Counter;
+use posthaste::launcher::RunningJob;
+use posthaste::{ActiveMessage, CallError, Error, Fault, Job, Message, Rank, Scope, SendError, Service};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a process that was forked stays if nobody ends it.
+const LIFETIME: Duration = Duration::from_secs(60);
+
+/// What survivors print; the names of the tests, which are printed too, do not contain it.
+const GONE: &str = "the peer is gone";
+
+/// Forks a process that never executes a program: it has all that this one has, and sleeps. Returns its number.
+#[allow(unsafe_code, reason = "a fork is to be seen, and there is no safe way to it")]
+fn fork() -> u32 {
+    std::thread::spawn(|| {
+        let mut command = Command::new("never executed");
+        // SAFETY: the closure runs in the child of a process with many threads; it does nothing but sleep, which takes no
+        // lock and allocates nothing, and gives up the child afterwards.
+        unsafe {
+            command.pre_exec(|| {
+                std::thread::sleep(LIFETIME);
+                Err(std::io::ErrorKind::TimedOut.into())
+            });
+        }
+        // Does not return while the child sleeps.
+        command.spawn().map(drop)
+    });
+    let end = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < end {
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            if let Some(child) = children.split_whitespace().next() {
+                return child.parse().unwrap();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("there is no forked process");
+}
+
+fn kill(pid: u32) {
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+}
+
+/// The number that a rank has printed behind a word.
+fn number_behind(job: &RunningJob, rank: u32, word: &str) -> u32 {
+    wait_for(job, rank, word);
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let text = text_of(job, rank);
+        // A line is complete once it has an end.
+        if let Some(line) = text.lines().find_map(|line| line.split_once(word))
+            && let Some((number, _)) = line.1.split_once('.')
+        {
+            return number.trim().parse().unwrap();
+        }
+        assert!(Instant::now() < end, "no number behind {word:?} in {text:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A service whose calls end with the peer only.
+fn never(job: &Job) -> Service<(), ()> {
+    job.service("never", |()| std::future::pending::<()>()).unwrap()
+}
+
+/// Words by which ranks wait for each other where a barrier would not do: it ends with the first rank that dies, and
+/// a rank that is past its end may leave before the others are.
+struct Words {
+    word: ActiveMessage,
+    heard: Counter,
+}
+
+impl Words {
+    fn register(job: &Job) -> Words {
+        let heard = job.counter();
+        let count = heard.clone();
+        let word = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        Words { word, heard }
+    }
+
+    /// Returns in the rank that is to die when all others are past the barrier.
+    async fn last(&self, job: &Job, victim: Rank) {
+        job.barrier().await.unwrap();
+        if job.rank() == victim {
+            soon("the last words", self.heard.reach(job.size() as u64 - 1)).await;
+        } else {
+            self.word.send(victim, b"").await.unwrap();
+        }
+    }
+
+    /// Waits until all survivors are here: they can still talk to each other.
+    async fn among(&self, job: &Job, survivors: &[Rank]) {
+        let others = || survivors.iter().filter(|rank| **rank != job.rank());
+        for other in others() {
+            job.flush(*other).await.unwrap();
+        }
+        for other in others() {
+            self.word.send(*other, b"").await.unwrap();
+        }
+        soon("the other survivors", self.heard.reach(others().count() as u64)).await;
+    }
+}
+
+async fn is_lost(never: &Service<(), ()>, rank: Rank) {
+    let end = soon("the loss", never.call(rank, ())).await;
+    assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(rank))));
+}
+
+#[test]
+fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost() {
+    zombie("processes::fault_a_dead_peer_that_nobody_has_waited_for_is_lost", false);
+}
+
+/// Its pipe lives on in the forked process, so it is the zombie itself that has to be recognised as dead.
+#[test]
+fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_it_forked_lives() {
+    zombie(
+        "processes::fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_it_forked_lives",
+        true,
+    );
+}
+
+fn zombie(test: &'static str, forked: bool) {
+    let options = options().external(1).during(move |job| {
+        let mut rank = start_external(job, 1, test);
+        let survivors = [0, 2];
+        survivors.iter().for_each(|survivor| wait_for(job, *survivor, "ready"));
+        let forked = forked.then(|| number_behind(job, 0, "forked "));
+        rank.kill().unwrap();
+        survivors.iter().for_each(|survivor| wait_for(job, *survivor, GONE));
+        assert_eq!(process_state(rank.id()), Some('Z'), "somebody has waited for the dead rank");
+        if let Some(forked) = forked {
+            assert!(matches!(process_state(forked), Some('S' | 'R')), "the forked process does not live");
+            kill(forked);
+        }
+        rank.wait().unwrap();
+    });
+    run_as(test, 3, options, async move |job: Job| {
+        let (never, words) = (never(&job), Words::register(&job));
+        if job.rank() == Rank(1) {
+            let forked = if forked { fork() } else { 0 };
+            job.all_gather(&forked.to_ne_bytes()).await.unwrap();
+            std::future::pending::<()>().await;
+        }
+        let all = job.all_gather(&[0; 4]).await.unwrap();
+        println!("forked {}.", u32::from_ne_bytes(all[1][..].try_into().unwrap()));
+        println!("ready");
+        is_lost(&never, Rank(1)).await;
+        println!("{GONE}");
+        words.among(&job, &[Rank(0), Rank(2)]).await;
+    });
+}
+
+#[test]
+fn fault_a_rank_that_forked_and_died_is_lost_although_the_forked_process_lives() {
+    let options = options().killed(1).during(|job| {
+        let forked = number_behind(job, 1, "forked ");
+        for rank in [0, 2] {
+            wait_for(job, rank, "ready");
+        }
+        job.kill(1).unwrap();
+        wait_for(job, 0, GONE);
+        wait_for(job, 2, GONE);
+        assert!(matches!(process_state(forked), Some('S' | 'R')), "the forked process does not live");
+        kill(forked);
+    });
+    run(3, options, async |job| {
+        let (never, words) = (never(&job), Words::register(&job));
+        if job.rank() == Rank(1) {
+            println!("forked {}.", fork());
+        }
+        job.barrier().await.unwrap();
+        println!("ready");
+        if job.rank() == Rank(1) {
+            std::future::pending::<()>().await;
+        }
+        is_lost(&never, Rank(1)).await;
+        println!("{GONE}");
+        words.among(&job, &[Rank(0), Rank(2)]).await;
+    });
+}
+
+#[test]
+fn fault_a_rank_that_forked_and_died_is_lost_to_those_that_never_talked_to_it() {
+    let options = options().killed(3).during(|job| {
+        let forked = number_behind(job, 3, "forked ");
+        job.kill(3).unwrap();
+        for survivor in 0..3 {
+            wait_for(job, survivor, GONE);
+        }
+        assert!(matches!(process_state(forked), Some('S' | 'R')), "the forked process does not live");
+        kill(forked);
+    });
+    run(4, options, async |job| {
+        let words = Words::register(&job);
+        if job.rank() == Rank(3) {
+            println!("forked {}.", fork());
+            std::future::pending::<()>().await;
+        }
+        // Rank 0 waits for a word of rank 3 before it sends it one.
+        let end = soon("the end of the barrier", job.barrier()).await;
+        assert!(matches!(end, Err(Error::Send(SendError::Fault(Fault::PeerLost(Rank(3)))))), "{end:?}");
+        println!("{GONE}");
+        words.among(&job, &[Rank(0), Rank(1), Rank(2)]).await;
+    });
+}
+
+#[test]
+fn fault_a_rank_that_forked_lives_and_so_do_its_peers() {
+    run(3, options(), async |job| {
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        job.on_error(move |fault| faults.lock().unwrap().push(fault));
+        let window = job.shmalloc::<u64>(job.size()).await.unwrap();
+        let echo = job.service("echo", |number: u64| async move { number }).unwrap();
+        job.barrier().await.unwrap();
+        let me = job.rank();
+        let forked = (me == Rank(1)).then(fork);
+        for round in 0..20 {
+            for to in others(&job) {
+                assert_eq!(echo.call(to, round).await, Ok(round));
+                window.put(to, me.index(), round).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        job.barrier().await.unwrap();
+        if let Some(forked) = forked {
+            // What the forked process does not have: the memory in which peers trust.
+            let maps = |pid: String| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            assert!(maps("self".into()).contains("posthaste"));
+            assert!(!maps(forked.to_string()).lines().any(|line| line.contains("memfd:posthaste")));
+            kill(forked);
+        }
+        assert_eq!(*told.lock().unwrap(), []);
+        for from in others(&job) {
+            assert_eq!(window.load(from.index()), Some(19));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_rank_that_becomes_another_program_is_lost_although_its_process_lives() {
+    let options = options().killed(1).during(|job| {
+        wait_for(job, 0, GONE);
+        wait_for(job, 2, GONE);
+        assert_eq!(job.try_wait(1), None, "the process does not live");
+        job.kill(1).unwrap();
+    });
+    run(3, options, async |job| {
+        let (never, words) = (never(&job), Words::register(&job));
+        words.last(&job, Rank(1)).await;
+        if job.rank() == Rank(1) {
+            let error = Command::new("sleep").arg("60").exec();
+            panic!("{error}");
+        }
+        is_lost(&never, Rank(1)).await;
+        println!("{GONE}");
+        words.among(&job, &[Rank(0), Rank(2)]).await;
+    });
+}
+
+#[test]
+fn fault_a_rank_that_a_script_started_is_lost_although_the_script_lives() {
+    // The shell inherited what the rank inherits, the read end of its pipe as well.
+    let script = "\"$0\" \"$@\"; test $? -eq 0 || kill -STOP $$";
+    let options = options().killed(1).in_shell_script(script).during(|job| {
+        wait_for(job, 0, GONE);
+        assert_eq!(job.try_wait(1), None, "the script does not live");
+        job.kill(1).unwrap();
+    });
+    run(2, options, async |job| {
+        let (never, words) = (never(&job), Words::register(&job));
+        words.last(&job, Rank(1)).await;
+        if job.rank() == Rank(1) {
+            kill(std::process::id());
+        }
+        is_lost(&never, Rank(1)).await;
+        until("the report", || job.stats().peers_lost == 1).await;
+        println!("{GONE}");
+    });
+}
