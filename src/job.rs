@@ -296,7 +296,8 @@ impl Job {
     /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero.
     ///
     /// # Errors
-    /// If memory cannot be had, or a rank is lost.
+    /// If memory cannot be had here or on another rank, or as for [`barrier`](Job::barrier). Where a rank is lost
+    /// meanwhile, some survivors may have the window and others not.
     ///
     /// # Cancel safety
     /// Not cancel safe: the other ranks wait until this one leaves.
@@ -335,7 +336,8 @@ impl Job {
     }
 
     /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are
-    /// refused from now on. The first collective call implies it.
+    /// refused from now on. The first [`barrier`](Job::barrier) implies it; other collective calls do not, so that a
+    /// handler can capture a window that was made before.
     pub fn ready(&self) {
         for context in self.client.contexts() {
             context.post_run(|scope| scope.declare_ready());
@@ -358,10 +360,11 @@ impl Job {
         Ok(flush::fence(&self.handle).await?)
     }
 
-    /// Waits until every rank has got here.
+    /// Waits until every rank has got here, and implies [`ready`](Job::ready).
     ///
     /// # Errors
-    /// If a rank is lost or has left.
+    /// If a rank is lost or has left, or calls another collective operation
+    /// ([`Fault::CollectiveMismatch`]). From then on every collective operation ends so, on all ranks.
     ///
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up leaves the others waiting until it leaves the job.
@@ -381,9 +384,8 @@ impl Job {
     /// Gathers a blob of the same length from every rank, by rank. Collective.
     ///
     /// # Errors
-    /// If a rank is lost or has left, or sends a blob of another length.
+    /// As for [`barrier`](Job::barrier); a blob of another length is another operation.
     pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
-        self.ready();
         Ok(self.exchange.all_gather(blob).await?)
     }
 

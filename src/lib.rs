@@ -27,9 +27,9 @@ pub use job::{Job, TypedMessage};
 pub use join::{join, join_or_local, solo, solo_with};
 pub use posthaste_core::engine::PatternError;
 pub use posthaste_core::{
-    CallError, Caps, ClientId, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape, Lease, Loan,
-    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep,
-    TrySendError,
+    CallError, Caps, ClientId, Collective, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape,
+    Lease, Loan, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats,
+    Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
     ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern,

@@ -1,0 +1,402 @@
+//! What a rank knows about the collective operations of its job: a state machine without I/O.
+//!
+//! Every rank counts its collective operations; equal numbers belong together. The board is *broken* from an operation
+//! on once that one cannot end well on some rank: then neither it nor any later one ends well here. Whoever learns that
+//! passes it on, so that nobody waits for a rank that has given up.
+
+use super::record::Record;
+use bytes::Bytes;
+use posthaste_core::device::Allocation;
+use posthaste_core::{Collective, Device, Fault, JobShape, Rank, WindowId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::task::Waker;
+
+/// Operations that a peer may be ahead of this rank.
+const MAX_AHEAD: u64 = 1 << 16;
+/// Bytes of a peer's blobs that may wait before it is told off.
+const MAX_STORED: usize = 256 << 20;
+
+/// An operation that this rank takes part in at the moment.
+struct Running {
+    call: Collective,
+    waker: Option<Waker>,
+}
+
+/// A window of which a part of this rank may be in use by others.
+struct Tracked {
+    /// This rank's part.
+    own: Option<(Arc<dyn Device>, Allocation)>,
+    /// This rank has released it.
+    here: bool,
+    /// A task of this rank waits for the others and takes the memory itself.
+    awaited: bool,
+    /// Who else has released it.
+    by: Vec<bool>,
+}
+
+/// Memory that nobody can reach any more; dropping it without [`give_back`](Self::give_back) leaves it taken.
+pub(super) struct Unused(Vec<(Arc<dyn Device>, Allocation)>);
+
+impl Unused {
+    /// Not under the board's lock: the kernel takes its time.
+    pub fn give_back(self) {
+        for (device, own) in self.0 {
+            device.free(own);
+        }
+    }
+}
+
+/// What follows from a change of the board; to be done after its lock is released.
+#[derive(Default)]
+pub(super) struct Effects {
+    pub wake: Vec<Waker>,
+    /// Tell the neighbours that the board is broken.
+    pub relay: bool,
+    pub unused: Vec<Unused>,
+    /// The sender of a record has broken the rules.
+    pub corrupt: bool,
+}
+
+pub(super) struct Board {
+    me: u32,
+    size: u32,
+    /// The number of this rank's next operation.
+    next: u64,
+    running: HashMap<u64, Running>,
+    /// What others called that are ahead of this rank.
+    ahead: HashMap<u64, (Rank, Collective)>,
+    /// Blobs by operation, round and source.
+    arrived: HashMap<(u64, u32, u32), Bytes>,
+    /// Bytes of those, by source.
+    stored: HashMap<u32, usize>,
+    down: BTreeMap<u32, Fault>,
+    broken: Option<(u64, Fault)>,
+    /// Some rank never enters this operation or a later one; so none of those can have ended well anywhere.
+    unentered: u64,
+    windows: HashMap<u64, Tracked>,
+    /// Releases of windows that this rank has yet to hear of.
+    early: HashMap<u64, Vec<u32>>,
+    closed: bool,
+}
+
+impl Board {
+    pub fn new(me: Rank, shape: JobShape) -> Self {
+        Self {
+            me: me.0,
+            size: shape.ranks,
+            next: 0,
+            running: HashMap::new(),
+            ahead: HashMap::new(),
+            arrived: HashMap::new(),
+            stored: HashMap::new(),
+            down: BTreeMap::new(),
+            broken: None,
+            unentered: u64::MAX,
+            windows: HashMap::new(),
+            early: HashMap::new(),
+            closed: false,
+        }
+    }
+
+    /// The rank that is `distance` after another.
+    fn after(&self, rank: u32, distance: u32) -> u32 {
+        ((u64::from(rank) + u64::from(distance)) % u64::from(self.size)) as u32
+    }
+
+    /// Whom to tell first: the ranks at distances that are powers of two, either way, whose rounds wait for this one.
+    /// They tell theirs, and so all hear of it. Where one of them is gone, that chain may be cut: all are told then.
+    pub fn neighbours(&self) -> Vec<Rank> {
+        let mut ranks = Vec::new();
+        let mut distance = 1;
+        while distance < self.size {
+            ranks.push(Rank(self.after(self.me, distance)));
+            ranks.push(Rank(self.after(self.me, self.size - distance)));
+            distance *= 2;
+        }
+        ranks.sort_unstable();
+        ranks.dedup();
+        let living = |rank: &Rank| !self.down.contains_key(&rank.0);
+        if !ranks.iter().all(living) {
+            ranks = self.others().collect();
+        }
+        ranks.retain(living);
+        ranks
+    }
+
+    /// The record that tells neighbours how far the board is broken.
+    pub fn broken_record(&self) -> Option<Bytes> {
+        self.broken.map(|(first, cause)| Record::broken(first, self.unentered, cause).freeze())
+    }
+
+    /// Starts an operation of this rank.
+    ///
+    /// # Errors
+    /// If it cannot end well.
+    pub fn begin(&mut self, call: Collective, effects: &mut Effects) -> Result<u64, Fault> {
+        if self.closed {
+            return Err(Fault::Shutdown);
+        }
+        let operation = self.next;
+        if let Some((first, cause)) = self.broken
+            && first <= operation
+        {
+            return Err(cause);
+        }
+        let doomed = match self.ahead.get(&operation) {
+            Some((rank, theirs)) if *theirs != call => Some(self.mismatch(*rank, *theirs, call)),
+            // Whoever has left takes part in nothing that begins now; a window can be freed without it.
+            _ if !matches!(call, Collective::Free(_)) => self.down.values().next().copied(),
+            _ => None,
+        };
+        if let Some(cause) = doomed {
+            self.break_from(operation, u64::MAX, cause, effects);
+            return Err(cause);
+        }
+        self.next += 1;
+        self.ahead.remove(&operation);
+        self.running.insert(operation, Running { call, waker: None });
+        Ok(operation)
+    }
+
+    /// Why an operation of this rank cannot end well, if so.
+    pub fn failure(&self, operation: u64) -> Option<Fault> {
+        if self.closed {
+            return Some(Fault::Shutdown);
+        }
+        self.broken.filter(|(first, _)| *first <= operation).map(|(_, cause)| cause)
+    }
+
+    /// The operation's task waits.
+    pub fn wait(&mut self, operation: u64, waker: &Waker) {
+        if let Some(running) = self.running.get_mut(&operation) {
+            match &mut running.waker {
+                Some(known) => known.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+        }
+    }
+
+    /// The blob of a rank, or why there will be none.
+    pub fn take(&mut self, operation: u64, round: u32, from: Rank) -> Option<Result<Bytes, Fault>> {
+        if let Some(blob) = self.arrived.remove(&(operation, round, from.0)) {
+            self.unstore(from.0, blob.len());
+            return Some(Ok(blob));
+        }
+        // A rank that left in order has sent its part of everything that it took part in.
+        self.failure(operation).or_else(|| self.down.get(&from.0).copied()).map(Err)
+    }
+
+    fn unstore(&mut self, source: u32, bytes: usize) {
+        if let Some(stored) = self.stored.get_mut(&source) {
+            *stored = stored.saturating_sub(bytes);
+        }
+    }
+
+    /// An operation is over, well or not.
+    pub fn end(&mut self, operation: u64) {
+        self.running.remove(&operation);
+        let left: Vec<_> = self.arrived.keys().filter(|key| key.0 == operation).copied().collect();
+        for key in left {
+            if let Some(blob) = self.arrived.remove(&key) {
+                self.unstore(key.2, blob.len());
+            }
+        }
+    }
+
+    fn mismatch(&self, rank: Rank, theirs: Collective, ours: Collective) -> Fault {
+        Fault::CollectiveMismatch { ranks: [rank, Rank(self.me)], calls: [theirs, ours] }
+    }
+
+    /// No operation from `first` on can end well.
+    pub fn break_from(&mut self, first: u64, unentered: u64, cause: Fault, effects: &mut Effects) {
+        let (old, cause) = self.broken.unwrap_or((u64::MAX, cause));
+        let first = first.min(old);
+        // This rank enters nothing new from there on.
+        let unentered = unentered.min(first.max(self.next)).min(self.unentered);
+        if (first, unentered) == (old, self.unentered) {
+            return;
+        }
+        (self.broken, self.unentered) = (Some((first, cause)), unentered);
+        effects.relay = true;
+        self.wake_all(effects);
+        self.settle_all(effects);
+    }
+
+    fn wake_all(&mut self, effects: &mut Effects) {
+        effects.wake.extend(self.running.values_mut().filter_map(|running| running.waker.take()));
+    }
+
+    /// A rank is gone, and everything that it sent is on the board.
+    pub fn peer_down(&mut self, rank: Rank, fault: Fault, effects: &mut Effects) {
+        if self.down.insert(rank.0, fault).is_some() {
+            return;
+        }
+        if !matches!(fault, Fault::PeerClosed(_)) {
+            self.break_from(0, u64::MAX, fault, effects);
+        }
+        self.wake_all(effects);
+        self.settle_all(effects);
+    }
+
+    pub fn close(&mut self, effects: &mut Effects) {
+        self.closed = true;
+        self.wake_all(effects);
+    }
+
+    /// A record has arrived.
+    pub fn on_record(&mut self, source: Rank, record: Record, effects: &mut Effects) {
+        match record {
+            Record::Part { call, operation, round, blob } => {
+                let fits = self.part(source, call, operation, round, blob, effects);
+                effects.corrupt |= !fits;
+            }
+            Record::Release { window } => self.released_by(source, window, effects),
+            Record::Broken { first, unentered, cause } => {
+                self.break_from(first, unentered, cause, effects);
+            }
+        }
+    }
+
+    /// Whether an honest rank sends that.
+    fn part(
+        &mut self,
+        source: Rank,
+        call: Collective,
+        operation: u64,
+        round: u32,
+        blob: Bytes,
+        effects: &mut Effects,
+    ) -> bool {
+        if !self.is_expected(source, call, round, blob.len()) || operation >= self.next + MAX_AHEAD {
+            return false;
+        }
+        let ours = self.running.get(&operation).map(|running| running.call);
+        if let Collective::Free(window) = call {
+            let window = self.whole_number(window, operation);
+            self.released_by(source, window, effects);
+        }
+        match ours {
+            Some(ours) if ours != call => {
+                let cause = self.mismatch(source, call, ours);
+                self.break_from(operation, u64::MAX, cause, effects);
+                return true;
+            }
+            // Over, here at least.
+            None if operation < self.next => return true,
+            None => {
+                self.ahead.entry(operation).or_insert((source, call));
+            }
+            Some(_) => {}
+        }
+        if !matches!(call, Collective::Free(_)) {
+            let stored = self.stored.entry(source.0).or_default();
+            if *stored > MAX_STORED {
+                return false;
+            }
+            *stored += blob.len();
+            if let Some(old) = self.arrived.insert((operation, round, source.0), blob) {
+                self.unstore(source.0, old.len());
+            }
+        }
+        effects.wake.extend(self.running.get_mut(&operation).and_then(|running| running.waker.take()));
+        true
+    }
+
+    /// Whether a part belongs into the pattern of its operation; see [`Exchange`](super::Exchange).
+    fn is_expected(&self, source: Rank, call: Collective, round: u32, bytes: usize) -> bool {
+        let distance = 1u32.checked_shl(round).filter(|distance| *distance < self.size);
+        let blob = match call {
+            Collective::Free(_) => return round == 0 && bytes == 0,
+            Collective::Barrier => {
+                return bytes == 0
+                    && distance.is_some_and(|distance| self.after(source.0, distance) == self.me);
+            }
+            Collective::AllGather(blob) => u64::from(blob),
+            _ => super::PART_BYTES as u64,
+        };
+        distance.is_some_and(|distance| {
+            let blobs = u64::from(distance.min(self.size - distance));
+            self.after(self.me, distance) == source.0 && bytes as u64 == blobs * blob
+        })
+    }
+
+    /// A window's number from its low half: a window is older than its free, by less than 2^32 operations.
+    fn whole_number(&self, window: WindowId, operation: u64) -> u64 {
+        let number = operation & !u64::from(u32::MAX) | u64::from(window.0);
+        if number > operation { number.wrapping_sub(1 << 32) } else { number }
+    }
+
+    /// Keeps the memory of this rank's part until nobody can reach it any more.
+    pub fn track(&mut self, window: u64, own: Option<(Arc<dyn Device>, Allocation)>) {
+        let mut by = vec![false; self.size as usize];
+        for source in self.early.remove(&window).unwrap_or_default() {
+            by[source as usize] = true;
+        }
+        self.windows.insert(window, Tracked { own, here: false, awaited: false, by });
+    }
+
+    fn released_by(&mut self, source: Rank, window: u64, effects: &mut Effects) {
+        match self.windows.get_mut(&window) {
+            Some(tracked) => {
+                if let Some(by) = tracked.by.get_mut(source.index()) {
+                    *by = true;
+                }
+                self.wake_all(effects);
+                self.settle(window, effects);
+            }
+            // A rank whose part in making the window failed may say so before this one begins to make it.
+            None if window >= self.next && window - self.next < MAX_AHEAD => {
+                let sources = self.early.entry(window).or_default();
+                if !sources.contains(&source.0) {
+                    sources.push(source.0);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// This rank releases a window. `awaited`: a task waits until all have.
+    pub fn release(&mut self, window: u64, awaited: bool, effects: &mut Effects) {
+        if let Some(tracked) = self.windows.get_mut(&window) {
+            (tracked.here, tracked.awaited) = (true, awaited);
+            self.settle(window, effects);
+        }
+    }
+
+    /// Whether nobody can reach this rank's part of a window any more (I10): every rank released it or is gone, or
+    /// nobody ever had it.
+    pub fn is_unused(&self, window: u64) -> bool {
+        let Some(tracked) = self.windows.get(&window) else { return true };
+        let gone = |rank: u32| {
+            // One that was cut off may still write.
+            matches!(self.down.get(&rank), Some(Fault::PeerLost(_) | Fault::PeerClosed(_)))
+        };
+        let released = |rank: u32| rank == self.me || tracked.by[rank as usize] || gone(rank);
+        tracked.here && (window >= self.unentered || (0..self.size).all(released))
+    }
+
+    /// Forgets a window; what it had here is unused.
+    pub fn forget(&mut self, window: u64) -> Unused {
+        Unused(self.windows.remove(&window).and_then(|tracked| tracked.own).into_iter().collect())
+    }
+
+    fn settle(&mut self, window: u64, effects: &mut Effects) {
+        if self.windows.get(&window).is_some_and(|tracked| !tracked.awaited) && self.is_unused(window) {
+            effects.unused.push(self.forget(window));
+        }
+    }
+
+    fn settle_all(&mut self, effects: &mut Effects) {
+        let windows: Vec<u64> = self.windows.keys().copied().collect();
+        for window in windows {
+            self.settle(window, effects);
+        }
+    }
+
+    /// The others.
+    pub fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+        let (me, size) = (self.me, self.size);
+        (0..size).filter(move |rank| *rank != me).map(Rank)
+    }
+}

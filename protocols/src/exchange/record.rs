@@ -1,0 +1,173 @@
+//! What ranks tell each other about their collective operations.
+//!
+//! ```text
+//!   kind 4 | round 4 | operation 8 | detail 8 | blob        little-endian
+//! ```
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use posthaste_core::{Collective, Fault, Rank, WindowId};
+
+const BARRIER: u32 = 1;
+const ALL_GATHER: u32 = 2;
+const SHMALLOC: u32 = 3;
+const FREE: u32 = 4;
+const RELEASE: u32 = 5;
+const BROKEN: u32 = 6;
+
+const HEADER: usize = 24;
+
+/// One message of the exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// A rank's part in a round of an operation.
+    Part { call: Collective, operation: u64, round: u32, blob: Bytes },
+    /// The sender has no operation on the window any more, and never will.
+    Release { window: u64 },
+    /// No operation from `first` on can end well, and some rank never enters any from `unentered` on.
+    Broken { first: u64, unentered: u64, cause: Fault },
+}
+
+fn call_words(call: Collective) -> (u32, u32) {
+    match call {
+        Collective::Barrier => (BARRIER, 0),
+        Collective::AllGather(bytes) => (ALL_GATHER, bytes),
+        Collective::Free(window) => (FREE, window.0),
+        // The enum may grow; what is not known here is never encoded here.
+        _ => (SHMALLOC, 0),
+    }
+}
+
+fn call_of(kind: u32, detail: u32) -> Option<Collective> {
+    Some(match kind {
+        BARRIER => Collective::Barrier,
+        ALL_GATHER => Collective::AllGather(detail),
+        SHMALLOC => Collective::Shmalloc,
+        FREE => Collective::Free(WindowId(detail)),
+        _ => return None,
+    })
+}
+
+fn header(kind: u32, round: u32, operation: u64, detail: u64, room: usize) -> BytesMut {
+    let mut bytes = BytesMut::with_capacity(HEADER + room);
+    bytes.put_u32_le(kind);
+    bytes.put_u32_le(round);
+    bytes.put_u64_le(operation);
+    bytes.put_u64_le(detail);
+    bytes
+}
+
+impl Record {
+    pub fn part(call: Collective, operation: u64, round: u32, blob: &[u8]) -> BytesMut {
+        let (kind, detail) = call_words(call);
+        let mut bytes = header(kind, round, operation, detail.into(), blob.len());
+        bytes.put_slice(blob);
+        bytes
+    }
+
+    pub fn release(window: u64) -> BytesMut {
+        header(RELEASE, 0, 0, window, 0)
+    }
+
+    pub fn broken(first: u64, unentered: u64, cause: Fault) -> BytesMut {
+        let mut bytes = header(BROKEN, 0, first, unentered, 28);
+        let (code, ranks, calls) = match cause {
+            Fault::PeerLost(rank) => (1, [rank; 2], [Collective::Barrier; 2]),
+            Fault::PeerClosed(rank) => (2, [rank; 2], [Collective::Barrier; 2]),
+            Fault::PeerCorrupt(rank) => (3, [rank; 2], [Collective::Barrier; 2]),
+            Fault::CollectiveMismatch { ranks, calls } => (4, ranks, calls),
+            _ => (5, [Rank(0); 2], [Collective::Barrier; 2]),
+        };
+        bytes.put_u32_le(code);
+        for (rank, call) in ranks.into_iter().zip(calls) {
+            let (kind, detail) = call_words(call);
+            bytes.put_u32_le(rank.0);
+            bytes.put_u32_le(kind);
+            bytes.put_u32_le(detail);
+        }
+        bytes
+    }
+
+    /// `None`: no honest rank sends that.
+    pub fn parse(mut bytes: Bytes) -> Option<Record> {
+        if bytes.len() < HEADER {
+            return None;
+        }
+        let (kind, round) = (bytes.get_u32_le(), bytes.get_u32_le());
+        let (operation, detail) = (bytes.get_u64_le(), bytes.get_u64_le());
+        match kind {
+            RELEASE => Some(Record::Release { window: detail }),
+            BROKEN => {
+                let cause = parse_cause(bytes)?;
+                Some(Record::Broken { first: operation, unentered: detail, cause })
+            }
+            kind => {
+                let call = call_of(kind, u32::try_from(detail).ok()?)?;
+                Some(Record::Part { call, operation, round, blob: bytes })
+            }
+        }
+    }
+}
+
+fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
+    if bytes.len() != 28 {
+        return None;
+    }
+    let code = bytes.get_u32_le();
+    let mut side = || {
+        let rank = Rank(bytes.get_u32_le());
+        let call = call_of(bytes.get_u32_le(), bytes.get_u32_le())?;
+        Some((rank, call))
+    };
+    let (one, other) = (side()?, side()?);
+    Some(match code {
+        1 => Fault::PeerLost(one.0),
+        2 => Fault::PeerClosed(one.0),
+        3 => Fault::PeerCorrupt(one.0),
+        4 => Fault::CollectiveMismatch { ranks: [one.0, other.0], calls: [one.1, other.1] },
+        5 => Fault::OutOfMemory("on another rank, in a collective operation"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_as_they_were() {
+        let blob = Bytes::from_static(b"blob");
+        for call in [
+            Collective::Barrier,
+            Collective::AllGather(9),
+            Collective::Shmalloc,
+            Collective::Free(WindowId(3)),
+        ] {
+            let part = Record::part(call, 1 << 40, 5, &blob).freeze();
+            assert_eq!(
+                Record::parse(part),
+                Some(Record::Part { call, operation: 1 << 40, round: 5, blob: blob.clone() })
+            );
+        }
+        let release = Record::release(77).freeze();
+        assert_eq!(Record::parse(release), Some(Record::Release { window: 77 }));
+        let mismatch = Fault::CollectiveMismatch {
+            ranks: [Rank(1), Rank(2)],
+            calls: [Collective::AllGather(4), Collective::Free(WindowId(8))],
+        };
+        for cause in
+            [Fault::PeerLost(Rank(4)), Fault::PeerClosed(Rank(5)), Fault::PeerCorrupt(Rank(6)), mismatch]
+        {
+            let broken = Record::broken(7, u64::MAX, cause).freeze();
+            assert_eq!(Record::parse(broken), Some(Record::Broken { first: 7, unentered: u64::MAX, cause }));
+        }
+    }
+
+    #[test]
+    fn what_no_rank_sends_is_refused() {
+        for len in 0..60 {
+            for byte in [0, 7, 0xff] {
+                assert_eq!(Record::parse(Bytes::from(vec![byte; len])), None);
+            }
+        }
+    }
+}

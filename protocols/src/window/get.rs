@@ -1,0 +1,167 @@
+//! Gets: one element, or consecutive ones into a buffer.
+
+use super::{Element, Memory, Stage};
+use crate::operation::Pending;
+use posthaste_core::context::Face;
+use posthaste_core::engine::Rma;
+use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope};
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
+use zerocopy::IntoBytes;
+
+/// The common part of gets: bytes from a part into a buffer.
+pub(super) struct Fetch<'w> {
+    memory: &'w Arc<Memory>,
+    part: usize,
+    rank: Rank,
+    offset: u64,
+    pub(super) count: u64,
+    stage: Stage,
+}
+
+impl<'w> Fetch<'w> {
+    #[inline]
+    pub(super) fn new(memory: &'w Arc<Memory>, part: usize, rank: Rank, offset: u64) -> Self {
+        Self { memory, part, rank, offset, count: 0, stage: Stage::Start }
+    }
+
+    #[inline]
+    fn poll(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+        if let Stage::Start = self.stage {
+            let coop = ready!(poll_proceed(cx));
+            let count = into.len() as u64;
+            let part = self.memory.check(self.part, self.rank, self.offset, count)?;
+            if let Some(source) = self.memory.inline(part, self.offset, count) {
+                source.read(into);
+                coop.made_progress();
+                return Poll::Ready(Ok(()));
+            }
+            self.start_slowly(part.remote, part.rank, count);
+        }
+        self.go_on(cx, into)
+    }
+
+    #[cold]
+    fn start_slowly(&mut self, remote: usize, rank: Rank, count: u64) {
+        let handle = self.memory.handle.clone();
+        let target = Endpoint::new(rank, handle.me().context);
+        let offset = self.offset;
+        let owner = handle.clone();
+        self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
+            let started = scope.rma(target, remote, offset, Rma::Get(count))?;
+            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None)))
+        }));
+    }
+
+    #[cold]
+    fn go_on(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+        if let Stage::Posted(posted) = &self.stage {
+            match ready!(posted.poll(cx))? {
+                None => return Poll::Ready(Err(Fault::Shutdown.into())),
+                Some(pending) => self.stage = Stage::Pending(pending),
+            }
+        }
+        let Stage::Pending(pending) = &mut self.stage else {
+            return Poll::Ready(Err(Fault::Shutdown.into()));
+        };
+        let value = ready!(pending.poll(&self.memory.handle, cx))?;
+        let bytes = value.as_bytes();
+        if bytes.len() != into.len() {
+            return Poll::Ready(Err(Fault::PeerCorrupt(self.rank).into()));
+        }
+        into.copy_from_slice(bytes);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A get of one element.
+///
+/// # Cancel safety
+/// Cancel safe: a get changes nothing at the target.
+#[must_use = "a get does nothing until it is awaited"]
+pub struct Get<'w, T> {
+    pub(super) memory: &'w Arc<Memory>,
+    pub(super) rank: Rank,
+    pub(super) offset: u64,
+    /// Made when the get cannot be done at once.
+    pub(super) slow: Option<Box<Fetch<'w>>>,
+    pub(super) element: PhantomData<fn() -> T>,
+}
+
+impl<T> std::fmt::Debug for Get<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Get").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> Get<'_, T> {
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+        let (memory, rank, offset) = (self.memory, self.rank, self.offset);
+        let fetch = self.slow.get_or_insert_with(|| Box::new(Fetch::new(memory, rank.index(), rank, offset)));
+        fetch.poll(cx, into)
+    }
+}
+
+impl<T: Element> Future for Get<'_, T> {
+    type Output = Result<T, RmaError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut value = T::new_zeroed();
+        if self.slow.is_none() {
+            let coop = ready!(poll_proceed(cx));
+            if let Some(source) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
+                source.read(value.as_mut_bytes());
+                coop.made_progress();
+                return Poll::Ready(Ok(value));
+            }
+        }
+        ready!(self.poll_slowly(cx, value.as_mut_bytes())?);
+        Poll::Ready(Ok(value))
+    }
+}
+
+/// A get of consecutive elements into a buffer.
+///
+/// # Cancel safety
+/// Cancel safe; the buffer is dropped with the future.
+#[must_use = "a get does nothing until it is awaited"]
+pub struct GetInto<'w, T> {
+    pub(super) fetch: Fetch<'w>,
+    pub(super) buffer: Option<Vec<T>>,
+}
+
+impl<T> Unpin for GetInto<'_, T> {}
+
+impl<T> std::fmt::Debug for GetInto<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GetInto").field("rank", &self.fetch.rank).finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> Future for GetInto<'_, T> {
+    type Output = Result<Vec<T>, RmaError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(mut buffer) = this.buffer.take() else {
+            let Fetch { memory, part, rank, offset, count, .. } = &this.fetch;
+            return Poll::Ready(match memory.check(*part, *rank, *offset, *count) {
+                Err(error) => Err(error),
+                Ok(_) => Err(Fault::Shutdown.into()),
+            });
+        };
+        match this.fetch.poll(cx, buffer.as_mut_slice().as_mut_bytes()) {
+            Poll::Ready(result) => Poll::Ready(result.map(|()| buffer)),
+            Poll::Pending => {
+                this.buffer = Some(buffer);
+                Poll::Pending
+            }
+        }
+    }
+}

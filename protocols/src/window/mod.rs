@@ -1,0 +1,393 @@
+//! Memory that peers write and read: windows of all ranks, and regions of one.
+
+mod get;
+mod own;
+mod put;
+mod region;
+
+pub use get::{Get, GetInto};
+pub use put::{Put, PutElement};
+pub use region::{Region, RegionKey, RemoteRegion};
+
+use crate::buffer::Buffer;
+use crate::exchange::{Exchange, PART_BYTES};
+use crate::operation::Pending;
+use bytes::Bytes;
+use get::Fetch;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::engine::Gates;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::{
+    Client, Device, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError, WindowId,
+};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// What a typed window holds: plain old data of any bit pattern.
+pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
+
+impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
+
+/// One rank's part of a window, or a region: where it is and how it is reached.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub rank: Rank,
+    pub mapped: Option<SharedSlice>,
+    pub len: u64,
+    /// Key in the context's table of remote memory.
+    pub remote: usize,
+}
+
+/// What windows and regions have in common.
+pub(crate) struct Memory {
+    pub id: WindowId,
+    pub handle: Handle,
+    pub gates: posthaste_core::sync::Arc<Gates>,
+    pub parts: Box<[Part]>,
+    /// Cleared when it is freed.
+    pub alive: AtomicBool,
+    pub size: u32,
+    device: Arc<dyn Device>,
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory")
+            .field("id", &self.id)
+            .field("parts", &self.parts.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    /// The part of a rank, if the access lies within it.
+    #[inline]
+    fn check(&self, part: usize, rank: Rank, offset: u64, count: u64) -> Result<&Part, RmaError> {
+        if !self.alive.load(Ordering::Relaxed) {
+            return Err(RmaError::NoSuchWindow(self.id));
+        }
+        let Some(part) = self.parts.get(part) else {
+            return Err(RmaError::UnknownRank { rank, size: self.size });
+        };
+        if offset <= part.len && count <= part.len - offset {
+            Ok(part)
+        } else {
+            Err(RmaError::OutOfRange { rank, offset, count, len: part.len })
+        }
+    }
+
+    /// The mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing precedes".
+    #[inline]
+    fn target(&self, rank: Rank, offset: u64, count: u64) -> Option<SharedSlice> {
+        let part = self.parts.get(rank.index())?;
+        if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
+            return None;
+        }
+        part.mapped?.slice(offset, count)
+    }
+
+    /// The mapped bytes of an access that may go ahead inline.
+    #[inline]
+    fn inline(&self, part: &Part, offset: u64, count: u64) -> Option<SharedSlice> {
+        if self.gates.is_open(part.rank) { part.mapped?.slice(offset, count) } else { None }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let keys: Vec<usize> = self.parts.iter().map(|part| part.remote).collect();
+        self.handle.post_run(move |scope| {
+            for key in keys {
+                scope.table().remote.try_remove(key);
+            }
+        });
+    }
+}
+
+/// A window over all ranks of the job: each rank's part has a length of its own, 0 allowed (access only). Offsets are
+/// in elements of `T`; [`byte`](Window::bytes) views count bytes. Cheap to clone.
+///
+/// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole.
+pub struct Window<T = u8> {
+    memory: Arc<Memory>,
+    exchange: Exchange,
+    /// The same on all ranks.
+    number: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Window<T> {
+    fn clone(&self) -> Self {
+        let (memory, exchange) = (self.memory.clone(), self.exchange.clone());
+        Self { memory, exchange, number: self.number, element: PhantomData }
+    }
+}
+
+impl<T> std::fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+/// Adds remote memory to the context's table; returns the keys.
+async fn add_remote(handle: &Handle, memory: Vec<RemoteMemory>) -> Vec<usize> {
+    let posted = handle.post(move |scope: &mut Scope<'_>| {
+        memory.into_iter().map(|memory| scope.table().remote.insert(memory)).collect()
+    });
+    std::future::poll_fn(|cx| posted.poll(cx)).await
+}
+
+impl<T: Element> Window<T> {
+    /// Makes a window (W01): collective, every rank names its own length in elements. The memory is zero.
+    ///
+    /// # Errors
+    /// If memory cannot be had here (the other ranks then get [`Fault::OutOfMemory`]), or a rank is lost, has left, or
+    /// called something else. Where a rank is lost meanwhile, some survivors may have the window and others not.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the other ranks wait until this one leaves.
+    pub async fn allocate(client: &Client, exchange: &Exchange, len: usize) -> Result<Window<T>, RmaError> {
+        let handle = first_context(client)?;
+        let me = handle.me().rank;
+        let device = client.device_for(me).ok_or(RmaError::Unreachable(me))?.clone();
+        let making = exchange.begin_window()?;
+        let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
+        let own = match bytes {
+            Some(0) => Ok(Allocation { offset: 0, len: 0 }),
+            Some(bytes) => device.allocate(bytes),
+            None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
+        };
+        let (blob, own, failed) = match own {
+            Ok(own) => {
+                let blob = part_blob(own.offset, bytes.unwrap_or(0));
+                (blob, (own.len > 0).then(|| (device.clone(), own)), None)
+            }
+            Err(error) => (NO_PART, None, Some(error)),
+        };
+        let gathered = making.exchange(blob, own).await;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let gathered = gathered.map_err(send_to_rma)?;
+        if gathered.iter().any(|blob| **blob == NO_PART) {
+            // All see that, so no rank has a window and none can reach the memory.
+            making.give_up();
+            return Err(Fault::OutOfMemory("another rank could not allocate its part of the window").into());
+        }
+        let remotes: Vec<RemoteMemory> = gathered
+            .iter()
+            .enumerate()
+            .map(|(rank, blob)| {
+                let (rank, (offset, len)) = (Rank(rank as u32), blob_part(blob));
+                RemoteMemory { rank, offset, len, mapped: device.map(rank, offset, len) }
+            })
+            .collect();
+        let keys = add_remote(&handle, remotes.clone()).await;
+        let parts = remotes
+            .iter()
+            .zip(keys)
+            .map(|(remote, key)| Part {
+                rank: remote.rank,
+                mapped: remote.mapped,
+                len: remote.len,
+                remote: key,
+            })
+            .collect();
+        let memory = Memory {
+            id: WindowId(making.number() as u32),
+            gates: client.gates().clone(),
+            parts,
+            alive: AtomicBool::new(true),
+            size: client.peers().ranks,
+            device,
+            handle,
+        };
+        let number = making.made();
+        Ok(Window { memory: Arc::new(memory), exchange: exchange.clone(), number, element: PhantomData })
+    }
+
+    /// Elements in a rank's part; 0 for an unknown rank.
+    #[must_use]
+    pub fn len(&self, rank: Rank) -> usize {
+        self.memory.parts.get(rank.index()).map_or(0, |part| (part.len / size_of::<T>() as u64) as usize)
+    }
+
+    /// Whether no rank has a part.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.parts.iter().all(|part| part.len == 0)
+    }
+
+    /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02).
+    #[must_use]
+    pub fn atomicity(&self) -> usize {
+        self.memory.device.caps().atomicity
+    }
+
+    /// The same window with offsets in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> Window<u8> {
+        let (memory, exchange) = (self.memory.clone(), self.exchange.clone());
+        Window { memory, exchange, number: self.number, element: PhantomData }
+    }
+
+    #[inline]
+    fn offset(index: usize) -> u64 {
+        // Saturates: an absurd index is out of range, not wrapped around into it.
+        (index as u64).saturating_mul(size_of::<T>() as u64)
+    }
+
+    /// Puts one element. Awaiting it means that it is at the target; [`Put::local`] is the earlier stage.
+    ///
+    /// # Cancel safety
+    /// See [`Put`].
+    #[inline]
+    pub fn put(&self, rank: Rank, index: usize, value: T) -> PutElement<'_, T> {
+        PutElement { memory: &self.memory, rank, offset: Self::offset(index), value, slow: None }
+    }
+
+    /// Puts consecutive elements.
+    ///
+    /// # Cancel safety
+    /// See [`Put`].
+    pub fn put_slice(&self, rank: Rank, index: usize, values: &[T]) -> Put<'_> {
+        Put::new(&self.memory, rank.index(), rank, Self::offset(index), Buffer::copy(values.as_bytes()))
+    }
+
+    /// Puts owned bytes at an element's place, without a copy of them on the way.
+    ///
+    /// # Cancel safety
+    /// See [`Put`].
+    pub fn put_bytes(&self, rank: Rank, index: usize, bytes: Bytes) -> Put<'_> {
+        Put::new(&self.memory, rank.index(), rank, Self::offset(index), bytes.into())
+    }
+
+    /// Gets one element.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a get changes nothing at the target.
+    #[inline]
+    pub fn get(&self, rank: Rank, index: usize) -> Get<'_, T> {
+        Get { memory: &self.memory, rank, offset: Self::offset(index), slow: None, element: PhantomData }
+    }
+
+    /// Fills a buffer with consecutive elements and gives it back.
+    ///
+    /// # Cancel safety
+    /// Cancel safe; the buffer is dropped with the future.
+    pub fn get_into(&self, rank: Rank, index: usize, buffer: Vec<T>) -> GetInto<'_, T> {
+        GetInto {
+            fetch: Fetch::new(&self.memory, rank.index(), rank, Self::offset(index)),
+            buffer: Some(buffer),
+        }
+    }
+
+    /// Gets consecutive elements as a new vector.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a get changes nothing at the target.
+    pub fn get_slice(&self, rank: Rank, index: usize, count: usize) -> GetInto<'_, T> {
+        // Checked before the memory is taken.
+        let buffer = match self.memory.check(rank.index(), rank, Self::offset(index), Self::offset(count)) {
+            Ok(_) => Some(vec![T::new_zeroed(); count]),
+            Err(_) => None,
+        };
+        let mut fetch = Fetch::new(&self.memory, rank.index(), rank, Self::offset(index));
+        fetch.count = Self::offset(count);
+        GetInto { fetch, buffer }
+    }
+
+    /// Records a put of a whole region to elements of a rank's part.
+    ///
+    /// # Errors
+    /// If the access is out of range.
+    pub fn record_put(
+        &self,
+        recorder: &mut crate::pattern::Recorder,
+        rank: Rank,
+        index: usize,
+        source: &Region,
+    ) -> Result<(), RmaError> {
+        self.record_put_from(recorder, rank, index, source, 0, source.len())
+    }
+
+    /// Records a put of `len` bytes of a region, from `first` on, to elements of a rank's part.
+    ///
+    /// # Errors
+    /// If the access is out of range.
+    pub fn record_put_from(
+        &self,
+        recorder: &mut crate::pattern::Recorder,
+        rank: Rank,
+        index: usize,
+        source: &Region,
+        first: u64,
+        len: u64,
+    ) -> Result<(), RmaError> {
+        let offset = Self::offset(index);
+        let part = self.memory.check(rank.index(), rank, offset, len)?;
+        source.check(first, len)?;
+        recorder.put(&self.memory, part, offset, source, first, len);
+        Ok(())
+    }
+
+    /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every
+    /// rank has come here or is proven dead (I10). From now on every operation on it is refused.
+    ///
+    /// # Errors
+    /// If it was freed before, a rank is lost or called something else, or this rank is closed. The window is freed
+    /// here all the same, and the memory goes back once the others have released it, too.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
+    pub async fn free(self) -> Result<(), RmaError> {
+        if !self.memory.alive.swap(false, Ordering::SeqCst) {
+            return Err(RmaError::NoSuchWindow(self.memory.id));
+        }
+        match crate::flush::fence(&self.memory.handle).await {
+            Ok(()) => {}
+            // A lost rank's operations have ended, too.
+            Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
+            Err(error) => return Err(send_to_rma(error)),
+        }
+        self.exchange.free_window(self.number).await.map_err(send_to_rma)
+    }
+}
+
+/// What a rank says that could not allocate its part.
+const NO_PART: [u8; PART_BYTES] = [0xff; PART_BYTES];
+
+fn part_blob(offset: u64, len: u64) -> [u8; PART_BYTES] {
+    let mut blob = [0; PART_BYTES];
+    blob[..8].copy_from_slice(&offset.to_le_bytes());
+    blob[8..].copy_from_slice(&len.to_le_bytes());
+    blob
+}
+
+fn blob_part(blob: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_le_bytes(blob[at..at + 8].try_into().unwrap_or_default());
+    (word(0), word(8))
+}
+
+fn first_context(client: &Client) -> Result<Handle, RmaError> {
+    client.contexts().first().cloned().ok_or(RmaError::Fault(Fault::Shutdown))
+}
+
+fn send_to_rma(error: SendError) -> RmaError {
+    match error {
+        SendError::Fault(fault) => RmaError::Fault(fault),
+        SendError::UnknownRank { rank, size } => RmaError::UnknownRank { rank, size },
+        _ => RmaError::Fault(Fault::Shutdown),
+    }
+}
+
+/// How far a put or a get is.
+enum Stage {
+    Start,
+    Posted(Posted<Result<Option<Pending>, RmaError>>),
+    Pending(Pending),
+    Done,
+}

@@ -1,0 +1,196 @@
+//! Regions: memory of one rank, reached by a key that its owner tells.
+
+use super::get::Fetch;
+use super::{GetInto, Memory, Part, Put, add_remote, first_context};
+use crate::buffer::Buffer;
+use posthaste_core::context::Face;
+use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::sync::lock;
+use posthaste_core::{Client, Device, Handle, Messager, Rank, RmaError, Scope, WindowId};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A region: memory of this rank that recorded operations read and that peers reach once they are told its
+/// [`RegionKey`] (D12). Cheap to clone; freed with its last clone, which must not be before peers have ended their
+/// operations on it.
+#[derive(Clone, Debug)]
+pub struct Region(Arc<RegionInner>);
+
+struct RegionInner {
+    id: u64,
+    handle: Handle,
+    slice: SharedSlice,
+    len: u64,
+    offset: u64,
+    local: usize,
+    device: Arc<dyn Device>,
+    own: Mutex<Option<Allocation>>,
+}
+
+impl std::fmt::Debug for RegionInner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("id", &self.id).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        let local = self.local;
+        let (device, own) = (self.device.clone(), lock(&self.own).take());
+        // Behind everything that was started before on this context.
+        self.handle.post_run(move |scope| {
+            scope.table().local.try_remove(local);
+            if let Some(own) = own {
+                device.free(own);
+            }
+        });
+    }
+}
+
+/// Names a region to peers; plain data, to be sent in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RegionKey {
+    /// Whose memory.
+    pub rank: u32,
+    /// First byte within the rank's segment.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl Region {
+    /// Allocates a region of `len` bytes, zeroed.
+    ///
+    /// # Errors
+    /// If memory cannot be had.
+    pub async fn allocate(client: &Client, len: usize) -> Result<Region, RmaError> {
+        let handle = first_context(client)?;
+        let me = handle.me().rank;
+        let device = client.device_for(me).ok_or(RmaError::Unreachable(me))?.clone();
+        let own = device.allocate(len as u64)?;
+        let offset = own.offset;
+        let Some(slice) = device.map(me, offset, len as u64) else {
+            device.free(own);
+            return Err(RmaError::Unreachable(me));
+        };
+        let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
+        let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = Mutex::new(Some(own));
+        Ok(Region(Arc::new(RegionInner { id, handle, slice, len: len as u64, offset, local, device, own })))
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What peers need to reach it.
+    #[must_use]
+    pub fn key(&self) -> RegionKey {
+        RegionKey { rank: self.0.handle.me().rank.0, offset: self.0.offset, len: self.0.len }
+    }
+
+    pub(crate) fn local_key(&self) -> usize {
+        self.0.local
+    }
+
+    pub(crate) fn check(&self, first: u64, len: u64) -> Result<(), RmaError> {
+        if first <= self.0.len && len <= self.0.len - first {
+            return Ok(());
+        }
+        let rank = self.0.handle.me().rank;
+        Err(RmaError::OutOfRange { rank, offset: first, count: len, len: self.0.len })
+    }
+
+    /// Copies bytes in, at an offset in bytes.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RmaError> {
+        self.check(offset as u64, bytes.len() as u64)?;
+        if let Some(slice) = self.0.slice.slice(offset as u64, bytes.len() as u64) {
+            slice.write(bytes);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes out, from an offset in bytes.
+    ///
+    /// # Errors
+    /// If it is out of range.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), RmaError> {
+        self.check(offset as u64, into.len() as u64)?;
+        if let Some(slice) = self.0.slice.slice(offset as u64, into.len() as u64) {
+            slice.read(into);
+        }
+        Ok(())
+    }
+}
+
+/// A region of a peer.
+#[derive(Clone, Debug)]
+pub struct RemoteRegion {
+    memory: Arc<Memory>,
+}
+
+impl RemoteRegion {
+    /// A peer's region by the key that the peer told.
+    ///
+    /// # Errors
+    /// If the rank is unknown, or the range is outside what the rank shares.
+    pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
+        let (rank, size) = (Rank(key.rank), client.peers().ranks);
+        if key.rank >= size {
+            return Err(RmaError::UnknownRank { rank, size });
+        }
+        let handle = first_context(client)?;
+        let device = client.device_for(rank).ok_or(RmaError::Unreachable(rank))?.clone();
+        let mapped = device.map(rank, key.offset, key.len);
+        if device.caps().mappable && mapped.is_none() {
+            return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
+        }
+        let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped };
+        let keys = add_remote(&handle, vec![remote]).await;
+        let parts = keys.into_iter().map(|remote| Part { rank, mapped, len: key.len, remote }).collect();
+        Ok(RemoteRegion {
+            memory: Arc::new(Memory {
+                id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),
+                gates: client.gates().clone(),
+                parts,
+                alive: AtomicBool::new(true),
+                size,
+                device,
+                handle,
+            }),
+        })
+    }
+
+    /// Puts bytes at an offset in bytes.
+    ///
+    /// # Cancel safety
+    /// See [`Put`].
+    pub fn put(&self, offset: usize, payload: impl Into<Buffer>) -> Put<'_> {
+        let rank = self.memory.parts[0].rank;
+        Put::new(&self.memory, 0, rank, offset as u64, payload.into())
+    }
+
+    /// Fills a buffer from an offset in bytes and gives it back.
+    ///
+    /// # Cancel safety
+    /// Cancel safe; the buffer is dropped with the future.
+    pub fn get_into(&self, offset: usize, buffer: Vec<u8>) -> GetInto<'_, u8> {
+        let rank = self.memory.parts[0].rank;
+        GetInto { fetch: Fetch::new(&self.memory, 0, rank, offset as u64), buffer: Some(buffer) }
+    }
+}
