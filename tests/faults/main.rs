@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod collectives;
 mod futures;
 mod hostile;
 mod killed;

@@ -26,8 +26,21 @@ struct RegionInner {
     len: u64,
     offset: u64,
     local: usize,
+    own: Mutex<Option<OwnMemory>>,
+}
+
+/// Memory of this rank that nobody else can reach yet, or any more.
+struct OwnMemory {
     device: Arc<dyn Device>,
-    own: Mutex<Option<Allocation>>,
+    own: Option<Allocation>,
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            self.device.free(own);
+        }
+    }
 }
 
 impl std::fmt::Debug for RegionInner {
@@ -39,13 +52,11 @@ impl std::fmt::Debug for RegionInner {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         let local = self.local;
-        let (device, own) = (self.device.clone(), lock(&self.own).take());
+        let own = lock(&self.own).take();
         // Behind everything that was started before on this context.
         self.handle.post_run(move |scope| {
             scope.table().local.try_remove(local);
-            if let Some(own) = own {
-                device.free(own);
-            }
+            drop(own);
         });
     }
 }
@@ -76,11 +87,13 @@ impl Region {
             device.free(own);
             return Err(RmaError::Unreachable(me));
         };
+        // From here on the memory is given back if the future is dropped.
+        let own = OwnMemory { device, own: Some(own) };
         let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
         let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let own = Mutex::new(Some(own));
-        Ok(Region(Arc::new(RegionInner { id, handle, slice, len: len as u64, offset, local, device, own })))
+        Ok(Region(Arc::new(RegionInner { id, handle, slice, len: len as u64, offset, local, own })))
     }
 
     /// Length in bytes.

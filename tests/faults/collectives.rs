@@ -1,0 +1,325 @@
+//! Collective operations that cannot end well: they end with an error on every rank, and nobody waits for ever.
+
+use crate::support::{Random, options, run, soon, wait_for};
+use posthaste::{Collective, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError, Window};
+use std::time::{Duration, Instant};
+
+fn fault_of(error: &Error) -> Fault {
+    match error {
+        Error::Send(SendError::Fault(fault)) | Error::Rma(RmaError::Fault(fault)) | Error::Fault(fault) => {
+            *fault
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All collective operations, one after another, keeping every other window.
+async fn round(job: &Job, kept: &mut Vec<Window<u64>>) -> Result<(), Error> {
+    let window = job.shmalloc::<u64>(64).await?;
+    kept.push(job.shmalloc::<u64>(1).await?);
+    job.barrier().await?;
+    let blobs = job.all_gather(&[job.rank().0 as u8; 5]).await?;
+    assert!(blobs.iter().enumerate().all(|(rank, blob)| **blob == [rank as u8; 5]));
+    window.free().await?;
+    Ok(())
+}
+
+/// Every collective operation from now on ends with this, and soon.
+async fn all_end_with(job: &Job, kept: Vec<Window<u64>>, wanted: Fault) {
+    for _ in 0..2 {
+        let barrier = soon("a barrier", job.barrier()).await.unwrap_err();
+        assert_eq!(fault_of(&barrier), wanted);
+        let gather = soon("a gathering", job.all_gather(b"x")).await.unwrap_err();
+        assert_eq!(fault_of(&gather), wanted);
+        let window = soon("a window", job.shmalloc::<u64>(8)).await.unwrap_err();
+        assert_eq!(fault_of(&window), wanted);
+    }
+    for window in kept {
+        match soon("a free", window.free()).await {
+            Ok(()) => {}
+            Err(error) => assert_eq!(fault_of(&error.into()), wanted),
+        }
+    }
+}
+
+/// A word that a rank says to another, and a count of those that came.
+fn word(job: &Job) -> (posthaste::ActiveMessage, Counter) {
+    let heard = job.counter();
+    let count = heard.clone();
+    let message = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+    (message, heard)
+}
+
+#[test]
+fn fault_after_a_death_every_collective_of_every_survivor_ends_with_that_loss() {
+    const SIZE: u32 = 5;
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    for number in 0..if rank { 1 } else { 12 } {
+        let number = std::env::var("POSTHASTE_TEST_SEED").unwrap_or_else(|_| format!("{number}"));
+        let seeded = options().body_leaves().killed(2).env("POSTHASTE_TEST_SEED", &number);
+        run(SIZE, seeded, async |job| {
+            let seed: u64 = std::env::var("POSTHASTE_TEST_SEED").unwrap().parse().unwrap();
+            let mut random = Random(seed * u64::from(SIZE) + u64::from(job.rank().0));
+            let (message, heard) = word(&job);
+            let mut kept = Vec::new();
+            if job.rank() == Rank(2) {
+                let delay = Duration::from_micros(random.below(8000));
+                round(&job, &mut kept).await.unwrap();
+                std::thread::spawn(move || {
+                    std::thread::sleep(delay);
+                    let _ = std::process::Command::new("kill")
+                        .args(["-9", &std::process::id().to_string()])
+                        .status();
+                });
+            }
+            let error = loop {
+                match soon("a round", round(&job, &mut kept)).await {
+                    Ok(()) => {}
+                    Err(error) => break error,
+                }
+                if random.below(4) == 0 {
+                    tokio::time::sleep(Duration::from_micros(random.below(500))).await;
+                }
+            };
+            assert_eq!(fault_of(&error), Fault::PeerLost(Rank(2)));
+            all_end_with(&job, kept, Fault::PeerLost(Rank(2))).await;
+            // The survivors go on with everything else, and leave when all of them have got here.
+            for to in job.ranks().filter(|to| *to != Rank(2)) {
+                message.send(to, b"").await.unwrap();
+            }
+            soon("the other survivors", heard.reach(u64::from(SIZE) - 1)).await;
+            job.leave().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in() {
+    for size in [3, 4, 7] {
+        run(size, options().body_leaves(), async |job| {
+            let window = job.shmalloc::<u64>(4).await.unwrap();
+            let other = job.shmalloc::<u64>(4).await.unwrap();
+            if job.rank() == Rank(1) {
+                return job.leave().await.unwrap();
+            }
+            // What is freed needs nobody who has left.
+            soon("a free", window.free()).await.unwrap();
+            let error = soon("a barrier", job.barrier()).await.unwrap_err();
+            assert_eq!(fault_of(&error), Fault::PeerClosed(Rank(1)));
+            all_end_with(&job, vec![other], Fault::PeerClosed(Rank(1))).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            job.leave().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn fault_ranks_of_several_contexts_leave_right_after_a_barrier() {
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    for _ in 0..if rank { 1 } else { 8 } {
+        run(4, options().contexts(2).workers(2), async |job| {
+            for _ in 0..20 {
+                job.barrier().await.unwrap();
+            }
+            // Another context may hear of the leave before this one has read the last part of the barrier.
+        });
+    }
+}
+
+/// The calls that the ranks of a mismatch named, sorted, and whether the ranks differ.
+fn calls_of(error: &Error) -> Vec<String> {
+    let fault = fault_of(error);
+    let Fault::CollectiveMismatch { ranks, calls } = fault else { panic!("{fault}") };
+    assert_ne!(ranks[0], ranks[1]);
+    for (rank, call) in ranks.iter().zip(&calls) {
+        let text = fault.to_string();
+        assert!(text.contains(&format!("rank {rank} called {call}")), "{text}");
+    }
+    let mut calls: Vec<String> = calls.iter().map(Collective::to_string).collect();
+    calls.sort();
+    calls
+}
+
+#[test]
+fn fault_collective_calls_that_do_not_match_are_told_to_all() {
+    for case in ["shmalloc", "gather", "length", "free"] {
+        for size in [2, 3, 6] {
+            // One rank of the job calls something else; the others may be far ahead of it.
+            run(size, options().body_leaves().env("POSTHASTE_TEST_CASE", case), async |job| {
+                let case = std::env::var("POSTHASTE_TEST_CASE").unwrap();
+                let (message, heard) = word(&job);
+                let odd = job.rank() == Rank(1);
+                let (one, other) =
+                    (job.shmalloc::<u8>(9).await.unwrap(), job.shmalloc::<u8>(9).await.unwrap());
+                job.barrier().await.unwrap();
+                if odd {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let end = match (case.as_str(), odd) {
+                    ("shmalloc", true) => soon("shmalloc", job.shmalloc::<u8>(9)).await.map(drop),
+                    ("gather", true) => soon("all_gather", job.all_gather(b"odd")).await.map(drop),
+                    ("length", true) => soon("all_gather", job.all_gather(b"longer")).await.map(drop),
+                    ("length", false) => soon("all_gather", job.all_gather(b"odd")).await.map(drop),
+                    ("free", true) => soon("free", other.clone().free()).await.map_err(Error::from),
+                    ("free", false) => soon("free", one.clone().free()).await.map_err(Error::from),
+                    _ => soon("barrier", job.barrier()).await,
+                };
+                let error = end.unwrap_err();
+                let expected = match case.as_str() {
+                    "shmalloc" => ["barrier", "shmalloc"],
+                    "gather" => ["all_gather of 3 bytes", "barrier"],
+                    "length" => ["all_gather of 3 bytes", "all_gather of 6 bytes"],
+                    _ => ["free of window 0", "free of window 1"],
+                };
+                assert_eq!(calls_of(&error), expected);
+                let later = soon("a barrier", job.barrier()).await.unwrap_err();
+                assert_eq!(calls_of(&later), expected);
+                // Nobody is cut off for it.
+                for to in job.ranks() {
+                    message.send(to, b"").await.unwrap();
+                }
+                soon("the others", heard.reach(job.size() as u64)).await;
+                job.leave().await.unwrap();
+            });
+        }
+    }
+}
+
+/// A region with known bytes, if there is room in this rank's segment.
+async fn region_of(job: &Job, len: usize) -> Option<posthaste::Region> {
+    let region = job.region(len).await.ok()?;
+    region.write(0, &vec![0xaa; len]).unwrap();
+    Some(region)
+}
+
+async fn region_in_the_end(job: &Job) -> posthaste::Region {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        match region_of(job, HALF).await {
+            Some(region) => return region,
+            None => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+        assert!(Instant::now() < end, "the range does not come back");
+    }
+}
+
+fn is_untouched(region: &posthaste::Region) -> bool {
+    let mut bytes = vec![0; region.len() as usize];
+    region.read(0, &mut bytes).unwrap();
+    bytes.iter().all(|byte| *byte == 0xaa)
+}
+
+const HALF: usize = 1 << 20;
+
+/// Rank 0 frees a window that rank 2 still puts into. `loss`: rank 3 dies first.
+async fn reuse(job: Job, loss: bool) {
+    let (message, heard) = word(&job);
+    let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+    // Almost all of the segment.
+    let window = job.shmalloc::<u8>(if job.rank() == Rank(0) { 2 * HALF - 8192 } else { 0 }).await.unwrap();
+    job.barrier().await.unwrap();
+    match job.rank().0 {
+        3 if loss => {
+            println!("ready");
+            std::future::pending::<()>().await;
+        }
+        2 => {
+            if loss {
+                soon("the loss", never.call(Rank(3), ())).await.unwrap_err();
+            }
+            // Puts all over the window until rank 0 has looked for long enough.
+            while heard.value() == 0 {
+                window.put_slice(Rank(0), 0, &vec![0x55; 2 * HALF - 8192]).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            if std::env::var("POSTHASTE_TEST_CASE").unwrap() == "dies" {
+                println!("all put");
+                std::future::pending::<()>().await;
+            }
+            let _ = soon("the free", window.free()).await;
+            soon("the end", heard.reach(2)).await;
+        }
+        0 => {
+            let freed = tokio::spawn(window.free());
+            let looked = Instant::now();
+            let mut regions = Vec::new();
+            while looked.elapsed() < Duration::from_millis(300) {
+                if let Some(region) = region_of(&job, 4096).await {
+                    regions.push(region);
+                }
+                assert!(region_of(&job, HALF).await.is_none(), "the window's range was reused");
+                assert!(regions.iter().all(is_untouched), "rank 2 reaches memory that was taken anew");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(!regions.is_empty(), "what the window did not take can be had");
+            if loss {
+                let error = soon("the free", freed).await.unwrap().unwrap_err();
+                assert_eq!(error, RmaError::Fault(Fault::PeerLost(Rank(3))));
+                message.send(Rank(2), b"").await.unwrap();
+            } else {
+                assert!(!freed.is_finished(), "rank 2 has not released the window");
+                message.send(Rank(2), b"").await.unwrap();
+                match soon("the free", freed).await.unwrap() {
+                    Ok(()) => {}
+                    Err(error) => assert_eq!(error, RmaError::Fault(Fault::PeerLost(Rank(2)))),
+                }
+            }
+            // Nobody can reach it any more: it comes back.
+            let region = region_in_the_end(&job).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert!(is_untouched(&region));
+            for to in [Rank(1), Rank(2)] {
+                // One of them may be dead by now.
+                let _ = message.send(to, b"").await;
+            }
+        }
+        _ => {
+            let _ = soon("the free", window.free()).await;
+            soon("the end", heard.reach(1)).await;
+        }
+    }
+    job.leave().await.unwrap();
+}
+
+#[test]
+fn fault_i10_a_windows_range_is_reused_only_after_every_rank_released_it() {
+    let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "frees");
+    run(3, limited, async |job| reuse(job, false).await);
+}
+
+#[test]
+fn fault_i10_a_windows_range_is_reused_once_its_last_user_is_dead() {
+    let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "dies");
+    let dying = limited.killed(2).during(|job| {
+        wait_for(job, 2, "all put");
+        job.kill(2).unwrap();
+    });
+    run(3, dying, async |job| reuse(job, false).await);
+}
+
+#[test]
+fn fault_i10_a_windows_range_is_not_reused_while_a_survivor_of_a_death_uses_it() {
+    let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "frees");
+    let dying = limited.killed(3).during(|job| {
+        wait_for(job, 3, "ready");
+        job.kill(3).unwrap();
+    });
+    run(4, dying, async |job| reuse(job, true).await);
+}
+
+#[test]
+fn fault_i10_a_window_that_was_never_made_leaves_no_memory_taken() {
+    // Rank 1 never takes part: the others are told when it leaves, and what they had taken comes back.
+    run(3, options().body_leaves().env("POSTHASTE_SEGMENT", "2M"), async |job| {
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return job.leave().await.unwrap();
+        }
+        let error = soon("a window", job.shmalloc::<u8>(2 * HALF - 8192)).await.unwrap_err();
+        assert_eq!(fault_of(&error), Fault::PeerClosed(Rank(1)));
+        drop(region_in_the_end(&job).await);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        job.leave().await.unwrap();
+    });
+}
