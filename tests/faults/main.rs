@@ -6,7 +6,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod collectives;
+mod cgroup;
+mod clocks;
 mod futures;
 mod hostile;
 mod killed;

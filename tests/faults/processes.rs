@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 const LIFETIME: Duration = Duration::from_secs(60);
 
 /// What survivors print; the names of the tests, which are printed too, do not contain it.
-const GONE: &str = "the peer is gone";
+pub const GONE: &str = "the peer is gone";
 
 /// Forks a process that never executes a program: it has all that this one has, and sleeps. Returns its number.
 #[allow(unsafe_code, reason = "a fork is to be seen, and there is no safe way to it")]
-fn fork() -> u32 {
+pub fn fork() -> u32 {
     std::thread::spawn(|| {
         let mut command = Command::new("never executed");
         // SAFETY: the closure runs in the child of a process with many threads; it does nothing but sleep, which takes no
@@ -47,12 +47,12 @@ fn fork() -> u32 {
     panic!("there is no forked process");
 }
 
-fn kill(pid: u32) {
+pub fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
 }
 
 /// The number that a rank has printed behind a word.
-fn number_behind(job: &RunningJob, rank: u32, word: &str) -> u32 {
+pub fn number_behind(job: &RunningJob, rank: u32, word: &str) -> u32 {
     wait_for(job, rank, word);
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -75,13 +75,13 @@ fn never(job: &Job) -> Service<(), ()> {
 
 /// Words by which ranks wait for each other where a barrier would not do: it ends with the first rank that dies, and
 /// a rank that is past its end may leave before the others are.
-struct Words {
+pub struct Words {
     word: ActiveMessage,
     heard: Counter,
 }
 
 impl Words {
-    fn register(job: &Job) -> Words {
+    pub fn register(job: &Job) -> Words {
         let heard = job.counter();
         let count = heard.clone();
         let word = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
@@ -99,7 +99,7 @@ impl Words {
     }
 
     /// Waits until all survivors are here: they can still talk to each other.
-    async fn among(&self, job: &Job, survivors: &[Rank]) {
+    pub async fn among(&self, job: &Job, survivors: &[Rank]) {
         let others = || survivors.iter().filter(|rank| **rank != job.rank());
         for other in others() {
             job.flush(*other).await.unwrap();

@@ -7,8 +7,9 @@ use posthaste_core::memory::SharedSlice;
 use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// What a rank's entry in the table says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,10 @@ pub struct Arena {
     layout: Layout,
     limit: Option<u64>,
     sysdep: Arc<dyn Sysdep>,
+    /// Bytes committed since the last look at what the system has left.
+    unseen: AtomicU64,
+    /// This rank's entry, once it has one.
+    own: OnceLock<SharedSlice>,
 }
 
 impl std::fmt::Debug for Arena {
@@ -48,6 +53,15 @@ const PROCESS: usize = 8;
 const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
+const PENDING: usize = 40;
+
+/// Bytes that a rank may commit without a look at what the system has left, which takes some 50 µs.
+const UNSEEN: u64 = 256 << 10;
+/// Bytes that are left alone besides: for what the ranks allocate themselves.
+const RESERVE: u64 = 8 << 20;
+/// How often and how long a rank waits for commits of others that may or may not leave it enough.
+const WAITS: u32 = 300;
+const WAIT: Duration = Duration::from_millis(1);
 
 impl Arena {
     /// Maps the arena and checks that it is that of this job.
@@ -86,7 +100,8 @@ impl Arena {
         std::mem::forget(map);
         // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
         let memory = unsafe { SharedSlice::from_raw(base, len) };
-        let arena = Arena { fd, memory, layout, limit, sysdep };
+        let (unseen, own) = (AtomicU64::new(0), OnceLock::new());
+        let arena = Arena { fd, memory, layout, limit, sysdep, unseen, own };
         let (table, table_len) = layout.rank_table();
         arena.commit(0, PAGE)?;
         arena.commit(table, table_len)?;
@@ -135,19 +150,7 @@ impl Arena {
     /// # Errors
     /// The limit that was met. Nothing has been touched then.
     pub fn commit(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
-        let small = len <= 64 << 10;
-        // Looking at the limits takes some 50 µs: ranges that cannot matter are left to the kernel's own check.
-        if !small || self.limit.is_some() {
-            let headroom = self.sysdep.headroom();
-            if len > headroom.host {
-                return Err(MemoryError::Host { wanted: len, available: headroom.host });
-            }
-            if let Some(left) = headroom.cgroup
-                && len > left
-            {
-                return Err(MemoryError::Cgroup { wanted: len, left });
-            }
-        }
+        let _pending = self.claim(len)?;
         if let Some(limit) = self.limit {
             let committed = self.memory.atomic(COMMITTED);
             let used = committed.fetch_add(len, Ordering::AcqRel);
@@ -173,6 +176,53 @@ impl Arena {
                 }
             }
         }
+    }
+
+    /// Checks that the system has so much left. All ranks see until the result is dropped that it is being taken: two
+    /// that look at the same time would both find the last bytes, and the kernel's own answer is to kill.
+    fn claim(&self, len: u64) -> Result<Option<Pending<'_>>, MemoryError> {
+        if self.unseen.fetch_add(len, Ordering::Relaxed) + len <= UNSEEN {
+            return Ok(None);
+        }
+        // Until a look finds enough, every commit has to look.
+        self.unseen.store(UNSEEN, Ordering::Relaxed);
+        let pending = self.own.get().map(|entry| Pending::new(entry, len));
+        let reserve = RESERVE + UNSEEN * u64::from(self.layout.shape.ranks);
+        let mut waits = 0;
+        loop {
+            // In this order: what another rank took before the look is seen in one of the two.
+            let others = self.pending().saturating_sub(pending.as_ref().map_or(0, |pending| pending.len));
+            let headroom = self.sysdep.headroom();
+            let host = headroom.host.saturating_sub(reserve);
+            let cgroup = headroom.cgroup.map(|left| left.saturating_sub(reserve));
+            let left = host.min(cgroup.unwrap_or(u64::MAX));
+            if len.saturating_add(others) <= left {
+                self.unseen.store(0, Ordering::Relaxed);
+                return Ok(pending);
+            }
+            // Part of what others are taking is counted twice until they have it, so that is no reason to refuse.
+            if len <= left && waits < WAITS {
+                waits += 1;
+                std::thread::sleep(WAIT);
+                continue;
+            }
+            return Err(match cgroup {
+                Some(left) if left < host => MemoryError::Cgroup { wanted: len, left },
+                _ => MemoryError::Host { wanted: len, available: host },
+            });
+        }
+    }
+
+    /// What all ranks together are about to commit.
+    fn pending(&self) -> u64 {
+        let ranks = (0..self.layout.shape.ranks).map(Rank);
+        let pending = ranks.map(|rank| self.entry(rank).atomic(PENDING).load(Ordering::SeqCst));
+        pending.fold(0, u64::saturating_add)
+    }
+
+    /// What a rank that has ended was about to commit, it will not.
+    pub(crate) fn forget_pending(&self, rank: Rank) {
+        self.entry(rank).atomic(PENDING).store(0, Ordering::SeqCst);
     }
 
     /// Gives the memory of a range back to the kernel; it reads as zero afterwards and has to be committed again.
@@ -214,6 +264,9 @@ impl Arena {
         entry.write_u64(STARTED, this.started);
         entry.write_u64(PID_NAMESPACE, this.pid_namespace);
         entry.write_u64(TIME_NAMESPACE, this.time_namespace);
+        entry.write_u64(PENDING, 0);
+        // A process enters one rank, once.
+        let _ = self.own.set(entry);
         // Release: whoever sees the rank joined sees its process.
         entry.atomic(PRESENCE).store(1, Ordering::Release);
         Ok(())
@@ -247,6 +300,25 @@ impl Arena {
             pid_namespace: entry.read_u64(PID_NAMESPACE),
             time_namespace: entry.read_u64(TIME_NAMESPACE),
         })
+    }
+}
+
+/// Bytes that this rank is about to commit.
+struct Pending<'a> {
+    entry: &'a SharedSlice,
+    len: u64,
+}
+
+impl<'a> Pending<'a> {
+    fn new(entry: &'a SharedSlice, len: u64) -> Self {
+        entry.atomic(PENDING).fetch_add(len, Ordering::SeqCst);
+        Self { entry, len }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.entry.atomic(PENDING).fetch_sub(self.len, Ordering::SeqCst);
     }
 }
 

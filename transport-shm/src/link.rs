@@ -185,6 +185,7 @@ impl Link {
         if self.gone[rank.index()].swap(true, Ordering::AcqRel) {
             return;
         }
+        self.arena.forget_pending(rank);
         let fault = match self.arena.presence(rank) {
             Presence::Left => Fault::PeerClosed(rank),
             _ => Fault::PeerLost(rank),
