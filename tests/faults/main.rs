@@ -8,6 +8,7 @@ mod support;
 
 mod cgroup;
 mod clocks;
+mod collectives;
 mod futures;
 mod hostile;
 mod killed;
