@@ -5,6 +5,7 @@
 mod support;
 
 mod calls;
+mod collectives;
 mod components;
 mod contexts;
 mod early;

@@ -1,7 +1,7 @@
 //! Windows and regions.
 
 use crate::support::{is_payload, options, others, payload, run, soon};
-use posthaste::{Bytes, Message, Rank, RegionKey, Scope};
+use posthaste::{Bytes, Message, Rank, RegionKey, RmaError, Scope};
 
 #[test]
 fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
@@ -143,6 +143,47 @@ fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
         assert_eq!(after.messages_sent, before.messages_sent);
         job.barrier().await.unwrap();
         assert_eq!(window.to_vec(), (1..=1024).map(|n| if n <= 1000 { n } else { 0 }).collect::<Vec<u64>>());
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w01_a_ranks_own_part_is_copied_in_bulk() {
+    run(2, options(), async |job| {
+        let (me, peer) = (job.rank(), Rank(1 - job.rank().0));
+        let window = job.shmalloc::<u32>(2000 + me.index()).await.unwrap();
+        let mine: Vec<u32> = (0..1500).map(|n| n * 3 + me.0).collect();
+        window.store_slice(17, &mine).unwrap();
+        job.barrier().await.unwrap();
+        let theirs = window.get_slice(peer, 17, 1500).await.unwrap();
+        assert!(theirs.iter().enumerate().all(|(n, value)| *value == n as u32 * 3 + peer.0));
+        window.put_slice(peer, 1600, &mine[..300]).await.unwrap();
+        job.barrier().await.unwrap();
+        let mut back = [0; 300];
+        window.load_slice(1600, &mut back).unwrap();
+        assert_eq!(back[..], theirs[..300]);
+        for count in [0, 1, 2, 3, 15, 16, 17, 1500] {
+            let mut back = vec![0; count];
+            window.load_slice(17, &mut back).unwrap();
+            assert_eq!(back, mine[..count]);
+        }
+        // The end is inside, for nothing; what lies beyond is refused, and nothing is copied then.
+        let len = 2000 + me.index();
+        window.store_slice(len, &[]).unwrap();
+        let outside = |index: usize, count: u64| {
+            let (offset, len) = (index as u64 * 4, len as u64 * 4);
+            Err(RmaError::OutOfRange { rank: me, offset, count: count * 4, len })
+        };
+        assert_eq!(window.store_slice(len - 1, &[9, 9]), outside(len - 1, 2));
+        assert_eq!(window.load_slice(len + 1, &mut []), outside(len + 1, 0));
+        let mut untouched = [7; 3];
+        assert_eq!(window.load_slice(len - 2, &mut untouched), outside(len - 2, 3));
+        assert_eq!((untouched, window.load(len - 1)), ([7; 3], Some(0)));
+        assert!(window.load_slice(usize::MAX, &mut untouched).is_err());
+        let freed = window.clone();
+        window.free().await.unwrap();
+        assert!(matches!(freed.load_slice(0, &mut untouched), Err(RmaError::NoSuchWindow(_))));
+        assert!(matches!(freed.store_slice(0, &[1]), Err(RmaError::NoSuchWindow(_))));
         job.barrier().await.unwrap();
     });
 }

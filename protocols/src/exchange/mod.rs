@@ -184,24 +184,40 @@ impl Exchange {
         Ok(Making { operation: self.begin(Collective::Shmalloc)?, made: false })
     }
 
-    /// Releases a window, on which this rank has no operation any more, and waits until all ranks have done so. The
-    /// memory of this rank's part goes back then, or later if this ends with an error.
-    pub(crate) async fn free_window(&self, window: u64) -> Result<(), SendError> {
+    /// Starts to free a window: from here on the operation has its number.
+    pub(crate) fn begin_free(&self, window: u64) -> Freeing<'_> {
         let call = Collective::Free(WindowId(window as u32));
-        let operation = match self.begin(call) {
+        Freeing { exchange: self, window, operation: self.begin(call) }
+    }
+}
+
+/// A window that is being freed.
+pub(crate) struct Freeing<'e> {
+    exchange: &'e Exchange,
+    window: u64,
+    operation: Result<Operation<'e>, Fault>,
+}
+
+impl Freeing<'_> {
+    /// Releases the window, on which this rank has no operation any more, and waits until all ranks have done so. The
+    /// memory of this rank's part goes back then, or later if this ends with an error.
+    pub async fn release(self) -> Result<(), SendError> {
+        let Freeing { exchange, window, operation } = self;
+        let operation = match operation {
             Ok(operation) => operation,
             Err(fault) => {
-                self.protocol.notify_others(Record::release(window).freeze());
-                let unused = self.with_board(|board, effects| {
+                exchange.protocol.notify_others(Record::release(window).freeze());
+                let unused = exchange.with_board(|board, effects| {
                     board.release(window, false, effects);
                     board.is_unused(window)
                 });
                 return if unused { Ok(()) } else { Err(fault.into()) };
             }
         };
-        let releasing = Releasing { exchange: self, window };
-        self.with_board(|board, effects| board.release(window, true, effects));
-        self.protocol.notify_others(Record::part(call, operation.number, 0, &[]).freeze());
+        let releasing = Releasing { exchange, window };
+        exchange.with_board(|board, effects| board.release(window, true, effects));
+        let part = Record::part(operation.call, operation.number, 0, &[]);
+        exchange.protocol.notify_others(part.freeze());
         let waited = operation
             .wait(|board| match board.is_unused(window) {
                 true => Some(Ok(())),

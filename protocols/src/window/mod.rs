@@ -347,13 +347,15 @@ impl<T: Element> Window<T> {
         if !self.memory.alive.swap(false, Ordering::SeqCst) {
             return Err(RmaError::NoSuchWindow(self.memory.id));
         }
+        // Before the first wait: several windows may be freed at once, in the same order on all ranks.
+        let freeing = self.exchange.begin_free(self.number);
         match crate::flush::fence(&self.memory.handle).await {
             Ok(()) => {}
             // A lost rank's operations have ended, too.
             Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
             Err(error) => return Err(send_to_rma(error)),
         }
-        self.exchange.free_window(self.number).await.map_err(send_to_rma)
+        freeing.release().await.map_err(send_to_rma)
     }
 }
 
