@@ -16,8 +16,9 @@ fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-fn soak() -> u64 {
-    if std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1") { 5 } else { 1 }
+/// How often something is done, usually and in the soak form.
+fn rounds(usual: u64, soak: u64) -> u64 {
+    if std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1") { soak } else { usual }
 }
 
 fn seed() -> u64 {
@@ -191,12 +192,14 @@ async fn survive(job: Job, victims: u32) {
 
 #[test]
 fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed() {
-    kill_at_random(7, |options| run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await));
+    kill_at_random(rounds(7, 200), |options| {
+        run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await)
+    });
 }
 
 #[test]
 fn fault_ranks_killed_at_random_times_with_time_to_spare() {
-    kill_at_random(7, |options| {
+    kill_at_random(rounds(7, 200), |options| {
         let paced = options.env("POSTHASTE_TEST_PACED", "1");
         run(2 + VICTIMS, paced, async |job| survive(job, VICTIMS).await)
     });
@@ -209,7 +212,7 @@ fn kill_at_random(jobs: u64, start: impl Fn(Options) -> Vec<String>) {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let mut random = Random(if rank { 0 } else { seed() });
     let mut times: Vec<u64> = Vec::new();
-    for _ in 0..jobs * soak() {
+    for _ in 0..jobs {
         let delays: Vec<u64> = (0..VICTIMS).map(|_| random.below(25_000)).collect();
         let killed: Arc<std::sync::Mutex<Vec<u64>>> = Arc::default();
         let kills = killed.clone();
@@ -245,7 +248,7 @@ fn kill_at_random(jobs: u64, start: impl Fn(Options) -> Vec<String>) {
     let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
     println!(
         "{} kills, {} losses seen; from the kill to PeerLost: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
-        jobs * soak() * u64::from(VICTIMS),
+        jobs * u64::from(VICTIMS),
         times.len(),
         at(0.5),
         at(0.99),
@@ -385,7 +388,7 @@ fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
 fn fault_all_ranks_killed_leave_nothing_behind() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let mut random = Random(if rank { 0 } else { seed() });
-    for _ in 0..10 * soak() {
+    for _ in 0..rounds(10, 50) {
         let delay = Duration::from_micros(random.below(20_000));
         let mut options = options().body_leaves().during(move |job| {
             wait_for(job, 0, "ready");

@@ -1,7 +1,8 @@
 //! Each fault that is promised to be survived, caused between real processes.
 //!
-//! `POSTHASTE_TEST_SOAK=1` makes the tests with random times five times as long; what chance decided is printed as a
-//! seed, and `POSTHASTE_TEST_SEED=n` repeats it.
+//! `POSTHASTE_TEST_SOAK=1` kills at 200 random times instead of a few, and all ranks 50 times; with `--nocapture` the
+//! tests print how long it took to notice. What chance decided is printed as a seed, and `POSTHASTE_TEST_SEED=n` repeats
+//! it.
 
 #[path = "../support/mod.rs"]
 mod support;
