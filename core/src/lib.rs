@@ -18,6 +18,8 @@ pub mod inprocess;
 pub mod memory;
 pub mod messager;
 pub mod protocol;
+#[cfg(unix)]
+pub mod reactor;
 pub mod slot;
 pub mod stats;
 pub mod sync;

@@ -1,0 +1,175 @@
+//! The device: what the traits of the core ask for.
+
+use crate::bell::Bell;
+use crate::book::{AddressBook, PeerAddress};
+use crate::config::{Mode, TcpConfig};
+use crate::gate::Gate;
+use crate::hub::{Door, Hub};
+use crate::port::TcpPort;
+use crate::watch::{Alarm, Watch};
+use async_trait::async_trait;
+use posthaste_core::device::{Allocation, Doorbell, PeerDown};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::sync::{Mutex, lock};
+use posthaste_core::{Caps, ContextId, Device, DeviceError, MemoryError, Port, Rank};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+/// The device over TCP, for one client of one rank.
+pub struct TcpDevice {
+    hub: Arc<Hub>,
+    caps: Caps,
+    address: SocketAddr,
+    watches: Mutex<Vec<Option<Watch>>>,
+    gate: Mutex<Option<Gate>>,
+}
+
+impl std::fmt::Debug for TcpDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpDevice")
+            .field("rank", &self.hub.me)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TcpDevice {
+    /// Binds the listener, so that the address is known, and that peers can connect before this rank is ready for them:
+    /// their handshakes are answered once the device is open. Enters itself in the book.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, or the system refuses what the ports need.
+    pub fn new(config: TcpConfig, book: Arc<AddressBook>) -> Result<TcpDevice, DeviceError> {
+        let os = |what: &'static str| move |source: io::Error| DeviceError::Os { what, source };
+        if config.rank.0 >= config.shape.ranks {
+            return Err(DeviceError::Mismatch {
+                subject: "the rank",
+                problem: format!("{} of a job of {}", config.rank, config.shape.ranks),
+            });
+        }
+        let listener = bind(&config).map_err(os("cannot listen for connections"))?;
+        let address = listener.local_addr().map_err(os("cannot listen for connections"))?;
+        if config.mode == Mode::Insecure && !address.ip().is_loopback() {
+            tracing::warn!(%address, "connections are accepted from anybody: the mode is insecure");
+        }
+        let (mut watches, mut doors) = (Vec::new(), Vec::new());
+        for _ in 0..config.shape.contexts {
+            let watch = Watch::new().map_err(os("cannot watch sockets"))?;
+            let alarm = Alarm::new(&watch).map_err(os("cannot watch sockets"))?;
+            watches.push(Some(watch));
+            doors.push(Arc::new(Door::new(Arc::new(Bell::new(alarm)))));
+        }
+        book.set(config.rank, PeerAddress { address, incarnation: config.incarnation });
+        let hub = Arc::new(Hub::new(&config, book, doors.into()));
+        let gate = Gate::new(hub.clone(), listener).map_err(os("cannot watch the listener"))?;
+        let limits = hub.limits;
+        let mut caps = Caps::send_only("tcp", limits.max_inline);
+        caps.max_eager = limits.max_eager;
+        caps.fragment = limits.fragment;
+        caps.native_put = true;
+        caps.native_get = true;
+        caps.cost = 100;
+        Ok(TcpDevice { hub, caps, address, watches: Mutex::new(watches), gate: Mutex::new(Some(gate)) })
+    }
+
+    /// Where this rank listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the ranks listen.
+    #[must_use]
+    pub fn book(&self) -> &Arc<AddressBook> {
+        &self.hub.book
+    }
+
+    /// Whether there is, or was, a connection with the rank: whether its end is noticed without asking for it.
+    #[must_use]
+    pub fn has_met(&self, rank: Rank) -> bool {
+        self.hub.has_met(rank)
+    }
+
+    /// Ends everything at once, as the end of the process would: peers see a lost rank.
+    pub fn abort(&self) {
+        self.hub.abort();
+        *lock(&self.gate) = None;
+    }
+}
+
+impl Drop for TcpDevice {
+    fn drop(&mut self) {
+        self.hub.abort();
+    }
+}
+
+fn bind(config: &TcpConfig) -> io::Result<TcpListener> {
+    let ports = match &config.ports {
+        Some(ports) if config.bind.port() == 0 => ports.clone(),
+        _ => config.bind.port()..=config.bind.port(),
+    };
+    let mut last = io::Error::new(io::ErrorKind::AddrInUse, "the range of ports is empty");
+    for port in ports {
+        match TcpListener::bind(SocketAddr::new(config.bind.ip(), port)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[async_trait]
+impl Device for TcpDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn reaches(&self, rank: Rank) -> bool {
+        rank.0 < self.hub.shape.ranks
+    }
+
+    fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
+        let watch = lock(&self.watches).get_mut(context.index()).and_then(Option::take);
+        let Some(watch) = watch else {
+            let problem = format!("{context} does not exist or has its port already");
+            return Err(DeviceError::Mismatch { subject: "the device over TCP", problem });
+        };
+        Ok(Box::new(TcpPort::new(self.hub.clone(), context, watch)))
+    }
+
+    fn doorbell(&self, context: ContextId) -> Arc<dyn Doorbell> {
+        self.hub.door(context).bell.clone()
+    }
+
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
+        self.hub.home.allocate(len)
+    }
+
+    fn free(&self, allocation: Allocation) {
+        self.hub.home.free(allocation);
+    }
+
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+        if rank == self.hub.me { self.hub.home.slice(offset, len) } else { None }
+    }
+
+    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
+        let os = |what: &'static str| move |source: io::Error| DeviceError::Os { what, source };
+        let refused = os("cannot wait for sockets in this Tokio runtime");
+        let runtime =
+            tokio::runtime::Handle::try_current().map_err(|error| refused(io::Error::other(error)))?;
+        for context in 0..self.hub.shape.contexts {
+            self.hub.door(ContextId(context)).bell.alarm().start().map_err(&refused)?;
+        }
+        self.hub.open(runtime, peer_down);
+        if let Some(gate) = lock(&self.gate).take() {
+            self.hub.spawn(gate.run());
+        }
+        Ok(())
+    }
+
+    async fn close(&self) {
+        self.hub.close().await;
+    }
+}

@@ -1,0 +1,100 @@
+//! Connecting to a peer: a task per connection, off the hot path.
+
+use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
+use crate::hub::{Hub, Settled};
+use crate::socket;
+use posthaste_core::{ContextId, Endpoint, Fault};
+use std::io;
+use std::net::TcpStream as Socket;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why one attempt came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A listener that does not like a hello closes without a word.
+    #[error("the listener ended the handshake: another key, job, version or mode, or it is overrun")]
+    Refused,
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+}
+
+/// Connects a context with an endpoint, trying again until it is settled one way or the other, or the time is up.
+pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint) {
+    let deadline = Instant::now() + hub.times.connect;
+    let mut pause = FIRST_PAUSE;
+    while hub.is_dialing(context, peer) {
+        match timeout_at(deadline, round(&hub, context, peer)).await {
+            Ok(Ok((Verdict::Accept, stream, channel))) => {
+                if hub.accepted(context, peer) {
+                    hub.deliver(context, Settled { peer, stream: Arc::new(stream), channel });
+                }
+                return;
+            }
+            // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
+            Ok(Ok((Verdict::Yield, ..))) => {}
+            Ok(Ok((Verdict::Spent, ..))) => return over(&hub, context, peer, Fault::PeerLost(peer.rank)),
+            Ok(Ok((Verdict::Leaving, ..))) => return over(&hub, context, peer, Fault::PeerClosed(peer.rank)),
+            Ok(Err(error)) => {
+                if let Some(more) = hub.log.pass() {
+                    tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
+                }
+            }
+            Err(_) => {
+                tracing::warn!(me = %hub.me, %peer, "could not connect in time");
+                return over(&hub, context, peer, Fault::PeerLost(peer.rank));
+            }
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn over(hub: &Hub, context: ContextId, peer: Endpoint, fault: Fault) {
+    // The peer's own attempt may have been accepted meanwhile.
+    if hub.is_dialing(context, peer) {
+        hub.ended(context, peer, fault);
+    }
+}
+
+async fn round(
+    hub: &Hub,
+    context: ContextId,
+    peer: Endpoint,
+) -> Result<(Verdict, Socket, Channel), AttemptError> {
+    let target = hub.book.wait(peer.rank).await;
+    let attempt = async {
+        let mut stream = TcpStream::connect(target.address).await?;
+        stream.set_nodelay(true)?;
+        let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
+        stream.write_all(&hello).await?;
+        let mut answer = [0; ANSWER_LEN];
+        read(&mut stream, &mut answer).await?;
+        let (mut channel, finish) = initiator.answered(&answer)?;
+        stream.write_all(&finish).await?;
+        let mut verdict = [0; VERDICT_LEN];
+        read(&mut stream, &mut verdict).await?;
+        let verdict = channel.heard(&verdict)?;
+        let stream = stream.into_std()?;
+        socket::prepare(&stream, &hub.times, &hub.limits)?;
+        Ok((verdict, stream, channel.settled(hub.identity.mode())))
+    };
+    let late = |_| AttemptError::Io(io::ErrorKind::TimedOut.into());
+    timeout(hub.times.handshake, attempt).await.map_err(late)?
+}
+
+async fn read(stream: &mut TcpStream, into: &mut [u8]) -> Result<(), AttemptError> {
+    match stream.read_exact(into).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(AttemptError::Refused),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,262 @@
+//! The listener, and the sockets that have not proven anything yet.
+//!
+//! One task has all of them. A socket costs one entry of a table until it has sent a whole hello: its bytes are left
+//! in the kernel until there are enough of them, and are looked at from the stack. When the table is full the oldest
+//! entry goes, so that whoever is quick gets in however many are slow.
+
+use crate::handshake::{Channel, Claim, FINISH_LEN, HELLO_LEN, HandshakeError, Responder, Verdict, respond};
+use crate::hub::{Hub, Settled};
+use crate::socket;
+use crate::watch::{Alarm, Watch};
+use slab::Slab;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+const LISTENER: u64 = u64::MAX;
+/// Connections accepted in a row before the others get their turn.
+const ACCEPTS: usize = 64;
+/// How long to leave the listener alone when the system has no descriptor to spare.
+const BREATHE: Duration = Duration::from_millis(50);
+
+/// Why a socket was turned away.
+#[derive(Debug, Error)]
+enum TurnedAway {
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+    #[error("it ended, or said too much, before it had proven anything")]
+    Ended,
+    #[error("it took too long")]
+    Late,
+    #[error("there were too many, and it was the oldest")]
+    Crowded,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// A socket that has not proven anything.
+struct Unproven {
+    stream: TcpStream,
+    deadline: Instant,
+    number: u64,
+    /// What it claims, once its hello was good; it still has to show that it is no recording.
+    claim: Option<Box<(Claim, Responder)>>,
+}
+
+pub(crate) struct Gate {
+    hub: Arc<Hub>,
+    listener: TcpListener,
+    watch: Watch,
+    alarm: Alarm,
+    waiting: Slab<Unproven>,
+    accepted: u64,
+    /// The listener is left alone until then.
+    closed_until: Option<Instant>,
+}
+
+impl Gate {
+    /// Around a bound listener.
+    pub fn new(hub: Arc<Hub>, listener: TcpListener) -> io::Result<Gate> {
+        listener.set_nonblocking(true)?;
+        let watch = Watch::new()?;
+        watch.add_listener(&listener, LISTENER)?;
+        let alarm = Alarm::new(&watch)?;
+        Ok(Gate { hub, listener, watch, alarm, waiting: Slab::new(), accepted: 0, closed_until: None })
+    }
+
+    /// Lets peers in, for ever.
+    pub async fn run(mut self) {
+        if let Err(error) = self.alarm.start().and_then(|()| self.alarm.set()) {
+            tracing::error!(me = %self.hub.me, %error, "cannot wait for connections");
+            return;
+        }
+        loop {
+            if let Some(until) = self.closed_until {
+                tokio::time::sleep_until(until.into()).await;
+            }
+            let next = self.next_deadline();
+            let rung = poll_fn(|cx| self.alarm.poll(cx));
+            match next {
+                Some(at) => {
+                    // That the time came first is as good a reason to look.
+                    let _ = tokio::time::timeout_at(at.into(), rung).await;
+                }
+                None => drop(rung.await),
+            }
+            self.turn();
+            // A flood at the gate must not keep the runtime from the ports.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.iter().map(|(_, unproven)| unproven.deadline).min()
+    }
+
+    fn turn(&mut self) {
+        let now = Instant::now();
+        if self.closed_until.is_some_and(|until| until <= now) {
+            self.closed_until = None;
+        }
+        loop {
+            let mut ready = [(0, false); 128];
+            let mut count = 0;
+            let more = self.watch.look(|found| {
+                if let Some(place) = ready.get_mut(count) {
+                    *place = (found.key, found.ended);
+                    count += 1;
+                }
+            });
+            for &key in &ready[..count] {
+                match key {
+                    (LISTENER, _) => self.accept(),
+                    (key, ended) => self.read(key as usize, ended),
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        // Not edge after edge: the alarm is told anew of what is still there.
+        self.alarm.clear();
+        if let Err(error) = self.alarm.set() {
+            tracing::error!(me = %self.hub.me, %error, "cannot wait for connections");
+        }
+        let late: Vec<usize> = self
+            .waiting
+            .iter()
+            .filter(|(_, unproven)| unproven.deadline <= now)
+            .map(|(key, _)| key)
+            .collect();
+        for key in late {
+            self.turn_away(key, &TurnedAway::Late);
+        }
+    }
+
+    fn accept(&mut self) {
+        if self.closed_until.is_some() {
+            return;
+        }
+        for _ in 0..ACCEPTS {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if let Err(error) = self.admit(stream) {
+                        self.tell(&TurnedAway::Io(error));
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Out of descriptors: those that wait here are the first to go.
+                    self.tell(&TurnedAway::Io(error));
+                    self.drop_oldest();
+                    self.closed_until = Some(Instant::now() + BREATHE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        if self.waiting.len() >= self.hub.limits.unproven {
+            self.drop_oldest();
+        }
+        self.accepted += 1;
+        let deadline = Instant::now() + self.hub.times.handshake;
+        let unproven = Unproven { stream, deadline, number: self.accepted, claim: None };
+        let key = self.waiting.insert(unproven);
+        self.watch.add(&self.waiting[key].stream, key as u64)?;
+        self.read(key, false);
+        Ok(())
+    }
+
+    fn drop_oldest(&mut self) {
+        let oldest = self.waiting.iter().min_by_key(|(_, unproven)| unproven.number).map(|(key, _)| key);
+        if let Some(key) = oldest {
+            self.turn_away(key, &TurnedAway::Crowded);
+        }
+    }
+
+    fn turn_away(&mut self, key: usize, why: &TurnedAway) {
+        self.waiting.remove(key);
+        self.tell(why);
+    }
+
+    fn tell(&self, why: &TurnedAway) {
+        if let Some(more) = self.hub.log.pass() {
+            tracing::warn!(me = %self.hub.me, %why, more, "a connection was turned away");
+        }
+    }
+
+    /// Looks at what a socket has sent so far.
+    fn read(&mut self, key: usize, ended: bool) {
+        let Some(unproven) = self.waiting.get_mut(key) else { return };
+        match unproven.step(&self.hub) {
+            Ok(Step::Wait) if ended => self.turn_away(key, &TurnedAway::Ended),
+            Ok(Step::Wait) => {}
+            Ok(Step::Proven(claim, channel)) => {
+                let proven = self.waiting.remove(key);
+                if let Err(why) = self.settle(proven.stream, claim, *channel) {
+                    self.tell(&why);
+                }
+            }
+            Err(why) => self.turn_away(key, &why),
+        }
+    }
+
+    /// The peer is who it says it is: the connection is judged, and handed to its port if it counts.
+    fn settle(&self, stream: TcpStream, claim: Claim, mut channel: Channel) -> Result<(), TurnedAway> {
+        socket::prepare(&stream, &self.hub.times, &self.hub.limits)?;
+        let verdict = self.hub.judge(&claim);
+        let last = channel.verdict(verdict)?;
+        // An empty buffer has room for so little, or the connection is broken, which its port will see.
+        let _ = (&stream).write(&last);
+        if verdict == Verdict::Accept {
+            let channel = channel.settled(self.hub.identity.mode());
+            self.hub.deliver(claim.to, Settled { peer: claim.from, stream: Arc::new(stream), channel });
+        }
+        Ok(())
+    }
+}
+
+enum Step {
+    Wait,
+    Proven(Claim, Box<Channel>),
+}
+
+impl Unproven {
+    fn step(&mut self, hub: &Hub) -> Result<Step, TurnedAway> {
+        if self.claim.is_none() {
+            let Some(hello) = self.whole::<HELLO_LEN>()? else { return Ok(Step::Wait) };
+            let (claim, responder, answer) = respond(&hub.identity, &hello)?;
+            if (&self.stream).write(&answer)? != answer.len() {
+                return Err(TurnedAway::Ended);
+            }
+            self.claim = Some(Box::new((claim, responder)));
+        }
+        let Some(finish) = self.whole::<FINISH_LEN>()? else { return Ok(Step::Wait) };
+        match &self.claim {
+            Some(claim) => Ok(Step::Proven(claim.0, Box::new(claim.1.finished(&finish)?))),
+            None => Ok(Step::Wait),
+        }
+    }
+
+    /// Takes a message off the socket if all of it is there, and leaves it there otherwise.
+    fn whole<const N: usize>(&self) -> Result<Option<[u8; N]>, TurnedAway> {
+        let mut bytes = [0; N];
+        match self.stream.peek(&mut bytes) {
+            Ok(0) => Err(TurnedAway::Ended),
+            Ok(count) if count < N => Ok(None),
+            Ok(_) => {
+                (&self.stream).read_exact(&mut bytes)?;
+                Ok(Some(bytes))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! One context's part of the device: its connections, both ways.
+
+use crate::hub::{Hub, Settled};
+use crate::rx::{End, RxLink};
+use crate::tx::{Transit, Tx};
+use crate::watch::Watch;
+use posthaste_core::device::{Body, Inject, Injected, Packet, Sink, Sources, Verdict};
+use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, Loan, Port, Rank};
+use std::sync::Arc;
+
+/// So many connections are read without asking first which of them has something.
+const DIRECT_LINKS: usize = 2;
+
+pub(crate) struct TcpPort {
+    hub: Arc<Hub>,
+    context: ContextId,
+    watch: Watch,
+    tx: Tx,
+    links: Vec<Option<Box<RxLink>>>,
+    /// Indices of the links that are open.
+    open: Vec<usize>,
+    /// Where the next round begins, so that nobody is always first.
+    first: usize,
+    spare: Vec<Vec<u8>>,
+    local_held: bool,
+    armed: bool,
+}
+
+impl TcpPort {
+    pub fn new(hub: Arc<Hub>, context: ContextId, watch: Watch) -> TcpPort {
+        let me = Endpoint::new(hub.me, context);
+        let tx = Tx::new(hub.clone(), me);
+        TcpPort {
+            links: (0..hub.shape.endpoints()).map(|_| None).collect(),
+            hub,
+            context,
+            watch,
+            tx,
+            open: Vec::new(),
+            first: 0,
+            spare: Vec::new(),
+            local_held: false,
+            armed: false,
+        }
+    }
+
+    /// Connections that were settled, and whether the device closes.
+    #[cold]
+    fn answer_door(&mut self) -> usize {
+        let hub = self.hub.clone();
+        let settled = hub.door(self.context).take();
+        let count = settled.len();
+        for Settled { peer, stream, channel } in settled {
+            let index = self.hub.shape.index(peer);
+            if let Err(error) = self.watch.add(&*stream, index as u64) {
+                tracing::warn!(%peer, %error, "a connection cannot be watched");
+                self.hub.ended(self.context, peer, Fault::PeerLost(peer.rank));
+                continue;
+            }
+            tracing::debug!(me = %hub.me, %peer, "connected");
+            self.links[index] = Some(Box::new(RxLink::new(stream.clone(), peer, channel.rx)));
+            self.open.push(index);
+            self.tx.settle(index, stream, channel.tx);
+        }
+        count
+    }
+
+    /// Asks which connections have something.
+    fn look(&mut self) {
+        let TcpPort { watch, links, tx, .. } = self;
+        loop {
+            let more = watch.look(|found| {
+                let index = found.key as usize;
+                let Some(Some(link)) = links.get_mut(index) else { return };
+                link.ended |= found.ended;
+                // What is held is looked at again in any case, and not read on.
+                link.ready |= found.readable && (!link.held || found.ended);
+                if found.writable || found.ended {
+                    tx.unblocked(index);
+                }
+            });
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn drain_local(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let mut taken = 0;
+        // What arrives meanwhile waits, so that handlers which send to their own rank cannot keep it going.
+        let waiting = self.tx.local.len().min(budget);
+        self.local_held = false;
+        while taken < waiting {
+            let Some(transit) = self.tx.local.pop_front() else { break };
+            let body = if transit.bytes.len() <= self.hub.limits.max_inline {
+                Body::Short(&transit.bytes)
+            } else {
+                Body::Owned(transit.bytes.clone())
+            };
+            let Transit { protocol, kind, cookie, ref info, .. } = transit;
+            let source = self.tx.me;
+            let mut packet = Packet { source, protocol, kind, cookie, info: info.as_bytes(), body };
+            if sink.packet(&mut self.tx, &mut packet) == Verdict::Hold {
+                self.tx.local.push_front(transit);
+                self.local_held = true;
+                break;
+            }
+            self.tx.left_local(&transit);
+            taken += 1;
+        }
+        taken
+    }
+
+    fn drain_link(&mut self, index: usize, budget: usize, sink: &mut dyn Sink) -> usize {
+        let Some(mut link) = self.links[index].take() else { return 0 };
+        let (events, end) = link.drain(index, budget, &mut self.tx, sink, &mut self.spare);
+        let Some(end) = end else {
+            self.links[index] = Some(link);
+            return events;
+        };
+        drop(link);
+        self.open.retain(|&open| open != index);
+        let peer = self.hub.shape.endpoint(index);
+        let fault = match end {
+            End::Fault(fault) => fault,
+            End::Malformed(why) => {
+                tracing::warn!(me = %self.hub.me, %peer, %why, "a peer broke the rules and is cut off");
+                sink.corrupt(peer.rank);
+                Fault::PeerCorrupt(peer.rank)
+            }
+        };
+        self.tx.kill(index, fault);
+        self.hub.ended(self.context, peer, fault);
+        events + 1
+    }
+
+    fn drain_links(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let direct = self.open.len() <= DIRECT_LINKS
+            && self.open.iter().all(|&index| self.links[index].as_ref().is_some_and(|link| !link.held));
+        if !direct {
+            self.look();
+        }
+        let mut events = 0;
+        let links = self.open.len();
+        let share = (budget / links.max(1)).max(8);
+        self.first = if self.first + 1 < links { self.first + 1 } else { 0 };
+        for at in 0..links {
+            // The list may become shorter meanwhile; who is missed has its turn next time.
+            let Some(&index) = self.open.get((self.first + at) % links) else { continue };
+            let Some(link) = &self.links[index] else { continue };
+            if direct || link.ready || link.held {
+                if direct && self.tx.is_blocked(index) {
+                    self.tx.unblocked(index);
+                }
+                events += self.drain_link(index, share, sink);
+            }
+        }
+        events
+    }
+}
+
+impl Inject for TcpPort {
+    #[inline]
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        self.tx.inject(run, sources)
+    }
+
+    fn loan(&mut self, _len: usize) -> Option<Loan> {
+        None
+    }
+}
+
+impl Port for TcpPort {
+    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let mut events = 0;
+        self.tx.advancing = true;
+        self.tx.rung = false;
+        if self.hub.door(self.context).is_knocked() {
+            events += self.answer_door();
+        }
+        if !self.tx.local.is_empty() {
+            events += self.drain_local(budget, sink);
+        }
+        if !self.open.is_empty() {
+            events += self.drain_links(budget, sink);
+        }
+        if self.hub.is_closing() && self.tx.close() {
+            self.hub.port_closed(self.context);
+        }
+        events += self.tx.flush_touched();
+        if !self.tx.ended.is_empty() {
+            for (ticket, outcome) in std::mem::take(&mut self.tx.ended) {
+                sink.complete(ticket, outcome);
+                events += 1;
+            }
+        }
+        self.tx.advancing = false;
+        events
+    }
+
+    fn arm(&mut self, waiting_for_room: bool) -> bool {
+        let moved = self.tx.flush_touched();
+        let local = !self.tx.local.is_empty() && !self.local_held;
+        if local || !self.tx.ended.is_empty() || (waiting_for_room && moved > 0) {
+            return false;
+        }
+        self.look();
+        let ready = self.open.iter().any(|&index| self.links[index].as_ref().is_some_and(|link| link.ready));
+        if ready || self.tx.could_write() {
+            return false;
+        }
+        // A device that closes ends its connections step by step.
+        let closing = self.hub.is_closing() && !self.open.is_empty();
+        let bell = self.hub.door(self.context).bell.clone();
+        if closing || bell.alarm().set().is_err() {
+            return false;
+        }
+        self.armed = true;
+        if self.hub.door(self.context).is_knocked() {
+            self.disarm();
+            return false;
+        }
+        true
+    }
+
+    fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.hub.door(self.context).bell.alarm().clear();
+        }
+    }
+
+    fn peer_down(&mut self, rank: Rank) {
+        if rank == self.hub.me {
+            return;
+        }
+        self.hub.fence(rank);
+        for index in 0..self.links.len() {
+            if self.hub.shape.endpoint(index).rank == rank {
+                let was_open = self.links[index].take().is_some();
+                self.open.retain(|&open| open != index);
+                self.tx.kill(index, Fault::PeerLost(rank));
+                if was_open {
+                    self.hub.ended(self.context, self.hub.shape.endpoint(index), Fault::PeerLost(rank));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! The receiving half of a port: from bytes to frames, and from frames to the sink and to memory.
+
+use crate::config::Limits;
+use crate::frame::{CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, PUT};
+use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
+use crate::tx::{AnswerPart, Destination, Tx};
+use bytes::Bytes;
+use posthaste_core::descriptor::Info;
+use posthaste_core::device::{Body, Packet, Sink, Verdict};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::{Endpoint, Fault, ProtocolId};
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Reads of one connection before another one gets its turn.
+const READS: usize = 8;
+/// What is asked for when long payloads come one after the other: the next header, so that its payload can be read
+/// straight to where it belongs.
+const PEEK: usize = 256;
+/// A rest of a payload from this length on is read straight to where it belongs.
+const DIRECT: usize = 4 << 10;
+/// Most bytes that are kept of a peer that has ended while a packet of it was held.
+const LAST_WORDS: usize = 64 << 20;
+
+/// Bytes between a socket and a parser.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Buffer {
+    fn data(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Room behind the data, of a buffer of that capacity.
+    fn room(&mut self, capacity: usize) -> &mut [u8] {
+        if self.bytes.len() < capacity {
+            self.bytes.resize(capacity, 0);
+        }
+        if self.start > 0 && self.bytes.len() - self.end < capacity / 2 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        let needed = self.len() + bytes.len();
+        let capacity = needed.max(self.bytes.len());
+        if self.bytes.len() - self.end < bytes.len() {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            self.bytes.resize(capacity, 0);
+        }
+        self.bytes[self.end..self.end + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+    }
+}
+
+/// A payload that arrives piece by piece.
+enum Fill {
+    /// A message, into memory of its own.
+    Message { header: Header, info: Info, bytes: Vec<u8>, len: usize },
+    /// A put or an answer, into this rank's memory.
+    Memory { memory: SharedSlice, at: usize, put: bool },
+    /// An answer, into memory of its own.
+    Answer { bytes: Vec<u8>, len: usize },
+}
+
+impl Fill {
+    fn missing(&self) -> usize {
+        match self {
+            Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len } => len - bytes.len(),
+            Fill::Memory { memory, at, .. } => memory.len() - at,
+        }
+    }
+
+    /// Takes as much as it misses; returns how much.
+    fn take(&mut self, data: &[u8]) -> usize {
+        let mut count = self.missing().min(data.len());
+        match self {
+            Fill::Message { bytes, .. } | Fill::Answer { bytes, .. } => {
+                bytes.extend_from_slice(&data[..count]);
+            }
+            Fill::Memory { memory, at, .. } => {
+                if count < memory.len() - *at {
+                    // Words are kept whole: what is shown of a word is all of it.
+                    let odd = (memory.as_ptr() as usize + *at + count) % 8;
+                    count -= odd.min(count);
+                }
+                if let Some(part) = memory.slice(*at as u64, count as u64) {
+                    part.write(&data[..count]);
+                }
+                *at += count;
+            }
+        }
+        count
+    }
+}
+
+/// A long message that is all there and was not taken.
+struct Parked {
+    header: Header,
+    info: Info,
+    bytes: Bytes,
+}
+
+/// What comes from one peer.
+pub(crate) struct RxLink {
+    stream: Arc<TcpStream>,
+    source: Endpoint,
+    key: Option<RecordKey>,
+    /// Records that are not opened yet.
+    cipher: Buffer,
+    plain: Buffer,
+    fill: Option<Fill>,
+    parked: Option<Parked>,
+    /// There may be something to read, or to parse.
+    pub ready: bool,
+    /// The sink does not want the next packet yet.
+    pub held: bool,
+    /// The other side has ended its stream, or the connection is broken.
+    pub ended: bool,
+    /// It has said that nothing follows.
+    left: bool,
+    /// The last payload was a long one.
+    long: bool,
+}
+
+/// How far parsing got.
+enum Parsed {
+    /// More bytes are needed.
+    More,
+    /// The sink wants to see the packet again later.
+    Held,
+    /// It was enough for now.
+    Enough,
+}
+
+enum Pulled {
+    /// Something came; `true`: there is no more now.
+    Some(bool),
+    Nothing,
+    /// The end of the stream, or a broken connection.
+    End,
+}
+
+impl RxLink {
+    pub fn new(stream: Arc<TcpStream>, source: Endpoint, key: Option<RecordKey>) -> RxLink {
+        RxLink {
+            stream,
+            source,
+            key,
+            cipher: Buffer::default(),
+            plain: Buffer::default(),
+            fill: None,
+            parked: None,
+            ready: true,
+            held: false,
+            ended: false,
+            left: false,
+            long: false,
+        }
+    }
+
+    /// Takes what has come, up to `budget` packets. `Err`: the connection is over.
+    pub fn drain(
+        &mut self,
+        index: usize,
+        budget: usize,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+        spare: &mut Vec<Vec<u8>>,
+    ) -> (usize, Option<End>) {
+        let mut events = 0;
+        let mut reads = 0;
+        if self.plain.bytes.is_empty()
+            && let Some(bytes) = spare.pop()
+        {
+            self.plain.bytes = bytes;
+        }
+        let end = loop {
+            match self.parse(index, budget, &mut events, tx, sink) {
+                Err(malformed) => break Some(End::Malformed(malformed)),
+                Ok(Parsed::Enough) => break None,
+                Ok(Parsed::Held) => {
+                    self.held = true;
+                    self.ready = false;
+                    // What is behind it stays where it is, unless this was all.
+                    break if self.ended { self.last_words(&tx.hub.limits) } else { None };
+                }
+                Ok(Parsed::More) => self.held = false,
+            }
+            if reads == READS {
+                break None;
+            }
+            reads += 1;
+            match self.pull(&tx.hub.limits) {
+                Ok(Pulled::Some(dry)) => {
+                    if dry && !self.ended {
+                        reads = READS;
+                        self.ready = false;
+                    }
+                }
+                Ok(Pulled::Nothing) => {
+                    self.ready = false;
+                    break None;
+                }
+                Ok(Pulled::End) => break Some(self.end()),
+                Err(malformed) => break Some(End::Malformed(malformed)),
+            }
+        };
+        if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
+            spare.push(std::mem::take(&mut self.plain).bytes);
+        }
+        (events, end)
+    }
+
+    fn end(&self) -> End {
+        let whole = self.plain.len() == 0 && self.cipher.len() == 0 && self.fill.is_none();
+        let left = self.left && whole;
+        End::Fault(if left { Fault::PeerClosed(self.source.rank) } else { Fault::PeerLost(self.source.rank) })
+    }
+
+    /// The peer has ended while a packet is held: whether it has left in order is said by its last frame.
+    fn last_words(&mut self, limits: &Limits) -> Option<End> {
+        loop {
+            let before = self.plain.len();
+            if before > LAST_WORDS {
+                return Some(End::Fault(Fault::PeerLost(self.source.rank)));
+            }
+            let mut behind = std::mem::take(&mut self.plain);
+            let pulled = self.pull(limits);
+            behind.append(self.plain.data());
+            self.plain = behind;
+            match pulled {
+                Ok(Pulled::Some(_)) => {}
+                Ok(Pulled::Nothing) => return None,
+                Ok(Pulled::End) => {
+                    self.left |= self.plain.data().ends_with(Header::control(LEAVE, 0, 0).as_bytes());
+                    return Some(End::Fault(if self.left {
+                        Fault::PeerClosed(self.source.rank)
+                    } else {
+                        Fault::PeerLost(self.source.rank)
+                    }));
+                }
+                Err(malformed) => return Some(End::Malformed(malformed)),
+            }
+        }
+    }
+
+    /// Reads what the kernel has, once.
+    fn pull(&mut self, limits: &Limits) -> Result<Pulled, Malformed> {
+        if self.key.is_some() {
+            return self.pull_records(limits);
+        }
+        if self.plain.len() == 0
+            && let Some(Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len }) = &mut self.fill
+            && *len - bytes.len() >= DIRECT
+        {
+            let asked = *len - bytes.len();
+            let had = bytes.len();
+            let read = read_behind(&self.stream, bytes, *len);
+            let got = bytes.len() - had;
+            if bytes.len() > *len {
+                // The vector had more room than was asked for.
+                self.plain.append(&bytes[*len..]);
+                bytes.truncate(*len);
+            }
+            return Ok(pulled(read.map(|()| got), asked));
+        }
+        let room = self.plain.room(limits.read_buffer);
+        let asked = if self.long && self.fill.is_none() { PEEK.min(room.len()) } else { room.len() };
+        let read = (&*self.stream).read(&mut room[..asked]);
+        if let Ok(count) = read {
+            self.plain.end += count;
+        }
+        Ok(pulled(read, asked))
+    }
+
+    /// Reads records, and opens one of them.
+    fn pull_records(&mut self, limits: &Limits) -> Result<Pulled, Malformed> {
+        let Some(key) = &mut self.key else { return Ok(Pulled::Nothing) };
+        let mut pulled_now = Pulled::Some(false);
+        loop {
+            let (start, end) = (self.cipher.start, self.cipher.end);
+            if let Some((range, total)) = key.open(&mut self.cipher.bytes[start..end])? {
+                let record = &self.cipher.bytes[start + range.start..start + range.end];
+                let mut taken = 0;
+                if self.plain.len() == 0
+                    && let Some(fill @ (Fill::Message { .. } | Fill::Answer { .. })) = &mut self.fill
+                {
+                    taken = fill.take(record);
+                }
+                self.plain.append(&record[taken..]);
+                self.cipher.consume(total);
+                // There may be more records, so that it is not dry in any case.
+                return Ok(Pulled::Some(false));
+            }
+            match pulled_now {
+                Pulled::Some(false) => {}
+                other => return Ok(other),
+            }
+            let room = self.cipher.room(limits.read_buffer.max(2 * (MAX_PLAIN + OVERHEAD)));
+            let asked = room.len();
+            let read = (&*self.stream).read(room);
+            if let Ok(count) = read {
+                self.cipher.end += count;
+            }
+            pulled_now = pulled(read, asked);
+            if !matches!(pulled_now, Pulled::Some(_)) {
+                return Ok(pulled_now);
+            }
+        }
+    }
+
+    fn parse(
+        &mut self,
+        index: usize,
+        budget: usize,
+        events: &mut usize,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+    ) -> Result<Parsed, Malformed> {
+        loop {
+            if let Some(parked) = &self.parked {
+                if offer(self.source, parked, tx, sink) == Verdict::Hold {
+                    return Ok(Parsed::Held);
+                }
+                *events += 1;
+                self.parked = None;
+            }
+            if *events >= budget {
+                return Ok(Parsed::Enough);
+            }
+            if let Some(fill) = &mut self.fill {
+                let count = fill.take(self.plain.data());
+                self.plain.consume(count);
+                if fill.missing() > 0 {
+                    return Ok(Parsed::More);
+                }
+                if let Some(fill) = self.fill.take() {
+                    *events += self.filled(fill, index, tx, sink);
+                }
+                continue;
+            }
+            let data = &self.plain.bytes[self.plain.start..self.plain.end];
+            let Ok((header, rest)) = Header::read_from_prefix(data) else { return Ok(Parsed::More) };
+            header.check(&tx.hub.limits)?;
+            if self.left {
+                return Err(Malformed::AfterEnd);
+            }
+            let len = header.len.get() as usize;
+            if header.kind < CONTROL {
+                let info = usize::from(header.info);
+                let short = len <= tx.hub.limits.max_inline;
+                if rest.len() < info + if short { len } else { 0 } {
+                    self.long = false;
+                    return Ok(Parsed::More);
+                }
+                if short {
+                    let mut packet = Packet {
+                        source: self.source,
+                        protocol: ProtocolId(header.protocol.get()),
+                        kind: header.kind,
+                        cookie: header.word.get(),
+                        info: &rest[..info],
+                        body: Body::Short(&rest[info..info + len]),
+                    };
+                    if sink.packet(tx, &mut packet) == Verdict::Hold {
+                        return Ok(Parsed::Held);
+                    }
+                    *events += 1;
+                    self.long = false;
+                    self.plain.consume(HEADER + info + len);
+                    continue;
+                }
+                let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
+                self.plain.consume(HEADER + usize::from(header.info));
+                self.long = true;
+                self.fill = Some(Fill::Message { header, info, bytes: Vec::with_capacity(len), len });
+                continue;
+            }
+            match header.kind {
+                PUT => {
+                    let memory = tx.hub.home.slice(header.word.get(), len as u64).ok_or(Malformed::Memory)?;
+                    self.long = len > DIRECT;
+                    self.plain.consume(HEADER);
+                    self.fill = Some(Fill::Memory { memory, at: 0, put: true });
+                }
+                DATA => {
+                    let destination = tx.expect(index, header.word.get(), len as u64)?;
+                    self.long = len > DIRECT;
+                    match destination {
+                        Destination::Bytes if len <= rest.len() && len <= DIRECT => {
+                            tx.answered(index, AnswerPart::Short(&rest[..len]), sink);
+                            *events += 1;
+                            self.plain.consume(HEADER + len);
+                        }
+                        Destination::Bytes => {
+                            self.plain.consume(HEADER);
+                            self.fill = Some(Fill::Answer { bytes: Vec::with_capacity(len), len });
+                        }
+                        Destination::Region(memory) => {
+                            self.plain.consume(HEADER);
+                            self.fill = Some(Fill::Memory { memory, at: 0, put: false });
+                        }
+                    }
+                }
+                GET => {
+                    let Some(asked) = rest.first_chunk::<8>() else {
+                        self.long = false;
+                        return Ok(Parsed::More);
+                    };
+                    tx.answer(index, header.word.get(), u64::from_le_bytes(*asked))?;
+                    self.plain.consume(HEADER + 8);
+                    *events += 1;
+                }
+                DONE => {
+                    tx.done(index, header.word.get())?;
+                    self.plain.consume(HEADER);
+                    *events += 1;
+                }
+                LEAVE => {
+                    self.left = true;
+                    self.plain.consume(HEADER);
+                }
+                kind => return Err(Malformed::Kind(kind)),
+            }
+        }
+    }
+
+    /// A payload is all there. Returns the number of events.
+    fn filled(&mut self, fill: Fill, index: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
+        match fill {
+            Fill::Message { header, info, bytes, .. } => {
+                // It is offered at the next turn of the loop.
+                self.parked = Some(Parked { header, info, bytes: Bytes::from(bytes) });
+                0
+            }
+            Fill::Memory { put: true, .. } => {
+                tx.applied(index);
+                1
+            }
+            Fill::Memory { memory, put: false, .. } => {
+                tx.answered(index, AnswerPart::InPlace(memory.len()), sink);
+                1
+            }
+            Fill::Answer { bytes, .. } => {
+                tx.answered(index, AnswerPart::Long(bytes), sink);
+                1
+            }
+        }
+    }
+}
+
+fn offer(source: Endpoint, parked: &Parked, tx: &mut Tx, sink: &mut dyn Sink) -> Verdict {
+    let mut packet = Packet {
+        source,
+        protocol: ProtocolId(parked.header.protocol.get()),
+        kind: parked.header.kind,
+        cookie: parked.header.word.get(),
+        info: parked.info.as_bytes(),
+        body: Body::Owned(parked.bytes.clone()),
+    };
+    sink.packet(tx, &mut packet)
+}
+
+/// How a connection ended.
+pub(crate) enum End {
+    Fault(Fault),
+    Malformed(Malformed),
+}
+
+fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
+    match read {
+        Ok(0) => Pulled::End,
+        Ok(count) => Pulled::Some(count < asked),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Pulled::Nothing,
+        Err(error) if error.kind() == ErrorKind::Interrupted => Pulled::Some(false),
+        Err(error) => {
+            tracing::debug!(%error, "reading failed");
+            Pulled::End
+        }
+    }
+}
+
+/// Reads once to the end of a vector that is to have `len` bytes, which it has the capacity for. It may get more.
+#[cfg(unix)]
+fn read_behind(stream: &TcpStream, bytes: &mut Vec<u8>, _len: usize) -> std::io::Result<()> {
+    rustix::io::read(stream, rustix::buffer::spare_capacity(bytes))?;
+    Ok(())
+}
+
+/// Reads once to the end of a vector that is to have `len` bytes.
+#[cfg(not(unix))]
+fn read_behind(mut stream: &TcpStream, bytes: &mut Vec<u8>, len: usize) -> std::io::Result<()> {
+    let had = bytes.len();
+    bytes.resize(len, 0);
+    let read = stream.read(&mut bytes[had..]);
+    bytes.truncate(had + *read.as_ref().unwrap_or(&0));
+    read.map(|_| ())
+}

@@ -1,0 +1,1006 @@
+//! The sending half of a port: what waits for each peer, and what was asked of it.
+
+use crate::frame::{CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, PUT};
+use crate::hub::Hub;
+use crate::outgoing::{GATHER, Outgoing};
+use crate::record::{MAX_PLAIN, RecordKey};
+use bytes::Bytes;
+use posthaste_core::descriptor::{Info, Op, SourceKind};
+use posthaste_core::device::{Inject, Injected, Sink, Source, Sources, Stop};
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::slot::{Outcome, Value};
+use posthaste_core::{Descriptor, Endpoint, Fault, JobShape, Loan, ProtocolId, Ticket};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Payloads up to this length are copied behind their header; longer ones are referred to, or written from where they
+/// are.
+const COPY: usize = 4 << 10;
+/// Waiting bytes that are worth a system call.
+const WORTH_WRITING: usize = 32 << 10;
+/// A lent payload from this length on is taken only if it can be written at once: the caller has a way of keeping it
+/// that needs no copy.
+const LONG: usize = 16 << 10;
+/// What is read from shared memory at a time.
+const PIECE: u64 = 256 << 10;
+/// What an outstanding get counts for beyond its bytes.
+const GET_COST: u64 = 64;
+/// Packets that a rank may have on their way to itself.
+const LOCAL_PACKETS: usize = 1024;
+
+/// A packet on its way to its own sender.
+pub(crate) struct Transit {
+    pub protocol: ProtocolId,
+    pub kind: u8,
+    pub cookie: u64,
+    pub info: Info,
+    pub bytes: Bytes,
+}
+
+/// The sending half.
+pub(crate) struct Tx {
+    pub hub: Arc<Hub>,
+    pub me: Endpoint,
+    index: usize,
+    pub shape: JobShape,
+    pub links: Vec<Option<Box<TxLink>>>,
+    /// Packets to this endpoint itself.
+    pub local: VecDeque<Transit>,
+    local_bytes: usize,
+    /// Ends that are reported at the next `advance`.
+    pub ended: Vec<(Ticket, Outcome)>,
+    /// Links with something to do at the next `advance`.
+    touched: Vec<usize>,
+    /// Inside `advance`, which writes at its end.
+    pub advancing: bool,
+    /// The driver was woken since the last `advance` to write what was left.
+    pub rung: bool,
+}
+
+/// Ends when so many puts are done and so many gets answered.
+struct Marker {
+    ticket: Ticket,
+    puts: u64,
+    gets: u64,
+}
+
+/// A get that is not answered.
+struct Get {
+    ticket: Option<Ticket>,
+    len: u64,
+    received: u64,
+    into: Landing,
+}
+
+/// Where a get's bytes go.
+enum Landing {
+    Value(Vec<u8>),
+    Region(SharedSlice),
+}
+
+/// Where the bytes of an answer go.
+pub(crate) enum Destination {
+    /// To be collected, and handed to [`Tx::answered`].
+    Bytes,
+    /// There.
+    Region(SharedSlice),
+}
+
+/// Something too long for one go. Puts and gets behind it wait.
+enum Job {
+    Put { source: PutSource, sent: u64, len: u64, offset: u64, ticket: u64 },
+    Get { offset: u64, left: u64 },
+}
+
+enum PutSource {
+    Region(SharedSlice),
+    Held(Bytes),
+}
+
+/// How far the end of a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    No,
+    Said,
+    Done,
+}
+
+/// What goes to one peer.
+pub(crate) struct TxLink {
+    peer: Endpoint,
+    /// None: not settled yet.
+    stream: Option<Arc<TcpStream>>,
+    key: Option<RecordKey>,
+    sealed: Vec<u8>,
+    sealed_written: usize,
+    out: Outgoing,
+    /// The kernel has no room.
+    pub blocked: bool,
+    /// Writing failed; reading tells why.
+    pub broken: bool,
+    dead: Option<Fault>,
+    touched: bool,
+    /// Something was written since the last `advance`.
+    written: bool,
+    /// Something was refused for want of room.
+    wanted: bool,
+    puts: u64,
+    puts_done: u64,
+    gets_answered: u64,
+    gets_asked: u64,
+    markers: VecDeque<Marker>,
+    gets: VecDeque<Get>,
+    /// Answers, in parts, that have come.
+    parts: u64,
+    /// What is asked for and not here.
+    asked: u64,
+    job: Option<Job>,
+    /// Puts of the peer that were carried out, and of how many it was told.
+    pub applied: u64,
+    told: u64,
+    /// Answers that were given to the peer's gets.
+    answers: u64,
+    /// Answers that are not written yet: where they end in the stream, and what they count for.
+    answering: VecDeque<(u64, u64)>,
+    answering_bytes: u64,
+    leave: Leave,
+    /// Looks at it, in a row, between which nobody had anything for it.
+    quiet: u8,
+}
+
+impl TxLink {
+    fn new(peer: Endpoint) -> Self {
+        Self {
+            peer,
+            stream: None,
+            key: None,
+            sealed: Vec::new(),
+            sealed_written: 0,
+            out: Outgoing::default(),
+            blocked: false,
+            broken: false,
+            dead: None,
+            touched: false,
+            written: false,
+            wanted: false,
+            puts: 0,
+            puts_done: 0,
+            gets_answered: 0,
+            gets_asked: 0,
+            markers: VecDeque::new(),
+            gets: VecDeque::new(),
+            parts: 0,
+            asked: 0,
+            job: None,
+            applied: 0,
+            told: 0,
+            answers: 0,
+            answering: VecDeque::new(),
+            answering_bytes: 0,
+            leave: Leave::No,
+            quiet: 0,
+        }
+    }
+
+    /// Whether everything that was taken is with the kernel.
+    fn is_flushed(&self) -> bool {
+        self.out.is_empty() && self.sealed_written == self.sealed.len() && self.applied == self.told
+    }
+
+    fn can_write(&self) -> bool {
+        self.stream.is_some() && !self.broken && self.dead.is_none()
+    }
+
+    /// Writes as much as the kernel takes of what waits, and of `last` after it. Returns how many bytes of `last` are
+    /// with the kernel, or sealed.
+    fn flush(&mut self, last: &[u8]) -> usize {
+        if !self.can_write() {
+            return 0;
+        }
+        self.blocked = false;
+        if self.told != self.applied {
+            self.told = self.applied;
+            self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
+        }
+        let Some(stream) = self.stream.clone() else { return 0 };
+        let result = if self.key.is_some() {
+            self.write_sealed(&stream, last)
+        } else {
+            self.write_plain(&stream, last)
+        };
+        match result {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, %error, "writing failed");
+                self.broken = true;
+                0
+            }
+        }
+    }
+
+    fn write_plain(&mut self, stream: &TcpStream, last: &[u8]) -> io::Result<usize> {
+        let mut last_written = 0;
+        loop {
+            let waiting = self.out.len();
+            if waiting == 0 && last_written == last.len() {
+                return Ok(last_written);
+            }
+            let mut slices = [IoSlice::new(&[]); GATHER];
+            let used = self.out.gather(&last[last_written..], &mut slices);
+            let asked: usize = slices[..used].iter().map(|slice| slice.len()).sum();
+            let mut stream = stream;
+            let count = match stream.write_vectored(&slices[..used]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(last_written);
+                }
+                Err(error) => return Err(error),
+            };
+            self.out.consume(count.min(waiting));
+            last_written += count.saturating_sub(waiting);
+            if count < asked {
+                // The kernel's buffer is full: asking once more would only be told so.
+                self.blocked = true;
+                return Ok(last_written);
+            }
+        }
+    }
+
+    fn write_sealed(&mut self, mut stream: &TcpStream, last: &[u8]) -> io::Result<usize> {
+        let mut last_sealed = 0;
+        loop {
+            if self.sealed_written == self.sealed.len() {
+                self.sealed.clear();
+                self.sealed_written = 0;
+                if self.out.is_empty() && last_sealed == last.len() {
+                    return Ok(last_sealed);
+                }
+                // A few records per system call.
+                while self.sealed.len() < 2 * MAX_PLAIN && !(self.out.is_empty() && last_sealed == last.len())
+                {
+                    let at = self.sealed.len();
+                    self.sealed.extend_from_slice(&[0; 2]);
+                    self.out.take(&mut self.sealed, MAX_PLAIN);
+                    let room = MAX_PLAIN - (self.sealed.len() - at - 2);
+                    let now = room.min(last.len() - last_sealed);
+                    self.sealed.extend_from_slice(&last[last_sealed..last_sealed + now]);
+                    last_sealed += now;
+                    let sealed = self.key.as_mut().and_then(|key| key.seal(&mut self.sealed, at));
+                    sealed.ok_or_else(|| io::Error::other("the cipher failed"))?;
+                }
+            }
+            match stream.write(&self.sealed[self.sealed_written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => self.sealed_written += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(last_sealed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Puts a put or get frame's ticket where its end will find it.
+    fn mark(&mut self, ticket: u64) {
+        if let Some(ticket) = Ticket::from_word(ticket) {
+            self.markers.push_back(Marker { ticket, puts: self.puts, gets: self.gets_asked });
+        }
+    }
+
+    fn push_payload(&mut self, payload: Payload<'_>) {
+        match payload {
+            Payload::Private(bytes) if bytes.len() > COPY => {
+                self.out.push_long(Bytes::copy_from_slice(bytes))
+            }
+            Payload::Private(bytes) => self.out.small().extend_from_slice(bytes),
+            Payload::Held(bytes) if bytes.len() > COPY => self.out.push_long(bytes),
+            Payload::Held(bytes) => self.out.small().extend_from_slice(&bytes),
+            Payload::Shared(slice) if slice.len() > COPY => self.out.push_long(Bytes::from(slice.to_vec())),
+            Payload::Shared(slice) => slice.append_to(self.out.small()),
+        }
+    }
+
+    /// Goes on with what was too long for one go, as far as there is room. True if it went on.
+    fn work(&mut self, limit: usize, chunk: u64, window: u64) -> bool {
+        let mut moved = false;
+        loop {
+            match &mut self.job {
+                None => return moved,
+                Some(Job::Put { source, sent, len, offset, ticket }) => {
+                    if self.out.len() >= limit.max(1) {
+                        return moved;
+                    }
+                    let now = match source {
+                        PutSource::Region(_) => (*len - *sent).min(PIECE),
+                        PutSource::Held(_) => (*len - *sent).min(1 << 30),
+                    };
+                    let header = Header::control(PUT, now as usize, *offset + *sent);
+                    self.out.small().extend_from_slice(header.as_bytes());
+                    match source {
+                        PutSource::Region(slice) => match slice.slice(*sent, now) {
+                            Some(piece) => self.out.push_long(Bytes::from(piece.to_vec())),
+                            // Its length was that of the put.
+                            None => return moved,
+                        },
+                        PutSource::Held(bytes) => {
+                            self.out.push_long(bytes.slice(*sent as usize..(*sent + now) as usize));
+                        }
+                    }
+                    *sent += now;
+                    self.puts += 1;
+                    if sent == len {
+                        let ticket = *ticket;
+                        self.job = None;
+                        self.mark(ticket);
+                    }
+                }
+                Some(Job::Get { offset, left }) => {
+                    let now = (*left).min(chunk);
+                    if self.asked + now + GET_COST > window {
+                        return moved;
+                    }
+                    let header = Header::control(GET, 8, *offset);
+                    *offset += now;
+                    *left -= now;
+                    let end = *left == 0;
+                    self.asked += now + GET_COST;
+                    self.out.small().extend_from_slice(header.as_bytes());
+                    self.out.small().extend_from_slice(&now.to_le_bytes());
+                    if end {
+                        self.job = None;
+                    }
+                }
+            }
+            moved = true;
+        }
+    }
+}
+
+/// A payload, and what may be done with it.
+enum Payload<'a> {
+    /// Lent for the call.
+    Private(&'a [u8]),
+    /// Shared: keeping it costs no copy.
+    Held(Bytes),
+    /// Memory that peers may write meanwhile.
+    Shared(SharedSlice),
+}
+
+impl Payload<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Payload::Private(bytes) => bytes.len(),
+            Payload::Held(bytes) => bytes.len(),
+            Payload::Shared(slice) => slice.len(),
+        }
+    }
+}
+
+/// A descriptor that no correct caller injects.
+#[cold]
+fn defect(descriptor: &Descriptor) -> Stop {
+    debug_assert!(false, "impossible descriptor: {descriptor:?}");
+    Stop::Fault(Fault::PeerLost(descriptor.rank))
+}
+
+fn payload<'a>(descriptor: &'a Descriptor, sources: &'a Sources<'_>) -> Result<Payload<'a>, Stop> {
+    if descriptor.source_kind == SourceKind::Held {
+        let held = sources.table.held.get(descriptor.source[0] as usize);
+        let first = descriptor.source[1] as usize;
+        let end = first.checked_add(descriptor.len as usize);
+        return match (held, end) {
+            (Some(bytes), Some(end)) if end <= bytes.len() => Ok(Payload::Held(bytes.slice(first..end))),
+            _ => Err(defect(descriptor)),
+        };
+    }
+    match sources.resolve(descriptor) {
+        Some(Source::Private(bytes)) => Ok(Payload::Private(bytes)),
+        Some(Source::Shared(slice)) => Ok(Payload::Shared(slice)),
+        Some(Source::Loan(..)) | None => Err(defect(descriptor)),
+    }
+}
+
+impl Tx {
+    pub fn new(hub: Arc<Hub>, me: Endpoint) -> Tx {
+        let shape = hub.shape;
+        Tx {
+            index: shape.index(me),
+            links: (0..shape.endpoints()).map(|_| None).collect(),
+            shape,
+            me,
+            hub,
+            local: VecDeque::new(),
+            local_bytes: 0,
+            ended: Vec::new(),
+            touched: Vec::new(),
+            advancing: false,
+            rung: false,
+        }
+    }
+
+    /// A connection was settled.
+    pub fn settle(&mut self, index: usize, stream: Arc<TcpStream>, key: Option<RecordKey>) {
+        let peer = self.shape.endpoint(index);
+        let link = self.links[index].get_or_insert_with(|| Box::new(TxLink::new(peer)));
+        if link.dead.is_some() {
+            return;
+        }
+        link.stream = Some(stream);
+        link.key = key;
+        self.touch(index);
+    }
+
+    /// A peer's connection has ended, or its rank is gone: nothing is sent to it any more.
+    pub fn kill(&mut self, index: usize, fault: Fault) {
+        let peer = self.shape.endpoint(index);
+        let link = self.links[index].get_or_insert_with(|| Box::new(TxLink::new(peer)));
+        let fault = link.dead.unwrap_or(fault);
+        // The engine ends the operations.
+        **link = TxLink { dead: Some(fault), touched: link.touched, ..TxLink::new(peer) };
+    }
+
+    pub fn touch(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index]
+            && !link.touched
+        {
+            link.touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// The link to a peer, asking for a connection at the first time.
+    #[inline]
+    fn link(&mut self, index: usize, descriptor: &Descriptor) -> Result<&mut TxLink, Stop> {
+        if self.links.get(index).is_none_or(Option::is_none) {
+            self.open_link(index, descriptor)?;
+        }
+        match &mut self.links[index] {
+            Some(link) => match link.dead {
+                None => {
+                    link.quiet = 0;
+                    Ok(link)
+                }
+                Some(fault) => Err(Stop::Fault(fault)),
+            },
+            None => Err(Stop::Full),
+        }
+    }
+
+    #[cold]
+    fn open_link(&mut self, index: usize, descriptor: &Descriptor) -> Result<(), Stop> {
+        if index >= self.links.len() {
+            return Err(defect(descriptor));
+        }
+        let peer = self.shape.endpoint(index);
+        self.hub.want(self.me.context, peer).map_err(Stop::Fault)?;
+        tracing::debug!(me = %self.me, %peer, "connecting");
+        self.links[index] = Some(Box::new(TxLink::new(peer)));
+        Ok(())
+    }
+
+    /// `Ok(true)`: complete. `Ok(false)`: its end will be reported, if it has a ticket.
+    #[inline]
+    fn one(&mut self, descriptor: &Descriptor, sources: &Sources<'_>, alone: bool) -> Result<bool, Stop> {
+        match descriptor.op {
+            Op::Send => self.send(descriptor, sources, alone),
+            Op::Nop => Ok(true),
+            Op::Put if descriptor.rank == self.me.rank => self.put_here(descriptor, sources),
+            Op::Get if descriptor.rank == self.me.rank => self.get_here(descriptor, sources),
+            Op::Put => self.put(descriptor, sources).map(|()| false),
+            Op::Get => self.get(descriptor, sources).map(|()| false),
+            Op::Jump => Err(defect(descriptor)),
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, descriptor: &Descriptor, sources: &Sources<'_>, alone: bool) -> Result<bool, Stop> {
+        let index = self.shape.index(descriptor.target());
+        if index == self.index {
+            return self.send_here(descriptor, sources).map(|()| true);
+        }
+        let info: &[u8] = if descriptor.info_len == 0 { &[] } else { sources.info };
+        let (limit, max_eager) = (self.hub.limits.outgoing, self.hub.limits.max_eager);
+        let len = descriptor.len as usize;
+        if descriptor.kind >= CONTROL || len > max_eager || info.len() != usize::from(descriptor.info_len) {
+            return Err(defect(descriptor));
+        }
+        let advancing = self.advancing;
+        let link = self.link(index, descriptor)?;
+        let waiting = link.out.len();
+        let tight = waiting > 0 && waiting + HEADER + info.len() + len > limit;
+        // A put that is not all under way precedes it.
+        let blocked = matches!(link.job, Some(Job::Put { .. }));
+        let lent = len >= LONG && descriptor.source_kind == SourceKind::Borrowed;
+        if tight || blocked || lent {
+            if !blocked && waiting > 0 && !link.blocked {
+                link.flush(&[]);
+            }
+            let waiting = link.out.len();
+            let tight = waiting > 0 && waiting + HEADER + info.len() + len > limit;
+            if tight || blocked || (lent && (waiting > 0 || advancing)) {
+                link.wanted = true;
+                self.touch(index);
+                return Err(Stop::Full);
+            }
+        }
+        let header = Header {
+            len: (len as u32).into(),
+            kind: descriptor.kind,
+            info: descriptor.info_len,
+            protocol: descriptor.protocol.0.into(),
+            word: descriptor.cookie.into(),
+        };
+        let small = link.out.small();
+        small.extend_from_slice(header.as_bytes());
+        small.extend_from_slice(info);
+        if descriptor.source_kind == SourceKind::Inline {
+            small.extend_from_slice(descriptor.inline_bytes());
+        } else {
+            match payload(descriptor, sources)? {
+                Payload::Private(bytes) if lent && link.can_write() => {
+                    let written = link.flush(bytes);
+                    // What the kernel had no room for is all that is copied.
+                    link.push_payload(Payload::Private(&bytes[written..]));
+                }
+                payload => link.push_payload(payload),
+            }
+        }
+        if descriptor.ticket != 0 && (!alone || link.puts > link.puts_done || !link.gets.is_empty()) {
+            // The last of a recorded run ends when what precedes it has ended, too.
+            link.mark(descriptor.ticket);
+            self.settle_markers(index);
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Reports what has ended already; the port is not in `advance`, or would do it there.
+    fn settle_markers(&mut self, index: usize) {
+        let Some(link) = &mut self.links[index] else { return };
+        while let Some(marker) = link.markers.front() {
+            if marker.puts > link.puts_done || marker.gets > link.gets_answered {
+                return;
+            }
+            self.ended.push((marker.ticket, Ok(Value::Unit)));
+            link.markers.pop_front();
+        }
+    }
+
+    fn send_here(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<(), Stop> {
+        let info = Info::new(if descriptor.info_len == 0 { &[] } else { sources.info });
+        let Some(info) = info else { return Err(defect(descriptor)) };
+        let limit = self.hub.limits.outgoing;
+        let cost = HEADER + descriptor.len as usize;
+        let full = self.local.len() >= LOCAL_PACKETS || self.local_bytes + cost > limit;
+        if full && !self.local.is_empty() {
+            return Err(Stop::Full);
+        }
+        let bytes = match payload(descriptor, sources)? {
+            Payload::Private(bytes) => Bytes::copy_from_slice(bytes),
+            Payload::Held(bytes) => bytes,
+            Payload::Shared(slice) => Bytes::from(slice.to_vec()),
+        };
+        self.local_bytes += cost;
+        let Descriptor { protocol, kind, cookie, .. } = *descriptor;
+        self.local.push_back(Transit { protocol, kind, cookie, info, bytes });
+        Ok(())
+    }
+
+    /// A packet to this endpoint itself was taken.
+    pub fn left_local(&mut self, transit: &Transit) {
+        self.local_bytes -= HEADER + transit.bytes.len();
+    }
+
+    /// The target memory: its first byte as its owner names it.
+    fn remote(&self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<u64, Stop> {
+        let memory = sources.table.remote.get(descriptor.region as usize);
+        memory
+            .filter(|memory| memory.rank == descriptor.rank)
+            .filter(|memory| descriptor.len <= memory.len && descriptor.offset <= memory.len - descriptor.len)
+            .and_then(|memory| memory.offset.checked_add(descriptor.offset))
+            .ok_or_else(|| defect(descriptor))
+    }
+
+    fn here(&self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<SharedSlice, Stop> {
+        let offset = self.remote(descriptor, sources)?;
+        self.hub.home.slice(offset, descriptor.len).ok_or_else(|| defect(descriptor))
+    }
+
+    fn put_here(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Stop> {
+        let memory = self.here(descriptor, sources)?;
+        match payload(descriptor, sources)? {
+            Payload::Private(bytes) => memory.write(bytes),
+            Payload::Held(bytes) => memory.write(&bytes),
+            Payload::Shared(slice) => memory.copy_from(slice),
+        }
+        Ok(true)
+    }
+
+    fn get_here(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Stop> {
+        let memory = self.here(descriptor, sources)?;
+        if descriptor.source_kind == SourceKind::Inline {
+            if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
+                self.ended.push((ticket, Ok(Value::copy(&memory.to_vec()))));
+            }
+            return Ok(false);
+        }
+        match payload(descriptor, sources)? {
+            Payload::Shared(slice) => slice.copy_from(memory),
+            _ => return Err(defect(descriptor)),
+        }
+        Ok(true)
+    }
+
+    /// Whether there is room for one more put or get; what is too long for one go lets none pass.
+    fn has_room(link: &mut TxLink, limit: usize, bytes: usize) -> bool {
+        let fits = |link: &TxLink| link.out.is_empty() || link.out.len() + bytes <= limit;
+        if link.job.is_none() && !fits(link) && !link.blocked {
+            link.flush(&[]);
+        }
+        let room = link.job.is_none() && fits(link);
+        link.wanted |= !room;
+        room
+    }
+
+    fn put(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<(), Stop> {
+        let offset = self.remote(descriptor, sources)?;
+        let index = self.shape.index(descriptor.target());
+        let limit = self.hub.limits.outgoing;
+        let len = descriptor.len;
+        let link = self.link(index, descriptor)?;
+        if !Self::has_room(link, limit, HEADER + (len as usize).min(limit)) {
+            self.touch(index);
+            return Err(Stop::Full);
+        }
+        let payload = payload(descriptor, sources)?;
+        let source = match payload {
+            Payload::Shared(slice) if len > PIECE => Some(PutSource::Region(slice)),
+            Payload::Held(ref bytes) if len > 1 << 30 => Some(PutSource::Held(bytes.clone())),
+            _ => None,
+        };
+        match source {
+            Some(source) => {
+                link.job = Some(Job::Put { source, sent: 0, len, offset, ticket: descriptor.ticket });
+                link.work(limit, 0, 0);
+            }
+            None => {
+                let header = Header::control(PUT, payload.len(), offset);
+                link.out.small().extend_from_slice(header.as_bytes());
+                link.push_payload(payload);
+                link.puts += 1;
+                link.mark(descriptor.ticket);
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<(), Stop> {
+        let offset = self.remote(descriptor, sources)?;
+        let index = self.shape.index(descriptor.target());
+        let limits = self.hub.limits;
+        let into = if descriptor.source_kind == SourceKind::Inline {
+            Landing::Value(Vec::new())
+        } else {
+            match payload(descriptor, sources)? {
+                Payload::Shared(slice) => Landing::Region(slice),
+                _ => return Err(defect(descriptor)),
+            }
+        };
+        let link = self.link(index, descriptor)?;
+        if !Self::has_room(link, limits.outgoing, HEADER + 8) {
+            self.touch(index);
+            return Err(Stop::Full);
+        }
+        let ticket = Ticket::from_word(descriptor.ticket);
+        link.gets.push_back(Get { ticket, len: descriptor.len, received: 0, into });
+        link.gets_asked += 1;
+        // A get of nothing is asked for, too: its answer says that what precedes it is done.
+        link.job = Some(Job::Get { offset, left: descriptor.len });
+        link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
+        self.touch(index);
+        Ok(())
+    }
+
+    /// The peer says that so many puts are done.
+    pub fn done(&mut self, index: usize, count: u64) -> Result<(), Malformed> {
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        if count > link.puts || count < link.puts_done {
+            return Err(Malformed::Unasked);
+        }
+        link.puts_done = count;
+        self.settle_markers(index);
+        Ok(())
+    }
+
+    /// The peer asks for memory: it is copied now, so that a put behind it cannot change the answer.
+    pub fn answer(&mut self, index: usize, offset: u64, len: u64) -> Result<(), Malformed> {
+        let limits = self.hub.limits;
+        if len > limits.get_chunk as u64 {
+            return Err(Malformed::Window);
+        }
+        let memory = self.hub.home.slice(offset, len).ok_or(Malformed::Memory)?;
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        while let Some(&(_, cost)) = link.answering.front().filter(|(end, _)| *end <= link.out.passed()) {
+            link.answering_bytes -= cost;
+            link.answering.pop_front();
+        }
+        // A correct peer asks for no more than it has room for, so that what is not even sent is less.
+        let cost = len + GET_COST;
+        if link.answering_bytes + cost > limits.get_window as u64 {
+            return Err(Malformed::Window);
+        }
+        let header = Header::control(DATA, memory.len(), link.answers);
+        link.answers += 1;
+        link.out.small().extend_from_slice(header.as_bytes());
+        link.push_payload(Payload::Shared(memory));
+        link.answering_bytes += cost;
+        link.answering.push_back((link.out.passed() + link.out.len() as u64, cost));
+        self.touch(index);
+        Ok(())
+    }
+
+    /// The next part of an answer is coming: where it goes.
+    pub fn expect(&mut self, index: usize, part: u64, len: u64) -> Result<Destination, Malformed> {
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        let Some(get) = link.gets.front() else { return Err(Malformed::Unasked) };
+        let expected = (get.len - get.received).min(self.hub.limits.get_chunk as u64);
+        if part != link.parts || len != expected || link.asked < len + GET_COST {
+            return Err(Malformed::Unasked);
+        }
+        Ok(match &get.into {
+            Landing::Value(_) => Destination::Bytes,
+            Landing::Region(slice) => match slice.slice(get.received, len) {
+                Some(slice) => Destination::Region(slice),
+                None => return Err(Malformed::Unasked),
+            },
+        })
+    }
+
+    /// That part has come. Returns what has ended with it.
+    pub fn answered(&mut self, index: usize, part: AnswerPart<'_>, sink: &mut dyn Sink) {
+        let Some(link) = &mut self.links[index] else { return };
+        let Some(get) = link.gets.front_mut() else { return };
+        let len = part.len() as u64;
+        link.parts += 1;
+        link.asked -= len + GET_COST;
+        get.received += len;
+        let whole = get.received == get.len;
+        let value = match (&mut get.into, part) {
+            (Landing::Value(so_far), part) if whole && so_far.is_empty() => match part {
+                AnswerPart::Short(bytes) => Value::copy(bytes),
+                AnswerPart::Long(bytes) => Value::Bytes(Bytes::from(bytes)),
+                AnswerPart::InPlace(_) => Value::Unit,
+            },
+            (Landing::Value(so_far), part) => {
+                if so_far.is_empty() {
+                    so_far.reserve_exact(get.len as usize);
+                }
+                match part {
+                    AnswerPart::Short(bytes) => so_far.extend_from_slice(bytes),
+                    AnswerPart::Long(bytes) => so_far.extend_from_slice(&bytes),
+                    AnswerPart::InPlace(_) => {}
+                }
+                if whole { Value::Bytes(Bytes::from(std::mem::take(so_far))) } else { Value::Unit }
+            }
+            (Landing::Region(_), _) => Value::Unit,
+        };
+        if whole {
+            let ticket = get.ticket;
+            link.gets.pop_front();
+            link.gets_answered += 1;
+            if let Some(ticket) = ticket {
+                sink.complete(ticket, Ok(value));
+            }
+            self.settle_markers(index);
+        }
+        // There is room in the window.
+        self.touch(index);
+    }
+
+    /// The peer's memory has taken one more put.
+    pub fn applied(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index] {
+            link.applied += 1;
+        }
+        self.touch(index);
+    }
+
+    /// Writes what waits, and goes on with what is too long for one go. Returns whether anything moved.
+    pub fn flush_touched(&mut self) -> usize {
+        let mut moved = 0;
+        let limits = self.hub.limits;
+        let mut at = 0;
+        while at < self.touched.len() {
+            let index = self.touched[at];
+            let Some(link) = &mut self.links[index] else {
+                self.touched.swap_remove(at);
+                continue;
+            };
+            let before = link.out.len();
+            let worked = link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
+            if !link.is_flushed() {
+                link.flush(&[]);
+            }
+            // A long put goes on as soon as there is room for its next piece.
+            let mut again = worked;
+            while again && !link.blocked && link.can_write() {
+                again = link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
+                if !link.is_flushed() {
+                    link.flush(&[]);
+                }
+            }
+            let room = link.out.len() < before || worked;
+            if room && std::mem::take(&mut link.wanted) {
+                moved += 1;
+            }
+            link.written = false;
+            let stuck = matches!(link.job, Some(Job::Put { .. })) || !link.is_flushed();
+            if stuck && link.dead.is_none() {
+                at += 1;
+            } else {
+                link.touched = false;
+                self.touched.swap_remove(at);
+            }
+        }
+        moved
+    }
+
+    /// Whether something waits that could be written if it were tried.
+    pub fn could_write(&self) -> bool {
+        self.touched.iter().any(|&index| {
+            self.links[index]
+                .as_ref()
+                .is_some_and(|link| link.can_write() && !link.blocked && !link.is_flushed())
+        })
+    }
+
+    /// The kernel has room again.
+    pub fn unblocked(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index]
+            && link.blocked
+        {
+            link.blocked = false;
+            self.touch(index);
+        }
+    }
+
+    /// Whether the kernel has no room for what waits for a peer.
+    pub fn is_blocked(&self, index: usize) -> bool {
+        self.links[index].as_ref().is_some_and(|link| link.blocked)
+    }
+
+    /// The device closes: what is quiet and flushed is ended in order. Returns true when no link is left that has
+    /// something to send.
+    pub fn close(&mut self) -> bool {
+        let mut closed = self.local.is_empty();
+        for index in 0..self.links.len() {
+            let Some(link) = &mut self.links[index] else { continue };
+            if link.dead.is_some() {
+                continue;
+            }
+            if link.stream.is_none() {
+                // It is of use only if something waits for it.
+                closed &= link.out.is_empty() && link.job.is_none();
+                continue;
+            }
+            match link.leave {
+                Leave::No => {
+                    closed = false;
+                    link.quiet = link.quiet.saturating_add(1);
+                    if link.quiet > 2 && link.is_flushed() && link.job.is_none() {
+                        link.out.small().extend_from_slice(Header::control(LEAVE, 0, 0).as_bytes());
+                        link.leave = Leave::Said;
+                        self.touch(index);
+                    }
+                }
+                Leave::Said if link.is_flushed() || link.broken => {
+                    closed = false;
+                    if let Some(stream) = &link.stream {
+                        // A broken one needs no ending.
+                        let _ = stream.shutdown(Shutdown::Write);
+                    }
+                    link.leave = Leave::Done;
+                }
+                // The peer ends its side when it has read that.
+                Leave::Said | Leave::Done => closed = false,
+            }
+        }
+        closed
+    }
+
+    /// Writes at once if the socket has nothing to do; a burst is left to the next `advance`, for which the driver is
+    /// woken.
+    #[inline]
+    fn after(&mut self, index: usize) {
+        let advancing = self.advancing;
+        let own = !self.local.is_empty() || !self.ended.is_empty();
+        if own && !advancing && !self.rung {
+            self.rung = true;
+            self.hub.door(self.me.context).bell.ring();
+        }
+        let Some(Some(link)) = self.links.get_mut(index) else { return };
+        if link.is_flushed() || !link.can_write() {
+            return;
+        }
+        let worth = link.out.len() >= WORTH_WRITING;
+        if !link.blocked && (worth || (!advancing && !link.written)) {
+            link.written = true;
+            link.flush(&[]);
+        }
+        self.touch(index);
+        if !advancing && !self.rung {
+            let idle = self.links[index].as_ref().is_none_or(|link| link.is_flushed() || link.blocked);
+            if !idle {
+                self.rung = true;
+                self.hub.door(self.me.context).bell.ring();
+            }
+        }
+    }
+}
+
+/// A part of an answer.
+pub(crate) enum AnswerPart<'a> {
+    /// In the read buffer.
+    Short(&'a [u8]),
+    /// Collected.
+    Long(Vec<u8>),
+    /// So many bytes, already where they belong.
+    InPlace(usize),
+}
+
+impl AnswerPart<'_> {
+    fn len(&self) -> usize {
+        match self {
+            AnswerPart::Short(bytes) => bytes.len(),
+            AnswerPart::Long(bytes) => bytes.len(),
+            AnswerPart::InPlace(len) => *len,
+        }
+    }
+}
+
+impl Inject for Tx {
+    #[inline]
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        let mut complete = true;
+        let mut stop = Stop::Done;
+        let mut taken = 0;
+        let reported = self.ended.len();
+        for descriptor in run {
+            match self.one(descriptor, sources, run.len() == 1) {
+                Ok(ended) => complete &= ended,
+                Err(why) => {
+                    stop = why;
+                    break;
+                }
+            }
+            taken += 1;
+        }
+        if let Some(first) = run.first() {
+            let index = self.shape.index(first.target());
+            self.after(index);
+            if !complete && first.rank == self.me.rank {
+                // Nobody will take the others for complete now: each ticket has to be reported.
+                for descriptor in &run[..taken] {
+                    if let Some(ticket) = Ticket::from_word(descriptor.ticket)
+                        && !self.ended.iter().skip(reported).any(|(ended, _)| *ended == ticket)
+                    {
+                        self.ended.push((ticket, Ok(Value::Unit)));
+                    }
+                }
+            }
+        }
+        Injected { taken, stop, complete }
+    }
+
+    fn loan(&mut self, _len: usize) -> Option<Loan> {
+        None
+    }
+}

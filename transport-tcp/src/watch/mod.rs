@@ -1,0 +1,29 @@
+//! Readiness of many sockets at once, and sleeping until there is some.
+//!
+//! On Linux a [`Watch`] is an epoll instance that a port looks at itself, without the runtime. Its [`Alarm`] is
+//! another one, which the runtime watches and in which the first is entered only while the port sleeps: packets for a
+//! port that is awake wake nobody else. Elsewhere every socket is taken to be ready at each look, and a sleeping port
+//! looks every millisecond.
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod portable;
+
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{Alarm, Watch};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use portable::{Alarm, Watch};
+
+/// What is known of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    /// The number it was entered under.
+    pub key: u64,
+    /// There may be something to read.
+    pub readable: bool,
+    /// There may be room to write.
+    pub writable: bool,
+    /// The other side has ended its stream, or the connection is broken.
+    pub ended: bool,
+}
