@@ -77,12 +77,15 @@ fn code_of(error: &LaunchError) -> i32 {
     }
 }
 
-/// Prints an error with its causes in one line.
+/// Prints an error with its causes in one line. Errors of the library tell their causes themselves.
 pub fn fail(error: &dyn Error, code: i32) -> i32 {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        line = format!("{line}: {error}");
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
         cause = error.source();
     }
     eprintln!("posthaste: {line}");

@@ -90,7 +90,9 @@ pub enum HostFdsError {
     #[error("the arena has {0} bytes: it needs at least 1 and at most 2^63 - 1")]
     ArenaBytes(u64),
     /// The kernel refused the arena, both as a memfd and as an unlinked file.
-    #[error("the arena of {bytes} bytes could not be made ({memfd}), nor an unlinked file in {dir}")]
+    #[error(
+        "the arena of {bytes} bytes could not be made ({memfd}), nor an unlinked file in {dir}: {source}"
+    )]
     Arena {
         /// Bytes asked for.
         bytes: u64,
@@ -103,7 +105,7 @@ pub enum HostFdsError {
         source: io::Error,
     },
     /// The kernel refused something else.
-    #[error("could not {what}")]
+    #[error("could not {what}: {source}")]
     System {
         /// What was being done.
         what: &'static str,
@@ -149,7 +151,7 @@ pub enum AdoptError {
         role: &'static str,
     },
     /// The kernel refused to change or inspect a descriptor.
-    #[error("could not inspect descriptor {fd} ({role})")]
+    #[error("could not inspect descriptor {fd} ({role}): {source}")]
     System {
         /// The number.
         fd: i32,
@@ -169,16 +171,16 @@ pub enum LaunchError {
     #[error("{0}")]
     Invalid(String),
     /// The program of the launcher itself is unknown.
-    #[error("the path of the current program is unknown")]
+    #[error("the path of the current program is unknown: {0}")]
     CurrentProgram(#[source] io::Error),
     /// The ranks would refuse their environment.
-    #[error("the ranks would refuse their environment")]
+    #[error("the ranks would refuse their environment: {0}")]
     Env(#[from] EnvError),
     /// The shared descriptors could not be made.
-    #[error("the job's descriptors could not be made")]
+    #[error("the job's descriptors could not be made: {0}")]
     HostFds(#[from] HostFdsError),
     /// A rank could not be started; those already running were ended.
-    #[error("rank {rank} could not be started as {program}")]
+    #[error("rank {rank} could not be started as {program}: {source}")]
     Spawn {
         /// The rank.
         rank: u32,
@@ -189,7 +191,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The kernel refused something else.
-    #[error("could not {what}")]
+    #[error("could not {what}: {source}")]
     System {
         /// What was being done.
         what: &'static str,
@@ -208,7 +210,7 @@ pub enum BrokerError {
     NoBroker,
     /// Nobody listens under that name.
     #[error(
-        "the broker {name} does not answer: the launcher has ended, or runs in another network namespace"
+        "the broker {name} does not answer ({source}): the launcher has ended, or runs in another network namespace"
     )]
     Unreachable {
         /// The abstract socket's name.
@@ -251,10 +253,10 @@ pub enum BrokerError {
         limit: u64,
     },
     /// What came is not what a rank needs.
-    #[error("the descriptors that came are not those of a rank")]
+    #[error("the descriptors that came are not those of a rank: {0}")]
     Adopt(#[from] AdoptError),
     /// The kernel refused something else.
-    #[error("could not {what}")]
+    #[error("could not {what}: {source}")]
     System {
         /// What was being done.
         what: &'static str,
@@ -262,4 +264,37 @@ pub enum BrokerError {
         #[source]
         source: io::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> io::Error {
+        io::Error::other("the reason")
+    }
+
+    #[test]
+    fn every_error_tells_its_cause() {
+        let system = || HostFdsError::System { what: "make a pipe", source: refused() };
+        let adopt = || AdoptError::System { fd: 3, role: "the arena", source: refused() };
+        let texts = [
+            system().to_string(),
+            HostFdsError::Arena { bytes: 1, memfd: "no".into(), dir: "/".into(), source: refused() }
+                .to_string(),
+            adopt().to_string(),
+            LaunchError::CurrentProgram(refused()).to_string(),
+            LaunchError::HostFds(system()).to_string(),
+            LaunchError::Spawn { rank: 3, program: "p".into(), source: refused() }.to_string(),
+            LaunchError::System { what: "wait", source: refused() }.to_string(),
+            BrokerError::Unreachable { name: "n".into(), source: refused() }.to_string(),
+            BrokerError::Adopt(adopt()).to_string(),
+            BrokerError::System { what: "connect", source: refused() }.to_string(),
+        ];
+        for text in texts {
+            assert_eq!(text.matches("the reason").count(), 1, "{text}");
+        }
+        let env = EnvError::Repeated { name: "POSTHASTE_X".into() };
+        assert!(LaunchError::Env(env.clone()).to_string().ends_with(&env.to_string()));
+    }
 }
