@@ -41,6 +41,17 @@ pub enum JoinError {
         /// How many the job has.
         clients: u16,
     },
+    /// There is no arena for a job of that shape.
+    #[error(transparent)]
+    Shape(#[from] posthaste_shm::LayoutError),
+    /// A number of the environment is larger than a job's may be.
+    #[error("a rank has at most 65535 {what}, not {number}")]
+    TooMany {
+        /// Clients or contexts.
+        what: &'static str,
+        /// How many.
+        number: u32,
+    },
     /// A protocol of the library's own could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),

@@ -14,7 +14,7 @@ use posthaste_protocols::{
     Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush,
     handler, pattern, service, stream,
 };
-use posthaste_shm::{Host, HostResources, Layout, Sizes};
+use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::future::Future;
@@ -34,7 +34,7 @@ pub(crate) fn sizes_of(settings: &Settings, shape: JobShape) -> Sizes {
     }
 }
 
-pub(crate) fn layout_of(shape: JobShape, sizes: Sizes) -> Layout {
+pub(crate) fn layout_of(shape: JobShape, sizes: Sizes) -> Result<Layout, LayoutError> {
     Layout::new(shape, sizes)
 }
 

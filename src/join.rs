@@ -34,7 +34,7 @@ pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
     if let Some(env) = JobEnv::from_process().map_err(JoinError::from)? {
         return Ok(join_as(env).await?);
     }
-    let launch = launcher::current_program(ranks).map_err(JoinError::from)?;
+    let launch = launcher::current_program(ranks)?;
     let job = launch.forward_signals(true).spawn().map_err(JoinError::from)?;
     let outcome = tokio::task::spawn_blocking(move || job.wait())
         .await
@@ -61,7 +61,7 @@ pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let settings = Settings::from_process().map_err(JoinError::from)?;
     let shape = JobShape { ranks: 1, clients, contexts };
     let sizes = sizes_of(&settings, shape);
-    let bytes = crate::job::layout_of(shape, sizes).total();
+    let bytes = crate::job::layout_of(shape, sizes).map_err(JoinError::from)?.total();
     let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
     let fds = fds.local(0).map_err(Error::from)?;
     Ok(enter(Rank(0), shape, settings, fds).await?)
@@ -78,8 +78,13 @@ async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
         });
         asked.await.map_err(|_| JoinError::Runtime("the runtime was shut down while joining"))??
     };
-    let shape = JobShape { ranks: env.size, clients: env.clients as u16, contexts: env.contexts as u16 };
+    let (clients, contexts) = (part("clients", env.clients)?, part("contexts", env.contexts)?);
+    let shape = JobShape { ranks: env.size, clients, contexts };
     enter(Rank(env.rank), shape, env.settings.clone(), fds).await
+}
+
+fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
+    u16::try_from(number).map_err(|_| JoinError::TooMany { what, number })
 }
 
 async fn enter(rank: Rank, shape: JobShape, settings: Settings, fds: InheritedFds) -> Result<Job, JoinError> {
@@ -117,5 +122,25 @@ fn check_runtime() -> Result<(), JoinError> {
         (_, false) => Err(JoinError::Runtime(
             "the Tokio runtime has no timer: build it with enable_time() or enable_all()",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parts_are_not_cut_off() {
+        assert_eq!(part("clients", 65_535).ok(), Some(65_535));
+        let error = part("clients", 65_537).unwrap_err();
+        assert_eq!(error.to_string(), "a rank has at most 65535 clients, not 65537");
+    }
+
+    #[tokio::test]
+    async fn a_solo_job_of_an_impossible_shape_is_refused() {
+        for (clients, contexts) in [(0, 1), (1, 0), (u16::MAX, u16::MAX), (1, u16::MAX)] {
+            let error = solo_with(clients, contexts).await.unwrap_err();
+            assert!(matches!(error, Error::Join(JoinError::Shape(_))), "{error}");
+        }
     }
 }

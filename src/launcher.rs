@@ -1,5 +1,6 @@
 //! Starting ranks from a program: what `join_or_local`, the command line and tests stand on.
 
+use crate::error::JoinError;
 use crate::job::{layout_of, sizes_of};
 use posthaste_core::JobShape;
 pub use posthaste_launch::{
@@ -10,47 +11,38 @@ pub use posthaste_launch::{
 /// settings in the environment.
 ///
 /// # Errors
-/// If a `POSTHASTE_` setting is wrong.
-pub fn current_program(ranks: u32) -> Result<Launch, posthaste_launch::EnvError> {
+/// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
+pub fn current_program(ranks: u32) -> Result<Launch, JoinError> {
     prepare(Launch::current_program(), ranks, 1, 1)
 }
 
 /// A launch of another program.
 ///
 /// # Errors
-/// If a `POSTHASTE_` setting is wrong.
+/// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
 pub fn program(
     path: impl AsRef<std::path::Path>,
     ranks: u32,
     clients: u16,
     contexts: u16,
-) -> Result<Launch, posthaste_launch::EnvError> {
+) -> Result<Launch, JoinError> {
     prepare(Launch::program(path), ranks, clients, contexts)
 }
 
 /// Gives a launch its shape and an arena of the size that the shape needs.
 ///
 /// # Errors
-/// If a `POSTHASTE_` setting is wrong.
-pub fn prepare(
-    launch: Launch,
-    ranks: u32,
-    clients: u16,
-    contexts: u16,
-) -> Result<Launch, posthaste_launch::EnvError> {
+/// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
+pub fn prepare(launch: Launch, ranks: u32, clients: u16, contexts: u16) -> Result<Launch, JoinError> {
     prepare_with(launch, JobShape { ranks, clients, contexts }, &Settings::from_process()?)
 }
 
 /// As [`prepare`], for settings that differ from the environment's (and that the caller sets in the launch).
 ///
 /// # Errors
-/// Never, so far.
-pub fn prepare_with(
-    launch: Launch,
-    shape: JobShape,
-    settings: &Settings,
-) -> Result<Launch, posthaste_launch::EnvError> {
-    let bytes = layout_of(shape, sizes_of(settings, shape)).total();
+/// If there is no arena for a job of that shape.
+pub fn prepare_with(launch: Launch, shape: JobShape, settings: &Settings) -> Result<Launch, JoinError> {
+    let bytes = layout_of(shape, sizes_of(settings, shape))?.total();
     Ok(launch
         .ranks(shape.ranks)
         .clients(u32::from(shape.clients))

@@ -34,7 +34,7 @@ impl Harness for ShmHarness {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let inside = runtime.enter();
         let shape = JobShape { ranks: setup.ranks, clients: 1, contexts: setup.contexts };
-        let bytes = Layout::new(shape, self.sizes).total();
+        let bytes = Layout::new(shape, self.sizes).expect("a layout").total();
         let mut fds = HostFds::new(setup.ranks, bytes).expect("an arena and pipes");
         for rank in (0..setup.ranks).map(Rank) {
             let own = fds.local(rank.0).expect("the rank's descriptors");

@@ -24,7 +24,7 @@ impl Arena {
             .expect("the arena");
         let at = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
         let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
-        let layout = Layout::new(job.shape(), Sizes::default());
+        let layout = Layout::new(job.shape(), Sizes::default()).unwrap();
         Arena { memory, at, layout }
     }
 

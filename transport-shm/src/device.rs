@@ -72,7 +72,7 @@ impl Host {
                 problem: format!("{} doorbells for {} ranks", resources.ring.len(), shape.ranks),
             });
         }
-        let layout = Layout::new(shape, sizes);
+        let layout = Layout::new(shape, sizes)?;
         let arena = Arena::map(resources.arena, layout, resources.memory_limit, sysdep.clone())?;
         arena.enter(personality.rank)?;
         let link = Link::new(arena, personality.rank, resources.bell, resources.ring, sysdep)?;

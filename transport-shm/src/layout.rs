@@ -8,7 +8,8 @@
 //! ```
 //! The arena is sparse: a part costs memory only once it is committed, which its first user does.
 
-use posthaste_core::{ClientId, Endpoint, JobShape, Rank};
+use posthaste_core::{ClientId, DeviceError, Endpoint, JobShape, Rank};
+use thiserror::Error;
 
 /// Granule in bytes of everything that is committed on its own.
 pub const PAGE: u64 = 4096;
@@ -35,6 +36,39 @@ impl Default for Sizes {
     }
 }
 
+/// Most bytes of an arena: it has to fit into the address space of a process, beside everything else.
+pub const MAX_ARENA: u64 = 1 << 46;
+
+/// Why there is no layout for a job.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// A job without ranks, clients or contexts.
+    #[error(
+        "a job has at least 1 rank, 1 client and 1 context, not {} rank(s), {} client(s) and {} context(s)",
+        .0.ranks, .0.clients, .0.contexts
+    )]
+    Empty(JobShape),
+    /// The arena would not fit into the address space.
+    #[error(
+        "{} rank(s) with {} client(s) of {} context(s) each need an arena of {bytes} bytes, and at most {MAX_ARENA} fit \
+         into the address space: start fewer, or lower POSTHASTE_SEGMENT or POSTHASTE_LANE_BYTES",
+        .shape.ranks, .shape.clients, .shape.contexts
+    )]
+    TooLarge {
+        /// The job.
+        shape: JobShape,
+        /// Bytes of the arena; those that cannot be counted are `u128::MAX`.
+        bytes: u128,
+    },
+}
+
+impl From<LayoutError> for DeviceError {
+    fn from(error: LayoutError) -> Self {
+        DeviceError::Mismatch { subject: "the job's shape", problem: error.to_string() }
+    }
+}
+
 /// The map of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -45,10 +79,18 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a job.
-    #[must_use]
-    pub const fn new(shape: JobShape, sizes: Sizes) -> Self {
-        Self { shape, sizes }
+    /// The layout of a job. All its parts lie within [`MAX_ARENA`], so that no offset overflows.
+    ///
+    /// # Errors
+    /// If the job is empty, or its arena would be too large.
+    pub fn new(shape: JobShape, sizes: Sizes) -> Result<Self, LayoutError> {
+        if shape.ranks == 0 || shape.clients == 0 || shape.contexts == 0 {
+            return Err(LayoutError::Empty(shape));
+        }
+        match wide_total(shape, sizes) {
+            bytes if bytes <= u128::from(MAX_ARENA) => Ok(Self { shape, sizes }),
+            bytes => Err(LayoutError::TooLarge { shape, bytes }),
+        }
     }
 
     const fn endpoints(&self) -> u64 {
@@ -154,6 +196,25 @@ impl Layout {
     }
 }
 
+/// [`Layout::total`] of any job at all.
+fn wide_total(shape: JobShape, sizes: Sizes) -> u128 {
+    let pages = |bytes: u128| bytes.div_ceil(PAGE.into()).saturating_mul(PAGE.into());
+    let ranks = u128::from(shape.ranks);
+    let endpoints = ranks * u128::from(shape.contexts);
+    let all = endpoints * u128::from(shape.clients);
+    let lane = u128::from(PAGE) + pages(sizes.lane.into());
+    [
+        PAGE.into(),
+        pages(ranks * u128::from(RANK_BYTES)),
+        all.saturating_mul(pages(64 + endpoints.div_ceil(64) * 8)),
+        all.saturating_mul(endpoints).saturating_mul(lane),
+        all.saturating_mul(sizes.pool.into()),
+        ranks.saturating_mul(sizes.segment.into()),
+    ]
+    .into_iter()
+    .fold(0, u128::saturating_add)
+}
+
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
@@ -162,7 +223,8 @@ mod tests {
     #[test]
     fn parts_do_not_overlap() {
         let shape = JobShape { ranks: 3, clients: 2, contexts: 2 };
-        let layout = Layout::new(shape, Sizes { lane: 512, pool: 1 << 20, segment: 1 << 20 });
+        let layout =
+            Layout::new(shape, Sizes { lane: 512, pool: 1 << 20, segment: 1 << 20 }).expect("a layout");
         let mut parts = vec![(0, PAGE), layout.rank_table()];
         for client in (0..2).map(ClientId) {
             for rank in (0..3).map(Rank) {
@@ -184,5 +246,44 @@ mod tests {
         let last = parts.last().expect("parts");
         assert!(last.0 + last.1 <= layout.total());
         assert!(parts.iter().all(|part| part.0 % 64 == 0));
+    }
+    #[test]
+    fn what_is_counted_is_what_is_laid_out() {
+        for (ranks, clients, contexts) in [(1, 1, 1), (3, 2, 2), (64, 1, 1), (2, 5, 7), (4096, 1, 1)] {
+            let shape = JobShape { ranks, clients, contexts };
+            for sizes in
+                [Sizes { segment: 1 << 30, ..Sizes::default() }, Sizes { lane: 512, pool: 4096, segment: 0 }]
+            {
+                let layout = Layout::new(shape, sizes).expect("a layout");
+                assert_eq!(u128::from(layout.total()), wide_total(shape, sizes), "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_size_wraps_around() {
+        let refused = |ranks, clients, contexts, sizes| {
+            Layout::new(JobShape { ranks, clients, contexts }, sizes).expect_err("refused")
+        };
+        let usual = Sizes::default();
+        for (ranks, clients, contexts) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
+            assert!(matches!(refused(ranks, clients, contexts, usual), LayoutError::Empty(_)));
+        }
+        for (ranks, clients, contexts) in
+            [(1, u16::MAX, u16::MAX), (u32::MAX, u16::MAX, u16::MAX), (4096, 64, 64)]
+        {
+            let error = refused(ranks, clients, contexts, usual);
+            assert!(matches!(error, LayoutError::TooLarge { bytes, .. } if bytes > 1 << 46), "{error}");
+            assert!(error.to_string().contains("POSTHASTE_SEGMENT"));
+        }
+        for sizes in [
+            Sizes { segment: u64::MAX, ..usual },
+            Sizes { pool: u64::MAX, ..usual },
+            Sizes { lane: u64::MAX, ..usual },
+            // In 64 bits, the segments of two ranks would be none.
+            Sizes { segment: 1 << 63, ..usual },
+        ] {
+            assert!(matches!(refused(2, 1, 1, sizes), LayoutError::TooLarge { .. }), "{sizes:?}");
+        }
     }
 }

@@ -19,4 +19,4 @@ pub mod ready;
 
 pub use arena::{Arena, Presence};
 pub use device::{Host, HostResources, ShmDevice};
-pub use layout::{Layout, Sizes};
+pub use layout::{Layout, LayoutError, Sizes};
