@@ -1,6 +1,8 @@
 //! Ranks over TCP in one process, advanced in turn.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod job;
+
 use posthaste_core::engine::{EngineConfig, Work};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;

@@ -1,0 +1,213 @@
+//! Real drivers over TCP: nothing is lost while everybody sleeps, connects at once, closes or dies.
+
+mod support;
+
+use posthaste_core::{Fault, Messager, Rank};
+use posthaste_tcp::{Limits, Mode};
+use posthaste_testkit::conformance::Log;
+use posthaste_testkit::watchdog::Watchdog;
+use std::time::Duration;
+use support::job::{Access, ECHO, LOG, Member, SILENT, at, job};
+
+fn watched(name: &str) -> Watchdog {
+    Watchdog::start(name, Duration::from_secs(60), || "a wake-up was lost".to_owned())
+}
+
+fn tiny() -> Limits {
+    Limits {
+        max_inline: 100,
+        max_eager: 200,
+        fragment: 50,
+        outgoing: 1,
+        get_chunk: 64,
+        get_window: 100,
+        socket_buffers: Some(64 << 10),
+        ..Limits::default()
+    }
+}
+
+async fn arrived(log: &Log, count: usize) {
+    while log.len() < count {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn calls_and_floods(mode: Mode, limits: Limits) {
+    let (members, log) = job(3, mode, limits).await;
+    for round in 0..200u32 {
+        // Long pauses let everybody fall asleep; then a call has to wake the other side, and its answer this one.
+        if round % 30 == 0 {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        let answer = members[0].call(1 + round % 2, &round.to_le_bytes()).await.expect("it is answered");
+        assert_eq!(answer, round.to_le_bytes());
+    }
+    let long = vec![9; 70_000];
+    assert_eq!(members[2].call(1, &long).await.expect("it is answered"), long);
+    for number in 0..200u32 {
+        let payload = vec![number as u8; (number as usize * 3) % 400];
+        members[0].send(1, LOG, &number.to_le_bytes(), &payload, false).await.expect("it lives");
+        members[2].send(1, LOG, &number.to_le_bytes(), &[], false).await.expect("it lives");
+    }
+    arrived(&log, 400).await;
+    for source in [0, 2] {
+        let got: Vec<_> = log.of(at(source), at(1)).into_iter().map(|received| received.info).collect();
+        assert_eq!(got, (0..200u32).map(|number| number.to_le_bytes().to_vec()).collect::<Vec<_>>());
+    }
+    for (number, received) in log.of(at(0), at(1)).iter().enumerate() {
+        assert_eq!(received.bytes, vec![number as u8; number * 3 % 400]);
+    }
+    for number in 0..20u64 {
+        tokio::time::sleep(Duration::from_millis(number % 3)).await;
+        let bytes = vec![number as u8 + 1; 1 + number as usize * 5000];
+        members[0].access(&members[1], 1, number, Access::Put(&bytes)).await.expect("it lives");
+        assert_eq!(members[1].memory(1)[number as usize..][..bytes.len()], bytes, "it is there");
+        let got = members[2].access(&members[1], 1, number, Access::Get(bytes.len() as u64)).await;
+        assert!(got.expect("it lives").as_bytes() == bytes);
+    }
+}
+
+/// Messages that nobody waits for are written although their sender never comes back to the device.
+async fn a_burst_is_written_without_its_sender(mode: Mode) {
+    let (members, log) = job(2, mode, Limits::default()).await;
+    members[0].call(1, b"hello").await.expect("it lives");
+    for round in 0..10 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        for _ in 0..3 {
+            members[0].send(1, LOG, &[], b"burst", false).await.expect("it lives");
+        }
+        arrived(&log, 3 * (round + 1)).await;
+    }
+}
+
+async fn a_crash_wakes_who_waits(mode: Mode) {
+    let (members, _log) = job(3, mode, Limits::default()).await;
+    let ticket = members[0].send(1, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
+    members[0].call(1, b"it is connected").await.expect("it lives");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    members[1].device.abort();
+    assert_eq!(members[0].ends(ticket).await.expect_err("it is lost"), Fault::PeerLost(Rank(1)));
+    assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1))], "told once");
+    assert!(members[0].call(1, b"hello?").await.is_err());
+    let ticket = members[0].send(2, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
+    members[0].call(2, b"it is connected").await.expect("it lives");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    members[2].client.close().await;
+    assert_eq!(members[0].ends(ticket).await.expect_err("it left"), Fault::PeerClosed(Rank(2)));
+    assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1)), Fault::PeerClosed(Rank(2))]);
+}
+
+/// What was sent before a close arrives, however much of it waits when the device closes.
+async fn a_close_loses_nothing(mode: Mode) {
+    for count in [1u32, 50, 1000] {
+        let (members, log) =
+            job(2, mode, Limits { socket_buffers: Some(128 << 10), ..Limits::default() }).await;
+        let payload = vec![7u8; 3000];
+        for number in 0..count {
+            members[0].send(1, LOG, &number.to_le_bytes(), &payload, false).await.expect("it lives");
+        }
+        members[0].client.close().await;
+        arrived(&log, count as usize).await;
+        let got = log.of(at(0), at(1));
+        assert!(got.iter().enumerate().all(|(n, message)| message.info == (n as u32).to_le_bytes()));
+        while members[1].errors().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(members[1].errors(), [Fault::PeerClosed(Rank(0))]);
+    }
+}
+
+/// All ranks begin to talk to all others at the same moment, again and again: one connection per pair comes of it, and
+/// nothing that was sent meanwhile is lost or doubled.
+async fn everybody_connects_at_once(mode: Mode) {
+    const RANKS: u32 = 5;
+    for _ in 0..6 {
+        let (members, log) = job(RANKS, mode, Limits::default()).await;
+        let talk = |from: u32, to: u32| {
+            let member: &Member = &members[from as usize];
+            async move {
+                for number in 0..10u8 {
+                    member.send(to, LOG, &[number], &[], false).await.expect("it lives");
+                }
+                assert_eq!(member.call(to, &[from as u8]).await.expect("it lives"), [from as u8]);
+            }
+        };
+        let pairs = (0..RANKS).flat_map(|from| (0..RANKS).map(move |to| (from, to)));
+        futures_of(pairs.clone().filter(|(from, to)| from != to).map(|(from, to)| talk(from, to))).await;
+        arrived(&log, (RANKS * (RANKS - 1) * 10) as usize).await;
+        for (from, to) in pairs.filter(|(from, to)| from != to) {
+            let got: Vec<u8> = log.of(at(from), at(to)).iter().map(|message| message.info[0]).collect();
+            assert_eq!(got, (0..10).collect::<Vec<u8>>(), "{from} to {to}");
+        }
+        assert!(members.iter().all(|member| member.errors().is_empty()));
+    }
+}
+
+/// Polls all of them together.
+async fn futures_of(futures: impl Iterator<Item = impl Future<Output = ()>>) {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    std::future::poll_fn(|cx| {
+        futures.retain_mut(|future| future.as_mut().poll(cx).is_pending());
+        if futures.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+/// A rank that is sent to before it has started, and one whose address is not known yet.
+async fn a_rank_may_start_late(mode: Mode) {
+    use posthaste_core::JobShape;
+    use posthaste_tcp::{AddressBook, PeerAddress};
+    use std::sync::Arc;
+    let shape = JobShape { ranks: 3, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(3));
+    let log = Log::default();
+    // A port that nobody listens on now, and somebody will.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = free.local_addr().expect("it is bound");
+    drop(free);
+    book.set(Rank(1), PeerAddress { address, incarnation: 1 });
+    let open = |rank: u32| {
+        let mut config = support::config(Rank(rank), shape, mode, Limits::default());
+        if rank == 1 {
+            config.bind = address;
+        }
+        Member::open(config, book.clone(), &log)
+    };
+    let first = open(0).await;
+    for to in [1, 2] {
+        first.send(to, LOG, &[], b"early", false).await.expect("it will live");
+    }
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let _others = [open(1).await, open(2).await];
+    arrived(&log, 2).await;
+    assert_eq!(first.call(2, b"hello").await.expect("it lives"), b"hello");
+}
+
+async fn all(mode: Mode) {
+    calls_and_floods(mode, Limits::default()).await;
+    calls_and_floods(mode, tiny()).await;
+    a_burst_is_written_without_its_sender(mode).await;
+    a_crash_wakes_who_waits(mode).await;
+    a_close_loses_nothing(mode).await;
+    everybody_connects_at_once(mode).await;
+    a_rank_may_start_late(mode).await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn nothing_is_lost_in_one_thread() {
+    let _dog = watched("one thread");
+    all(Mode::HandshakeOnly).await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn nothing_is_lost_encrypted() {
+    let _dog = watched("encrypted");
+    all(Mode::Encrypted).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_between_threads() {
+    let _dog = watched("two threads");
+    all(Mode::Insecure).await;
+    let _ = ECHO;
+}
