@@ -56,6 +56,20 @@ struct Process {
 
 /// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
 /// [`leave`](Job::leave) does, and so does the end of the process.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// assert_eq!((job.rank(), job.size()), (posthaste::Rank(0), 1));
+/// let twice = job.service("twice", |number: u64| async move { 2 * number })?;
+/// job.barrier().await?;
+/// let right = job.rank().next(job.size());
+/// assert_eq!(twice.call(right, 21).await?, 42);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Job {
     process: Arc<Process>,
@@ -149,6 +163,25 @@ impl Job {
 
     /// Takes a context for one task or thread alone: its operations need no locked instruction. `None` if there is no
     /// such context or somebody owns it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Message, Scope};
+    /// let arrived = job.counter();
+    /// let count = arrived.clone();
+    /// let hello = job.register("hello", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// hello.on(&context).send(job.rank(), "from the owner").await?;
+    /// arrived.reach_on(&context, 1).await;
+    /// // What goes through a handle gets on only while the owner drives the context.
+    /// job.drive(&context, job.barrier()).await?;
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn own_context(&self, context: ContextId) -> Option<Context> {
         Context::new(self.context_handle(context)?)
@@ -173,6 +206,16 @@ impl Job {
     }
 
     /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// job.on_error(|fault| eprintln!("job: {fault}"));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         self.client.on_error(handler);
     }
@@ -185,6 +228,24 @@ impl Job {
 
     /// Registers a message whose handler runs inside `advance`, for each message, in order. It must be short.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let words = job.counter();
+    /// let count = words.clone();
+    /// let text = job.register("text", move |message: Message, _: &mut Scope| {
+    ///     count.add(message.text().split(' ').count() as u64);
+    /// })?;
+    /// text.send(job.rank(), "three short words").await?;
+    /// text.send(job.rank(), "and info").info(b"up to 112 bytes").await?;
+    /// words.reach(5).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
     pub fn register<H>(&self, name: &str, handler: H) -> Result<ActiveMessage, RegisterError>
@@ -196,6 +257,22 @@ impl Job {
 
     /// Registers a message of one plain-old-data type; ranks that registered another type under the name refuse it.
     /// Send it with [`TypedMessage::send`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let sum = job.counter();
+    /// let total = sum.clone();
+    /// let add = job.register_typed("add", move |pair: [u32; 2], _source, _scope: &mut posthaste::Scope| {
+    ///     total.add(u64::from(pair[0]) + u64::from(pair[1]));
+    /// })?;
+    /// add.send(job.rank(), &[40, 2]).await?;
+    /// sum.reach(42).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
@@ -215,6 +292,26 @@ impl Job {
 
     /// Registers a message whose handler runs at the first packet and chooses the buffer (D09).
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Fill, First};
+    /// let heads = job.counter();
+    /// let count = heads.clone();
+    /// let head = job.register_first_packet("head", move |first: First<'_>, _: &mut posthaste::Scope| {
+    ///     let count = count.clone();
+    ///     // The first four bytes are enough; the rest goes nowhere.
+    ///     let buffer = bytes::BytesMut::with_capacity(first.total.min(4) as usize);
+    ///     Fill::Into { buffer, limit: 4, done: Box::new(move |_, head| count.add(head.len() as u64)) }
+    /// })?;
+    /// head.send(job.rank(), vec![7; 100_000]).await?;
+    /// heads.reach(4).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
     pub fn register_first_packet<H>(&self, name: &str, handler: H) -> Result<ActiveMessage, RegisterError>
@@ -226,6 +323,23 @@ impl Job {
 
     /// Registers a message that is delivered to a stream; a slow consumer slows its senders.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (number, mut numbers) = job.stream("number")?;
+    /// for n in 1..=3u64 {
+    ///     number.send(job.rank(), n.to_le_bytes()).await?;
+    /// }
+    /// for n in 1..=3u64 {
+    ///     let message = numbers.recv().await.expect("the job goes on");
+    ///     assert_eq!(message.read::<u64>(0), Some(n));
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
     pub fn stream(&self, name: &str) -> Result<(ActiveMessage, MessageStream), RegisterError> {
@@ -233,6 +347,26 @@ impl Job {
     }
 
     /// Registers a message whose async handler runs in a task of its own, at most `limit` at once.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let done = job.counter();
+    /// let count = done.clone();
+    /// let work = job.register_spawned("work", 2, move |message: posthaste::OwnedMessage| {
+    ///     let count = count.clone();
+    ///     async move {
+    ///         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    ///         count.add(message.len() as u64);
+    ///     }
+    /// })?;
+    /// work.send(job.rank(), "twelve bytes").await?;
+    /// done.reach(12).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
@@ -251,6 +385,20 @@ impl Job {
 
     /// Registers a service: an async handler from request to reply, each in a task of its own.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use std::time::Duration;
+    /// let sum = job.service("sum", |numbers: Vec<u64>| async move { numbers.iter().sum::<u64>() })?;
+    /// job.barrier().await?;
+    /// assert_eq!(sum.call(job.rank(), vec![1, 2, 3]).await?, 6);
+    /// assert_eq!(sum.call_within(job.rank(), vec![], Duration::from_secs(5)).await?, 0);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
     pub fn service<H, Q, A, T>(&self, name: &str, handler: H) -> Result<Service<Q, A>, RegisterError>
@@ -264,6 +412,18 @@ impl Job {
     }
 
     /// As [`service`](Job::service), with options, and told who asks.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Rank, ServiceOptions};
+    /// let who = job.service_with("who", ServiceOptions::default(), |_: (), from: Rank| async move { from.0 })?;
+    /// assert_eq!(who.call(job.rank(), ()).await?, 0);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
@@ -284,6 +444,18 @@ impl Job {
 
     /// Registers a service of bytes whose handler answers at once, inside `advance`.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let echo = job.service_inline("echo", |request, _| Ok(request.to_bytes().into()))?;
+    /// let reply = echo.call_bytes(job.rank(), "hello").await?;
+    /// assert_eq!(reply.as_bytes(), b"hello");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
     pub fn service_inline<H>(&self, name: &str, handler: H) -> Result<Service<Bytes, Bytes>, RegisterError>
@@ -294,6 +466,21 @@ impl Job {
     }
 
     /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(job.size()).await?;
+    /// let (me, right) = (job.rank(), job.rank().next(job.size()));
+    /// window.put(right, me.index(), 42).await?;
+    /// job.barrier().await?;
+    /// assert_eq!(window.load(0), Some(42));
+    /// window.free().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If memory cannot be had here or on another rank, or as for [`barrier`](Job::barrier). Where a rank is lost
@@ -321,7 +508,7 @@ impl Job {
         Ok(RemoteRegion::open(&self.client, key).await?)
     }
 
-    /// Records operations, to be replayed at almost no cost; nothing is carried out.
+    /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`].
     ///
     /// # Errors
     /// If the closure fails, or records nothing.
@@ -382,6 +569,18 @@ impl Job {
     }
 
     /// Gathers a blob of the same length from every rank, by rank. Collective.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let blobs = job.all_gather(&job.rank().0.to_le_bytes()).await?;
+    /// assert_eq!(blobs.len(), job.size());
+    /// assert_eq!(*blobs[0], [0; 4]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`barrier`](Job::barrier); a blob of another length is another operation.

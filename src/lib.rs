@@ -25,11 +25,43 @@ pub use bytes::Bytes;
 pub use error::{Error, JoinError, Result};
 pub use job::{Job, TypedMessage};
 pub use join::{join, join_or_local, solo, solo_with};
+/// Page memory of a peer that a message lies in: read in place, given back when dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (page, mut pages) = job.stream("page")?;
+/// page.send(job.rank(), vec![3; 100_000]).await?;
+/// let message = pages.recv().await.expect("the job goes on");
+/// let lease: posthaste::Lease = message.into_lease().expect("longer messages lie in a page");
+/// let sum = u64::from_ne_bytes([3; 8]).wrapping_mul(100_000 / 8);
+/// assert_eq!((lease.len(), lease.memory().sum_words()), (100_000, sum));
+/// # job.leave().await
+/// # }
+/// ```
+pub use posthaste_core::Lease;
+/// Page memory to be filled in place and sent without a copy.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (page, mut pages) = job.stream("page")?;
+/// let loan: posthaste::Loan = page.loan(100_000).expect("pages are free");
+/// loan.memory.write(&[7; 100_000]);
+/// page.send(job.rank(), loan).await?;
+/// let message = pages.recv().await.expect("the job goes on");
+/// assert!(message.into_bytes().iter().all(|byte| *byte == 7));
+/// # job.leave().await
+/// # }
+/// ```
+pub use posthaste_core::Loan;
 pub use posthaste_core::engine::PatternError;
 pub use posthaste_core::{
     CallError, Caps, ClientId, Collective, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape,
-    Lease, Loan, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats,
-    Sysdep, TrySendError,
+    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep,
+    TrySendError,
 };
 pub use posthaste_protocols::{
     ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern,

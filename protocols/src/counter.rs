@@ -19,6 +19,23 @@ struct Inner {
 
 /// Counts events, from handlers or anywhere, and lets tasks wait until it reaches a value. Waiting advances the
 /// context, so that a wait which is about to end does not go through the scheduler. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let arrived = job.counter();
+/// let count = arrived.clone();
+/// let ping = job.register("ping", move |_: posthaste::Message, _: &mut posthaste::Scope| count.add(1))?;
+/// for _ in 0..10 {
+///     ping.send(job.rank(), b"").await?;
+/// }
+/// arrived.reach(10).await;
+/// assert_eq!(arrived.value(), 10);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Counter {
     handle: Handle,

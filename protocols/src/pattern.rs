@@ -14,6 +14,26 @@ use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
 
 /// Collects operations instead of carrying them out.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u64>(8).await?;
+/// let source = job.region(64).await?;
+/// let pattern = job
+///     .record(|recorder| {
+///         window.record_put(recorder, job.rank(), 0, &source)?;
+///         window.record_put_from(recorder, job.rank(), 7, &source, 8, 8)?;
+///         assert_eq!(recorder.len(), 2);
+///         Ok::<_, posthaste::RmaError>(())
+///     })
+///     .await?;
+/// assert_eq!((pattern.messages(), pattern.bytes()), (2, 72));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug, Default)]
 pub struct Recorder {
     descriptors: Vec<Descriptor>,
@@ -68,6 +88,24 @@ impl Recorder {
 
 /// A recorded pattern of puts. Peers, sizes and places are fixed by the recording; the payload is read afresh from its
 /// regions at each replay. Dropping it unregisters it.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u64>(4).await?;
+/// let source = job.region(8).await?;
+/// let right = job.rank().next(job.size());
+/// let ring = job.record(|recorder| window.record_put(recorder, right, 2, &source)).await?;
+/// for number in 0..1000u64 {
+///     source.write(0, &number.to_ne_bytes())?;
+///     ring.replay().await?;
+/// }
+/// assert_eq!(window.load(2), Some(999));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Pattern {
     handle: Handle,

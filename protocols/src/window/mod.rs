@@ -111,6 +111,24 @@ impl Drop for Memory {
 /// in elements of `T`; [`byte`](Window::bytes) views count bytes. Cheap to clone.
 ///
 /// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u32>(100).await?;
+/// let right = job.rank().next(job.size());
+/// let there = window.put_slice(right, 10, &[1, 2, 3]).local().await?; // the source is reusable
+/// there.await?; // and the data is at the target
+/// assert_eq!(window.get_slice(right, 9, 5).await?, [0, 1, 2, 3, 0]);
+/// window.store_slice(50, &[7; 3])?; // this rank's own part
+/// assert_eq!(window.load(52), Some(7));
+/// assert!(window.put(right, 100, 0).await.is_err());
+/// window.free().await?;
+/// # job.leave().await
+/// # }
+/// ```
 pub struct Window<T = u8> {
     memory: Arc<Memory>,
     exchange: Exchange,

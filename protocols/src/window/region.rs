@@ -16,6 +16,21 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 /// A region: memory of this rank that recorded operations read and that peers reach once they are told its
 /// [`RegionKey`] (D12). Cheap to clone; freed with its last clone, which must not be before peers have ended their
 /// operations on it.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let region = job.region(4096).await?;
+/// region.write(100, b"plain bytes")?;
+/// let mut back = [0; 5];
+/// region.read(106, &mut back)?;
+/// assert_eq!(&back, b"bytes");
+/// assert_eq!(region.key().len, 4096); // what a peer needs to reach it
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Region(Arc<RegionInner>);
 
@@ -152,6 +167,20 @@ impl Region {
 }
 
 /// A region of a peer.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let region = job.region(64).await?;
+/// let key = region.key(); // plain data, told to a peer in a message
+/// let remote = job.remote_region(key).await?;
+/// remote.put(8, "written by a peer").await?;
+/// assert_eq!(remote.get_into(8, vec![0; 7]).await?, b"written");
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
     memory: Arc<Memory>,
