@@ -253,6 +253,14 @@ impl Board {
             }
             Record::Release { window } => self.released_by(source, window, effects),
             Record::Broken { first, unentered, cause } => {
+                let ranks = match cause {
+                    Fault::CollectiveMismatch { ranks, .. } => ranks,
+                    cause => [cause.peer().unwrap_or(source); 2],
+                };
+                if ranks.iter().any(|rank| rank.0 >= self.size) {
+                    effects.corrupt = true;
+                    return;
+                }
                 self.break_from(first, unentered, cause, effects);
             }
         }
@@ -392,6 +400,12 @@ impl Board {
         for window in windows {
             self.settle(window, effects);
         }
+    }
+
+    /// Windows of which memory may be in use.
+    #[cfg(test)]
+    pub fn tracked(&self) -> usize {
+        self.windows.len()
     }
 
     /// The others.

@@ -11,6 +11,8 @@
 mod board;
 mod notice;
 mod record;
+#[cfg(test)]
+mod simulation;
 
 use crate::handler::ActiveMessage;
 use crate::message::Message;
@@ -299,6 +301,10 @@ impl Operation<'_> {
             Err(_) => Fault::OutOfMemory("a collective operation's message is too long"),
         };
         self.exchange.with_board(|board, effects| board.break_from(self.number, u64::MAX, cause, effects));
+        if matches!(cause, Fault::CollectiveMismatch { .. }) && self.call != Collective::Shmalloc {
+            // Whoever tried to make a window of that number hears that this rank has none.
+            self.exchange.protocol.notify_others(Record::release(self.number).freeze());
+        }
         result
     }
 
