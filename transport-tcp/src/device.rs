@@ -12,9 +12,13 @@ use posthaste_core::device::{Allocation, Doorbell, PeerDown};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Caps, ContextId, Device, DeviceError, MemoryError, Port, Rank};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+
+/// Connections that may wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 4096;
 
 /// The device over TCP, for one client of one rank.
 pub struct TcpDevice {
@@ -111,12 +115,23 @@ fn bind(config: &TcpConfig) -> io::Result<TcpListener> {
     };
     let mut last = io::Error::new(io::ErrorKind::AddrInUse, "the range of ports is empty");
     for port in ports {
-        match TcpListener::bind(SocketAddr::new(config.bind.ip(), port)) {
+        match listen(SocketAddr::new(config.bind.ip(), port)) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// As the standard library does it, but for a queue that is long enough for a flood: connections that do not fit into it
+/// are tried again by their kernels a second later only.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 #[async_trait]

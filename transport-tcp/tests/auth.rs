@@ -1,0 +1,401 @@
+//! Who may join: strangers get nothing, cost nothing, and keep nobody out.
+
+mod support;
+
+use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Rank};
+use posthaste_tcp::handshake::{
+    ANSWER_LEN, FINISH_LEN, HELLO_LEN, HandshakeError, Identity, Initiator, VERDICT_LEN, Verdict, respond,
+};
+use posthaste_tcp::{AddressBook, JobKey, Limits, Mode, PeerAddress, TcpConfig};
+use posthaste_testkit::conformance::Log;
+use posthaste_testkit::proxy::{Course, Plan, Proxy};
+use posthaste_testkit::random::Random;
+use posthaste_testkit::watchdog::Watchdog;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::config;
+use support::job::{LOG, Member, at};
+
+const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+const MODES: [Mode; 3] = [Mode::Insecure, Mode::HandshakeOnly, Mode::Encrypted];
+
+fn watched(name: &str) -> Watchdog {
+    Watchdog::start(name, Duration::from_secs(60), || "it hangs".to_owned())
+}
+
+fn of(rank: u32, mode: Mode) -> TcpConfig {
+    config(Rank(rank), SHAPE, mode, Limits::default())
+}
+
+/// Rank 0, which nobody may disturb, and what it has received.
+struct Victim {
+    member: Member,
+    log: Log,
+    mode: Mode,
+}
+
+impl Victim {
+    async fn open(config: TcpConfig) -> Victim {
+        let (log, mode) = (Log::default(), config.mode);
+        let member = Member::open(config, Arc::new(AddressBook::new(2)), &log).await;
+        Victim { member, log, mode }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.member.device.address()
+    }
+
+    fn book(&self, address: SocketAddr) -> Arc<AddressBook> {
+        let book = Arc::new(AddressBook::new(2));
+        book.set(Rank(0), PeerAddress { address, incarnation: 1 });
+        book
+    }
+
+    /// The real rank 1 joins and is served within two seconds, and nothing else has ever arrived.
+    async fn goes_on(&self) {
+        assert!(self.log.is_empty(), "a stranger's message was dispatched: {:?}", self.log.all());
+        assert!(self.member.errors().is_empty(), "{:?}", self.member.errors());
+        let start = Instant::now();
+        let one = Member::open(of(1, self.mode), self.book(self.address()), &Log::default()).await;
+        assert_eq!(one.call(0, b"genuine").await.expect("it is let in"), b"genuine");
+        assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+        one.send(0, LOG, b"first", &[], false).await.expect("it lives");
+        while self.log.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(self.log.all()[0].info, b"first");
+    }
+}
+
+/// A rank 1 with another configuration tries for a while; nothing of it arrives.
+async fn is_refused(mode: Mode, change: impl FnOnce(&mut TcpConfig)) {
+    let victim = Victim::open(of(0, mode)).await;
+    let mut config = of(1, mode);
+    change(&mut config);
+    config.times.connect = Duration::from_millis(80);
+    let shape = config.shape;
+    let book = Arc::new(AddressBook::new(shape.ranks));
+    book.set(Rank(0), PeerAddress { address: victim.address(), incarnation: 1 });
+    let impostor = Member::open(config, book, &Log::default()).await;
+    let sent = impostor.call(0, b"let me in").await;
+    assert!(sent.is_err(), "{sent:?}");
+    assert_eq!(impostor.errors(), [Fault::PeerLost(Rank(0))]);
+    victim.goes_on().await;
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_refused() {
+    let _dog = watched("wrong key");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        is_refused(mode, |config| config.key = JobKey::new([41; 32])).await;
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_refused() {
+    let _dog = watched("no key");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        is_refused(mode, |config| config.mode = Mode::Insecure).await;
+        is_refused(mode, |config| config.key = JobKey::new([0; 32])).await;
+    }
+}
+
+#[tokio::test]
+async fn another_jobs_rank_is_refused() {
+    let _dog = watched("another job");
+    for mode in MODES {
+        is_refused(mode, |config| config.job = *b"another, one key").await;
+        is_refused(mode, |config| config.shape.ranks = 3).await;
+    }
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        is_refused(mode, |config| {
+            config.job = *b"another with key";
+            config.key = JobKey::new([99; 32]);
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn another_mode_is_refused() {
+    let _dog = watched("another mode");
+    for mode in MODES {
+        for other in MODES.into_iter().filter(|other| *other != mode) {
+            is_refused(mode, |config| config.mode = other).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stale_incarnation_is_refused() {
+    let _dog = watched("stale incarnation");
+    for mode in MODES {
+        let victim = Victim::open(of(0, mode)).await;
+        let book = Arc::new(AddressBook::new(2));
+        book.set(Rank(0), PeerAddress { address: victim.address(), incarnation: 7 });
+        let mut config = of(1, mode);
+        config.times.connect = Duration::from_millis(80);
+        let late = Member::open(config, book, &Log::default()).await;
+        assert!(late.call(0, b"hello?").await.is_err());
+        victim.goes_on().await;
+    }
+}
+
+/// Whoever changes a byte of the handshake on the way breaks it: the mode cannot be talked down, nor anything else.
+#[tokio::test]
+async fn a_downgrade_on_the_way_is_refused() {
+    let _dog = watched("downgrade");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        for (at, pattern) in
+            [(10, mode as u8), (10, 3), (11, 3), (8, 3), (12, 1), (28, 1), (HELLO_LEN as u64 - 1, 1)]
+        {
+            let victim = Victim::open(of(0, mode)).await;
+            let flip = Course { flip: Some((at, pattern)), ..Course::default() };
+            let proxy = Proxy::start(victim.address(), move |_| Plan { up: flip.clone(), ..Plan::default() });
+            let mut config = of(1, mode);
+            config.times.connect = Duration::from_millis(60);
+            let one = Member::open(config, victim.book(proxy.address()), &Log::default()).await;
+            assert!(one.call(0, b"hello?").await.is_err(), "byte {at} was changed and nobody noticed");
+            assert!(proxy.passed().iter().all(|passed| passed.down.lock().expect("no panic").is_empty()));
+            victim.goes_on().await;
+        }
+    }
+    // The other direction: the answer and the verdict.
+    for at in [0, 40, ANSWER_LEN as u64 - 1, ANSWER_LEN as u64 + 2, (ANSWER_LEN + VERDICT_LEN) as u64 - 1] {
+        let victim = Victim::open(of(0, Mode::Encrypted)).await;
+        let flip = Course { flip: Some((at, 3)), ..Course::default() };
+        let proxy = Proxy::start(victim.address(), move |_| Plan { down: flip.clone(), ..Plan::default() });
+        let mut config = of(1, Mode::Encrypted);
+        config.times.connect = Duration::from_millis(60);
+        let one = Member::open(config, victim.book(proxy.address()), &Log::default()).await;
+        assert!(one.call(0, b"hello?").await.is_err(), "byte {at} was changed and nobody noticed");
+        assert!(victim.log.is_empty());
+    }
+}
+
+fn ends_without_a_word(stream: &mut TcpStream) {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time that is not zero");
+    match stream.read(&mut [0; 64]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("the stranger was answered: {other:?}"),
+    }
+}
+
+/// All that rank 1 ever sent is sent again by somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recording_is_refused() {
+    let _dog = watched("replay");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        let victim = Victim::open(of(0, mode)).await;
+        let proxy = Proxy::start(victim.address(), |_| Plan::default());
+        let one = Member::open(of(1, mode), victim.book(proxy.address()), &Log::default()).await;
+        one.send(0, LOG, b"once", &[], false).await.expect("it is let in");
+        one.call(0, b"it has arrived").await.expect("it is let in");
+        let recorded = proxy.passed()[0].up.lock().expect("no panic").clone();
+        assert!(recorded.len() > HELLO_LEN + FINISH_LEN);
+        for again in 0..20 {
+            let mut stream = TcpStream::connect(victim.address()).expect("it listens");
+            if again % 2 == 0 {
+                stream.write_all(&recorded).expect("a small write");
+                // The hello is good, so that it is answered; the finish is not.
+                let mut answer = [0; ANSWER_LEN];
+                let _ = stream.read_exact(&mut answer);
+            } else {
+                stream.write_all(&recorded[HELLO_LEN..]).expect("a small write");
+            }
+            ends_without_a_word(&mut stream);
+        }
+        // Not even to another rank of the job, which never spoke to rank 1.
+        let other = Victim::open(of(0, mode)).await;
+        let mut stream = TcpStream::connect(other.address()).expect("it listens");
+        stream.write_all(&recorded).expect("a small write");
+        let _ = stream.read_exact(&mut [0; ANSWER_LEN]);
+        ends_without_a_word(&mut stream);
+        other.goes_on().await;
+        assert_eq!(victim.log.len(), 1, "only once");
+        assert!(victim.member.errors().is_empty() && one.errors().is_empty());
+    }
+}
+
+/// What a rank says is said back to it, on the same connection and to its own listener.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflection_is_refused() {
+    let _dog = watched("reflection");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        let mirror = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = mirror.local_addr().expect("it is bound");
+        let book = Arc::new(AddressBook::new(2));
+        book.set(Rank(1), PeerAddress { address, incarnation: 1 });
+        let log = Log::default();
+        let mut config = of(0, mode);
+        config.times.connect = Duration::from_millis(300);
+        let victim = Member::open(config, book, &log).await;
+        let own = victim.device.address();
+        let reflect = std::thread::spawn(move || {
+            for round in 0..6 {
+                let Ok((mut stream, _)) = mirror.accept() else { return };
+                let mut hello = [0; HELLO_LEN];
+                if stream.read_exact(&mut hello).is_err() {
+                    continue;
+                }
+                if round % 2 == 0 {
+                    // Its own proof, and more of it than any answer has.
+                    let _ = stream.write_all(&hello[HELLO_LEN - 48..]);
+                    let _ = stream.write_all(&hello);
+                } else {
+                    let mut back = TcpStream::connect(own).expect("it listens");
+                    back.write_all(&hello).expect("a small write");
+                    ends_without_a_word(&mut back);
+                }
+            }
+        });
+        assert!(victim.call(1, b"hello?").await.is_err());
+        assert_eq!(victim.errors(), [Fault::PeerLost(Rank(1))]);
+        assert!(log.is_empty());
+        // It may wait for one connection more.
+        let _ = TcpStream::connect(address);
+        drop(reflect);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_and_port_scans_are_turned_away() {
+    let _dog = watched("garbage");
+    let mut random = Random::new(11);
+    for mode in MODES {
+        let victim = Victim::open(of(0, mode)).await;
+        for round in 0..60 {
+            // A scan: connected and gone.
+            drop(TcpStream::connect(victim.address()).expect("it listens"));
+            let mut stream = TcpStream::connect(victim.address()).expect("it listens");
+            let mut bytes = random.bytes([HELLO_LEN, HELLO_LEN + 1, 4096][round % 3]);
+            if round % 4 == 0 {
+                bytes[..25].copy_from_slice(b"GET / HTTP/1.1\r\nHost: a\r\n");
+            }
+            // It may be turned away before it has said all.
+            let _ = stream.write_all(&bytes);
+            ends_without_a_word(&mut stream);
+        }
+        victim.goes_on().await;
+    }
+}
+
+/// A thousand sockets that say nothing, or a byte now and then, keep nobody out and are closed in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_slow_sockets_keep_nobody_out() {
+    let _dog = watched("slow sockets");
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        let mut config = of(0, mode);
+        config.times.handshake = Duration::from_secs(2);
+        let victim = Victim::open(config).await;
+        let mut slow = Vec::new();
+        for number in 0..1000 {
+            let mut stream = TcpStream::connect(victim.address()).expect("it listens");
+            let part = &b"posthast\x01\x00"[..number % 10];
+            // The oldest are closed to make room.
+            let _ = stream.write_all(part);
+            slow.push(stream);
+            if number == 900 {
+                victim.goes_on().await;
+            }
+        }
+        for stream in &mut slow {
+            ends_without_a_word(stream);
+        }
+    }
+}
+
+/// Somebody who has the key and breaks the rules is cut off; the rank goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn impossible_lengths_of_a_member_are_its_corruption() {
+    let _dog = watched("lengths");
+    let frame = |len: u32, kind: u8, info: u8, word: u64| {
+        let mut bytes = len.to_le_bytes().to_vec();
+        bytes.extend([kind, info, 0, 0]);
+        bytes.extend(word.to_le_bytes());
+        bytes
+    };
+    let mut get = frame(8, 0xf3, 0, 0);
+    get.extend(u64::MAX.to_le_bytes());
+    let mut shorter = frame(8, 0xf3, 0, 1 << 20);
+    shorter.extend(1u64.to_le_bytes());
+    let bad = [
+        frame(u32::MAX, 0, 0, 0),
+        frame(u32::MAX, 0xf1, 0, u64::MAX),
+        frame(1, 0xf1, 0, 1 << 20),
+        frame(0, 0, 255, 0),
+        frame(0, 0xff, 0, 0),
+        frame(0, 0xf2, 0, u64::MAX),
+        frame(0, 0xf4, 0, 0),
+        get,
+        shorter,
+        frame(0, 0xf5, 0, u64::MAX),
+    ];
+    for (number, bytes) in bad.iter().enumerate() {
+        for mode in [Mode::Insecure, Mode::HandshakeOnly] {
+            let victim = Victim::open(of(0, mode)).await;
+            let mut stream = shake_hands(&of(1, mode), victim.address());
+            stream.write_all(bytes).expect("a small write");
+            while victim.member.errors().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(victim.member.errors(), [Fault::PeerCorrupt(Rank(1))], "frame {number}");
+            assert!(victim.log.is_empty());
+            ends_without_a_word(&mut stream);
+            assert!(victim.member.call(1, b"?").await.is_err());
+        }
+    }
+}
+
+/// A handshake as a correct rank does it, over a plain socket.
+fn shake_hands(config: &TcpConfig, to: SocketAddr) -> TcpStream {
+    let me = Identity::new(config);
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let mut stream = TcpStream::connect(to).expect("it listens");
+    stream.write_all(&hello).expect("a small write");
+    let mut answer = [0; ANSWER_LEN];
+    stream.read_exact(&mut answer).expect("an answer");
+    let (mut channel, finish) = initiator.answered(&answer).expect("the same key");
+    stream.write_all(&finish).expect("a small write");
+    let mut verdict = [0; VERDICT_LEN];
+    stream.read_exact(&mut verdict).expect("a verdict");
+    assert_eq!(channel.heard(&verdict), Ok(Verdict::Accept));
+    stream
+}
+
+/// The connection of a pair is made once: a second one, of the same key, does not replace it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_connection_of_a_pair_is_refused() {
+    let _dog = watched("second connection");
+    let victim = Victim::open(of(0, Mode::HandshakeOnly)).await;
+    let one = Member::open(of(1, Mode::HandshakeOnly), victim.book(victim.address()), &Log::default()).await;
+    one.call(0, b"hello").await.expect("it is let in");
+    let me = Identity::new(&of(1, Mode::HandshakeOnly));
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let mut stream = TcpStream::connect(victim.address()).expect("it listens");
+    stream.write_all(&hello).expect("a small write");
+    let mut answer = [0; ANSWER_LEN];
+    stream.read_exact(&mut answer).expect("an answer");
+    let (mut channel, finish) = initiator.answered(&answer).expect("the same key");
+    stream.write_all(&finish).expect("a small write");
+    let mut verdict = [0; VERDICT_LEN];
+    stream.read_exact(&mut verdict).expect("a verdict");
+    assert_eq!(channel.heard(&verdict), Ok(Verdict::Spent));
+    assert_eq!(one.call(0, b"still here").await.expect("it lives"), b"still here");
+}
+
+/// The two forms of a hello that a listener sees most: for another rank, and of a rank to itself.
+#[test]
+fn a_hello_is_for_one_endpoint() {
+    let [a, b] = [0, 1].map(|rank| Identity::new(&of(rank, Mode::HandshakeOnly)));
+    let (_, to_b) = Initiator::hello(&a, ContextId(0), at(1), 1).expect("random numbers");
+    assert_eq!(respond(&a, &to_b).map(|_| ()), Err(HandshakeError::Addressee));
+    let (_, to_self) = Initiator::hello(&b, ContextId(0), at(1), 1).expect("random numbers");
+    assert_eq!(respond(&b, &to_self).map(|_| ()), Err(HandshakeError::Sender));
+    let elsewhere = Endpoint::new(Rank(1), ContextId(9));
+    let (_, unknown) = Initiator::hello(&a, ContextId(0), elsewhere, 1).expect("random numbers");
+    assert_eq!(respond(&b, &unknown).map(|_| ()), Err(HandshakeError::Addressee));
+}
