@@ -131,6 +131,60 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
     }
 }
 
+/// Words that no writer writes where a record is looked for, each wrong in one way only.
+const IMPOSSIBLE: [(&str, u64); 7] = [
+    ("an unknown kind", u64::MAX),
+    ("no kind", 8 << 32),
+    ("a wrap to a wrap", 3),
+    ("a short record that is longer than the ring", 1 | 0x7fff_fff0 << 32),
+    ("a short record that is longer than short records are", 1 | 3000 << 32),
+    ("more message info than there can be", 1 | 120 << 8 | 8 << 32),
+    ("a page that is none", 2 | 64 << 32),
+];
+
+/// Every word of the ring is the same, so wherever the reader looks, the record is wrong in just that way and nothing
+/// but a look at the header (or, last, at the page) can tell it.
+#[test]
+fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
+    for (number, (what, word)) in IMPOSSIBLE.into_iter().enumerate() {
+        let number = number.to_string();
+        let options = options().body_leaves().env("POSTHASTE_TEST_IMPOSSIBLE", &number);
+        run(2, options, async move |job| {
+            let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+            let faults = told.clone();
+            job.on_error(move |fault| faults.lock().unwrap().push(fault));
+            let message = job.register("any", |_: Message, _: &mut Scope| {}).unwrap();
+            let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+            job.barrier().await.unwrap();
+            let me = job.rank();
+            if me == Rank(1) {
+                // The rank reads its own variable: the loop is that of the launcher.
+                let number = std::env::var("POSTHASTE_TEST_IMPOSSIBLE").unwrap();
+                let (_, word) = IMPOSSIBLE[number.parse::<usize>().unwrap()];
+                let arena = Arena::find(&job);
+                let (from, to) = (Endpoint::new(me, ContextId(0)), Endpoint::new(Rank(0), ContextId(0)));
+                let (lane, len) = arena.layout.lane(ClientId(0), from, to);
+                let ring: Vec<u8> = (0..(len - 4096) / 8).flat_map(|_| word.to_le_bytes()).collect();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                // Until rank 0 has seen it and is gone.
+                let until = Instant::now() + Duration::from_secs(60);
+                while job.stats().peers_lost == 0 && Instant::now() < until {
+                    // Wakes the reader, which looks behind the message.
+                    let _ = message.try_send(Rank(0), [1; 24]);
+                    arena.write(lane + 4096, &ring);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                std::process::exit(0);
+            }
+            let end = soon("the end of a call to the hostile rank", never.call(Rank(1), ())).await;
+            assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(1)))), "{what}: {word:#x}");
+            assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(1))], "{what}");
+            assert_eq!(job.stats().panics, 0);
+            job.leave().await.unwrap();
+        });
+    }
+}
+
 #[test]
 fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
     for seed in 0..4u64 {
