@@ -13,13 +13,16 @@ use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long after the first look for ranks that have yet to join the next one is; each further one is twice as late.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 /// The longest time between two such looks.
 const LATER_LOOKS: Duration = Duration::from_secs(1);
+
+/// Milliseconds between two looks for dead peers by those who ring.
+const GLANCE: u64 = 2;
 
 /// A pidfd is told from a bell's pipe by this bit of the epoll data.
 const PIDFD: u64 = 1 << 63;
@@ -36,9 +39,11 @@ pub(crate) struct Link {
     /// Set when the peer's process has been looked for and need not be looked for again.
     watched: Vec<AtomicBool>,
     pidfds: Mutex<Vec<OwnedFd>>,
-    /// Ranks whose process was found to have ended when it was looked for.
+    /// Ranks that were found to have ended by others than the task that tells it.
     ended: Mutex<Vec<Rank>>,
     news: tokio::sync::Notify,
+    /// The millisecond of the last look by somebody who rang.
+    glanced: AtomicU64,
     poll: OwnedFd,
     listeners: Mutex<Vec<PeerDown>>,
 }
@@ -74,6 +79,7 @@ impl Link {
             pidfds: Mutex::new(Vec::new()),
             ended: Mutex::new(Vec::new()),
             news: tokio::sync::Notify::new(),
+            glanced: AtomicU64::new(0),
             poll,
             listeners: Mutex::new(Vec::new()),
         })
@@ -83,6 +89,26 @@ impl Link {
     pub fn ring(&self, rank: Rank) {
         if let Some(pipe) = self.ring.get(rank.index()) {
             ring(pipe);
+        }
+        self.glance();
+    }
+
+    /// Looks for dead peers now and then while this rank is busy. A runtime that always has tasks to run looks at its
+    /// descriptors only after so many of them, which takes long where each gives its core away; who rings is in the
+    /// kernel anyway. The task that tells is woken through the queue of the runtime and not through a descriptor.
+    fn glance(&self) {
+        let now = self.sysdep.now().as_millis() as u64;
+        if now < self.glanced.load(Ordering::Relaxed) + GLANCE {
+            return;
+        }
+        self.glanced.store(now, Ordering::Relaxed);
+        let mut found = false;
+        self.events(|rank| {
+            lock(&self.ended).push(rank);
+            found = true;
+        });
+        if found {
+            self.news.notify_one();
         }
     }
 
@@ -164,19 +190,26 @@ impl Link {
     }
 
     fn take_events(&self) {
-        for rank in std::mem::take(&mut *lock(&self.ended)) {
+        // Not under the lock: telling it may run a context's work, which may find the next.
+        let ended = std::mem::take(&mut *lock(&self.ended));
+        for rank in ended {
             self.gone(rank);
         }
-        let mut events = Vec::with_capacity(64);
+        self.events(|rank| self.gone(rank));
+    }
+
+    /// The ranks whose pipe or process has ended since the last look at these.
+    fn events(&self, mut ended: impl FnMut(Rank)) {
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         loop {
-            events.clear();
             let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            let found = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&none));
-            if !matches!(found, Ok(count) if count > 0) {
+            let found = epoll::wait(&self.poll, &mut events, Some(&none)).unwrap_or(0);
+            if found == 0 {
                 return;
             }
-            for event in &events {
-                self.gone(Rank((event.data.u64() & !PIDFD) as u32));
+            for event in &events[..found] {
+                ended(Rank((event.data.u64() & !PIDFD) as u32));
             }
         }
     }
