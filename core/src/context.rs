@@ -14,7 +14,7 @@ use crate::slot::{Outcome, SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::{Arc, Mutex, lock};
 use crate::sysdep::Sysdep;
-use crate::token::{Guard, TokenCell};
+use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
 use std::future::Future;
@@ -30,8 +30,8 @@ const BUDGET: usize = 256;
 const BUSY_ROUNDS: u32 = 16;
 /// Sleeping tasks of an owned context that are remembered.
 const PARKED: usize = 1024;
-/// Idle rounds of a spin between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 32;
+/// Looks for something new between two looks at everything else and at the clock.
+const LOOKS: u32 = 32;
 /// `sched_yield`s of a waiting future where ranks share cores.
 const YIELDS: u32 = 4;
 
@@ -83,8 +83,15 @@ impl Shared {
         sysdep: std::sync::Arc<dyn Sysdep>,
         spin: Spin,
     ) -> Arc<Shared> {
+        // Without a barrier on another thread's behalf, every take would need a fence of its own: no bias then.
+        let cell = if sysdep.fence_is_asymmetric() {
+            let fences = sysdep.clone();
+            TokenCell::biased(engine, BIAS_AFTER, Box::new(move || fences.heavy_fence()))
+        } else {
+            TokenCell::new(engine)
+        };
         Arc::new(Shared {
-            cell: TokenCell::new(engine),
+            cell,
             slots,
             doorbell,
             sysdep,
@@ -144,14 +151,20 @@ impl Shared {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn leave(&self, mut guard: Guard<'_, Engine, Work>) {
-        let engine = guard.get();
-        if engine.sleeps_too_deep() && engine.disarm() {
+        if guard.get().sleeps_too_deep() {
+            self.wake_deep_sleeper(guard.get());
+        }
+        guard.finish(|engine, work| self.run(engine, work));
+    }
+
+    #[cold]
+    fn wake_deep_sleeper(&self, engine: &mut Engine) {
+        if engine.disarm() {
             // The driver has to arm once more, now for room, too.
             self.driver.wake();
         }
-        guard.finish(|engine, work| self.run(engine, work));
     }
 
     fn run(&self, engine: &mut Engine, work: Work) {
@@ -319,7 +332,7 @@ impl Context {
         // A handle's operation or the driver may hold the token for a moment; an owned context holds it for good.
         for _ in 0..10_000 {
             if let Some(guard) = handle.shared.cell.try_take() {
-                std::mem::forget(guard);
+                guard.keep();
                 handle.shared.owned.store(true, Ordering::Release);
                 return Some(Context { handle: handle.clone(), entered: Cell::new(false) });
             }
@@ -368,7 +381,7 @@ impl Face for Context {
         for work in guard.take_work() {
             self.handle.shared.run(guard.get(), work);
         }
-        std::mem::forget(guard);
+        guard.keep();
         self.entered.set(false);
         Ok(result)
     }
@@ -508,7 +521,7 @@ pub fn poll_until<F: Face, R>(
 ) -> Poll<R> {
     let coop = ready!(poll_proceed(cx));
     let shared = face.shared();
-    match face.enter(|engine| spin(shared, engine, &mut |_| done())) {
+    match face.enter(|engine| spin(shared, engine, &mut |_: &mut Engine| done())) {
         Ok(Spun::Done(value)) => {
             coop.made_progress();
             return Poll::Ready(value);
@@ -550,7 +563,7 @@ pub async fn drive<F: Face, T>(face: &F, future: impl Future<Output = T>) -> T {
             let before = face.enter(|engine| engine.stats().events);
             let happened = face.enter(|engine| {
                 let before = before.unwrap_or(0);
-                let mut done = |events: u64| (events != before).then_some(());
+                let mut done = |engine: &mut Engine| (engine.stats().events != before).then_some(());
                 spin(shared, engine, &mut done)
             });
             if matches!(happened, Ok(Spun::Idle)) && face.sleep(cx.waker()) {
@@ -566,23 +579,63 @@ pub async fn drive<F: Face, T>(face: &F, future: impl Future<Output = T>) -> T {
 /// Waits for a ticket's outcome.
 #[inline]
 pub fn poll_ticket<F: Face>(face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
-    let slots = &face.shared().slots;
-    let mut outcome = None;
-    let waker = cx.waker().clone();
-    let waited = poll_until(
-        face,
-        cx,
-        || slots.take(ticket),
-        |_| {
-            if let Poll::Ready(value) = slots.poll(ticket, &mut TaskContext::from_waker(&waker)) {
-                outcome = Some(value);
-            }
-        },
-    );
-    match (waited, outcome) {
-        (Poll::Ready(value), _) | (Poll::Pending, Some(value)) => Poll::Ready(value),
-        (Poll::Pending, None) => Poll::Pending,
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    let spun = face.enter(|engine| spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)));
+    let waited = wait_on(face, cx, ticket, spun.unwrap_or(Spun::Idle));
+    if waited.is_ready() {
+        coop.made_progress();
     }
+    waited
+}
+
+/// How an operation that was started under the token got on.
+#[derive(Debug)]
+pub enum Begun<E> {
+    /// It was not started.
+    Not(E),
+    /// It has ended.
+    Ended(Outcome),
+    /// It goes on under this ticket.
+    Pending(Ticket),
+}
+
+/// Starts an operation and spins for its end, all under one take of the token. `None`: it is in use, and nothing was
+/// done.
+#[inline]
+pub fn begin<F: Face, E>(
+    face: &F,
+    start: impl FnOnce(&mut Scope<'_>) -> Result<Ticket, E>,
+) -> Option<Begun<E>> {
+    let shared = face.shared();
+    face.enter(|engine| match start(&mut engine.scope()) {
+        Err(not) => Begun::Not(not),
+        Ok(ticket) => match spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)) {
+            Spun::Done(outcome) => Begun::Ended(outcome),
+            Spun::Idle | Spun::Busy => Begun::Pending(ticket),
+        },
+    })
+    .ok()
+}
+
+#[inline]
+fn wait_on<F: Face>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    ticket: Ticket,
+    spun: Spun<Outcome>,
+) -> Poll<Outcome> {
+    match spun {
+        Spun::Done(outcome) => return Poll::Ready(outcome),
+        // There is more to do, but others want their turn.
+        Spun::Busy => cx.waker().wake_by_ref(),
+        Spun::Idle => {}
+    }
+    let waited = face.shared().slots.poll(ticket, cx);
+    if waited.is_pending() && !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    waited
 }
 
 /// How a spin ended.
@@ -594,13 +647,13 @@ enum Spun<R> {
     Busy,
 }
 
-fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(u64) -> Option<R>) -> Spun<R> {
+fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engine) -> Option<R>) -> Spun<R> {
     let mut rounds = 0u32;
     let mut busy = 0u32;
     let (mut until, mut busy_until) = (None, None);
     loop {
         let events = shared.advance(engine);
-        if let Some(value) = done(engine.stats().events) {
+        if let Some(value) = done(engine) {
             return Spun::Done(value);
         }
         // Posted work is run by the caller when it gives the token back.
@@ -623,9 +676,9 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(u64) -> O
             }
             continue;
         }
-        rounds += 1;
         match shared.spin {
             Spin::Yield => {
+                rounds += 1;
                 if rounds > YIELDS || shared.spun.load(Ordering::Relaxed) {
                     shared.spun.store(true, Ordering::Relaxed);
                     return Spun::Idle;
@@ -636,14 +689,15 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(u64) -> O
                 if shared.spun.load(Ordering::Relaxed) {
                     return Spun::Idle;
                 }
-                if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+                rounds += if engine.glance(LOOKS) { 1 } else { LOOKS };
+                if rounds >= LOOKS {
+                    rounds = 0;
                     let now = shared.sysdep.now();
                     if now >= *until.get_or_insert(now + limit) {
                         shared.spun.store(true, Ordering::Relaxed);
                         return Spun::Idle;
                     }
                 }
-                crate::sync::spin_loop();
             }
         }
     }

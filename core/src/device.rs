@@ -8,6 +8,7 @@ use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, SourceKind};
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
 use crate::memory::SharedSlice;
+use crate::protocol::Incoming;
 use crate::slot::{Outcome, Ticket};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -108,6 +109,15 @@ pub trait Inject {
 
     /// Lends page memory to be filled; `None` if there is none now or the device lends none.
     fn loan(&mut self, len: usize) -> Option<Loan>;
+
+    /// Takes a message of one word without info: the descriptor of the most frequent operation, handed over in
+    /// registers. `target` is the endpoint's index in the job. True means what `complete` does. False, which is all that
+    /// a device need say: nothing was done, and [`inject`](Self::inject) knows why.
+    #[inline]
+    fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
+        let _ = (target, protocol, cookie, payload);
+        false
+    }
 }
 
 /// One context's part of a device.
@@ -115,6 +125,14 @@ pub trait Port: Inject + Send {
     /// Drains up to `budget` packets into the sink and moves what waits inside the device. Returns the number of
     /// events; 0 means idle. Never waits.
     fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize;
+
+    /// Looks up to `looks` times whether [`advance`](Self::advance) would find something, with a pause between two looks:
+    /// the inside of a spin loop. A device that cannot tell says yes.
+    fn glance(&mut self, looks: u32) -> bool {
+        let _ = looks;
+        crate::sync::spin_loop();
+        true
+    }
 
     /// Prepares for sleep: from now on peers ring the bell. Returns false, and stays awake, if something came in
     /// meanwhile. `waiting_for_room`: ring also when a peer makes room.
@@ -131,6 +149,21 @@ pub trait Port: Inject + Send {
 pub trait Sink {
     /// A packet has arrived; `inject` is the same port's sending half.
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict;
+
+    /// A packet of one word without info: the most frequent one, handed over in registers.
+    #[inline]
+    fn word(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        payload: u64,
+    ) -> Verdict {
+        let body = payload.to_ne_bytes();
+        let body = Body::Short(&body);
+        self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
+    }
 
     /// An operation with a ticket has ended.
     fn complete(&mut self, ticket: Ticket, outcome: Outcome);
@@ -163,6 +196,20 @@ pub struct Packet<'a> {
     pub info: &'a [u8],
     /// The payload.
     pub body: Body<'a>,
+}
+
+impl<'a> Packet<'a> {
+    /// The packet as its protocol sees it; its payload is gone from here then.
+    #[must_use]
+    pub fn take(&mut self) -> Incoming<'a> {
+        Incoming {
+            source: self.source,
+            info: self.info,
+            body: std::mem::replace(&mut self.body, Body::Short(&[])),
+            protocol: self.protocol,
+            cookie: self.cookie,
+        }
+    }
 }
 
 /// The payload of a packet.

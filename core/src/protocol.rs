@@ -41,10 +41,27 @@ pub struct Incoming<'a> {
     pub info: &'a [u8],
     /// The payload.
     pub body: Body<'a>,
+    /// The protocol as the sender counts it.
+    pub protocol: ProtocolId,
+    /// The sender's name for the request, or 0 if it waits for no answer.
+    pub cookie: u64,
+}
+
+impl Incoming<'_> {
     /// Whom to answer, if the sender waits for an answer.
-    pub reply: Option<ReplyTo>,
-    /// What to hand to [`Scope::consumed`] when a [`Flow::Credited`] message has been consumed.
-    pub credit: Credit,
+    #[inline]
+    #[must_use]
+    pub fn reply(&self) -> Option<ReplyTo> {
+        (self.cookie != 0).then_some(ReplyTo { endpoint: self.source, cookie: self.cookie })
+    }
+
+    /// What to hand to [`Scope::consumed`] when a [`Flow::Credited`] message has been consumed. To be asked for while the
+    /// body is still there.
+    #[inline]
+    #[must_use]
+    pub fn credit(&self) -> Credit {
+        Credit { endpoint: self.source, protocol: self.protocol, bytes: self.body.len() as u64 }
+    }
 }
 
 /// Names the caller of a request; answer it exactly once.
@@ -196,6 +213,20 @@ impl Registry {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// The protocol with that id.
+    #[must_use]
+    pub fn get(&self, id: ProtocolId) -> Option<Arc<dyn Protocol>> {
+        lock(&self.entries).get(id.index()).cloned()
+    }
+
+    /// The protocol with that name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<(ProtocolId, Arc<dyn Protocol>)> {
+        let entries = lock(&self.entries);
+        let at = entries.iter().position(|entry| entry.name() == name)?;
+        Some((ProtocolId(at as u16), entries[at].clone()))
     }
 
     /// All protocols, by id.

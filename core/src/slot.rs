@@ -3,15 +3,16 @@
 //! ```text
 //!             alloc              complete (value written, then released)
 //!   FREE ---------------> PENDING ----------------------------------> DONE
-//!    ^                      |                                          |
-//!    |                      | future dropped                           | future takes the value
-//!    |                      v                                          | or is dropped
+//!    ^                      |  | a task sleeps: WAITED, and complete   |
+//!    |                      |  | wakes it                              | future takes the value
+//!    |                      v  v future dropped                        | or is dropped
 //!    +------------------ DETACHED <- complete: value dropped           |
 //!    +-----------------------------------------------------------------+
 //! ```
 //! Slots live in chunks that never move, so a future reaches its slot without the progress token. One
 //! [`Completer`] exists per pool; it is owned by the progress engine, which makes "completed at most once" a
-//! matter of `&mut`. Free slots form a stack linked by indices, with a tag against ABA (Treiber 1986).
+//! matter of `&mut`. It alone takes slots, from a list of its own that needs no atomics; futures that end outside the
+//! token return theirs over a stack that is only ever taken whole, so that it has no ABA problem.
 #![allow(unsafe_code)]
 
 use crate::error::Fault;
@@ -25,6 +26,8 @@ const FREE: u32 = 0;
 const PENDING: u32 = 1;
 const DONE: u32 = 2;
 const DETACHED: u32 = 3;
+/// Pending, and a waker is registered.
+const WAITED: u32 = 4;
 
 /// Chunks double in size: 64, 128, ... slots.
 const FIRST_CHUNK: usize = 64;
@@ -110,6 +113,26 @@ impl Slot {
             outcome: UnsafeCell::new(None),
         }
     }
+
+    /// The slot's life ends.
+    #[inline]
+    fn retire(&self) {
+        let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.state.store(FREE, Ordering::Release);
+    }
+
+    /// The outcome, if it is there.
+    #[inline]
+    fn finished(&self, ticket: Ticket) -> Option<Outcome> {
+        // Acquire pairs with the AcqRel swap of `complete`.
+        if self.state.load(Ordering::Acquire) != DONE {
+            return None;
+        }
+        debug_assert_eq!(self.generation.load(Ordering::Relaxed), ticket.generation());
+        // SAFETY: DONE was seen with acquire, so the completer is through; the ticket's owner is the only reader.
+        self.outcome.with_mut(|cell| unsafe { (*cell).take() })
+    }
 }
 
 /// Names one life of one slot; travels through descriptors and over the wire as a word. 0 is no ticket.
@@ -142,9 +165,8 @@ impl Ticket {
 #[derive(Debug)]
 pub struct SlotPool {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
-    /// Low half: index + 1 of the first free slot, 0 for none. High half: tag.
-    free: AtomicU64,
-    grown: crate::sync::Mutex<usize>,
+    /// Index + 1 of the first slot on the stack of returned ones, 0 for none.
+    returned: AtomicU32,
 }
 
 // SAFETY: `outcome` is written by the only Completer while the slot is PENDING or DETACHED and is read by the one
@@ -153,6 +175,7 @@ unsafe impl Sync for SlotPool {}
 // SAFETY: outcomes are Send.
 unsafe impl Send for SlotPool {}
 
+#[inline]
 fn locate(index: usize) -> (usize, usize) {
     let chunk = ((index / FIRST_CHUNK) + 1).ilog2() as usize;
     (chunk, index - FIRST_CHUNK * ((1 << chunk) - 1))
@@ -164,76 +187,28 @@ impl SlotPool {
     pub fn new() -> (Arc<SlotPool>, Completer) {
         let pool = Arc::new(SlotPool {
             chunks: std::array::from_fn(|_| OnceLock::new()),
-            free: AtomicU64::new(0),
-            grown: crate::sync::Mutex::new(0),
+            returned: AtomicU32::new(0),
         });
-        (pool.clone(), Completer { pool })
+        (pool.clone(), Completer { pool, free: 0, grown: 0 })
     }
 
+    #[inline]
     fn slot(&self, index: usize) -> Option<&Slot> {
         let (chunk, offset) = locate(index);
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 
-    /// Takes a free slot for an operation that depends on `peer` (or on none). `None` if all are in use, which
-    /// takes 67 million operations at once.
-    #[must_use]
-    pub fn alloc(&self, peer: Option<Rank>) -> Option<Ticket> {
+    /// Returns a slot from outside the token.
+    fn release(&self, index: usize) {
+        let Some(slot) = self.slot(index) else { return };
+        slot.retire();
+        let mut head = self.returned.load(Ordering::Relaxed);
         loop {
-            // Acquire pairs with the release of `push_free`: next_free is that of this stack entry.
-            let head = self.free.load(Ordering::Acquire);
-            let Some(index) = (head as u32).checked_sub(1) else {
-                self.grow()?;
-                continue;
-            };
-            let slot = self.slot(index as usize)?;
-            let next = slot.next_free.load(Ordering::Relaxed);
-            let tag = (head >> 32).wrapping_add(1);
-            if self
-                .free
-                .compare_exchange_weak(head, tag << 32 | u64::from(next), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                slot.peer.store(peer.map_or(u32::MAX, |rank| rank.0), Ordering::Relaxed);
-                slot.note.store(0, Ordering::Relaxed);
-                let generation = slot.generation.load(Ordering::Relaxed);
-                // Release: whoever finds the slot PENDING by scanning sees its peer.
-                slot.state.store(PENDING, Ordering::Release);
-                return Some(Ticket(u64::from(generation) << 32 | u64::from(index + 1)));
-            }
-        }
-    }
-
-    fn grow(&self) -> Option<()> {
-        let mut grown = crate::sync::lock(&self.grown);
-        if self.free.load(Ordering::Acquire) as u32 != 0 {
-            return Some(());
-        }
-        let chunk = *grown;
-        let cell = self.chunks.get(chunk)?;
-        let first = FIRST_CHUNK * ((1 << chunk) - 1);
-        let len = if cfg!(posthaste_loom) { 2 } else { FIRST_CHUNK << chunk };
-        let slots: Box<[Slot]> = (0..len).map(|_| Slot::new(0)).collect();
-        if cell.set(slots).is_err() {
-            return None;
-        }
-        *grown += 1;
-        for index in (first..first + len).rev() {
-            self.push_free(index as u32);
-        }
-        Some(())
-    }
-
-    fn push_free(&self, index: u32) {
-        let Some(slot) = self.slot(index as usize) else { return };
-        let mut head = self.free.load(Ordering::Relaxed);
-        loop {
-            slot.next_free.store(head as u32, Ordering::Relaxed);
-            let tag = (head >> 32).wrapping_add(1);
-            // Release pairs with the acquire of `alloc`.
-            match self.free.compare_exchange_weak(
+            slot.next_free.store(head, Ordering::Relaxed);
+            // Release pairs with the acquire of `Completer::restock`.
+            match self.returned.compare_exchange_weak(
                 head,
-                tag << 32 | u64::from(index + 1),
+                index as u32 + 1,
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
@@ -241,14 +216,6 @@ impl SlotPool {
                 Err(seen) => head = seen,
             }
         }
-    }
-
-    fn release(&self, index: usize) {
-        let Some(slot) = self.slot(index) else { return };
-        let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        slot.generation.store(generation, Ordering::Relaxed);
-        slot.state.store(FREE, Ordering::Release);
-        self.push_free(index as u32);
     }
 
     /// Whether the operation has ended. Cheap: one load.
@@ -261,16 +228,9 @@ impl SlotPool {
     /// Takes the outcome if there is one; the ticket is spent then. Only the owner of the ticket calls this.
     #[must_use]
     pub fn take(&self, ticket: Ticket) -> Option<Outcome> {
-        let slot = self.slot(ticket.index())?;
-        // Acquire pairs with the AcqRel swap of `complete`.
-        if slot.state.load(Ordering::Acquire) != DONE {
-            return None;
-        }
-        debug_assert_eq!(slot.generation.load(Ordering::Relaxed), ticket.generation());
-        // SAFETY: DONE was seen with acquire, so the completer is through; the ticket's owner is the only reader.
-        let outcome = slot.outcome.with_mut(|cell| unsafe { (*cell).take() });
+        let outcome = self.slot(ticket.index())?.finished(ticket)?;
         self.release(ticket.index());
-        outcome
+        Some(outcome)
     }
 
     /// Registers for a wake-up and takes the outcome if it is there. After `Ready` the ticket is spent.
@@ -280,6 +240,8 @@ impl SlotPool {
         }
         if let Some(slot) = self.slot(ticket.index()) {
             slot.waker.register(cx.waker());
+            // Release shows the waker to `complete`; a slot that is DONE is taken below.
+            let _ = slot.state.compare_exchange(PENDING, WAITED, Ordering::Release, Ordering::Relaxed);
         }
         match self.take(ticket) {
             Some(outcome) => Poll::Ready(outcome),
@@ -293,30 +255,105 @@ impl SlotPool {
         // Pairs with the swap of `complete`: exactly one of the two sees the other and frees the slot. A slot that is
         // DONE stays so until it is free, or a second completion (by `fail`, or by a peer that sends two) would take
         // it for pending.
-        match slot.state.compare_exchange(PENDING, DETACHED, Ordering::Release, Ordering::Acquire) {
-            Err(DONE) => {
-                // SAFETY: the completer is through (DONE was seen) and the owner is this caller.
-                slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
-                self.release(ticket.index());
-                true
+        let mut state = slot.state.load(Ordering::Acquire);
+        while state == PENDING || state == WAITED {
+            match slot.state.compare_exchange(state, DETACHED, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return false,
+                Err(seen) => state = seen,
             }
-            _ => false,
         }
+        if state != DONE {
+            return false;
+        }
+        // SAFETY: the completer is through (DONE was seen) and the owner is this caller.
+        slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
+        self.release(ticket.index());
+        true
     }
 }
 
-/// The right to complete slots of one pool; owned by the progress engine.
+/// The right to take and to complete slots of one pool; owned by the progress engine.
 #[derive(Debug)]
 pub struct Completer {
     pool: Arc<SlotPool>,
+    /// Index + 1 of the first free slot of the engine's own list, 0 for none.
+    free: u32,
+    /// Chunks that exist.
+    grown: usize,
 }
 
 impl Completer {
+    /// Takes a free slot for an operation that depends on `peer` (or on none). `None` if all are in use, which
+    /// takes 67 million operations at once.
+    #[inline]
+    #[must_use]
+    pub fn alloc(&mut self, peer: Option<Rank>) -> Option<Ticket> {
+        if self.free == 0 {
+            self.restock()?;
+        }
+        let index = self.free - 1;
+        let slot = self.pool.slot(index as usize)?;
+        self.free = slot.next_free.load(Ordering::Relaxed);
+        slot.peer.store(peer.map_or(u32::MAX, |rank| rank.0), Ordering::Relaxed);
+        slot.note.store(0, Ordering::Relaxed);
+        let generation = slot.generation.load(Ordering::Relaxed);
+        // Release: the slot's last life is over for whoever sees it PENDING.
+        slot.state.store(PENDING, Ordering::Release);
+        Some(Ticket(u64::from(generation) << 32 | u64::from(index + 1)))
+    }
+
+    /// Takes over what futures have returned, or makes new slots.
+    #[cold]
+    fn restock(&mut self) -> Option<()> {
+        // Acquire pairs with the release of `SlotPool::release`: the last lives of the slots are over.
+        if self.pool.returned.load(Ordering::Relaxed) != 0 {
+            self.free = self.pool.returned.swap(0, Ordering::Acquire);
+            return Some(());
+        }
+        let chunk = self.grown;
+        let cell = self.pool.chunks.get(chunk)?;
+        let first = FIRST_CHUNK * ((1 << chunk) - 1);
+        let len = if cfg!(posthaste_loom) { 2 } else { FIRST_CHUNK << chunk };
+        let next = |at: usize| if at + 1 < len { (first + at) as u32 + 2 } else { 0 };
+        let slots: Box<[Slot]> = (0..len).map(|at| Slot::new(next(at))).collect();
+        cell.set(slots).ok()?;
+        self.grown += 1;
+        self.free = first as u32 + 1;
+        Some(())
+    }
+
+    #[inline]
+    fn free(&mut self, index: usize) {
+        if let Some(slot) = self.pool.slot(index) {
+            slot.retire();
+            slot.next_free.store(self.free, Ordering::Relaxed);
+            self.free = index as u32 + 1;
+        }
+    }
+
+    /// As [`SlotPool::take`], for an owner that has the progress token.
+    #[inline]
+    #[must_use]
+    pub fn take(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let outcome = self.pool.slot(ticket.index())?.finished(ticket)?;
+        self.free(ticket.index());
+        Some(outcome)
+    }
+
+    /// Frees the slot of an operation that was never started: nobody else has its ticket.
+    #[cold]
+    pub fn give_up(&mut self, ticket: Ticket) {
+        if self.pending(ticket).is_some() {
+            self.free(ticket.index());
+        }
+    }
+
+    #[inline]
     fn pending(&self, ticket: Ticket) -> Option<&Slot> {
         let slot = self.pool.slot(ticket.index())?;
         // Acquire pairs with the release of `alloc`.
         let state = slot.state.load(Ordering::Acquire);
-        let alive = (state == PENDING || state == DETACHED)
+        let alive = matches!(state, PENDING | WAITED | DETACHED)
             && slot.generation.load(Ordering::Relaxed) == ticket.generation();
         alive.then_some(slot)
     }
@@ -332,19 +369,32 @@ impl Completer {
     }
 
     /// `None`: no such operation. Otherwise whether its owner still waits for it.
+    #[inline]
     fn end(&mut self, ticket: Ticket, outcome: Outcome) -> Option<bool> {
         let slot = self.pending(ticket)?;
-        // SAFETY: the slot is PENDING or DETACHED in the ticket's life; only this completer (held by &mut) writes then.
-        slot.outcome.with_mut(|cell| unsafe { *cell = Some(outcome) });
-        // AcqRel: releases the outcome to `take`, and acquires the owner's last access if it detached.
-        if slot.state.swap(DONE, Ordering::AcqRel) == DETACHED {
-            // SAFETY: the owner gave the slot up; nobody else reads it.
-            slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
-            self.pool.release(ticket.index());
-            return Some(false);
+        let wanted = Self::finish(slot, outcome);
+        if !wanted {
+            self.free(ticket.index());
         }
-        slot.waker.wake();
-        Some(true)
+        Some(wanted)
+    }
+
+    /// Ends the operation of a slot that is pending; false if nobody wants its outcome, which is gone then.
+    #[inline]
+    fn finish(slot: &Slot, outcome: Outcome) -> bool {
+        // SAFETY: the slot is pending in the ticket's life; only the completer (held by &mut) writes then.
+        slot.outcome.with_mut(|cell| unsafe { *cell = Some(outcome) });
+        // AcqRel: releases the outcome to `take`, and acquires the owner's last access if it detached, and its waker.
+        match slot.state.swap(DONE, Ordering::AcqRel) {
+            DETACHED => {
+                // SAFETY: the owner gave the slot up; nobody else reads it.
+                slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
+                return false;
+            }
+            WAITED => slot.waker.wake(),
+            _ => {}
+        }
+        true
     }
 
     /// Wakes the owner of a pending operation without ending it. Returns false if there is none.
@@ -359,22 +409,20 @@ impl Completer {
         }
     }
 
-    /// The remembered word of a pending operation that depends on `peer`; 0 if there is none.
-    #[must_use]
-    pub fn note_of(&self, peer: Rank, ticket: Ticket) -> u64 {
-        match self.pending(ticket) {
-            Some(slot) if slot.peer.load(Ordering::Relaxed) == peer.0 => slot.note.load(Ordering::Relaxed),
-            _ => 0,
-        }
-    }
-
-    /// Ends the operation only if it depends on that peer: a peer cannot end what was asked of another.
-    pub fn complete_from(&mut self, peer: Rank, ticket: Ticket, outcome: Outcome) -> bool {
+    /// Ends the operation only if it depends on that peer: a peer cannot end what was asked of another. Returns the
+    /// remembered word.
+    #[inline]
+    pub fn complete_from(&mut self, peer: Rank, ticket: Ticket, outcome: Outcome) -> Option<u64> {
         // `pending` first: it acquires what `alloc` wrote, so that the peer is that of this life.
-        match self.pending(ticket) {
-            Some(slot) if slot.peer.load(Ordering::Relaxed) == peer.0 => self.complete(ticket, outcome),
-            _ => false,
+        let slot = self.pending(ticket)?;
+        if slot.peer.load(Ordering::Relaxed) != peer.0 {
+            return None;
         }
+        let note = slot.note.load(Ordering::Relaxed);
+        if !Self::finish(slot, outcome) {
+            self.free(ticket.index());
+        }
+        Some(note)
     }
 
     /// Ends all pending operations that depend on the peer (or all, for `None`). Returns their number.
@@ -385,7 +433,7 @@ impl Completer {
             let Some(slot) = self.pool.slot(index) else { return ended };
             let state = slot.state.load(Ordering::Acquire);
             let meant = peer.is_none_or(|rank| slot.peer.load(Ordering::Relaxed) == rank.0);
-            if (state == PENDING || state == DETACHED) && meant {
+            if matches!(state, PENDING | WAITED | DETACHED) && meant {
                 let generation = slot.generation.load(Ordering::Relaxed);
                 let ticket = Ticket(u64::from(generation) << 32 | (index as u64 + 1));
                 ended += usize::from(self.complete(ticket, Err(fault)));
@@ -411,12 +459,13 @@ mod tests {
     #[test]
     fn a_slot_is_completed_once_and_reused_under_a_new_ticket() {
         let (pool, mut completer) = SlotPool::new();
-        let first = pool.alloc(Some(Rank(3))).expect("free");
-        assert!(!completer.complete_from(Rank(2), first, Ok(Value::Unit)), "another peer");
-        assert!(completer.complete_from(Rank(3), first, Ok(Value::copy(b"abc"))));
+        let first = completer.alloc(Some(Rank(3))).expect("free");
+        completer.set_note(first, 7);
+        assert_eq!(completer.complete_from(Rank(2), first, Ok(Value::Unit)), None, "another peer");
+        assert_eq!(completer.complete_from(Rank(3), first, Ok(Value::copy(b"abc"))), Some(7));
         assert!(!completer.complete(first, Ok(Value::Unit)), "twice");
         assert_eq!(pool.take(first).expect("done").expect("value").as_bytes(), b"abc");
-        let second = pool.alloc(None).expect("free");
+        let second = completer.alloc(None).expect("free");
         assert_ne!(first, second);
         assert!(!completer.complete(first, Ok(Value::Unit)), "stale");
         assert!(!pool.detach(second));
@@ -426,7 +475,7 @@ mod tests {
     #[test]
     fn a_lost_peer_ends_its_operations_only() {
         let (pool, mut completer) = SlotPool::new();
-        let tickets: Vec<_> = (0..1000).map(|i| pool.alloc(Some(Rank(i % 3))).expect("free")).collect();
+        let tickets: Vec<_> = (0..1000).map(|i| completer.alloc(Some(Rank(i % 3))).expect("free")).collect();
         assert_eq!(completer.fail(Some(Rank(1)), Fault::PeerLost(Rank(1))), 333);
         for (i, ticket) in tickets.iter().enumerate() {
             assert_eq!(pool.take(*ticket).is_some(), i % 3 == 1);

@@ -37,6 +37,26 @@ mod real {
     pub fn spin_loop() {
         std::hint::spin_loop();
     }
+
+    thread_local! {
+        static THREAD: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
+    /// A number of this thread that no other thread of the process ever has; not 0.
+    #[inline(always)]
+    pub fn thread_id() -> u64 {
+        match THREAD.get() {
+            0 => first_thread_id(),
+            id => id,
+        }
+    }
+
+    #[cold]
+    fn first_thread_id() -> u64 {
+        let id = super::next_thread_id();
+        THREAD.set(id);
+        id
+    }
 }
 
 #[cfg(posthaste_loom)]
@@ -74,6 +94,15 @@ mod real {
         }
     }
 
+    loom::thread_local! {
+        static THREAD: u64 = super::next_thread_id();
+    }
+
+    /// A number of this modelled thread that no other one has; not 0.
+    pub fn thread_id() -> u64 {
+        THREAD.with(|id| *id)
+    }
+
     /// Lets another modelled thread run.
     pub fn spin_loop() {
         loom::thread::yield_now();
@@ -81,6 +110,12 @@ mod real {
 }
 
 pub use real::*;
+
+fn next_thread_id() -> u64 {
+    // Out of loom's sight: the models only compare the numbers.
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
 
 /// Locks a mutex whose holders never panic while they hold it, so that poisoning carries no meaning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

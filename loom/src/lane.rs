@@ -6,7 +6,7 @@ use loom::thread;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
-use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Peek, Producer};
+use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Look, Peek, Producer};
 
 const FENCE: LightFence = LightFence::Full;
 
@@ -140,5 +140,37 @@ fn a_garbage_head_is_not_taken_over() {
         assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(3));
         assert!(push(&mut producer, 4), "an honest head is believed again");
         assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(4));
+    });
+}
+
+/// Records of one word, with and without a cookie, among others: the quick way in and out is the same lane.
+#[test]
+fn words_arrive_whole_and_in_order() {
+    model(|| {
+        let (control, ring) = lane(16);
+        let mut producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control, ring);
+        let writer = thread::spawn(move || {
+            assert!(producer.push_word(1, 0, 11));
+            assert!(producer.push_word(2, 22, !22));
+            assert!(push(&mut producer, 3));
+        });
+        let mut seen = 0;
+        while seen < 3 {
+            match consumer.look() {
+                Look::Empty => loom::thread::yield_now(),
+                Look::Word { protocol, cookie, payload } => {
+                    seen += 1;
+                    assert_eq!(u64::from(protocol), seen);
+                    assert_eq!((cookie, payload), if seen == 1 { (0, 11) } else { (22, !22) });
+                    consumer.consume_word(cookie != 0, FENCE);
+                }
+                Look::Other => {
+                    seen += 1;
+                    assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(seen));
+                }
+            }
+        }
+        writer.join().expect("no panic");
     });
 }

@@ -91,3 +91,84 @@ fn a_dropped_guard_hands_its_work_on() {
         settle(&cell, &[1]);
     });
 }
+
+/// A token that the first thread to take it once gets for its own. loom models both sides of the handshake with fences.
+fn biased() -> Cell {
+    Cell::biased(Vec::new(), 1, Box::new(|| {}))
+}
+
+/// The owner of the bias comes and goes while another thread takes the token away from it.
+#[test]
+fn a_bias_is_revoked_without_two_holders() {
+    bounded(4, || {
+        let cell = Arc::new(biased());
+        // This thread becomes the owner.
+        advance(&cell);
+        let other = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                advance(&cell);
+                advance(&cell);
+            })
+        };
+        advance(&cell);
+        advance(&cell);
+        other.join().expect("no panic");
+        settle(&cell, &[]);
+    });
+}
+
+/// Work that others post to a biased token is done, whether its owner is inside, comes, goes, or never comes again.
+#[test]
+fn work_posted_to_a_biased_token_is_done() {
+    bounded(4, || {
+        let cell = Arc::new(biased());
+        advance(&cell);
+        let other = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                post(&cell, 1);
+                post(&cell, 2);
+            })
+        };
+        advance(&cell);
+        advance(&cell);
+        other.join().expect("no panic");
+        settle(&cell, &[1, 2]);
+    });
+}
+
+/// The bias is given while work is posted: the poster sees the bias or the owner sees the work.
+#[test]
+fn work_posted_while_the_bias_is_given_is_done() {
+    bounded(4, || {
+        let cell = Arc::new(biased());
+        let other = {
+            let cell = cell.clone();
+            thread::spawn(move || post(&cell, 1))
+        };
+        advance(&cell);
+        other.join().expect("no panic");
+        settle(&cell, &[1]);
+    });
+}
+
+/// Two threads at once take the bias away, and one posts.
+#[test]
+fn two_revokers_and_an_owner() {
+    bounded(3, || {
+        let cell = Arc::new(biased());
+        advance(&cell);
+        let others: Vec<_> = [true, false]
+            .map(|posts| {
+                let cell = cell.clone();
+                thread::spawn(move || if posts { post(&cell, 1) } else { advance(&cell) })
+            })
+            .into();
+        advance(&cell);
+        for other in others {
+            other.join().expect("no panic");
+        }
+        settle(&cell, &[1]);
+    });
+}

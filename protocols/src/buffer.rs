@@ -41,6 +41,15 @@ impl Buffer {
         }
     }
 
+    /// The payload, if it is one word.
+    #[inline(always)]
+    pub(crate) fn word(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
+            _ => None,
+        }
+    }
+
     /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -256,9 +256,9 @@ pub fn register_outgoing(
         }
         fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
             tracing::warn!(name = self.0, source = %message.source, "message for a name that this rank only sends");
-            match message.reply {
+            match message.reply() {
                 Some(to) => scope.reply(to, Err(Fault::NoSuchProtocol(scope.me().rank))),
-                None => scope.consumed(message.credit),
+                None => scope.consumed(message.credit()),
             }
         }
     }

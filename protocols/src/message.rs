@@ -20,7 +20,7 @@ impl<'a> Message<'a> {
 
     /// What to give back when a credited message has been consumed.
     pub(crate) fn credit(&self) -> Credit {
-        self.0.credit
+        self.0.credit()
     }
 
     /// The rank that sent it.

@@ -1,6 +1,6 @@
 //! The future of a send.
 
-use crate::buffer::{Buffer, Kind, Unsent};
+use crate::buffer::{Buffer, Unsent};
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Scope, SendArgs, Sent, Wait};
@@ -71,20 +71,19 @@ pub(crate) fn try_now<F: Face>(
     envelope: &Envelope,
     buffer: Buffer,
 ) -> Result<(), TrySendError<Buffer>> {
-    if send_short(face, envelope, &buffer) {
+    if send_word(face, envelope, &buffer) {
         return Ok(());
     }
     try_slowly(face, envelope, buffer)
 }
 
-/// A short message with nothing in its way.
+/// A message of one word with nothing in its way.
 #[inline]
-fn send_short<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
-    let Kind::Inline { len, bytes } = &buffer.0 else { return false };
-    let payload = &bytes[..usize::from(*len).min(bytes.len())];
+fn send_word<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
+    let Some(payload) = buffer.word() else { return false };
     envelope.info.is_none()
         && face
-            .enter(|engine| engine.scope().send_now(envelope.target, envelope.protocol, payload))
+            .enter(|engine| engine.scope().send_word(envelope.target, envelope.protocol, payload))
             .unwrap_or(false)
 }
 
@@ -219,7 +218,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
-            if self.buffer.as_ref().is_some_and(|buffer| send_short(self.face, &self.envelope, buffer)) {
+            if self.buffer.as_ref().is_some_and(|buffer| send_word(self.face, &self.envelope, buffer)) {
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }

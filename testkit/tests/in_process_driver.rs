@@ -37,7 +37,7 @@ async fn job(limits: Limits) -> (Arc<Fabric>, Vec<Client>, Log) {
         })
         .expect("the ports are made");
         let echo = Probe::new("echo", |scope, message| {
-            let to = message.reply.expect("it is a request");
+            let to = message.reply().expect("it is a request");
             scope.reply(to, Ok(Payload::Borrowed(message.info)));
         });
         client.register(Arc::new(echo.flow(Flow::Replied))).expect("the name is free");

@@ -30,7 +30,7 @@ impl Protocol for Echo {
     }
 
     fn on_message(&self, _scope: &mut Scope<'_>, message: Incoming<'_>) {
-        assert!(message.reply.is_none());
+        assert!(message.reply().is_none());
         let bytes = match message.body {
             posthaste::components::core::device::Body::Short(bytes) => bytes.to_vec(),
             _ => panic!("short messages only"),

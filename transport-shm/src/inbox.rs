@@ -5,6 +5,7 @@
 use crate::lane::{Consumer, Peek, is_open};
 use crate::ready::ReadySet;
 use posthaste_core::memory::Words;
+use posthaste_core::sync::spin_loop;
 
 /// Empty looks at a lane after which it may be dropped from the polled ones.
 const QUIET: u32 = 4096;
@@ -50,6 +51,13 @@ impl<W: Words, X> Inbox<W, X> {
     #[inline]
     pub fn lane(&mut self, source: usize) -> Option<&mut Reading<W, X>> {
         self.lanes.get_mut(source)?.as_deref_mut()
+    }
+
+    /// Whether a sender has set a bit.
+    #[inline]
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        self.ready.has_any()
     }
 
     /// Takes the bits that senders set: their lanes are polled from now on. `memory` gives control page, ring and what
@@ -117,6 +125,33 @@ impl<W: Words, X> Inbox<W, X> {
             None => false,
         });
         true
+    }
+
+    /// Looks up to `looks` times whether anything has come in.
+    #[inline]
+    pub fn glance(&self, looks: u32) -> bool {
+        if let [only] = *self.polled
+            && let Some(lane) = &self.lanes[only]
+            && !lane.held
+        {
+            for _ in 0..looks {
+                if lane.consumer.has_any() {
+                    return true;
+                }
+                spin_loop();
+            }
+            return self.ready.has_any();
+        }
+        for _ in 0..looks {
+            let some = |source: &usize| {
+                self.lanes[*source].as_ref().is_some_and(|lane| !lane.held && lane.consumer.has_any())
+            };
+            if self.ready.has_any() || self.polled.iter().any(some) {
+                return true;
+            }
+            spin_loop();
+        }
+        false
     }
 
     /// Awake again.

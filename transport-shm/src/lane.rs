@@ -40,10 +40,13 @@ pub const KIND_SHORT: u8 = 1;
 pub const KIND_PAGE: u8 = 2;
 const KIND_WRAP: u64 = 3;
 
-/// The header of a record with a payload of one word, without info and cookie; the protocol is to be added.
+/// The header of a record with a payload of one word and without info; the protocol and the cookie's bit are to be
+/// added.
 const WORD_HEADER: u64 = 8 << 32 | KIND_SHORT as u64;
-/// Bytes of such a record.
-const WORD_RECORD: u64 = 16;
+/// The bits that are to be added.
+const WORD_FREE_BITS: u64 = COOKIE_BIT | 0xffff << 16;
+/// A cookie word follows the header.
+const COOKIE_BIT: u64 = 1 << 63;
 
 /// How the publishing side orders "record stored" before "does the reader want to be told?".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +152,6 @@ impl<W: Words> Producer<W> {
 
     /// Room for a record of `bytes` at the tail: where it starts. The reader's head is looked at only if the last
     /// known one is not enough.
-    #[inline]
     fn reserve(&mut self, bytes: u64) -> Option<u64> {
         let offset = self.tail & (self.size - 1);
         let skip = if offset + bytes > self.size { self.size - offset } else { 0 };
@@ -203,23 +205,40 @@ impl<W: Words> Producer<W> {
         true
     }
 
-    /// [`push`](Self::push) for the most frequent record: a payload of one word, without info and cookie.
-    #[inline]
-    pub fn push_word(&mut self, protocol: u16, payload: u64) -> bool {
-        let Some(start) = self.reserve(WORD_RECORD) else { return false };
-        self.ring.store(self.word(start + WORD_RECORD), 0, Ordering::Relaxed);
-        let at = self.word(start);
-        self.ring.store(at + 1, payload, Ordering::Relaxed);
-        posthaste_core::failpoint!("lane.push.written");
-        // As in `push`.
-        self.ring.store(at, WORD_HEADER | u64::from(protocol) << 16, Ordering::Release);
-        if start != self.tail {
-            posthaste_core::failpoint!("lane.push.wrap");
-            self.ring.store(self.word(self.tail), KIND_WRAP, Ordering::Release);
+    /// [`push`](Self::push) for the most frequent record: a payload of one word, without info.
+    #[inline(always)]
+    pub fn push_word(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
+        let offset = self.tail & (self.size - 1);
+        let bytes = if cookie == 0 { 16 } else { 24 };
+        // As a rule the record and the zero behind it are contiguous, and fit by the last known head.
+        if offset + bytes >= self.size || self.tail + bytes + 8 - self.head > self.size {
+            return self.push_word_slowly(protocol, cookie, payload);
         }
-        self.tail = start + WORD_RECORD;
+        let at = (offset / 8) as usize;
+        let header = WORD_HEADER | u64::from(protocol) << 16;
+        if cookie == 0 {
+            self.ring.store(at + 2, 0, Ordering::Relaxed);
+            self.ring.store(at + 1, payload, Ordering::Relaxed);
+            posthaste_core::failpoint!("lane.push.written");
+            // As in `push`.
+            self.ring.store(at, header, Ordering::Release);
+        } else {
+            self.ring.store(at + 3, 0, Ordering::Relaxed);
+            self.ring.store(at + 1, cookie, Ordering::Relaxed);
+            self.ring.store(at + 2, payload, Ordering::Relaxed);
+            posthaste_core::failpoint!("lane.push.written");
+            self.ring.store(at, header | COOKIE_BIT, Ordering::Release);
+        }
+        self.tail += bytes;
         posthaste_core::failpoint!("lane.push.published");
         true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_word_slowly(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
+        let header = Header { kind: KIND_SHORT, info_len: 0, protocol, len: 8, cookie: cookie != 0 };
+        self.push(header, cookie, &[], |ring, at| ring.store(at, payload, Ordering::Relaxed))
     }
 
     /// After publishing: whether the reader wants to be told.
@@ -272,6 +291,24 @@ pub enum Peek {
     Record(Header),
     /// Something that no writer writes.
     Corrupt,
+}
+
+/// What a quick look found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing yet.
+    Empty,
+    /// A payload of one word, without info; the cookie is 0 if the record has none.
+    Word {
+        /// The sender's number of the protocol.
+        protocol: u16,
+        /// Not 0 where there is one.
+        cookie: u64,
+        /// The payload.
+        payload: u64,
+    },
+    /// Something for [`Consumer::peek`].
+    Other,
 }
 
 /// The reading end.
@@ -329,23 +366,39 @@ impl<W: Words> Consumer<W> {
         }
     }
 
-    /// The protocol and the payload, if the next record is one of one word without info and cookie. Anything else is
-    /// for [`peek`](Self::peek) to look at.
+    /// Whether there is anything at all at the reader's place. One load.
     #[inline]
-    pub fn peek_word(&self) -> Option<(u16, u64)> {
+    pub fn has_any(&self) -> bool {
+        self.ring.load(self.word(), Ordering::Relaxed) != 0
+    }
+
+    /// A quick look at the next record: [`push_word`](Producer::push_word)'s are read at once, anything else is for
+    /// [`peek`](Self::peek).
+    #[inline]
+    pub fn look(&self) -> Look {
         let at = self.word();
         // Acquire pairs with the release of `Producer::push_word` and `push`.
         let header = self.ring.load(at, Ordering::Acquire);
-        if header & !(0xffff << 16) != WORD_HEADER || at + 2 > (self.size / 8) as usize {
-            return None;
+        if header == 0 {
+            return Look::Empty;
         }
-        Some(((header >> 16) as u16, self.ring.load(at + 1, Ordering::Relaxed)))
+        let has_cookie = (header >> 63) as usize;
+        if header & !WORD_FREE_BITS != WORD_HEADER || at + 2 + has_cookie > (self.size / 8) as usize {
+            return Look::Other;
+        }
+        let first = self.ring.load(at + 1, Ordering::Relaxed);
+        let protocol = (header >> 16) as u16;
+        if has_cookie == 0 {
+            return Look::Word { protocol, cookie: 0, payload: first };
+        }
+        Look::Word { protocol, cookie: first, payload: self.ring.load(at + 2, Ordering::Relaxed) }
     }
 
-    /// The record that [`peek_word`](Self::peek_word) found is done with; as [`consume`](Self::consume).
+    /// The record that [`look`](Self::look) found is done with; as [`consume`](Self::consume). `has_cookie`: as the look
+    /// said.
     #[inline]
-    pub fn consume_word(&mut self, fence: LightFence) -> bool {
-        self.position += WORD_RECORD;
+    pub fn consume_word(&mut self, has_cookie: bool, fence: LightFence) -> bool {
+        self.position += 16 + 8 * u64::from(has_cookie);
         self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 

@@ -58,6 +58,7 @@ impl<W: Words> ReadySet<W> {
     }
 
     /// Whether a bit is set.
+    #[inline]
     pub fn has_any(&self) -> bool {
         (0..self.words).any(|word| self.block.load(BITS + word, Ordering::Relaxed) != 0)
     }

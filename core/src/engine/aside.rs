@@ -52,8 +52,8 @@ impl Scope<'_> {
     #[cold]
     pub(super) fn behind_others(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         match self.resolve(index, packet.protocol) {
-            Resolution::Local(local, flow) if self.state.handlers[local.index()].overtakes_held() => {
-                self.dispatch(packet, local, flow);
+            Resolution::Local(local, flow) if self.state.overtakes(local) => {
+                self.dispatch_late(packet.take(), local, flow);
                 Verdict::Taken
             }
             Resolution::Corrupt => {
@@ -114,7 +114,7 @@ impl Scope<'_> {
                 }
                 let mut packet = Packet { source, protocol, kind, cookie, info: info.as_bytes(), body };
                 match self.resolve(index, protocol) {
-                    Resolution::Local(local, flow) => self.dispatch(&mut packet, local, flow),
+                    Resolution::Local(local, flow) => self.dispatch_late(packet.take(), local, flow),
                     Resolution::Refused(why) => self.refuse(index, protocol, cookie, why),
                     // `next_aside` has looked.
                     Resolution::Hold | Resolution::Corrupt => {}
@@ -145,6 +145,11 @@ impl Scope<'_> {
 }
 
 impl State {
+    /// Whether messages of the protocol may overtake what was set aside.
+    pub(super) fn overtakes(&self, local: ProtocolId) -> bool {
+        self.registry.get(local).is_some_and(|protocol| protocol.overtakes_held())
+    }
+
     /// A peer that died or broke the rules: what it sent to nobody yet is dropped with its lane.
     pub(super) fn drop_aside(&mut self, index: usize) {
         if let Some(peer) = self.peers[index].as_mut()

@@ -8,6 +8,7 @@ use crate::error::Fault;
 use crate::ids::{Endpoint, ProtocolId, Rank};
 use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
 use crate::slot::{Outcome, Ticket, Value};
+use crate::sync::Arc;
 use crate::wire;
 use bytes::{Bytes, BytesMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,38 +19,113 @@ struct Arrived {
     source: Endpoint,
     protocol: ProtocolId,
     cookie: u64,
+    flow: Flow,
+    bytes: u64,
 }
 
-impl Sink for State {
+/// Where packets go: to the handlers, with the state.
+pub(super) struct Dispatcher<'a> {
+    pub state: &'a mut State,
+    /// By local number; what was registered a moment ago is not in it yet.
+    pub handlers: &'a [Arc<dyn Protocol>],
+}
+
+impl Sink for Dispatcher<'_> {
+    #[inline]
+    fn word(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        payload: u64,
+    ) -> Verdict {
+        let index = self.state.shape.index(source);
+        let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
+        if let Some(Some(peer)) = self.state.peers.get(index)
+            && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) = peer.incoming.get(number)
+            && let Some(handler) = self.handlers.get(local.index())
+            && !peer.has_aside()
+            && !self.state.closed
+        {
+            let flow = *flow;
+            self.state.stats.messages_received += 1;
+            self.state.stats.bytes_received += 8;
+            let mut scope = Scope { inject, state: self.state };
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                // The message is made where it is handed over: it is never copied.
+                let payload = payload.to_ne_bytes();
+                let body = Body::Short(&payload);
+                handler.on_message(&mut scope, Incoming { source, info: &[], body, protocol, cookie });
+            }));
+            if outcome.is_err() {
+                scope.panicked(&Arrived { source, protocol, cookie, flow, bytes: 8 });
+            }
+            return Verdict::Taken;
+        }
+        self.other_word(inject, source, protocol, cookie, payload)
+    }
+
     #[inline]
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
-        let index = self.shape.index(packet.source);
-        if self.closed {
+        let index = self.state.shape.index(packet.source);
+        if self.state.closed {
             return Verdict::Taken;
         }
-        if let Some(number) = packet.protocol.0.checked_sub(wire::FIRST_USER)
-            && let Some(Some(peer)) = self.peers.get(index)
-            && !peer.has_aside()
-            && let Some(IncomingState::Resolved { local, flow, .. }) = peer.incoming.get(usize::from(number))
-        {
-            let (local, flow) = (*local, *flow);
-            Scope { inject, state: self }.dispatch(packet, local, flow);
-            return Verdict::Taken;
+        let mut scope = Scope { inject, state: self.state };
+        if packet.protocol.0 < wire::FIRST_USER {
+            return scope.system_packet(index, packet);
         }
-        let mut scope = Scope { inject, state: self };
-        if packet.protocol.0 >= wire::FIRST_USER {
-            scope.user_packet(index, packet)
-        } else {
-            scope.system_packet(index, packet)
+        if scope.state.peer(index).has_aside() {
+            return scope.behind_others(index, packet);
         }
+        let (local, flow) = match scope.resolve(index, packet.protocol) {
+            Resolution::Local(local, flow) => (local, flow),
+            Resolution::Hold => return scope.set_aside(index, packet),
+            Resolution::Refused(why) => {
+                scope.refuse(index, packet.protocol, packet.cookie, why);
+                return Verdict::Taken;
+            }
+            Resolution::Corrupt => {
+                scope.cut_off(packet.source.rank);
+                return Verdict::Taken;
+            }
+        };
+        let message = packet.take();
+        match self.handlers.get(local.index()) {
+            Some(handler) => scope.dispatch(&**handler, message, flow),
+            None => scope.dispatch_late(message, local, flow),
+        }
+        Verdict::Taken
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
-        self.completer.complete(ticket, outcome);
+        self.state.completer.complete(ticket, outcome);
     }
 
     fn corrupt(&mut self, rank: Rank) {
-        self.peer_down(rank, Fault::PeerCorrupt(rank));
+        self.state.peer_down(rank, Fault::PeerCorrupt(rank));
+    }
+}
+
+impl Dispatcher<'_> {
+    /// A word that is not simply the next message of a protocol which is known.
+    fn other_word(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        payload: u64,
+    ) -> Verdict {
+        let bytes = payload.to_ne_bytes();
+        let body = Body::Short(&bytes);
+        if protocol.0 == wire::REPLY && !self.state.closed {
+            let index = self.state.shape.index(source);
+            Scope { inject, state: self.state }.answered(index, source.rank, cookie, body);
+            return Verdict::Taken;
+        }
+        self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
     }
 }
 
@@ -62,27 +138,6 @@ pub(super) enum Resolution {
 }
 
 impl Scope<'_> {
-    #[inline]
-    fn user_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
-        if self.state.peer(index).has_aside() {
-            return self.behind_others(index, packet);
-        }
-        let (local, flow) = match self.resolve(index, packet.protocol) {
-            Resolution::Local(local, flow) => (local, flow),
-            Resolution::Hold => return self.set_aside(index, packet),
-            Resolution::Refused(why) => {
-                self.refuse(index, packet.protocol, packet.cookie, why);
-                return Verdict::Taken;
-            }
-            Resolution::Corrupt => {
-                self.cut_off(packet.source.rank);
-                return Verdict::Taken;
-            }
-        };
-        self.dispatch(packet, local, flow);
-        Verdict::Taken
-    }
-
     #[inline]
     pub(super) fn resolve(&mut self, index: usize, protocol: ProtocolId) -> Resolution {
         let number = usize::from(protocol.0 - wire::FIRST_USER);
@@ -97,27 +152,28 @@ impl Scope<'_> {
     /// A declared protocol is looked up by its name when its first message arrives.
     #[cold]
     fn look_up(&mut self, index: usize, number: usize) -> Resolution {
-        self.state.refresh_handlers();
         let IncomingState::Declared { name, schema, flow } = &self.state.peer(index).incoming[number] else {
             return Resolution::Corrupt;
         };
         let (name, schema, flow) = (name.clone(), *schema, *flow);
-        let found = self.state.handlers.iter().position(|protocol| protocol.name() == name);
-        let resolution = match found {
+        let mut whole = false;
+        let resolution = match self.state.registry.find(&name) {
             None if self.state.ready => Resolution::Refused(Fault::NoSuchProtocol(self.state.me.rank)),
             None => return Resolution::Hold,
-            Some(local) => {
-                let protocol = &self.state.handlers[local];
+            Some((local, protocol)) => {
                 if protocol.schema() != schema || Flow::from_byte(flow) != Some(protocol.flow()) {
                     tracing::warn!(name, "a peer sends this protocol with another message type");
                     Resolution::Refused(Fault::SchemaMismatch(self.state.me.rank))
                 } else {
-                    Resolution::Local(ProtocolId(local as u16), protocol.flow())
+                    whole = !protocol.chooses_buffer();
+                    Resolution::Local(local, protocol.flow())
                 }
             }
         };
         self.state.peer(index).incoming[number] = match resolution {
-            Resolution::Local(local, flow) => IncomingState::Resolved { local, flow, messages: 0, bytes: 0 },
+            Resolution::Local(local, flow) => {
+                IncomingState::Resolved { local, flow, whole, messages: 0, bytes: 0 }
+            }
             Resolution::Refused(why) => IncomingState::Refused(why),
             Resolution::Hold | Resolution::Corrupt => return resolution,
         };
@@ -132,40 +188,39 @@ impl Scope<'_> {
         }
     }
 
-    #[inline]
-    pub(super) fn dispatch(&mut self, packet: &mut Packet<'_>, local: ProtocolId, flow: Flow) {
-        let bytes = packet.body.len() as u64;
+    fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
+        let arrived = Arrived {
+            source: message.source,
+            protocol: message.protocol,
+            cookie: message.cookie,
+            flow,
+            bytes: message.body.len() as u64,
+        };
         self.state.stats.messages_received += 1;
-        self.state.stats.bytes_received += bytes;
-        // The table is taken out for the call, so that the handler can have the state; it cannot be reentered,
-        // because handlers do not advance.
-        let handlers = std::mem::take(&mut self.state.handlers);
-        let protocol = &*handlers[local.index()];
-        let (source, wire_id, cookie) = (packet.source, packet.protocol, packet.cookie);
+        self.state.stats.bytes_received += arrived.bytes;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let message = Incoming {
-                source,
-                info: packet.info,
-                body: std::mem::replace(&mut packet.body, Body::Short(&[])),
-                reply: if cookie == 0 { None } else { Some(ReplyTo { endpoint: source, cookie }) },
-                credit: Credit { endpoint: source, protocol: wire_id, bytes },
-            };
             if protocol.chooses_buffer() {
                 self.first_packet(protocol, message);
             } else {
                 protocol.on_message(self, message);
             }
         }));
-        if self.state.handlers.is_empty() {
-            self.state.handlers = handlers;
-        }
         if outcome.is_err() {
-            self.panicked(&Arrived { source, protocol: wire_id, cookie }, flow, bytes);
+            self.panicked(&arrived);
+        }
+    }
+
+    /// The handler of a protocol that was registered a moment ago, or of a streamed message.
+    #[cold]
+    pub(super) fn dispatch_late(&mut self, message: Incoming<'_>, local: ProtocolId, flow: Flow) {
+        // Protocols are never taken out of the registry.
+        if let Some(protocol) = self.state.registry.get(local) {
+            self.dispatch(&*protocol, message, flow);
         }
     }
 
     #[cold]
-    fn panicked(&mut self, arrived: &Arrived, flow: Flow, bytes: u64) {
+    fn panicked(&mut self, arrived: &Arrived) {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
@@ -173,7 +228,8 @@ impl Scope<'_> {
             let to = ReplyTo { endpoint: arrived.source, cookie: arrived.cookie };
             self.reply(to, Err(Fault::RemotePanicked(me)));
         }
-        if flow == Flow::Credited {
+        if arrived.flow == Flow::Credited {
+            let bytes = arrived.bytes;
             self.consumed(Credit { endpoint: arrived.source, protocol: arrived.protocol, bytes });
         }
     }
@@ -182,7 +238,7 @@ impl Scope<'_> {
     fn first_packet(&mut self, protocol: &dyn Protocol, message: Incoming<'_>) {
         let total = message.body.len() as u64;
         let first = FirstPacket { source: message.source, info: message.info, total };
-        let credit = message.credit;
+        let credit = message.credit();
         match protocol.accept(self, &first) {
             Accept::Whole => return protocol.on_message(self, message),
             Accept::Discard => {}
@@ -258,9 +314,9 @@ impl Scope<'_> {
         self.end_request(index, rank, ticket, Ok(value));
     }
 
+    #[inline]
     fn end_request(&mut self, index: usize, rank: Rank, ticket: Ticket, outcome: Outcome) {
-        let note = self.state.completer.note_of(rank, ticket);
-        if self.state.completer.complete_from(rank, ticket, outcome)
+        if let Some(note) = self.state.completer.complete_from(rank, ticket, outcome)
             && let Some(number) = (note >> 40).checked_sub(1)
         {
             self.state.request_answered(index, number as usize, note & ((1 << 40) - 1));
@@ -347,20 +403,19 @@ impl Scope<'_> {
         if protocol.0 >= wire::FIRST_USER {
             let behind = self.state.peer(index).has_aside();
             match self.resolve(index, protocol) {
-                Resolution::Local(local, _)
-                    if behind && !self.state.handlers[local.index()].overtakes_held() =>
-                {
+                Resolution::Local(local, _) if behind && !self.state.overtakes(local) => {
                     return Some(Verdict::Hold);
                 }
                 Resolution::Local(local, flow) => {
-                    let handler = self.state.handlers[local.index()].clone();
-                    if handler.chooses_buffer() {
+                    if let Some(handler) = self.state.registry.get(local)
+                        && handler.chooses_buffer()
+                    {
                         let source = packet.source;
                         let first = FirstPacket { source, info: packet.info, total };
                         let accept = catch_unwind(AssertUnwindSafe(|| handler.accept(self, &first)));
                         assembly.into = accept.unwrap_or_else(|_| {
-                            let arrived = Arrived { source, protocol, cookie: begin.cookie.get() };
-                            self.panicked(&arrived, flow, total);
+                            let cookie = begin.cookie.get();
+                            self.panicked(&Arrived { source, protocol, cookie, flow, bytes: total });
                             // It has been answered, and its credit is back.
                             assembly.settled = true;
                             Accept::Discard
@@ -425,16 +480,16 @@ impl Scope<'_> {
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
                     let body = Body::Owned(Bytes::from(whole));
-                    let mut packet =
-                        Packet { source, protocol, kind: 0, cookie, info: info.as_bytes(), body };
-                    self.dispatch(&mut packet, local, flow);
+                    let message = Incoming { source, info: info.as_bytes(), body, protocol, cookie };
+                    self.dispatch_late(message, local, flow);
                 }
             }
             Accept::Fill { buffer, done, .. } => {
                 self.state.stats.messages_received += 1;
                 self.state.stats.bytes_received += buffer.len() as u64;
                 if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
-                    self.panicked(&Arrived { source, protocol, cookie }, Flow::Inline, 0);
+                    // Its credit goes back below in any case.
+                    self.panicked(&Arrived { source, protocol, cookie, flow: Flow::Inline, bytes: 0 });
                 }
                 self.used_up(index, Credit { endpoint: source, protocol, bytes: total });
             }

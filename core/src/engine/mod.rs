@@ -29,6 +29,7 @@ use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::timer::{TimerKey, TimerWheel};
 use crate::wire;
+use dispatch::Dispatcher;
 use peer::Peer;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -133,9 +134,8 @@ pub struct State {
     /// Endpoint indices with something queued or owed.
     pub(crate) busy: Vec<usize>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) handlers: Vec<Arc<dyn Protocol>>,
-    /// The registry's version when `handlers` was taken from it, which is also their number.
-    pub(crate) handlers_version: u64,
+    /// Protocols that are known to be registered.
+    pub(crate) known_protocols: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
     /// Endpoint indices with packets that were set aside.
@@ -163,6 +163,8 @@ impl std::fmt::Debug for State {
 pub struct Engine {
     port: Box<dyn Port>,
     state: State,
+    /// Beside the state, so that a handler which runs can have that.
+    handlers: Vec<Arc<dyn Protocol>>,
     armed: bool,
     /// Peers ring also when they make room.
     armed_for_room: bool,
@@ -229,8 +231,7 @@ impl Engine {
             peers: (0..endpoints).map(|_| None).collect(),
             busy: Vec::new(),
             registry: parts.registry,
-            handlers: Vec::new(),
-            handlers_version: 0,
+            known_protocols: 0,
             ready: false,
             aside: Vec::new(),
             aside_seen: None,
@@ -244,7 +245,7 @@ impl Engine {
             closed: false,
             errors: parts.errors,
         };
-        (Engine { port, state, armed: false, armed_for_room: false }, slots)
+        (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
     }
 
     /// Both halves as one.
@@ -257,10 +258,11 @@ impl Engine {
     /// events. Never waits.
     #[inline]
     pub fn advance(&mut self, budget: usize) -> usize {
-        if self.state.handlers_version != self.state.registry.version() {
-            self.state.refresh_handlers();
+        if self.handlers.len() as u64 != self.state.registry.version() {
+            self.refresh_handlers();
         }
-        let mut events = self.port.advance(budget, &mut self.state);
+        let Engine { port, state, handlers, .. } = self;
+        let mut events = port.advance(budget, &mut Dispatcher { state, handlers });
         if !self.state.aside.is_empty() {
             events += self.scope().retry_aside();
         }
@@ -271,6 +273,24 @@ impl Engine {
         events
     }
 
+    #[cold]
+    fn refresh_handlers(&mut self) {
+        self.handlers = self.state.registry.snapshot();
+        self.state.known_protocols = self.handlers.len() as u64;
+    }
+
+    /// Looks up to `looks` times whether [`advance`](Self::advance) would find something. The inside of a spin loop.
+    #[inline]
+    pub fn glance(&mut self, looks: u32) -> bool {
+        self.port.glance(looks)
+    }
+
+    /// Takes the outcome of an operation if it has ended; the ticket is spent then. Only the ticket's owner calls this.
+    #[inline]
+    pub fn take(&mut self, ticket: Ticket) -> Option<Outcome> {
+        self.state.completer.take(ticket)
+    }
+
     /// Runs what another thread posted.
     pub fn run(&mut self, work: Work) {
         match work {
@@ -279,7 +299,9 @@ impl Engine {
             Work::Consumed(credit) => self.scope().consumed(credit),
             Work::PeerDown(rank, fault) => {
                 // What the peer sent while it lived is delivered first.
-                while self.port.advance(1 << 16, &mut self.state) > 0 {}
+                self.refresh_handlers();
+                let Engine { port, state, handlers, .. } = self;
+                while port.advance(1 << 16, &mut Dispatcher { state, handlers }) > 0 {}
                 self.port.peer_down(rank);
                 self.state.peer_down(rank, fault);
             }
@@ -343,11 +365,6 @@ impl Engine {
 }
 
 impl State {
-    pub(crate) fn refresh_handlers(&mut self) {
-        self.handlers_version = self.registry.version();
-        self.handlers = self.registry.snapshot();
-    }
-
     #[inline]
     pub(crate) fn index_of(&self, target: Endpoint) -> Result<usize, SendError> {
         if target.rank.0 >= self.shape.ranks || target.context.0 >= self.shape.contexts {
@@ -385,7 +402,6 @@ impl State {
         }
         self.completer.fail(Some(rank), fault);
         self.stats.peers_lost += 1;
-        // Not `self.handlers`: those are taken out while one of them runs.
         for protocol in self.registry.snapshot() {
             protocol.on_peer_down(rank, fault);
         }
@@ -499,7 +515,7 @@ impl Scope<'_> {
         if self.state.closed {
             return Err(Fault::Shutdown);
         }
-        self.state.slots.alloc(peer).ok_or(Fault::OutOfMemory("all completion slots are in use"))
+        self.state.completer.alloc(peer).ok_or(Fault::OutOfMemory("all completion slots are in use"))
     }
 
     /// Ends an operation.
@@ -514,7 +530,7 @@ impl Scope<'_> {
 
     /// Notes that the ticket is that of a request in a protocol, so that its answer gives the credit back.
     pub fn note_request(&mut self, ticket: Ticket, protocol: ProtocolId, bytes: usize) {
-        self.state.completer.set_note(ticket, (u64::from(protocol.0) + 1) << 40 | bytes as u64);
+        self.state.completer.set_note(ticket, send::request_note(protocol, bytes));
     }
 
     /// Sets a deadline, in milliseconds of the context's clock.
@@ -530,8 +546,12 @@ impl Scope<'_> {
     /// A protocol that was registered after the last look at the table.
     #[cold]
     pub(crate) fn outgoing_protocol(&mut self, id: ProtocolId) -> Result<(), SendError> {
-        self.state.refresh_handlers();
-        if id.index() >= self.state.handlers.len() { Err(SendError::Unregistered(id)) } else { Ok(()) }
+        self.state.known_protocols = self.state.registry.version();
+        if id.index() as u64 >= self.state.known_protocols {
+            Err(SendError::Unregistered(id))
+        } else {
+            Ok(())
+        }
     }
 
     /// The peer that a device found to break the rules is cut off.
@@ -539,6 +559,7 @@ impl Scope<'_> {
         self.state.peer_down(rank, Fault::PeerCorrupt(rank));
     }
 
+    #[inline(always)]
     pub(crate) fn wire_id(id: ProtocolId) -> ProtocolId {
         ProtocolId(wire::FIRST_USER + id.0)
     }

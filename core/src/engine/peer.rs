@@ -49,6 +49,19 @@ pub(crate) struct Outgoing {
     pub granted: u32,
 }
 
+impl Outgoing {
+    /// Whether a request could go out now without further ado.
+    #[inline]
+    pub fn admits_requests(&self) -> bool {
+        self.declared
+            && self.flow == Flow::Replied
+            && self.credits > 0
+            && self.bytes > 0
+            && self.refused.is_none()
+            && self.waiters.is_empty()
+    }
+}
+
 /// A protocol in which the peer sends.
 #[derive(Debug)]
 pub(crate) enum Incoming {
@@ -56,8 +69,8 @@ pub(crate) enum Incoming {
     Unknown,
     /// Declared; not looked up yet.
     Declared { name: String, schema: u64, flow: u8 },
-    /// This side's number, and the credit that is owed.
-    Resolved { local: ProtocolId, flow: Flow, messages: u32, bytes: u64 },
+    /// This side's number, whether its handler takes messages whole, and the credit that is owed.
+    Resolved { local: ProtocolId, flow: Flow, whole: bool, messages: u32, bytes: u64 },
     /// Refused for good, for this reason.
     Refused(Fault),
 }

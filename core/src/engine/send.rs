@@ -106,36 +106,54 @@ enum Queue {
 type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
 
 impl Scope<'_> {
-    /// Sends a short message without info if nothing at all stands in the way: the peer is known and alive, it has
+    /// Sends a message of one word without info if nothing at all stands in the way: the peer is known and alive, it has
     /// heard of the protocol, nothing waits, and the device has room. Otherwise nothing was done, and
     /// [`send`](Self::send) knows why.
     #[inline]
-    pub fn send_now(&mut self, target: Endpoint, protocol: ProtocolId, payload: &[u8]) -> bool {
-        let State { peers, table, shape, stats, .. } = &mut *self.state;
-        if target.context.0 >= shape.contexts || payload.len() > MAX_DESCRIPTOR_INLINE {
-            return false;
+    pub fn send_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> bool {
+        let State { peers, shape, stats, .. } = &mut *self.state;
+        let index = shape.index(target);
+        if let Some(Some(peer)) = peers.get_mut(index)
+            && target.context.0 < shape.contexts
+            && peer.outgoing.get(protocol.index()).is_some_and(|out| out.open)
+            && peer.fault.is_none()
+            && peer.queue_is_empty()
+            && self.inject.word(index, Self::wire_id(protocol), 0, payload)
+        {
+            peer.unflushed = true;
+            stats.messages_sent += 1;
+            stats.bytes_sent += 8;
+            return true;
         }
-        let Some(Some(peer)) = peers.get_mut(shape.index(target)) else { return false };
-        let open = peer.outgoing.get(protocol.index()).is_some_and(|out| out.open);
-        if !open || peer.fault.is_some() || !peer.queue_is_empty() {
-            return false;
+        false
+    }
+
+    /// Sends a request of one word without info if nothing at all stands in the way, as [`send_word`](Self::send_word)
+    /// does; the ticket ends with the reply.
+    #[inline]
+    pub fn request_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> Option<Ticket> {
+        let State { peers, shape, stats, completer, closed, .. } = &mut *self.state;
+        let index = shape.index(target);
+        let peer = peers.get_mut(index)?.as_mut()?;
+        if *closed || target.context.0 >= shape.contexts || peer.fault.is_some() || !peer.queue_is_empty() {
+            return None;
         }
-        let mut descriptor = Descriptor {
-            op: Op::Send,
-            rank: target.rank,
-            context: target.context,
-            protocol: ProtocolId(wire::FIRST_USER + protocol.0),
-            ..Descriptor::default()
-        };
-        descriptor.set_inline(payload);
-        let sources = Sources { info: &[], borrowed: &[], table };
-        if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
-            return false;
+        let out = peer.outgoing.get_mut(protocol.index())?;
+        if !out.admits_requests() {
+            return None;
         }
+        let ticket = completer.alloc(Some(target.rank))?;
+        completer.set_note(ticket, request_note(protocol, 8));
+        if !self.inject.word(index, Self::wire_id(protocol), ticket.to_word(), payload) {
+            completer.give_up(ticket);
+            return None;
+        }
+        out.credits -= 1;
+        out.bytes -= 8;
         peer.unflushed = true;
         stats.messages_sent += 1;
-        stats.bytes_sent += payload.len() as u64;
-        true
+        stats.bytes_sent += 8;
+        Some(ticket)
     }
 
     /// Sends a message of a registered protocol.
@@ -198,7 +216,7 @@ impl Scope<'_> {
         if len as u64 > max {
             return Err(SendError::TooLong { len: len as u64, max });
         }
-        if args.protocol.index() as u64 >= self.state.handlers_version {
+        if args.protocol.index() as u64 >= self.state.known_protocols {
             self.outgoing_protocol(args.protocol)?;
         }
         Ok(index)
@@ -233,13 +251,12 @@ impl Scope<'_> {
     ) -> Result<Option<(Ticket, Wait)>, Option<SendError>> {
         let id = args.protocol.index();
         let config = self.state.config;
-        if self.state.handlers.is_empty() {
-            // A handler sends in a protocol that is new to the peer: the table is out for the call of that handler.
-            self.state.refresh_handlers();
-        }
         while self.state.peer(index).outgoing.len() <= id {
             let next = self.state.peer(index).outgoing.len();
-            let flow = self.state.handlers[next].flow();
+            let Some(protocol) = self.state.registry.get(ProtocolId(next as u16)) else {
+                return Err(Some(SendError::Unregistered(args.protocol)));
+            };
+            let flow = protocol.flow();
             self.state.peer(index).outgoing.push(Outgoing {
                 declared: false,
                 open: false,
@@ -283,7 +300,7 @@ impl Scope<'_> {
     }
 
     fn declare(&mut self, index: usize, id: ProtocolId) -> Result<(), Fault> {
-        let protocol = self.state.handlers[id.index()].clone();
+        let Some(protocol) = self.state.registry.get(id) else { return Err(Fault::Shutdown) };
         let mut body = Vec::with_capacity(size_of::<wire::Declare>() + protocol.name().len());
         body.extend_from_slice(
             wire::Declare {
@@ -324,7 +341,17 @@ impl Scope<'_> {
     /// Answers a request, with a value or with a fault. An answer needs no credit: the caller reserved its room.
     pub fn reply(&mut self, to: ReplyTo, answer: Result<Payload<'_>, Fault>) {
         let Ok(index) = self.state.index_of(to.endpoint) else { return };
-        if self.state.peer(index).fault.is_some() || self.state.closed {
+        let closed = self.state.closed;
+        let peer = self.state.peer(index);
+        if peer.fault.is_some() || closed {
+            return;
+        }
+        if let Ok(Payload::Borrowed(bytes)) = &answer
+            && let Ok(word) = <[u8; 8]>::try_from(*bytes)
+            && peer.queue_is_empty()
+            && self.inject.word(index, ProtocolId(wire::REPLY), to.cookie, u64::from_ne_bytes(word))
+        {
+            self.state.peer(index).unflushed = true;
             return;
         }
         let result = match answer {
@@ -794,6 +821,13 @@ impl State {
             self.hand_out_credit(index, number);
         }
     }
+}
+
+/// What is remembered with the ticket of a request: its protocol and its length, so that the answer gives the credit
+/// back. A request is shorter than 2^40 bytes.
+#[inline]
+pub(super) fn request_note(protocol: ProtocolId, bytes: usize) -> u64 {
+    (u64::from(protocol.0) + 1) << 40 | bytes as u64
 }
 
 /// The info of a message as an owned value; longer info cannot arrive.

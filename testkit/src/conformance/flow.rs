@@ -73,7 +73,7 @@ impl Keeper {
     fn probe(&self, name: &str, log: &Log) -> Probe {
         let (kept, log, protocol) = (self.0.clone(), log.clone(), name.to_owned());
         let probe = Probe::new(name, move |scope, message| {
-            kept.lock().expect("no panic").push_back(message.credit);
+            kept.lock().expect("no panic").push_back(message.credit());
             log.push(Received {
                 at: scope.me(),
                 source: message.source,
@@ -195,7 +195,7 @@ pub fn waiters_for_one_credit_all_get_their_turn<H: Harness>(harness: H) {
                 info: message.info.to_vec(),
                 bytes: bytes_of(&message.body),
             });
-            scope.consumed(message.credit);
+            scope.consumed(message.credit());
         });
         world.register(rank, probe.flow(Flow::Credited));
     }

@@ -16,7 +16,7 @@ fn answer(request: &[u8]) -> Vec<u8> {
 fn echo(name: &str) -> Probe {
     Probe::new(name, |scope, message| {
         let bytes = answer(&bytes_of(&message.body));
-        if let Some(to) = message.reply {
+        if let Some(to) = message.reply() {
             scope.reply(to, Ok(Payload::Borrowed(&bytes)));
         }
     })
@@ -62,7 +62,7 @@ pub fn one_credit_allows_one_outstanding_request<H: Harness>(harness: H) {
     for rank in world.ranks() {
         let open = open.clone();
         let probe = Probe::new("later", move |_, message| {
-            let to = message.reply.expect("it is a request");
+            let to = message.reply().expect("it is a request");
             open.lock().expect("no panic").push_back((to, bytes_of(&message.body)));
         });
         world.register(rank, probe.flow(Flow::Replied));

@@ -66,9 +66,9 @@ fn protocols<H: Harness>(world: &World<H>, log: &Log) {
                     info: message.info.to_vec(),
                     bytes: bytes.clone(),
                 });
-                match message.reply {
+                match message.reply() {
                     Some(to) => scope.reply(to, Ok(Payload::Borrowed(&bytes))),
-                    None => scope.consumed(message.credit),
+                    None => scope.consumed(message.credit()),
                 }
             });
             world.register(rank, probe.flow(flow));

@@ -16,7 +16,7 @@ fn choosy(log: &Log, flow: Flow) -> Probe {
         let (at, source, bytes) = (scope.me(), message.source, bytes_of(&message.body));
         whole_log.push(Received { at, source, protocol: String::new(), info: message.info.to_vec(), bytes });
         if flow == Flow::Credited {
-            scope.consumed(message.credit);
+            scope.consumed(message.credit());
         }
     });
     whole.flow(flow).accept(move |scope, first| {

@@ -246,7 +246,7 @@ mod tests {
         let mut world = SimWorld::new(SHAPE, 5, SimOptions::default(), EngineConfig::default());
         for client in world.clients() {
             let echo = Probe::new("echo", |scope, message| {
-                let to = message.reply.expect("it is a request");
+                let to = message.reply().expect("it is a request");
                 scope.reply(to, Ok(Payload::Borrowed(message.info)));
             });
             client.register(Arc::new(echo.flow(Flow::Replied))).expect("the name is free");

@@ -42,7 +42,7 @@ impl Member {
         let client =
             client(device.clone(), rank, shape, EngineConfig { fifo_slots: 4, ..EngineConfig::default() });
         let echo = Probe::new("echo", |scope, message| {
-            let to = message.reply.expect("it is a request");
+            let to = message.reply().expect("it is a request");
             let answer = match message.body {
                 posthaste_core::device::Body::Owned(bytes) => Payload::Owned(bytes),
                 posthaste_core::device::Body::Short(bytes) => Payload::Borrowed(bytes),
