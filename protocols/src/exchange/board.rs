@@ -155,6 +155,9 @@ impl Board {
         }
         self.next += 1;
         self.ahead.remove(&operation);
+        if call != Collective::Shmalloc {
+            self.early.remove(&operation);
+        }
         self.running.insert(operation, Running { call, waker: None });
         Ok(operation)
     }
@@ -406,6 +409,12 @@ impl Board {
     #[cfg(test)]
     pub fn tracked(&self) -> usize {
         self.windows.len()
+    }
+
+    /// Things that are kept for operations to come.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.arrived.len() + self.ahead.len() + self.early.len()
     }
 
     /// The others.

@@ -392,3 +392,54 @@ fn the_news_gets_past_ranks_that_have_left() {
         assert!(world.nodes[0].failed.is_some(), "seed {seed}");
     }
 }
+
+#[test]
+fn records_of_any_content_cause_no_panic_and_fill_no_memory() {
+    for seed in 0..20 {
+        let mut random = Random(seed);
+        let size = 1 + random.below(9) as u32;
+        let mut board = Board::new(Rank(0), JobShape { ranks: size, clients: 1, contexts: 1 });
+        let mut effects = Effects::default();
+        let made = board.begin(Collective::Shmalloc, &mut effects).expect("the first operation");
+        board.track(made, None);
+        for _ in 0..20_000 {
+            let mut word = || match random.below(4) {
+                0 => random.below(8) as u64,
+                1 => 1 << random.below(64),
+                2 => u64::MAX - random.below(3) as u64,
+                _ => random.below(usize::MAX) as u64,
+            };
+            let mut bytes = Vec::new();
+            bytes.extend_from_slice(&(word() as u32).to_le_bytes());
+            bytes.extend_from_slice(&(word() as u32).to_le_bytes());
+            bytes.extend_from_slice(&word().to_le_bytes());
+            bytes.extend_from_slice(&word().to_le_bytes());
+            for _ in 0..word() % 29 {
+                bytes.push(word() as u8);
+            }
+            let source = Rank(random.below(size as usize) as u32);
+            if let Some(record) = Record::parse(Bytes::from(bytes)) {
+                board.on_record(source, record, &mut Effects::default());
+            }
+        }
+        assert!(board.waiting() <= 20_000);
+        assert_eq!(board.tracked(), 1, "this rank has not released its window");
+    }
+    // However far ahead a rank claims to be, what is kept for it is bounded.
+    let mut board = Board::new(Rank(0), JobShape { ranks: 2, clients: 1, contexts: 1 });
+    let mut corrupt = 0;
+    for operation in 0..200_000 {
+        for record in [
+            Record::part(Collective::Barrier, operation, 0, &[]),
+            Record::part(Collective::Free(WindowId(operation as u32)), operation, 0, &[]),
+            Record::release(operation),
+        ] {
+            let mut effects = Effects::default();
+            let record = Record::parse(record.freeze()).expect("a record");
+            board.on_record(Rank(1), record, &mut effects);
+            corrupt += usize::from(effects.corrupt);
+        }
+    }
+    assert!(corrupt > 0);
+    assert!(board.waiting() <= 3 << 16, "{}", board.waiting());
+}
