@@ -13,6 +13,7 @@ mod collectives;
 mod futures;
 mod hostile;
 mod killed;
+mod leaving;
 mod limits;
 mod processes;
 mod stopped;

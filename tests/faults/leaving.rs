@@ -1,0 +1,151 @@
+//! A rank that leaves in order while others still want something of it.
+
+use crate::support::{options, run, sealed, soon, unseal, until};
+use posthaste::{CallError, ContextId, Error, Fault, Message, Rank, RmaError, Scope, SendError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const CLOSED: Fault = Fault::PeerClosed(Rank(1));
+
+#[test]
+fn fault_a_rank_that_leaves_ends_every_pending_operation_with_peer_closed() {
+    run(3, options().body_leaves().env("POSTHASTE_CREDITS", "4"), async |job| {
+        let me = job.rank();
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        job.on_error(move |fault| faults.lock().unwrap().push(fault));
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        let (credited, unread) = job.stream("credited").unwrap();
+        let window = job.shmalloc::<u64>(3).await.unwrap();
+        let heard = job.counter();
+        let count = heard.clone();
+        let word = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if me == Rank(1) {
+            // Rank 0 has everything under way, and rank 2 has said nothing.
+            soon("rank 0", heard.reach(1)).await;
+            drop(unread);
+            job.leave().await.unwrap();
+            return;
+        }
+        if me == Rank(0) {
+            let mut pending = Vec::new();
+            for number in 0..100 {
+                let never = never.clone();
+                pending.push(tokio::spawn(async move {
+                    match never.call(Rank(1), ()).await {
+                        Err(CallError::Fault(fault)) => fault,
+                        other => panic!("call {number}: {other:?}"),
+                    }
+                }));
+            }
+            // Nobody reads the stream: four go, the others wait for credit.
+            for number in 0..100 {
+                let credited = credited.clone();
+                pending.push(tokio::spawn(async move {
+                    loop {
+                        let len = [50, 5000, 300_000][number as usize % 3];
+                        match credited.send(Rank(1), sealed(number, len)).await {
+                            Ok(()) => {}
+                            Err(SendError::Fault(fault)) => return fault,
+                            Err(other) => panic!("send {number}: {other:?}"),
+                        }
+                    }
+                }));
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert!(pending.iter().all(|task| !task.is_finished()), "something ended too early");
+            word.send(Rank(1), b"").await.unwrap();
+            for (number, task) in pending.into_iter().enumerate() {
+                assert_eq!(soon("a pending operation", task).await.unwrap(), CLOSED, "operation {number}");
+            }
+        } else {
+            // Told although it waits for nothing.
+            until("the report", || !told.lock().unwrap().is_empty()).await;
+        }
+        // And everything that is started later.
+        assert_eq!(never.call(Rank(1), ()).await, Err(CallError::Fault(CLOSED)));
+        assert_eq!(word.send(Rank(1), b"").await, Err(SendError::Fault(CLOSED)));
+        assert_eq!(window.put(Rank(1), 0, 1).await, Err(RmaError::Fault(CLOSED)));
+        assert_eq!(window.get(Rank(1), 0).await, Err(RmaError::Fault(CLOSED)));
+        let flushed = job.flush(Rank(1)).await;
+        assert!(matches!(flushed, Err(Error::Send(SendError::Fault(CLOSED)))), "{flushed:?}");
+        until("the process's end", || job.stats().peers_lost >= 1).await;
+        assert_eq!((told.lock().unwrap().as_slice(), job.stats().peers_lost), ([CLOSED].as_slice(), 1));
+        // The others go on.
+        let other = Rank(2 - me.0);
+        window.put(other, me.index(), 7).await.unwrap();
+        job.flush(other).await.unwrap();
+        word.send(other, b"").await.unwrap();
+        soon("the other", heard.reach(1)).await;
+        assert_eq!(window.load(other.index()), Some(7));
+        job.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it() {
+    run(2, options().clients(2), async |job| {
+        let second = job.client(1).await.unwrap();
+        let echo = job.service("echo", |number: u64| async move { number }).unwrap();
+        let never = second.service("never", |()| std::future::pending::<()>()).unwrap();
+        job.barrier().await.unwrap();
+        second.barrier().await.unwrap();
+        let other = Rank(1 - job.rank().0);
+        if job.rank() == Rank(1) {
+            // The other side waits for an answer by then, or asks too late: the same to it.
+            second.leave().await.unwrap();
+        } else {
+            let end = soon("the call", never.call(other, ())).await;
+            assert_eq!(end, Err(CallError::Fault(Fault::PeerClosed(other))));
+            second.leave().await.unwrap();
+        }
+        for number in 0..200 {
+            assert_eq!(soon("an answer", echo.call(other, number)).await, Ok(number));
+        }
+        assert_eq!(job.stats().peers_lost, 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
+    run(2, options().contexts(3).body_leaves(), async |job| {
+        let count: Arc<AtomicU64> = Arc::default();
+        let add = count.clone();
+        let message = job
+            .register("sealed", move |m: Message, _: &mut Scope| {
+                assert!(unseal(&m.bytes()).is_some());
+                add.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+        let total: Arc<AtomicU64> = Arc::new(AtomicU64::new(u64::MAX));
+        let told = total.clone();
+        let last = job
+            .register("last", move |m: Message, _: &mut Scope| {
+                told.store(m.read(0).unwrap(), Ordering::Relaxed);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            let mut sent = 0;
+            for number in 0..400u64 {
+                let len = [40, 1500, 1800, 1000, 9000][number as usize % 5];
+                // From contexts 1 and 2, to the same and to context 0; nobody waits for them.
+                let from = ContextId(1 + number as u16 % 2);
+                let through = message.through(job.context_handle(from).unwrap());
+                let to = if number % 3 == 0 { from } else { ContextId(0) };
+                let send = through.send(Rank(0), sealed(number, len)).to_context(to);
+                sent += u64::from(send.try_send().is_ok());
+            }
+            last.send(Rank(0), sent.to_ne_bytes()).await.unwrap();
+        } else {
+            // Deaf for a while, so that much is still under way when the other rank leaves.
+            std::thread::sleep(Duration::from_millis(300));
+            let all = || count.load(Ordering::Relaxed) == total.load(Ordering::Relaxed);
+            until("all messages", all).await;
+        }
+        job.leave().await.unwrap();
+    });
+}
