@@ -40,9 +40,18 @@ fn m_p03_a_handler_made_after_shmalloc_captures_the_window_and_gets_what_was_sen
         } else {
             let message = job.register("add", |_: Message, _: &mut Scope| {}).unwrap();
             for number in 1..=EARLY {
-                // Short ones and pages.
+                // A long one first, then short ones and pages.
                 let mut bytes = number.to_ne_bytes().to_vec();
-                bytes.resize(if number % 100 == 0 { 5000 } else { 8 }, 0);
+                bytes.resize(
+                    if number == 1 {
+                        3 << 20
+                    } else if number % 100 == 0 {
+                        5000
+                    } else {
+                        8
+                    },
+                    0,
+                );
                 message.send(Rank(0), bytes).await.unwrap();
             }
             soon("the window", job.shmalloc::<u64>(0)).await.unwrap();

@@ -24,6 +24,8 @@ const LIMIT: usize = 1 << 20;
 pub(crate) struct Aside {
     packets: VecDeque<Parked>,
     bytes: usize,
+    /// The user was told that no more fits.
+    full: bool,
 }
 
 struct Parked {
@@ -36,7 +38,15 @@ struct Parked {
 
 impl Parked {
     fn bytes(&self) -> usize {
-        size_of::<Parked>() + self.body.len()
+        size_of::<Parked>() + cost(&self.body)
+    }
+}
+
+/// What a payload counts for: a page is the sender's memory, but there are not many of them.
+fn cost(body: &Body<'_>) -> usize {
+    match body {
+        Body::Lease(lease) => lease.len().min(LIMIT / 16),
+        other => other.len(),
     }
 }
 
@@ -68,9 +78,19 @@ impl Scope<'_> {
     #[cold]
     pub(super) fn set_aside(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         let peer = self.state.peer(index);
-        let bytes = size_of::<Parked>() + packet.body.len();
-        let used = peer.aside.as_ref().map_or(0, |aside| aside.bytes);
-        if used + bytes > LIMIT {
+        let bytes = size_of::<Parked>() + cost(&packet.body);
+        // The first one always fits.
+        if let Some(aside) = &mut peer.aside
+            && aside.bytes + bytes > LIMIT
+        {
+            if !std::mem::replace(&mut aside.full, true) {
+                let source = packet.source;
+                tracing::warn!(
+                    %source,
+                    "more than {LIMIT} bytes came for names that are not registered here; everything behind them, \
+                     collective operations too, waits until they are, or until this rank is ready"
+                );
+            }
             return Verdict::Hold;
         }
         let body = match std::mem::replace(&mut packet.body, Body::Short(&[])) {
