@@ -248,6 +248,38 @@ impl SharedSlice {
         a.wrapping_add(b).wrapping_add(c).wrapping_add(d)
     }
 
+    /// Reads once from a descriptor, straight into the start of the slice and at most to its end. Returns the number of
+    /// bytes; 0 is the end of a stream, or an empty slice.
+    ///
+    /// # Errors
+    /// As the system's `read`; nothing was read then.
+    #[cfg(unix)]
+    pub fn read_from(&self, from: impl std::os::fd::AsFd) -> std::io::Result<usize> {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the kernel writes at most self.len bytes to the range, which is mapped for the rest of the process; to
+        // this process its stores are those of another writer of shared memory.
+        let count = unsafe { libc::read(from.as_fd().as_raw_fd(), self.base.cast(), self.len) };
+        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+    }
+
+    /// Writes `head` and then the slice to a descriptor, in one system call and straight from where they are. Returns how
+    /// many bytes of both were written.
+    ///
+    /// # Errors
+    /// As the system's `writev`; nothing was written then.
+    #[cfg(unix)]
+    pub fn write_behind(&self, head: &[u8], to: impl std::os::fd::AsFd) -> std::io::Result<usize> {
+        use std::os::fd::AsRawFd;
+        let parts = [
+            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+            libc::iovec { iov_base: self.base.cast(), iov_len: self.len },
+        ];
+        // SAFETY: the kernel reads both ranges, as long as they are, and writes to neither; the slice is mapped for the
+        // rest of the process.
+        let count = unsafe { libc::writev(to.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+    }
+
     /// The address, for unsafe access on the caller's own account.
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
@@ -546,6 +578,23 @@ mod tests {
                 assert_eq!(copy.to_vec(), back);
             }
         }
+    }
+
+    #[test]
+    fn descriptors_are_read_to_and_written_from_in_place() {
+        use std::io::{Read, Write};
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let shared = leaked(64);
+        far.write_all(b"0123456789").expect("room");
+        assert_eq!(shared.slice(3, 7).expect("inside").read_from(&near).expect("it is there"), 7);
+        assert_eq!(shared.slice(0, 12).expect("inside").to_vec(), b"\0\0\x000123456\0\0");
+        assert_eq!(shared.read_from(&near).expect("the rest"), 3);
+        assert_eq!(shared.slice(0, 7).expect("inside").write_behind(b"ab", &near).expect("room"), 9);
+        let mut back = [0; 9];
+        far.read_exact(&mut back).expect("it is there");
+        assert_eq!(&back, b"ab7890123");
+        near.set_nonblocking(true).expect("it can be");
+        assert_eq!(shared.read_from(&near).expect_err("nothing").kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[test]

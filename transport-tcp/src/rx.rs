@@ -285,6 +285,16 @@ impl RxLink {
             }
             return Ok(pulled(read.map(|()| got), asked));
         }
+        #[cfg(unix)]
+        if self.plain.len() == 0
+            && let Some(Fill::Memory { memory, at, .. }) = &mut self.fill
+            && memory.len() - *at >= DIRECT
+            && let Some(rest) = memory.slice(*at as u64, (memory.len() - *at) as u64)
+        {
+            let read = rest.read_from(&*self.stream);
+            *at += *read.as_ref().unwrap_or(&0);
+            return Ok(pulled(read, rest.len()));
+        }
         let room = self.plain.room(limits.read_buffer);
         let asked = if self.long && self.fill.is_none() { PEEK.min(room.len()) } else { room.len() };
         let read = (&*self.stream).read(&mut room[..asked]);

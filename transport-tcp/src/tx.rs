@@ -100,6 +100,12 @@ enum PutSource {
     Held(Bytes),
 }
 
+/// A part of it.
+enum Piece {
+    Memory(SharedSlice),
+    Bytes(Bytes),
+}
+
 /// How far the end of a link has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leave {
@@ -303,8 +309,46 @@ impl TxLink {
             Payload::Private(bytes) => self.out.small().extend_from_slice(bytes),
             Payload::Held(bytes) if bytes.len() > COPY => self.out.push_long(bytes),
             Payload::Held(bytes) => self.out.small().extend_from_slice(&bytes),
-            Payload::Shared(slice) if slice.len() > COPY => self.out.push_long(Bytes::from(slice.to_vec())),
-            Payload::Shared(slice) => slice.append_to(self.out.small()),
+            Payload::Shared(slice) => self.push_shared(slice),
+        }
+    }
+
+    fn push_shared(&mut self, slice: SharedSlice) {
+        if slice.len() > COPY {
+            self.out.push_long(Bytes::from(slice.to_vec()));
+        } else {
+            slice.append_to(self.out.small());
+        }
+    }
+
+    /// Appends a header and memory that peers may write meanwhile. What the kernel takes at once is not copied.
+    fn push_memory(&mut self, header: Header, memory: SharedSlice) {
+        if memory.len() > COPY && !self.is_flushed() && !self.blocked {
+            self.flush(&[]);
+        }
+        let mut written = 0;
+        #[cfg(unix)]
+        if memory.len() > COPY
+            && self.is_flushed()
+            && self.can_write()
+            && self.key.is_none()
+            && let Some(stream) = &self.stream
+        {
+            match memory.write_behind(header.as_bytes(), &**stream) {
+                Ok(count) => {
+                    written = count;
+                    self.blocked = count < HEADER + memory.len();
+                }
+                // The next flush will meet it again.
+                Err(error) => tracing::trace!(peer = %self.peer, %error, "not written at once"),
+            }
+        }
+        if written < HEADER {
+            self.out.small().extend_from_slice(&header.as_bytes()[written..]);
+        }
+        let from = written.saturating_sub(HEADER) as u64;
+        if let Some(rest) = memory.slice(from, memory.len() as u64 - from) {
+            self.push_shared(rest);
         }
     }
 
@@ -323,21 +367,25 @@ impl TxLink {
                         PutSource::Held(_) => (*len - *sent).min(1 << 30),
                     };
                     let header = Header::control(PUT, now as usize, *offset + *sent);
-                    self.out.small().extend_from_slice(header.as_bytes());
-                    match source {
-                        PutSource::Region(slice) => match slice.slice(*sent, now) {
-                            Some(piece) => self.out.push_long(Bytes::from(piece.to_vec())),
-                            // Its length was that of the put.
-                            None => return moved,
-                        },
+                    let piece = match source {
+                        PutSource::Region(slice) => slice.slice(*sent, now).map(Piece::Memory),
                         PutSource::Held(bytes) => {
-                            self.out.push_long(bytes.slice(*sent as usize..(*sent + now) as usize));
+                            Some(Piece::Bytes(bytes.slice(*sent as usize..(*sent + now) as usize)))
                         }
-                    }
+                    };
                     *sent += now;
+                    let last = (sent == len).then_some(*ticket);
+                    match piece {
+                        Some(Piece::Memory(memory)) => self.push_memory(header, memory),
+                        Some(Piece::Bytes(bytes)) => {
+                            self.out.small().extend_from_slice(header.as_bytes());
+                            self.out.push_long(bytes);
+                        }
+                        // The source has the length of the put.
+                        None => return moved,
+                    }
                     self.puts += 1;
-                    if sent == len {
-                        let ticket = *ticket;
+                    if let Some(ticket) = last {
                         self.job = None;
                         self.mark(ticket);
                     }
@@ -673,8 +721,13 @@ impl Tx {
             }
             None => {
                 let header = Header::control(PUT, payload.len(), offset);
-                link.out.small().extend_from_slice(header.as_bytes());
-                link.push_payload(payload);
+                match payload {
+                    Payload::Shared(memory) => link.push_memory(header, memory),
+                    payload => {
+                        link.out.small().extend_from_slice(header.as_bytes());
+                        link.push_payload(payload);
+                    }
+                }
                 link.puts += 1;
                 link.mark(descriptor.ticket);
             }
@@ -739,8 +792,7 @@ impl Tx {
         }
         let header = Header::control(DATA, memory.len(), link.answers);
         link.answers += 1;
-        link.out.small().extend_from_slice(header.as_bytes());
-        link.push_payload(Payload::Shared(memory));
+        link.push_memory(header, memory);
         link.answering_bytes += cost;
         link.answering.push_back((link.out.passed() + link.out.len() as u64, cost));
         self.touch(index);
