@@ -18,3 +18,39 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // owned by the `AsyncFd`, which deregisters it before it is dropped.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
+
+/// What a system knows of the other host of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hearing {
+    /// Something was sent, data or a probe, to which that host has not answered.
+    pub unanswered: bool,
+    /// How long ago that host's last acknowledgement came.
+    pub last: std::time::Duration,
+}
+
+/// Asks when the other host of a TCP connection was last heard of. Hosts answer for their processes, so that a process
+/// that is stopped, or reads nothing, is not silent. `None`: the system does not tell.
+#[must_use]
+pub fn hear(socket: impl std::os::fd::AsFd) -> Option<Hearing> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the structure is made of integers, for which zero is a value.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+        let fd = socket.as_fd().as_raw_fd();
+        // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most len bytes to info.
+        let result = unsafe {
+            libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+        };
+        (result == 0).then(|| Hearing {
+            unanswered: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
+            last: std::time::Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
+        })
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = socket;
+        None
+    }
+}

@@ -150,9 +150,10 @@ pub struct Times {
     pub connect: Duration,
     /// How long a handshake may take.
     pub handshake: Duration,
-    /// After so much silence of the peer's *host* a connection is lost. Idle connections are probed by the kernel
-    /// after a third of it (keep-alive), so that a rank that computes, or is stopped for a while, is not taken for
-    /// dead. Zero: never.
+    /// After so much silence of the peer's *host* a connection is lost. Idle connections are probed by the kernel after a
+    /// third of it (keep-alive, in whole seconds). Hosts answer for their processes, so that a rank that computes, is
+    /// stopped for a while, or has no room is not taken for dead. Zero: never. Where the system does not tell when the
+    /// other host was last heard of, its own keep-alive decides.
     pub silence: Duration,
     /// How long [`Device::close`] waits for peers to take what was sent and to close their side.
     pub linger: Duration,

@@ -180,6 +180,8 @@ impl Device for TcpDevice {
         self.hub.open(runtime, peer_down);
         if let Some(gate) = lock(&self.gate).take() {
             self.hub.spawn(gate.run());
+            #[cfg(unix)]
+            self.hub.spawn(crate::vigil::keep(self.hub.clone()));
         }
         Ok(())
     }

@@ -90,14 +90,17 @@ struct Known {
 struct Table {
     stages: HashMap<(ContextId, usize), Stage>,
     ranks: Vec<Known>,
-    streams: Vec<Weak<TcpStream>>,
+    /// The connections that were ever settled, by a number of their own.
+    streams: Vec<(u64, Weak<TcpStream>)>,
+    settled: u64,
     tasks: Vec<AbortHandle>,
 }
 
 impl Table {
     fn keep(&mut self, stream: &Arc<TcpStream>) {
-        self.streams.retain(|stream| stream.strong_count() > 0);
-        self.streams.push(Arc::downgrade(stream));
+        self.streams.retain(|(_, stream)| stream.strong_count() > 0);
+        self.settled += 1;
+        self.streams.push((self.settled, Arc::downgrade(stream)));
     }
 }
 
@@ -117,6 +120,7 @@ pub(crate) struct Hub {
     closing: AtomicBool,
     given_up: AtomicBool,
     moved: Notify,
+    connected: Notify,
 }
 
 impl std::fmt::Debug for Hub {
@@ -144,6 +148,7 @@ impl Hub {
             closing: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             moved: Notify::new(),
+            connected: Notify::new(),
         }
     }
 
@@ -237,6 +242,7 @@ impl Hub {
     /// Hands a settled connection to its port.
     pub fn deliver(&self, context: ContextId, settled: Settled) {
         lock(&self.table).keep(&settled.stream);
+        self.connected.notify_waiters();
         let door = self.door(context);
         lock(&door.inbox).push(settled);
         door.knock();
@@ -292,6 +298,27 @@ impl Hub {
             .any(|((_, index), stage)| shape.endpoint(*index).rank == rank && *stage != Stage::Dialing)
     }
 
+    /// The connections there are, with a number for each.
+    #[cfg(unix)]
+    pub fn connections(&self) -> Vec<(u64, Arc<TcpStream>)> {
+        let table = lock(&self.table);
+        table.streams.iter().filter_map(|(number, stream)| Some((*number, stream.upgrade()?))).collect()
+    }
+
+    /// Waits until there is a connection.
+    #[cfg(unix)]
+    pub async fn has_connections(&self) {
+        loop {
+            let connected = self.connected.notified();
+            let mut connected = std::pin::pin!(connected);
+            connected.as_mut().enable();
+            if lock(&self.table).streams.iter().any(|(_, stream)| stream.strong_count() > 0) {
+                return;
+            }
+            connected.await;
+        }
+    }
+
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
@@ -343,7 +370,7 @@ impl Hub {
         for task in tasks {
             task.abort();
         }
-        for stream in streams.iter().filter_map(Weak::upgrade) {
+        for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
             // One that is broken already needs no ending.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }

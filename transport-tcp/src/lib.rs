@@ -18,6 +18,8 @@ mod rx;
 mod socket;
 mod throttle;
 mod tx;
+#[cfg(unix)]
+mod vigil;
 mod watch;
 
 pub use book::{AddressBook, PeerAddress};

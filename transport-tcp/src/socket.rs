@@ -32,8 +32,6 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
         ))]
         let keepalive = keepalive.with_interval(SECOND);
         socket.set_tcp_keepalive(&keepalive)?;
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(Some(times.silence))?;
     }
     Ok(())
 }

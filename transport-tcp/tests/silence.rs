@@ -1,0 +1,117 @@
+//! Peers that say nothing: a host that has vanished is noticed, a process that only reads nothing is not lost.
+
+mod support;
+
+use posthaste_core::{Fault, JobShape, Messager, Rank};
+use posthaste_tcp::{AddressBook, Limits, Mode, TcpDevice};
+use posthaste_testkit::conformance::{Log, Probe};
+use posthaste_testkit::sim::open_without_driver;
+use posthaste_testkit::watchdog::Watchdog;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::config;
+use support::job::{LOG, SILENT, job_with};
+
+const CHILD: &str = "POSTHASTE_TEST_SILENCE_CHILD";
+
+/// Both ranks are in a network namespace of their own, whose only interface is switched off: nothing passes any more,
+/// and nobody is told.
+#[test]
+fn a_vanished_host_is_noticed() {
+    if std::env::var_os(CHILD).is_some() {
+        return vanish();
+    }
+    let possible = Command::new("unshare").args(["-n", "ip", "link", "set", "lo", "up"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespace can be made here");
+        return;
+    }
+    let program = std::env::current_exe().expect("tests know their program");
+    let run = Command::new("unshare")
+        .args(["-n", "sh", "-c", "ip link set lo up && exec \"$0\" --exact a_vanished_host_is_noticed"])
+        .arg(program)
+        .env(CHILD, "1")
+        .output()
+        .expect("it was possible before");
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{text}{}", String::from_utf8_lossy(&run.stderr));
+}
+
+fn vanish() {
+    let _dog = Watchdog::start("vanish", Duration::from_secs(60), || "nobody noticed".to_owned());
+    support::runtime().block_on(async {
+        // Ranks 1 and 2 have a connection with rank 0 that is idle, and one with something under way.
+        let silence = Duration::from_secs(2);
+        let (members, _log) = job_with(3, |rank, shape| {
+            let mut config = config(rank, shape, Mode::HandshakeOnly, Limits::default());
+            config.times.silence = silence;
+            config
+        })
+        .await;
+        for to in [1, 2] {
+            members[0].call(to, b"hello").await.expect("it lives");
+        }
+        // Answers keep coming while nobody says anything.
+        tokio::time::sleep(2 * silence).await;
+        assert!(members.iter().all(|member| member.errors().is_empty()));
+        let down = Command::new("ip").args(["link", "set", "lo", "down"]).status();
+        assert!(down.is_ok_and(|status| status.success()));
+        let start = Instant::now();
+        let _waits = members[0].send(2, SILENT, &[], b"into the void", true).await;
+        while members[0].errors().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let took = start.elapsed();
+        eprintln!("noticed after {took:?}");
+        let mut errors = members[0].errors();
+        errors.sort_by_key(|fault| fault.peer());
+        assert_eq!(errors, [Fault::PeerLost(Rank(1)), Fault::PeerLost(Rank(2))]);
+        assert!(took > silence / 2, "a moment without an answer is no silence: {took:?}");
+    });
+}
+
+/// A rank that does not advance for far longer than silence lasts: its sender waits, and then everything arrives.
+#[test]
+fn a_rank_that_reads_nothing_is_not_lost() {
+    let _dog = Watchdog::start("reads nothing", Duration::from_secs(60), || "it hangs".to_owned());
+    let runtime = support::runtime();
+    let log = Log::default();
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(2));
+    let of = |rank: u32| {
+        let mut config = config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
+        config.times.silence = Duration::from_millis(600);
+        config
+    };
+    // Nobody drives rank 1.
+    let inside = runtime.enter();
+    let device = Arc::new(TcpDevice::new(of(1), book.clone()).expect("a free port"));
+    let stopped = support::client(device, Rank(1), shape, Default::default());
+    for name in ["echo", "log", "silent"] {
+        stopped.register(Arc::new(Probe::recording(name, &log))).expect("the name is free");
+    }
+    open_without_driver(&stopped);
+    drop(inside);
+    runtime.block_on(async {
+        let zero = support::job::Member::open(of(0), book, &Log::default()).await;
+        let payload = vec![5; 100_000];
+        let mut sent = 0;
+        let limit = Instant::now() + Duration::from_millis(2500);
+        loop {
+            let send = zero.send(1, LOG, &[], &payload, false);
+            match tokio::time::timeout_at(limit.into(), send).await {
+                Ok(outcome) => outcome.expect("it lives"),
+                Err(_) => break,
+            };
+            sent += 1;
+        }
+        assert!(zero.errors().is_empty(), "{:?}", zero.errors());
+        while log.len() < sent {
+            stopped.advance();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(log.all().iter().all(|message| message.bytes == payload));
+        assert!(zero.errors().is_empty(), "{:?}", zero.errors());
+    });
+}
