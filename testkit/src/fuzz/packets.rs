@@ -1,0 +1,247 @@
+//! What dispatch makes of packets of any kind and content.
+
+use super::Input;
+use bytes::{Bytes, BytesMut};
+use posthaste_core::descriptor::Op;
+use posthaste_core::device::{Body, Inject, Injected, Loan, Packet, Port, Sink, Sources, Stop, Verdict};
+use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
+use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
+use posthaste_core::wire;
+use posthaste_core::{
+    Caps, ContextId, Descriptor, Endpoint, Engine, Fault, Flow, JobShape, MAX_INFO, Payload, Protocol,
+    ProtocolId, Rank, Scope,
+};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use zerocopy::IntoBytes;
+
+/// Longest message of the engine under test.
+const MAX_MESSAGE: u64 = 1 << 16;
+
+/// A packet as the fuzzer made it.
+struct Made {
+    source: Endpoint,
+    protocol: ProtocolId,
+    cookie: u64,
+    info: Vec<u8>,
+    body: Vec<u8>,
+    short: bool,
+}
+
+/// A port that delivers what it is given, and takes so many sends.
+struct Scripted {
+    arrived: Arc<Mutex<VecDeque<Made>>>,
+    room: usize,
+}
+
+struct Out<'a>(&'a mut usize);
+
+impl Inject for Out<'_> {
+    fn inject(&mut self, run: &[Descriptor], _: &Sources<'_>) -> Injected {
+        // Info lies behind its descriptor; one message is sent at a time.
+        if run.first().is_some_and(|first| first.op == Op::Send) && *self.0 == 0 {
+            return Injected { taken: 0, stop: Stop::Full, complete: true };
+        }
+        *self.0 = self.0.saturating_sub(1);
+        Injected { taken: run.len(), stop: Stop::Done, complete: true }
+    }
+
+    fn loan(&mut self, _: usize) -> Option<Loan> {
+        None
+    }
+}
+
+impl Inject for Scripted {
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        Out(&mut self.room).inject(run, sources)
+    }
+
+    fn loan(&mut self, _: usize) -> Option<Loan> {
+        None
+    }
+}
+
+impl Port for Scripted {
+    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let mut events = 0;
+        while events < budget {
+            let Some(made) = self.arrived.lock().expect("one thread").pop_front() else { break };
+            let body = if made.short {
+                Body::Short(&made.body)
+            } else {
+                Body::Owned(Bytes::copy_from_slice(&made.body))
+            };
+            let mut packet = Packet {
+                source: made.source,
+                protocol: made.protocol,
+                kind: 0,
+                cookie: made.cookie,
+                info: &made.info,
+                body,
+            };
+            events += 1;
+            if sink.packet(&mut Out(&mut self.room), &mut packet) == Verdict::Hold {
+                // Held for ever: nothing more is registered.
+                break;
+            }
+        }
+        events
+    }
+
+    fn arm(&mut self, _: bool) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+
+    fn peer_down(&mut self, _: Rank) {}
+}
+
+/// A protocol of each flow that answers, consumes, or chooses its buffer.
+struct Taker {
+    name: &'static str,
+    flow: Flow,
+    chooses: bool,
+}
+
+impl Protocol for Taker {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn flow(&self) -> Flow {
+        self.flow
+    }
+
+    fn chooses_buffer(&self) -> bool {
+        self.chooses
+    }
+
+    fn accept(&self, _: &mut Scope<'_>, first: &FirstPacket<'_>) -> Accept {
+        match first.total % 3 {
+            0 => Accept::Whole,
+            1 => Accept::Discard,
+            _ => {
+                let limit = (first.total / 2) as usize;
+                let done =
+                    Box::new(move |_: &mut Scope<'_>, buffer: BytesMut| assert!(buffer.len() <= limit));
+                Accept::Fill { buffer: BytesMut::new(), limit, done }
+            }
+        }
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        assert!(message.body.len() as u64 <= MAX_MESSAGE && message.info.len() <= MAX_INFO);
+        if let Some(to) = message.reply() {
+            scope.reply(to, Ok(Payload::Borrowed(message.info)));
+        }
+        if self.flow == Flow::Credited {
+            scope.consumed(message.credit());
+        }
+    }
+}
+
+/// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.
+pub fn packets(data: &[u8]) {
+    let mut input = Input(data);
+    let shape = JobShape { ranks: 3, clients: 1, contexts: 1 };
+    let me = Endpoint::new(Rank(0), ContextId(0));
+    let registry = Arc::new(Registry::default());
+    for (name, flow, chooses) in [
+        ("a", Flow::Inline, false),
+        ("b", Flow::Credited, false),
+        ("c", Flow::Replied, false),
+        ("d", Flow::Inline, true),
+        ("e", Flow::Credited, true),
+    ] {
+        registry.register(Arc::new(Taker { name, flow, chooses })).expect("a new name");
+    }
+    let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+    let faults = told.clone();
+    let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
+    let port = Scripted { arrived: arrived.clone(), room: usize::from(input.byte()) };
+    let (mut engine, _slots) = Engine::new(
+        Box::new(port),
+        EngineParts {
+            me,
+            shape,
+            caps: Caps::send_only("scripted", 256),
+            config: EngineConfig { credits: 4, credit_bytes: 1024, fifo_slots: 8, max_message: MAX_MESSAGE },
+            registry,
+            gates: Arc::new(Gates::new(3)),
+            errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
+            now: 0,
+        },
+    );
+    // Rank 2 plays by the rules: it declares a protocol and sends in it.
+    let honest = |protocol: u16, body: &[u8]| Made {
+        source: Endpoint::new(Rank(2), ContextId(0)),
+        protocol: ProtocolId(protocol),
+        cookie: 0,
+        info: Vec::new(),
+        body: body.to_vec(),
+        short: true,
+    };
+    let declare = |index: u16, flow: u8, name: &[u8]| {
+        let mut body = 0u64.to_le_bytes().to_vec();
+        body.extend_from_slice(&index.to_le_bytes());
+        body.extend_from_slice(&[flow, 0]);
+        body.extend_from_slice(name);
+        body
+    };
+    let push = |made: Made| arrived.lock().expect("one thread").push_back(made);
+    push(honest(wire::DECLARE, &declare(0, 0, b"a")));
+    let mut sent = 0;
+    let mut number = 0;
+    while !input.is_empty() && number < 200 {
+        number += 1;
+        // The messager's own and a few of users'.
+        let protocol = u16::from(input.byte() % 24);
+        let cookie = if input.byte() % 2 == 0 { 0 } else { input.word() };
+        let shape = input.byte();
+        let info = vec![shape; usize::from(shape) % (MAX_INFO + 1)];
+        // Mostly right in form, so that what follows from it is reached.
+        let body = match (input.byte() % 8, protocol) {
+            (0..6, wire::DECLARE) => {
+                declare(u16::from(input.byte() % 8), input.byte() % 4, &[b'a' + input.byte() % 8])
+            }
+            (0..6, wire::STREAM_BEGIN) => {
+                let (total, of) =
+                    (u64::from(input.byte()) * 2, wire::FIRST_USER + u16::from(input.byte() % 8));
+                let of = if of % 8 == 7 { wire::REPLY } else { of };
+                let reserved = [0; 6];
+                wire::StreamBegin {
+                    total: total.into(),
+                    cookie: cookie.into(),
+                    protocol: of.into(),
+                    reserved,
+                }
+                .as_bytes()
+                .to_vec()
+            }
+            (0..4, _) => {
+                let mut body = Vec::new();
+                (0..2).for_each(|_| body.extend_from_slice(&input.word().to_le_bytes()));
+                body
+            }
+            _ => {
+                let len = usize::from(input.byte());
+                input.take(len).to_vec()
+            }
+        };
+        let source = Endpoint::new(Rank(1), ContextId(0));
+        push(Made { source, protocol: ProtocolId(protocol), cookie, info, body, short: shape % 5 != 0 });
+        if number % 4 == 0 {
+            push(honest(wire::FIRST_USER, b"honest"));
+            sent += 1;
+        }
+        engine.advance(16);
+    }
+    while engine.advance(64) > 0 {}
+    let stats = *engine.stats();
+    assert_eq!(stats.panics, 0, "a handler has found something wrong");
+    let told = told.lock().expect("one thread").clone();
+    assert!(!told.contains(&Fault::PeerCorrupt(Rank(2))), "{told:?}");
+    assert!(stats.messages_received >= sent, "the honest rank's messages are missing");
+    engine.run(Work::Shutdown);
+}
