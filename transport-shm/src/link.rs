@@ -308,3 +308,62 @@ impl AsFd for Link {
         self.poll.as_fd()
     }
 }
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::{Layout, Sizes};
+    use posthaste_core::{JobShape, LinuxSysdep, Personality};
+    use rustix::fs::MemfdFlags;
+    use rustix::pipe::PipeFlags;
+    use std::sync::mpsc;
+
+    /// Rank 0's link to ranks whose pipes are broken already.
+    fn link_to_the_dead(ranks: u32) -> Link {
+        let shape = JobShape { ranks, clients: 1, contexts: 1 };
+        let layout =
+            Layout::new(shape, Sizes { lane: 1024, pool: 1 << 20, segment: 1 << 20 }).expect("a layout");
+        let arena = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&arena, layout.total()).expect("its size");
+        let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None));
+        let arena = Arena::map(arena, layout, None, sysdep.clone()).expect("an arena");
+        arena.enter(Rank(0)).expect("an entry");
+        let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
+        let (bell, own) = pipe();
+        let ring = std::iter::once(own).chain((1..ranks).map(|_| pipe().1)).collect();
+        Link::new(arena, Rank(0), bell, ring, sysdep).expect("a link")
+    }
+
+    #[test]
+    fn telling_of_one_death_may_find_the_next() {
+        let link = Arc::new(link_to_the_dead(4));
+        let (sender, told) = mpsc::channel();
+        let seeing = Arc::downgrade(&link);
+        link.listen(Arc::new(move |rank, fault| {
+            sender.send((rank, fault)).expect("the test waits");
+            // What a context that is told does: it rings others, and whoever rings looks around.
+            if let Some(link) = seeing.upgrade() {
+                link.glanced.store(0, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(GLANCE));
+                link.ring(Rank(3));
+            }
+        }));
+        lock(&link.ended).push(Rank(2));
+        let telling = link.clone();
+        std::thread::spawn(move || {
+            telling.take_events();
+            telling.take_events();
+        });
+        let mut ranks: Vec<u32> = Vec::new();
+        for _ in 1..4 {
+            // Only a watchdog: telling waits for nothing.
+            let (rank, fault) = told.recv_timeout(Duration::from_secs(30)).expect("told of all");
+            assert_eq!(fault, Fault::PeerLost(rank));
+            ranks.push(rank.0);
+        }
+        assert_eq!(ranks[0], 2);
+        ranks.sort_unstable();
+        assert_eq!(ranks, [1, 2, 3], "each once");
+        assert!((1..4).all(|rank| link.is_gone(Rank(rank))) && !link.is_gone(Rank(0)));
+    }
+}
