@@ -192,9 +192,11 @@ impl Hub {
                 return Err(Fault::PeerLost(peer.rank));
             }
             let key = (context, self.shape.index(peer));
-            if table.stages.contains_key(&key) {
+            match table.stages.get(&key) {
+                None => {}
+                Some(Stage::Over) => return Err(Fault::PeerLost(peer.rank)),
                 // The other side was first: its connection is on its way through the door.
-                return Ok(());
+                Some(Stage::Dialing | Stage::Open) => return Ok(()),
             }
             table.stages.insert(key, Stage::Dialing);
         }

@@ -1,4 +1,76 @@
-//! The device over TCP.
+//! The device over TCP: ranks that share no memory talk through authenticated connections.
+//!
+//! ```text
+//!   rank 0                                                                    rank 1
+//!   Port::inject                                                              Port::advance
+//!     | frame: 16-byte header, info, payload                                    ^ short bodies out of the read buffer,
+//!     v                                                                         | long ones in memory of their own,
+//!   out-buffer -- writev: many frames, long payloads by reference --> socket ---+ puts and answers where they belong
+//!
+//!   tasks of the runtime:  gate (listener, unproven sockets)   dial (one per connection being made)   vigil (hosts)
+//!                             |                                   |
+//!                             +--- settled connections, through the door of their context ---> port
+//! ```
+//!
+//! # Connections
+//! There is one per pair of endpoints, made when the first message wants it, and never twice: a lost one is a lost peer
+//! (an *incarnation* is fenced off for ever). What is injected meanwhile waits in the link's out-buffer; nothing is
+//! written before both sides have settled that this is *the* connection. If both connect at once, the lower endpoint's
+//! attempt wins: it refuses the other with *yield* while it is connecting itself. Connecting, accepting and the
+//! [handshake] are tasks of the runtime; after it the socket belongs to its port, which reads and writes it directly. A
+//! rank talks to itself without a socket, and accesses its own memory at once.
+//!
+//! # Progress and waking up
+//! Up to two connections are read at every `advance` without asking; more are asked for with one `epoll_wait`. A message
+//! is written at once if nothing was written since the last `advance`; those after it wait for the next one, which
+//! writes them together, and for which the driver is woken; inside `advance` all is written at its end. So a lone message
+//! has the latency of one system call, and a burst costs one for many. While a port sleeps, its epoll instance is entered
+//! in another one that the runtime watches; while it is awake it is not, and packets wake nobody.
+//!
+//! # Room
+//! A link's out-buffer is bounded ([`Limits::outgoing`]): past it `inject` says *full*, and the engine queues and waits.
+//! A lent payload from 16 KiB on is taken only if the kernel takes most of it at once; else the engine keeps it as owned
+//! bytes, which wait without being copied. Received messages are handed on before more is read; what the sink holds,
+//! and everything behind it, stays in the kernel, so that its sender has to wait and nobody else.
+//!
+//! # Puts and gets
+//! A put is a frame that is read straight into its place; the target counts those that are done and says how many, once
+//! per batch, and that ends them. A get asks for parts of at most [`Limits::get_chunk`] within a window
+//! ([`Limits::get_window`]), so that the target, which copies them out as it reads the question, never keeps more than the
+//! window for it and never stops reading: a later put cannot change the answer, and two ranks that get from each other
+//! cannot wait for each other. A put or get that is not all on its way lets none behind it pass. Order per pair: put ->
+//! put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB become visible whole; of longer ones a
+//! reader may see part of a word where a packet ended.
+//!
+//! # The end
+//! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave*,
+//! end its half of the stream, and read until the peer ends the other. The end of a stream after *leave* is
+//! `PeerClosed`, when all connections of that rank have ended; any other end is `PeerLost`, at once. An impossible frame,
+//! or a record that is not genuine, is `PeerCorrupt`. A vanished host is noticed by the kernel's keep-alive, asked for the
+//! last acknowledgement: a process that is stopped, computes or has no room is not lost.
+//!
+//! # Use
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use posthaste_core::{JobShape, Rank};
+//! use posthaste_tcp::{AddressBook, JobKey, PeerAddress, TcpConfig, TcpDevice};
+//! use std::sync::Arc;
+//!
+//! let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+//! let book = Arc::new(AddressBook::new(shape.ranks));
+//! let config = TcpConfig::new(Rank(0), shape, *b"one name per job", JobKey::new([7; 32]))
+//!     .bind("192.0.2.1:0".parse()?);
+//! let device = TcpDevice::new(config, book.clone())?;
+//! println!("rank 0 listens on {}", device.address());
+//! // Whoever starts the job tells everybody where the others are, now or later.
+//! book.set(Rank(1), PeerAddress { address: "192.0.2.2:4000".parse()?, incarnation: 1 });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Other systems
+//! Nothing here needs Linux. Without epoll all connections are read at each `advance`, and a sleeping port looks every
+//! millisecond; without Unix, puts go through the read buffer.
 #![forbid(unsafe_code)]
 
 mod bell;

@@ -201,7 +201,8 @@ impl Port for TcpPort {
     fn arm(&mut self, waiting_for_room: bool) -> bool {
         let moved = self.tx.flush_touched();
         let local = !self.tx.local.is_empty() && !self.local_held;
-        if local || !self.tx.ended.is_empty() || (waiting_for_room && moved > 0) {
+        let room = waiting_for_room && (moved > 0 || self.tx.takes_again());
+        if local || !self.tx.ended.is_empty() || room {
             return false;
         }
         self.look();
@@ -210,7 +211,7 @@ impl Port for TcpPort {
             return false;
         }
         // A device that closes ends its connections step by step.
-        let closing = self.hub.is_closing() && !self.open.is_empty();
+        let closing = self.hub.is_closing() && self.tx.can_close_more();
         let bell = self.hub.door(self.context).bell.clone();
         if closing || bell.alarm().set().is_err() {
             return false;

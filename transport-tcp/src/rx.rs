@@ -198,7 +198,10 @@ impl RxLink {
         let end = loop {
             match self.parse(index, budget, &mut events, tx, sink) {
                 Err(malformed) => break Some(End::Malformed(malformed)),
-                Ok(Parsed::Enough) => break None,
+                Ok(Parsed::Enough) => {
+                    self.ready = true;
+                    break None;
+                }
                 Ok(Parsed::Held) => {
                     self.held = true;
                     self.ready = false;

@@ -968,6 +968,34 @@ impl Tx {
         closed
     }
 
+    /// Whether a link has come to its end as far as it can without its peer, or without room.
+    pub fn can_close_more(&self) -> bool {
+        self.links.iter().flatten().filter(|link| link.stream.is_some() && link.dead.is_none()).any(|link| {
+            match link.leave {
+                Leave::No => link.job.is_none() && (link.is_flushed() || !link.blocked),
+                Leave::Said => link.is_flushed() || link.broken,
+                Leave::Done => false,
+            }
+        })
+    }
+
+    /// Whether somebody who was refused would not be refused now. Said once.
+    pub fn takes_again(&mut self) -> bool {
+        let limit = self.hub.limits.outgoing;
+        let mut takes = false;
+        for link in self.links.iter_mut().flatten() {
+            if link.wanted
+                && link.job.is_none()
+                && (link.out.is_empty() || link.out.len() < limit)
+                && !link.blocked
+            {
+                link.wanted = false;
+                takes = true;
+            }
+        }
+        takes
+    }
+
     /// Writes at once if the socket has nothing to do; a burst is left to the next `advance`, for which the driver is
     /// woken.
     #[inline]
