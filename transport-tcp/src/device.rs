@@ -180,7 +180,7 @@ impl Device for TcpDevice {
         self.hub.open(runtime, peer_down);
         if let Some(gate) = lock(&self.gate).take() {
             self.hub.spawn(gate.run());
-            #[cfg(unix)]
+            #[cfg(all(unix, not(feature = "portable")))]
             self.hub.spawn(crate::vigil::keep(self.hub.clone()));
         }
         Ok(())

@@ -56,6 +56,8 @@ pub(crate) struct Gate {
     watch: Watch,
     alarm: Alarm,
     waiting: Slab<Unproven>,
+    /// What a look has found.
+    ready: Vec<(u64, bool)>,
     accepted: u64,
     /// The listener is left alone until then.
     closed_until: Option<Instant>,
@@ -68,7 +70,16 @@ impl Gate {
         let watch = Watch::new()?;
         watch.add_listener(&listener, LISTENER)?;
         let alarm = Alarm::new(&watch)?;
-        Ok(Gate { hub, listener, watch, alarm, waiting: Slab::new(), accepted: 0, closed_until: None })
+        Ok(Gate {
+            hub,
+            listener,
+            watch,
+            alarm,
+            waiting: Slab::new(),
+            ready: Vec::new(),
+            accepted: 0,
+            closed_until: None,
+        })
     }
 
     /// Lets peers in, for ever.
@@ -106,20 +117,15 @@ impl Gate {
             self.closed_until = None;
         }
         loop {
-            let mut ready = [(0, false); 128];
-            let mut count = 0;
-            let more = self.watch.look(|found| {
-                if let Some(place) = ready.get_mut(count) {
-                    *place = (found.key, found.ended);
-                    count += 1;
-                }
-            });
-            for &key in &ready[..count] {
+            let mut ready = std::mem::take(&mut self.ready);
+            let more = self.watch.look(|found| ready.push((found.key, found.ended)));
+            for (key, ended) in ready.drain(..) {
                 match key {
-                    (LISTENER, _) => self.accept(),
-                    (key, ended) => self.read(key as usize, ended),
+                    LISTENER => self.accept(),
+                    key => self.read(key as usize, ended),
                 }
             }
+            self.ready = ready;
             if !more {
                 break;
             }

@@ -301,14 +301,14 @@ impl Hub {
     }
 
     /// The connections there are, with a number for each.
-    #[cfg(unix)]
+    #[cfg(all(unix, not(feature = "portable")))]
     pub fn connections(&self) -> Vec<(u64, Arc<TcpStream>)> {
         let table = lock(&self.table);
         table.streams.iter().filter_map(|(number, stream)| Some((*number, stream.upgrade()?))).collect()
     }
 
     /// Waits until there is a connection.
-    #[cfg(unix)]
+    #[cfg(all(unix, not(feature = "portable")))]
     pub async fn has_connections(&self) {
         loop {
             let connected = self.connected.notified();

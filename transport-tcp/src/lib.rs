@@ -90,7 +90,7 @@ mod rx;
 mod socket;
 mod throttle;
 mod tx;
-#[cfg(unix)]
+#[cfg(all(unix, not(feature = "portable")))]
 mod vigil;
 mod watch;
 

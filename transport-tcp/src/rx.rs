@@ -288,7 +288,7 @@ impl RxLink {
             }
             return Ok(pulled(read.map(|()| got), asked));
         }
-        #[cfg(unix)]
+        #[cfg(all(unix, not(feature = "portable")))]
         if self.plain.len() == 0
             && let Some(Fill::Memory { memory, at, .. }) = &mut self.fill
             && memory.len() - *at >= DIRECT
@@ -515,14 +515,14 @@ fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
 }
 
 /// Reads once to the end of a vector that is to have `len` bytes, which it has the capacity for. It may get more.
-#[cfg(unix)]
+#[cfg(all(unix, not(feature = "portable")))]
 fn read_behind(stream: &TcpStream, bytes: &mut Vec<u8>, _len: usize) -> std::io::Result<()> {
     rustix::io::read(stream, rustix::buffer::spare_capacity(bytes))?;
     Ok(())
 }
 
 /// Reads once to the end of a vector that is to have `len` bytes.
-#[cfg(not(unix))]
+#[cfg(not(all(unix, not(feature = "portable"))))]
 fn read_behind(mut stream: &TcpStream, bytes: &mut Vec<u8>, len: usize) -> std::io::Result<()> {
     let had = bytes.len();
     bytes.resize(len, 0);

@@ -30,7 +30,15 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
             target_os = "netbsd",
             windows
         ))]
-        let keepalive = keepalive.with_interval(SECOND);
+        let keepalive = {
+            // Where nothing else watches, so many unanswered probes are the end.
+            #[cfg(not(windows))]
+            let probes = (times.silence - times.silence / 3).as_secs().clamp(1, 100) as u32 + 1;
+            let keepalive = keepalive.with_interval(SECOND);
+            #[cfg(not(windows))]
+            let keepalive = keepalive.with_retries(probes);
+            keepalive
+        };
         socket.set_tcp_keepalive(&keepalive)?;
     }
     Ok(())

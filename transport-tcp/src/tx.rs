@@ -326,23 +326,11 @@ impl TxLink {
         if memory.len() > COPY && !self.is_flushed() && !self.blocked {
             self.flush(&[]);
         }
-        let mut written = 0;
-        #[cfg(unix)]
-        if memory.len() > COPY
-            && self.is_flushed()
-            && self.can_write()
-            && self.key.is_none()
-            && let Some(stream) = &self.stream
-        {
-            match memory.write_behind(header.as_bytes(), &**stream) {
-                Ok(count) => {
-                    written = count;
-                    self.blocked = count < HEADER + memory.len();
-                }
-                // The next flush will meet it again.
-                Err(error) => tracing::trace!(peer = %self.peer, %error, "not written at once"),
-            }
-        }
+        let written = if memory.len() > COPY && self.is_flushed() && self.can_write() && self.key.is_none() {
+            self.write_memory(header, memory)
+        } else {
+            0
+        };
         if written < HEADER {
             self.out.small().extend_from_slice(&header.as_bytes()[written..]);
         }
@@ -350,6 +338,29 @@ impl TxLink {
         if let Some(rest) = memory.slice(from, memory.len() as u64 - from) {
             self.push_shared(rest);
         }
+    }
+
+    /// Writes a header and memory straight from where they are; returns how much the kernel took.
+    #[cfg(all(unix, not(feature = "portable")))]
+    fn write_memory(&mut self, header: Header, memory: SharedSlice) -> usize {
+        let Some(stream) = &self.stream else { return 0 };
+        match memory.write_behind(header.as_bytes(), &**stream) {
+            Ok(count) => {
+                self.blocked = count < HEADER + memory.len();
+                count
+            }
+            Err(error) => {
+                // The next flush will meet it again.
+                tracing::trace!(peer = %self.peer, %error, "not written at once");
+                0
+            }
+        }
+    }
+
+    /// Memory that others may write is copied first.
+    #[cfg(not(all(unix, not(feature = "portable"))))]
+    fn write_memory(&mut self, _header: Header, _memory: SharedSlice) -> usize {
+        0
     }
 
     /// Goes on with what was too long for one go, as far as there is room. True if it went on.

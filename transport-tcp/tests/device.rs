@@ -77,6 +77,7 @@ fn memory_is_the_ranks_own() {
     assert_eq!(device.map(Rank(0), taken.offset, 8).expect("the same memory").read_u64(0), 77);
 }
 
+#[cfg_attr(feature = "portable", ignore = "only connecting needs I/O there")]
 #[test]
 fn a_runtime_without_io_is_an_error() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");

@@ -3,16 +3,16 @@
 //! On Linux a [`Watch`] is an epoll instance that a port looks at itself, without the runtime. Its [`Alarm`] is
 //! another one, which the runtime watches and in which the first is entered only while the port sleeps: packets for a
 //! port that is awake wake nobody else. Elsewhere every socket is taken to be ready at each look, and a sleeping port
-//! looks every millisecond.
+//! looks every millisecond. The feature `portable` has Linux do the same, for tests.
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
 mod linux;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(feature = "portable"))))]
 mod portable;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
 pub(crate) use linux::{Alarm, Watch};
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(feature = "portable"))))]
 pub(crate) use portable::{Alarm, Watch};
 
 /// What is known of a socket.
