@@ -115,7 +115,8 @@ pub(crate) struct Hub {
     pub log: Throttle,
     doors: Box<[Arc<Door>]>,
     table: Mutex<Table>,
-    peer_down: OnceLock<PeerDown>,
+    /// Whom to tell of lost peers. It leads back to the ports, so that it has to go when the device ends.
+    peer_down: Mutex<Option<PeerDown>>,
     runtime: OnceLock<Handle>,
     closing: AtomicBool,
     given_up: AtomicBool,
@@ -143,7 +144,7 @@ impl Hub {
             log: Throttle::default(),
             doors,
             table: Mutex::new(table),
-            peer_down: OnceLock::new(),
+            peer_down: Mutex::new(None),
             runtime: OnceLock::new(),
             closing: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -158,7 +159,7 @@ impl Hub {
 
     /// From now on there is a runtime, and somebody who wants to know of lost peers.
     pub fn open(self: &Arc<Self>, runtime: Handle, peer_down: PeerDown) {
-        let _opened_once = self.peer_down.set(peer_down);
+        *lock(&self.peer_down) = Some(peer_down);
         let _opened_once = self.runtime.set(runtime);
         let waiting: Vec<_> = {
             let table = lock(&self.table);
@@ -272,7 +273,8 @@ impl Hub {
         self.moved.notify_waiters();
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
-            if let Some(peer_down) = self.peer_down.get() {
+            let peer_down = lock(&self.peer_down).clone();
+            if let Some(peer_down) = peer_down {
                 peer_down(peer.rank, fault);
             }
         }
@@ -372,6 +374,8 @@ impl Hub {
         for task in tasks {
             task.abort();
         }
+        let peer_down = lock(&self.peer_down).take();
+        drop(peer_down);
         for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
             // One that is broken already needs no ending.
             let _ = stream.shutdown(std::net::Shutdown::Both);

@@ -21,6 +21,8 @@ const READS: usize = 8;
 const PEEK: usize = 256;
 /// A rest of a payload from this length on is read straight to where it belongs.
 const DIRECT: usize = 4 << 10;
+/// Payloads from this length on are worth a system call each.
+const LONG: usize = 16 << 10;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
 const LAST_WORDS: usize = 64 << 20;
 
@@ -406,20 +408,20 @@ impl RxLink {
                 }
                 let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
                 self.plain.consume(HEADER + usize::from(header.info));
-                self.long = true;
+                self.long = len >= LONG;
                 self.fill = Some(Fill::Message { header, info, bytes: Vec::with_capacity(len), len });
                 continue;
             }
             match header.kind {
                 PUT => {
                     let memory = tx.hub.home.slice(header.word.get(), len as u64).ok_or(Malformed::Memory)?;
-                    self.long = len > DIRECT;
+                    self.long = len >= LONG;
                     self.plain.consume(HEADER);
                     self.fill = Some(Fill::Memory { memory, at: 0, put: true });
                 }
                 DATA => {
                     let destination = tx.expect(index, header.word.get(), len as u64)?;
-                    self.long = len > DIRECT;
+                    self.long = len >= LONG;
                     match destination {
                         Destination::Bytes if len <= rest.len() && len <= DIRECT => {
                             tx.answered(index, AnswerPart::Short(&rest[..len]), sink);

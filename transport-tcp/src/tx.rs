@@ -597,13 +597,17 @@ impl Tx {
             protocol: descriptor.protocol.0.into(),
             word: descriptor.cookie.into(),
         };
-        let small = link.out.small();
-        small.extend_from_slice(header.as_bytes());
-        small.extend_from_slice(info);
         if descriptor.source_kind == SourceKind::Inline {
+            let small = link.out.small();
+            small.extend_from_slice(header.as_bytes());
+            small.extend_from_slice(info);
             small.extend_from_slice(descriptor.inline_bytes());
         } else {
-            match payload(descriptor, sources)? {
+            let payload = payload(descriptor, sources)?;
+            let small = link.out.small();
+            small.extend_from_slice(header.as_bytes());
+            small.extend_from_slice(info);
+            match payload {
                 Payload::Private(bytes) if lent && link.can_write() => {
                     let written = link.flush(bytes);
                     // What the kernel had no room for is all that is copied.

@@ -91,6 +91,36 @@ fn a_runtime_without_io_is_an_error() {
     assert!(!matches!(opened, Ok(Ok(()))), "there is no I/O");
 }
 
+/// Jobs come and go, by a close and by a crash; nothing stays open.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn descriptors_come_back() {
+    use posthaste_core::Messager;
+    let open = || std::fs::read_dir("/proc/self/fd").expect("it can be read").count();
+    let mut before = 0;
+    for round in 0..40 {
+        let (members, _log) =
+            job_with(3, |rank, shape| config(rank, shape, Mode::Encrypted, Limits::default())).await;
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            members[from].call(to, b"hello").await.expect("it lives");
+        }
+        if round % 2 == 0 {
+            members[0].client.close().await;
+        } else {
+            members[0].device.abort();
+        }
+        drop(members);
+        // Tasks and drivers end when the runtime comes to them.
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        if round == 5 {
+            before = open();
+        }
+    }
+    // Other tests of this program have descriptors, too.
+    let after = open();
+    assert!(after < before + 40, "{before} descriptors became {after}");
+}
+
 /// What a future gives that does not wait.
 fn futures_now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);

@@ -167,6 +167,14 @@ impl Member {
     }
 }
 
+impl Drop for Member {
+    /// As the end of its process: its driver ends, and with it everything that the engine has.
+    fn drop(&mut self) {
+        use posthaste_core::Messager;
+        self.client.contexts().iter().for_each(|context| context.shut_down());
+    }
+}
+
 /// A put or a get.
 #[derive(Clone, Copy)]
 pub enum Access<'a> {
