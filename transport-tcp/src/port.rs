@@ -115,8 +115,11 @@ impl TcpPort {
         let Some(mut link) = self.links[index].take() else { return 0 };
         let (events, end) = link.drain(index, budget, &mut self.tx, sink, &mut self.spare);
         let Some(end) = end else {
+            // That there is more to read is an event, too: it was reported once and will not be again, so that nobody
+            // may go, or stay, asleep.
+            let more = usize::from(link.ready && events == 0);
             self.links[index] = Some(link);
-            return events;
+            return events + more;
         };
         drop(link);
         self.open.retain(|&open| open != index);

@@ -64,10 +64,14 @@ impl Member {
     }
 
     /// Runs the closure on the engine as soon as nobody else is at it.
-    pub async fn enter<R>(&self, mut run: impl FnMut(&mut Scope<'_>) -> R) -> R {
+    pub async fn enter<R>(&self, run: impl FnMut(&mut Scope<'_>) -> R) -> R {
+        self.enter_context(0, run).await
+    }
+
+    async fn enter_context<R>(&self, context: usize, mut run: impl FnMut(&mut Scope<'_>) -> R) -> R {
         use posthaste_core::Messager;
         loop {
-            if let Ok(result) = self.client.contexts()[0].enter(|engine| run(&mut engine.scope())) {
+            if let Ok(result) = self.client.contexts()[context].enter(|engine| run(&mut engine.scope())) {
                 return result;
             }
             tokio::task::yield_now().await;
@@ -75,8 +79,12 @@ impl Member {
     }
 
     pub async fn ends(&self, ticket: Ticket) -> Outcome {
+        self.ends_in(0, ticket).await
+    }
+
+    async fn ends_in(&self, context: usize, ticket: Ticket) -> Outcome {
         use posthaste_core::Messager;
-        let handle = &self.client.contexts()[0];
+        let handle = &self.client.contexts()[context];
         poll_fn(|cx| poll_ticket(handle, cx, ticket)).await
     }
 
@@ -89,12 +97,25 @@ impl Member {
         payload: &[u8],
         request: bool,
     ) -> Result<Option<Ticket>, SendError> {
+        self.send_from(0, at(to), protocol, info, payload, request).await
+    }
+
+    /// As `send`, from any context to any.
+    pub async fn send_from(
+        &self,
+        from: usize,
+        target: Endpoint,
+        protocol: u16,
+        info: &[u8],
+        payload: &[u8],
+        request: bool,
+    ) -> Result<Option<Ticket>, SendError> {
         let mut wait = Wait::Await;
         let mut cookie = None;
         if request {
             let ticket = self
-                .enter(|scope| {
-                    let ticket = scope.operation(Some(Rank(to)))?;
+                .enter_context(from, |scope| {
+                    let ticket = scope.operation(Some(target.rank))?;
                     scope.note_request(ticket, ProtocolId(protocol), payload.len());
                     Ok::<_, Fault>(ticket)
                 })
@@ -102,11 +123,10 @@ impl Member {
             cookie = Some(ticket);
         }
         let word = cookie.map_or(0, Ticket::to_word);
-        let args =
-            SendArgs { target: at(to), protocol: ProtocolId(protocol), cookie: word, info, relaxed: false };
+        let args = SendArgs { target, protocol: ProtocolId(protocol), cookie: word, info, relaxed: false };
         loop {
             let sent = self
-                .enter(|scope| match scope.send(&args, Payload::Borrowed(payload), wait) {
+                .enter_context(from, |scope| match scope.send(&args, Payload::Borrowed(payload), wait) {
                     Ok(Sent::Done) => Ok(None),
                     Ok(Sent::Queued(ticket)) => Ok(Some((ticket, None))),
                     Ok(Sent::Later(ticket, wait, _)) => Ok(Some((ticket, Some(wait)))),
@@ -117,7 +137,7 @@ impl Member {
             match sent {
                 None => return Ok(cookie),
                 Some((ticket, again)) => {
-                    self.ends(ticket).await?;
+                    self.ends_in(from, ticket).await?;
                     match again {
                         None => return Ok(cookie),
                         Some(granted) => wait = granted,
