@@ -4,10 +4,12 @@
 mod environment;
 mod lane;
 mod packets;
+mod tcp;
 
 pub use environment::environment;
 pub use lane::{lane_reader, lane_writer};
 pub use packets::packets;
+pub use tcp::{tcp_handshake, tcp_header, tcp_session};
 
 /// Takes numbers off the front of some bytes; zeros when these are used up.
 struct Input<'a>(&'a [u8]);
