@@ -30,6 +30,11 @@ const BUDGET: usize = 256;
 const BUSY_ROUNDS: u32 = 16;
 /// Sleeping tasks of an owned context that are remembered.
 const PARKED: usize = 1024;
+/// Who has sent much takes as long to write as much again: a spin that began with a long message lasts longer, by the
+/// time in which a slow sender writes so many bytes.
+const BYTES_PER_NS: u64 = 4;
+/// By at most this.
+const MOST_PATIENCE: Duration = Duration::from_millis(1);
 /// Looks for something new between two looks at everything else and at the clock.
 const LOOKS: u32 = 32;
 /// `sched_yield`s of a waiting future where ranks share cores.
@@ -42,6 +47,16 @@ pub enum Spin {
     For(Duration),
     /// Ranks share cores: give the core away a few times.
     Yield,
+}
+
+impl Spin {
+    /// For how long to keep looking; 0 where ranks share cores.
+    fn limit(self) -> Duration {
+        match self {
+            Spin::For(limit) => limit,
+            Spin::Yield => Duration::ZERO,
+        }
+    }
 }
 
 /// What the two faces and the driver of a context share.
@@ -638,6 +653,11 @@ fn wait_on<F: Face>(
     waited
 }
 
+/// How much longer to look for more after so many bytes have come in.
+fn patience(bytes: u64) -> Duration {
+    MOST_PATIENCE.min(Duration::from_nanos(bytes / BYTES_PER_NS))
+}
+
 /// How a spin ended.
 enum Spun<R> {
     Done(R),
@@ -651,6 +671,8 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
     let mut rounds = 0u32;
     let mut busy = 0u32;
     let (mut until, mut busy_until) = (None, None);
+    let mut patience = Duration::ZERO;
+    let mut received = engine.stats().bytes_received;
     loop {
         let events = shared.advance(engine);
         if let Some(value) = done(engine) {
@@ -663,14 +685,13 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
         if events > 0 {
             rounds = 0;
             until = None;
+            let bytes = engine.stats().bytes_received.wrapping_sub(received);
+            received = received.wrapping_add(bytes);
+            patience = self::patience(bytes);
             busy += 1;
             if busy.is_multiple_of(BUSY_ROUNDS) {
-                let limit = match shared.spin {
-                    Spin::For(limit) => limit,
-                    Spin::Yield => Duration::ZERO,
-                };
                 let now = shared.sysdep.now();
-                if now >= *busy_until.get_or_insert(now + limit) {
+                if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {
                     return Spun::Busy;
                 }
             }
@@ -693,7 +714,7 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
                 if rounds >= LOOKS {
                     rounds = 0;
                     let now = shared.sysdep.now();
-                    if now >= *until.get_or_insert(now + limit) {
+                    if now >= *until.get_or_insert(now + limit + patience) {
                         shared.spun.store(true, Ordering::Relaxed);
                         return Spun::Idle;
                     }
@@ -707,6 +728,9 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
 pub struct Driver {
     shared: Arc<Shared>,
     events: u64,
+    received: u64,
+    /// Until when it keeps looking for more before it arms.
+    until: Duration,
     multi_thread: bool,
     sleep: Pin<Box<tokio::time::Sleep>>,
     sleeping_until: Option<u64>,
@@ -727,6 +751,8 @@ impl Driver {
         Self {
             shared: handle.shared.clone(),
             events: 0,
+            received: 0,
+            until: Duration::ZERO,
             multi_thread,
             sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
             sleeping_until: None,
@@ -832,7 +858,8 @@ impl Driver {
             }
             return Round::Owned;
         }
-        let now = shared.now_ms();
+        let time = shared.sysdep.now();
+        let now = time.as_millis() as u64;
         let seen = self.events;
         let handle = Handle { shared: shared.clone() };
         let round = handle.enter(|engine| {
@@ -844,10 +871,20 @@ impl Driver {
             let moved = shared.advance(engine);
             let events = engine.stats().events;
             self.events = events;
+            if events != seen {
+                let bytes = engine.stats().bytes_received.wrapping_sub(self.received);
+                self.received = self.received.wrapping_add(bytes);
+                self.until = time + shared.spin.limit() + patience(bytes);
+            }
             if moved > 0 {
                 Round::Moved
             } else if events != seen {
                 Round::OthersMoved
+            } else if time < self.until {
+                // Nobody waits, or those who do have given up spinning: more is likely to come all the same. Other
+                // tasks have their turn after every few looks.
+                engine.glance(LOOKS);
+                Round::Moved
             } else if engine.is_armed() || engine.arm() {
                 Round::Armed(engine.next_expiry())
             } else {

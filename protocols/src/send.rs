@@ -222,13 +222,33 @@ impl<'f, F: Face> SendMessage<'f, F> {
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
+            return self.first_step(cx);
         }
+        self.step_slowly(cx)
+    }
+
+    /// As a rule anything else, too, is on its way at once.
+    fn first_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let (envelope, buffer) = (&self.envelope, &mut self.buffer);
+        let started = self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, Wait::Await));
+        let state = match started {
+            Ok(Started::Done) => return Poll::Ready(Ok(())),
+            Ok(Started::Failed(error)) => return Poll::Ready(Err(error)),
+            Ok(started) => match own(started, || Handle::of(self.face), self.deadline) {
+                Step::Done => return Poll::Ready(Ok(())),
+                Step::Failed(error) => return Poll::Ready(Err(error)),
+                Step::Queued(pending) => State::Queued(pending),
+                Step::Later(pending) => State::Later(pending),
+            },
+            Err(_) => State::Posted(self.post(Wait::Await)),
+        };
+        self.slow = Some(Box::new(state));
         self.step_slowly(cx)
     }
 
     #[cold]
     fn step_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        let mut state = self.slow.take().unwrap_or_else(|| Box::new(State::Start(Wait::Await)));
+        let Some(mut state) = self.slow.take() else { return Poll::Ready(Err(Fault::Shutdown.into())) };
         let result = self.go_on(&mut state, cx);
         self.slow = Some(state);
         result

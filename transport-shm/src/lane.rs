@@ -6,7 +6,7 @@
 //!   word  1  waiting: the writer wants to be rung        | header | cookie | info | payload | 0 | stale  |
 //!   word 16  head: bytes consumed (reader)               +--------+--------+------+---------+---+--------+
 //!   word 17  notify: the reader wants to be told          ^ written last, with release        ^ the writer
-//!   word 64  return words of 64 page grants (reader)                                            zeroed it first
+//!   word 64  return words of the page grants (reader)                                            zeroed it first
 //! ```
 //! A record's header is its publication flag. Before a header is published the writer zeroes the word *behind* the
 //! record, so the reader never meets a stale header and never has to clear what it consumed: a lap of the ring
@@ -29,7 +29,11 @@ const HEAD: usize = 16;
 const NOTIFY: usize = 17;
 const GRANTS: usize = 64;
 
-/// Page grants that a lane can have outstanding.
+/// Page grants that a lane can have outstanding: their return words fill the control page.
+#[cfg(not(posthaste_loom))]
+pub const GRANT_COUNT: usize = 448;
+/// loom has to look at every word.
+#[cfg(posthaste_loom)]
 pub const GRANT_COUNT: usize = 64;
 /// Words of the control page that are used.
 pub const CONTROL_WORDS: usize = GRANTS + GRANT_COUNT;
@@ -122,6 +126,9 @@ pub const fn max_short(ring: u64) -> usize {
     let room = (ring as usize / 4).saturating_sub(16 + MAX_INFO);
     if room > 2048 { 2048 } else { room }
 }
+
+/// Bytes in pages after which the reader tells how far it is, however short their records are.
+const PAGE_STRIDE: u64 = 64 << 10;
 
 /// The shortest ring that works, in bytes.
 pub const MIN_RING: u64 = 1024;
@@ -241,6 +248,23 @@ impl<W: Words> Producer<W> {
         self.push(header, cookie, &[], |ring, at| ring.store(at, payload, Ordering::Relaxed))
     }
 
+    /// Bytes ever written.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// How far the reader says it has read.
+    #[inline]
+    pub fn consumed(&mut self) -> u64 {
+        // As in `reserve`.
+        let head = self.control.load(HEAD, Ordering::Acquire);
+        if head > self.head && head <= self.tail {
+            self.head = head;
+        }
+        self.head
+    }
+
     /// After publishing: whether the reader wants to be told.
     #[inline]
     pub fn reader_wants_notice(&self, fence: LightFence) -> bool {
@@ -322,13 +346,23 @@ pub struct Consumer<W> {
     position: u64,
     /// What the writer was told of that.
     published: u64,
+    /// Bytes of the pages that were named since.
+    page_bytes: u64,
 }
 
 impl<W: Words> Consumer<W> {
     /// The reading end of a lane from its beginning; nobody else may read it.
     pub fn new(control: W, ring: W) -> Self {
         let size = ring.words() as u64 * 8;
-        Self { control, ring, size, max_len: max_short(size) as u32, position: 0, published: 0 }
+        Self {
+            control,
+            ring,
+            size,
+            max_len: max_short(size) as u32,
+            position: 0,
+            published: 0,
+            page_bytes: 0,
+        }
     }
 
     #[inline]
@@ -429,13 +463,18 @@ impl<W: Words> Consumer<W> {
     #[inline]
     pub fn consume(&mut self, header: Header, fence: LightFence) -> bool {
         self.position += header.record_bytes();
-        self.position - self.published >= self.size / 4 && self.publish(fence)
+        if header.kind == KIND_PAGE {
+            self.page_bytes += u64::from(header.len);
+        }
+        let due = self.position - self.published >= self.size / 4 || self.page_bytes >= PAGE_STRIDE;
+        due && self.publish(fence)
     }
 
     #[cold]
     fn publish(&mut self, fence: LightFence) -> bool {
         posthaste_core::failpoint!("lane.credit.before");
         self.published = self.position;
+        self.page_bytes = 0;
         // Release pairs with the acquire in `Producer::reserve`: the bytes were read before they are overwritten.
         self.control.store(HEAD, self.position, Ordering::Release);
         posthaste_core::failpoint!("lane.credit.after");

@@ -8,6 +8,7 @@
 mod arena;
 mod bell;
 mod device;
+pub mod grants;
 pub mod inbox;
 pub mod lane;
 pub mod layout;

@@ -271,23 +271,27 @@ impl ClientLink {
     }
 }
 
-/// A grant as one word: the life in the low 40 bits, then the grant's number, then the sender's index.
-pub(crate) fn grant_word(source: usize, grant: usize, life: u64) -> u64 {
-    (life & LIFE_MASK) | (grant as u64) << 40 | (source as u64) << 48
+/// A grant as one word: the life in the low 40 bits, then the grant's number.
+pub(crate) fn grant_word(grant: usize, life: u64) -> u64 {
+    (life & LIFE_MASK) | (grant as u64) << 40
 }
 
 /// Lives of a grant are counted in 40 bits.
 pub(crate) const LIFE_MASK: u64 = (1 << 40) - 1;
 
 /// A lease's way home: into the sender's lane.
-impl LeaseOwner for ClientLink {
+pub(crate) struct LaneHome {
+    pub link: Arc<ClientLink>,
+    pub from: Endpoint,
+    pub control: SharedWords,
+}
+
+impl LeaseOwner for LaneHome {
     fn release(&self, word: u64) {
-        let (source, grant, life) = ((word >> 48) as usize, (word >> 40 & 0xff) as usize, word & LIFE_MASK);
-        let from = self.endpoint(source);
-        let (control, _) = self.lane(from, self.me);
+        let (grant, life) = ((word >> 40 & 0x1ff) as usize, word & LIFE_MASK);
         posthaste_core::failpoint!("grant.return.before");
-        if return_grant(&control, grant, life, self.link.fence) {
-            self.ring_if_asleep(from);
+        if return_grant(&self.control, grant, life, self.link.link.fence) {
+            self.link.ring_if_asleep(self.from);
         }
         posthaste_core::failpoint!("grant.return.after");
     }

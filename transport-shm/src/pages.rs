@@ -1,14 +1,18 @@
 //! The page pool: memory of the sender in which payloads lie while receivers look at them (V01-V03).
 //!
 //! Pages are power-of-two ranges of the endpoint's pool. Which of them are in use is the sender's private
-//! knowledge; receivers never write to the pool. The last page given back is the first handed out, so that few
-//! pages are touched (V02).
+//! knowledge; receivers never write to the pool. No fresh page is touched while one is there that was in use before
+//! (V02), and of these the one that has rested longest is the first handed out: its lines have left the reader's cache,
+//! which makes them faster to write.
 
 use crate::layout::PAGE;
+use std::collections::VecDeque;
 
 /// Smallest and largest page, as powers of two.
 const MIN_CLASS: u32 = 12;
 const MAX_CLASS: u32 = 24;
+/// Bytes of a pool that are touched before anybody looks for more pages than come back by themselves.
+const LARGE: u64 = 8 << 20;
 
 /// A page of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ pub struct PagePool {
     /// Bytes ever handed out from the front.
     fresh: u64,
     used: u64,
-    free: Vec<Vec<u64>>,
+    free: Vec<VecDeque<u64>>,
 }
 
 /// What has to be done with a page before it is written to.
@@ -64,7 +68,7 @@ impl PagePool {
     #[must_use]
     pub fn new(size: u64) -> Self {
         let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
-        Self { size, fresh: 0, used: 0, free: vec![Vec::new(); classes] }
+        Self { size, fresh: 0, used: 0, free: vec![VecDeque::new(); classes] }
     }
 
     /// The longest page.
@@ -79,14 +83,40 @@ impl PagePool {
         self.used > self.size / 2
     }
 
+    /// Bytes of the pool.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether so much memory was touched that a page which was in use before is to be preferred.
+    #[inline]
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.fresh >= LARGE
+    }
+
+    /// Whether a page for `len` bytes is there that was in use before.
+    #[inline]
+    #[must_use]
+    pub fn has_warm(&self, len: u64) -> bool {
+        let class = Self::class_of(len);
+        self.free.get((class - MIN_CLASS) as usize).is_some_and(|free| !free.is_empty())
+    }
+
+    #[inline]
+    fn class_of(len: u64) -> u32 {
+        len.max(1).next_power_of_two().trailing_zeros().clamp(MIN_CLASS, MAX_CLASS)
+    }
+
     /// Takes a page of at least `len` bytes; `None` if there is none.
     pub fn take(&mut self, len: u64) -> Option<Taken> {
         if len > self.max_page() {
             return None;
         }
-        let class = len.max(1).next_power_of_two().trailing_zeros().clamp(MIN_CLASS, MAX_CLASS);
+        let class = Self::class_of(len);
         let index = (class - MIN_CLASS) as usize;
-        if let Some(offset) = self.free[index].pop() {
+        if let Some(offset) = self.free[index].pop_front() {
             self.used += 1 << class;
             return Some(Taken::Warm(Page { offset, class }));
         }
@@ -98,9 +128,9 @@ impl PagePool {
         }
         // A larger one is split, for the rest of the job.
         let larger = (index + 1..self.free.len()).find(|&at| !self.free[at].is_empty())?;
-        let offset = self.free[larger].pop()?;
+        let offset = self.free[larger].pop_front()?;
         for at in index..larger {
-            self.free[at].push(offset + (1 << (at as u32 + MIN_CLASS)));
+            self.free[at].push_back(offset + (1 << (at as u32 + MIN_CLASS)));
         }
         self.used += 1 << class;
         Some(Taken::Warm(Page { offset, class }))
@@ -109,7 +139,7 @@ impl PagePool {
     /// Gives a page back.
     pub fn give_back(&mut self, page: Page) {
         self.used -= page.len();
-        self.free[(page.class - MIN_CLASS) as usize].push(page.offset);
+        self.free[(page.class - MIN_CLASS) as usize].push_back(page.offset);
     }
 
     /// A page that could not be committed goes back to the fresh ones.

@@ -1,8 +1,9 @@
 //! One context's part of the device: its writing ends, its reading ends, its page pool.
 
+use crate::grants::Grants;
 use crate::inbox::{Inbox, Reading};
 use crate::lane::{GRANT_COUNT, Header, KIND_PAGE, KIND_SHORT, LightFence, Look, Peek, Producer, max_short};
-use crate::link::{ClientLink, LIFE_MASK, LoanHome, grant_word};
+use crate::link::{ClientLink, LIFE_MASK, LaneHome, LoanHome, grant_word};
 use crate::pages::{Page, PagePool, Taken};
 use crate::ready::ReadySet;
 use bytes::Bytes;
@@ -20,8 +21,8 @@ use std::sync::Arc;
 
 /// Lanes polled at once; a quiet one beyond that waits for its bit.
 const POLLED_LANES: usize = 8;
-/// Outstanding grants of a lane past which the receiver is asked to copy out.
-const COPY_OUT: u32 = GRANT_COUNT as u32 / 2;
+/// Bytes of a page that are asked for as soon as its record is seen.
+const PREFETCH: usize = 4096;
 /// In a page record's second word: the receiver should copy at once and give the page back.
 const COPY_FLAG: u64 = 1 << 63;
 
@@ -52,16 +53,13 @@ struct TxLane {
     dead: bool,
     /// The last inject found no room.
     blocked: bool,
-    /// Grants out to the reader, by number: the page and the grant's life.
-    grants: Box<[(Page, u64); GRANT_COUNT]>,
-    out: u64,
-    lives: u64,
+    /// Pages that the reader may look at.
+    grants: Grants,
 }
 
 /// The receiving half.
 struct Rx {
     home: Arc<ClientLink>,
-    owner: Arc<dyn LeaseOwner>,
     inbox: Inbox<SharedWords, Source>,
     desk: Desk,
     next: usize,
@@ -71,9 +69,10 @@ struct Rx {
 /// What is kept with each lane that is read.
 struct Source {
     from: Endpoint,
-    index: usize,
     /// The sender's page pool.
     pool: SharedSlice,
+    /// Takes leases back.
+    owner: Arc<dyn LeaseOwner>,
 }
 
 impl ShmPort {
@@ -101,7 +100,6 @@ impl ShmPort {
             next: 0,
             desk: Desk { scratch: Box::new([0; 2048 / 8 + 2]), info: Box::new([0; MAX_INFO]), fence },
             fence,
-            owner: home.clone(),
             home,
         };
         Ok(ShmPort { tx, rx })
@@ -173,19 +171,9 @@ impl Tx {
             rank: to.rank,
             dead: home.link.is_gone(to.rank),
             blocked: false,
-            grants: Box::new([(Page { offset: 0, class: 0 }, 0); GRANT_COUNT]),
-            out: 0,
-            lives: 0,
+            grants: Grants::new(self.pool.size()),
         }));
         Ok(())
-    }
-
-    /// Tells the reader if it wants to be told.
-    #[inline]
-    fn notify(home: &ClientLink, lane: &TxLane, fence: LightFence) {
-        if lane.producer.reader_wants_notice(fence) {
-            Self::announce(home, lane);
-        }
     }
 
     #[cold]
@@ -248,7 +236,7 @@ impl Tx {
     }
 
     /// A payload that goes into a page of this side's pool (or is there already, as a loan), named by a record.
-    #[cold]
+    #[inline(never)]
     fn send_page(
         &mut self,
         index: usize,
@@ -257,20 +245,17 @@ impl Tx {
         source: Payload<'_>,
     ) -> Result<bool, Fault> {
         self.lane(index)?;
-        self.reclaim(index);
-        let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
-        if lane.out == u64::MAX {
-            lane.blocked = true;
+        self.settle(index);
+        let Some((number, life)) = self.next_grant(index) else {
+            self.block(index);
             return Ok(false);
-        }
+        };
         let (page, lent) = match source {
             Payload::Loan(key, _) => (Page::from_word(key), true),
             _ => match self.take_page(descriptor.len)? {
                 Some(page) => (page, false),
                 None => {
-                    if let Some(lane) = &mut self.lanes[index] {
-                        lane.blocked = true;
-                    }
+                    self.block(index);
                     return Ok(false);
                 }
             },
@@ -284,10 +269,7 @@ impl Tx {
         posthaste_core::failpoint!("grant.written");
         let scarce = self.pool.is_scarce();
         let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
-        let grant = lane.out.trailing_ones() as usize;
-        lane.lives = (lane.lives + 1) & LIFE_MASK;
-        let life = lane.lives.max(1);
-        let copy = if scarce || lane.out.count_ones() >= COPY_OUT { COPY_FLAG } else { 0 };
+        let copy = if scarce || lane.grants.are_kept() { COPY_FLAG } else { 0 };
         let header = Header {
             kind: KIND_PAGE,
             info_len: descriptor.info_len,
@@ -297,16 +279,14 @@ impl Tx {
         };
         let sent = lane.producer.push(header, descriptor.cookie, sources.info, |ring, at| {
             ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
-            let word = life | (grant as u64) << 40 | copy;
+            let word = life | (number as u64) << 40 | copy;
             ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
         });
         if sent {
-            lane.out |= 1 << grant;
-            lane.grants[grant] = (page, life);
+            lane.grants.grant(number, life, page, lane.producer.tail());
             posthaste_core::failpoint!("grant.sent");
-            let fence = self.fence;
-            if let Some(lane) = &self.lanes[index] {
-                Self::notify(&self.home, lane, fence);
+            if lane.producer.reader_wants_notice(self.fence) {
+                self.announce_to(index);
             }
         } else {
             lane.blocked = true;
@@ -317,13 +297,48 @@ impl Tx {
         Ok(sent)
     }
 
+    /// The last inject found no room in that lane.
+    fn block(&mut self, index: usize) {
+        if let Some(lane) = &mut self.lanes[index] {
+            lane.blocked = true;
+        }
+    }
+
+    /// A free number and life for a grant; `None` if the reader is too far behind.
+    fn next_grant(&mut self, index: usize) -> Option<(usize, u64)> {
+        let lane = self.lanes[index].as_ref()?;
+        if lane.grants.is_far_ahead() {
+            return None;
+        }
+        let next = lane.grants.next();
+        if next.is_none() {
+            self.sweep(index);
+            return self.lanes[index].as_ref()?.grants.next();
+        }
+        next
+    }
+
+    /// Looks how far a reader has got, if that is worth while.
+    fn settle(&mut self, index: usize) {
+        let Tx { lanes, pool, .. } = self;
+        if let Some(lane) = &mut lanes[index]
+            && lane.grants.worth_a_look()
+        {
+            let TxLane { producer, grants, .. } = &mut **lane;
+            let head = producer.consumed();
+            grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
+        }
+    }
+
     /// A page for `len` bytes; `None`: all are in use.
     fn take_page(&mut self, len: u64) -> Result<Option<Page>, Fault> {
+        // Rather than touch ever more memory, look what has come back.
+        if self.pool.is_large() && !self.pool.has_warm(len) {
+            self.sweep_all();
+        }
         let mut taken = self.pool.take(len);
         if taken.is_none() {
-            for index in 0..self.lanes.len() {
-                self.reclaim(index);
-            }
+            self.sweep_all();
             let returned = std::mem::take(&mut *lock(&self.home.returned_loans));
             for word in returned {
                 self.pool.give_back(Page::from_word(word));
@@ -346,22 +361,24 @@ impl Tx {
         }
     }
 
-    /// Takes back the pages that the reader of a lane has returned.
-    fn reclaim(&mut self, index: usize) -> bool {
-        let Some(lane) = self.lanes[index].as_mut() else { return false };
-        let mut bits = lane.out;
-        let mut any = false;
-        while bits != 0 {
-            let grant = bits.trailing_zeros() as usize;
-            bits &= bits - 1;
-            let (page, life) = lane.grants[grant];
-            if lane.producer.returned(grant) == life {
-                lane.out &= !(1 << grant);
-                self.pool.give_back(page);
-                any = true;
-            }
+    #[cold]
+    fn sweep_all(&mut self) {
+        for index in 0..self.lanes.len() {
+            self.sweep(index);
         }
-        any
+    }
+
+    /// Takes back all the pages that the reader of a lane has returned.
+    fn sweep(&mut self, index: usize) -> bool {
+        let Tx { lanes, pool, .. } = self;
+        let Some(lane) = &mut lanes[index] else { return false };
+        if !lane.grants.any() {
+            return false;
+        }
+        let TxLane { producer, grants, .. } = &mut **lane;
+        let head = producer.consumed();
+        let settled = grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
+        grants.sweep(|number| producer.returned(number), |page| pool.give_back(page)) || settled
     }
 
     /// Puts and gets of mapped memory: one copy each, done when this returns.
@@ -428,7 +445,7 @@ impl Tx {
     fn has_room(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.lanes.len() {
-            any |= self.reclaim(index);
+            any |= self.sweep(index);
             any |=
                 self.lanes[index].as_ref().is_some_and(|lane| lane.blocked && lane.producer.reader_moved());
         }
@@ -478,8 +495,9 @@ impl Inject for Tx {
     }
 
     fn loan(&mut self, len: usize) -> Option<Loan> {
+        // The page that came back last is the one to lend: it is still in the cache.
         for index in 0..self.lanes.len() {
-            self.reclaim(index);
+            self.settle(index);
         }
         let page = self.take_page(len as u64).ok()??;
         let memory = self.memory.slice(page.offset, len as u64)?;
@@ -523,7 +541,9 @@ impl Rx {
             let (control, ring) = home.lane(from, home.me);
             home.link.watch(from.rank);
             let pool = home.link.arena.part(home.link.arena.layout().pool(home.client, from));
-            (control, ring, Source { from, pool, index: source })
+            let link = home.clone();
+            let owner: Arc<dyn LeaseOwner> = Arc::new(LaneHome { link, from, control });
+            (control, ring, Source { from, pool, owner })
         });
     }
 
@@ -546,7 +566,7 @@ impl Rx {
                         self.home.ring_if_asleep(from);
                     }
                 }
-                Look::Other => match self.desk.take(lane, &self.home, &self.owner, tx, sink) {
+                Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
                     Took::Nothing => break,
                     Took::Corrupt => return count + 1,
@@ -582,7 +602,6 @@ impl Desk {
         &mut self,
         lane: &mut Reading<SharedWords, Source>,
         home: &Arc<ClientLink>,
-        owner: &Arc<dyn LeaseOwner>,
         tx: &mut Tx,
         sink: &mut dyn Sink,
     ) -> Took {
@@ -605,12 +624,13 @@ impl Desk {
                 (ring.load(at, order), ring.load(at + 1, order))
             });
             let slice = lane.with.pool.slice(offset, u64::from(header.len));
-            let grant = (word >> 40 & 0x7f) as usize;
+            let grant = (word >> 40 & 0x1ff) as usize;
             let (Some(slice), true) = (slice, offset.is_multiple_of(4096) && grant < GRANT_COUNT) else {
                 return corrupt(lane, "impossible page", sink);
             };
-            let lease =
-                Lease::new(slice, owner.clone(), grant_word(lane.with.index, grant, word & LIFE_MASK));
+            // The handler is going to look at it; until then its first lines can be on their way.
+            slice.prefetch(PREFETCH);
+            let lease = Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK));
             if word & COPY_FLAG != 0 {
                 let bytes = lease.to_bytes();
                 copied = Some(lease);
@@ -723,12 +743,7 @@ impl Port for ShmPort {
                 lane.dead = true;
                 // Only a proven exit gives back what the peer could still be reading (I3).
                 if proven {
-                    let mut bits = std::mem::take(&mut lane.out);
-                    while bits != 0 {
-                        let grant = bits.trailing_zeros() as usize;
-                        bits &= bits - 1;
-                        tx.pool.give_back(lane.grants[grant].0);
-                    }
+                    lane.grants.void(|page| tx.pool.give_back(page));
                 }
             }
             rx.inbox.kill(index);

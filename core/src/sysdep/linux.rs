@@ -94,22 +94,40 @@ fn available_memory() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the process's own memory control group, and those above it, have left.
+/// What the process's own memory control group, and those above it, have left. File pages that the kernel would drop
+/// first do not count as used: a group whose programs read files is otherwise always full.
 fn cgroup_left() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    own.lines().filter_map(group_left).min()
+}
+
+/// By one line of `/proc/self/cgroup`, `number:controllers:path`: version 2 has number 0 and no controllers.
+fn group_left(line: &str) -> Option<u64> {
+    let mut parts = line.splitn(3, ':');
+    let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let (root, max, current, dropped) = match controllers {
+        "" => ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
+        _ if controllers.split(',').any(|name| name == "memory") => (
+            "/sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file ",
+        ),
+        _ => return None,
+    };
     let mut left: Option<u64> = None;
-    let mut folder = std::path::PathBuf::from("/sys/fs/cgroup");
+    let mut folder = std::path::PathBuf::from(root);
     folder.push(path.trim_start_matches('/'));
     loop {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-        if let (Some(max), Some(current)) = (read("memory.max"), read("memory.current"))
-            && let (Ok(max), Ok(current)) = (max.trim().parse::<u64>(), current.trim().parse::<u64>())
-        {
-            let here = max.saturating_sub(current);
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        if let (Some(max), Some(current)) = (number(max), number(current)) {
+            let stat = read("memory.stat").unwrap_or_default();
+            let droppable = stat.lines().find_map(|line| line.strip_prefix(dropped)?.parse::<u64>().ok());
+            let here = max.saturating_sub(current.saturating_sub(droppable.unwrap_or(0)));
             left = Some(left.map_or(here, |other| other.min(here)));
         }
-        if folder.as_os_str() == "/sys/fs/cgroup" || !folder.pop() {
+        if folder.as_os_str() == root || !folder.pop() {
             return left;
         }
     }

@@ -1,10 +1,13 @@
 //! Memory that other processes may write at any time, and the only routines that touch its bytes.
 //!
 //! No `&[u8]` or `&mut [u8]` to such memory is ever made. Up to 64 bytes are copied as relaxed atomic words (so
-//! that aligned 8-byte accesses are never torn); longer runs go through `rep movsb` in inline assembly on
-//! x86-64, which the compiler cannot reason about and which is the fastest copy there from a few hundred bytes
-//! on; elsewhere, and under loom, a loop of words does both.
+//! that aligned 8-byte accesses are never torn); longer runs go through inline assembly on x86-64, which the compiler
+//! cannot reason about: a wide loop up to 2 KiB, `rep movsb` beyond; elsewhere, and under loom, a loop of words does
+//! both.
 #![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -228,24 +231,27 @@ impl SharedSlice {
         assert!((self.base as usize).is_multiple_of(8), "summing words of an unaligned slice");
         let words = self.len / 8;
         let base = self.base.cast::<u64>();
-        let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
-        let mut index = 0;
-        while index + 4 <= words {
-            // SAFETY: index + 4 <= words, so the four words are inside; aligned; accessed atomically only.
-            unsafe {
-                let at = base.add(index);
-                a = a.wrapping_add(AtomicU64::from_ptr(at).load(Ordering::Relaxed));
-                b = b.wrapping_add(AtomicU64::from_ptr(at.add(1)).load(Ordering::Relaxed));
-                c = c.wrapping_add(AtomicU64::from_ptr(at.add(2)).load(Ordering::Relaxed));
-                d = d.wrapping_add(AtomicU64::from_ptr(at.add(3)).load(Ordering::Relaxed));
-            }
-            index += 4;
-        }
+        // SAFETY: `words` words from the base are inside, and are read in assembly.
+        #[cfg(target_arch = "x86_64")]
+        let (mut sum, mut index) = unsafe { x86::sum(base, words) };
+        #[cfg(not(target_arch = "x86_64"))]
+        let (mut sum, mut index) = (0u64, 0);
         while index < words {
-            a = a.wrapping_add(self.read_u64(index * 8));
+            // SAFETY: index < words, so the word is inside; aligned; accessed atomically only.
+            let word = unsafe { AtomicU64::from_ptr(base.add(index)).load(Ordering::Relaxed) };
+            sum = sum.wrapping_add(word);
             index += 1;
         }
-        a.wrapping_add(b).wrapping_add(c).wrapping_add(d)
+        sum
+    }
+
+    /// Asks for the first bytes, up to `len` of them, to be fetched into this processor's cache. A hint.
+    #[inline]
+    pub fn prefetch(&self, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        x86::prefetch(self.base, len.min(self.len).div_ceil(64));
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = len;
     }
 
     /// Reads once from a descriptor, straight into the start of the slice and at most to its end. Returns the number of
@@ -367,24 +373,15 @@ unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// The bulk copy: one of the two ranges (or both) is shared.
+/// The bulk copy: one of the two ranges (or both) is shared; more than `WORD_COPY_MAX` bytes.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: rep movsb copies exactly len bytes between the two valid ranges; the direction flag is clear by
-    // the ABI; the registers it changes are declared.
-    unsafe {
-        std::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rdi") to => _,
-            inout("rsi") from => _,
-            options(nostack, preserves_flags)
-        );
-    }
+    // SAFETY: as promised by the caller.
+    unsafe { x86::copy(to, from, len) }
 }
 
 /// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.

@@ -1,0 +1,251 @@
+//! Copies and sums in assembly, which the compiler cannot reason about: what a concurrent writer changes is a value.
+//!
+//! The wide loops use the registers 16 to 31 of AVX-512, which cost other code nothing; processors without it get
+//! loops over the 16-byte registers that every x86-64 has.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+
+/// From this many bytes on `rep movsb` is as fast as any loop; below it takes its time to start.
+const STRING_COPY_MIN: usize = 2048;
+/// Bytes that the wide sum takes at once.
+const SUM_BLOCK: usize = 256;
+
+fn has_wide() -> bool {
+    std::is_x86_feature_detected!("avx512f")
+}
+
+/// Copies `len` bytes, at least 64.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
+    unsafe {
+        if len >= STRING_COPY_MIN {
+            copy_string(to, from, len);
+        } else if has_wide() {
+            copy_wide(to, from, len);
+        } else {
+            copy_narrow(to, from, len);
+        }
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: copies exactly len bytes between the two valid ranges; the direction flag is clear by the ABI.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX-512.
+unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: every access but the last is at an offset below len - 64, the last one at len - 64.
+    unsafe {
+        asm!(
+            "vmovdqu64 zmm17, [{from} + {last}]",
+            "xor {at:e}, {at:e}",
+            "2:",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "vmovdqu64 zmm16, [{from} + {at}]",
+            "vmovdqu64 [{to} + {at}], zmm16",
+            "add {at}, 64",
+            "jmp 2b",
+            "3:",
+            "vmovdqu64 [{to} + {last}], zmm17",
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 64,
+            at = out(reg) _,
+            out("zmm16") _,
+            out("zmm17") _,
+            options(nostack)
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least 16.
+unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: every access but the last is at an offset below len - 16, the last one at len - 16.
+    unsafe {
+        asm!(
+            "movdqu {tail}, [{from} + {last}]",
+            "xor {at:e}, {at:e}",
+            "2:",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "movdqu {word}, [{from} + {at}]",
+            "movdqu [{to} + {at}], {word}",
+            "add {at}, 16",
+            "jmp 2b",
+            "3:",
+            "movdqu [{to} + {last}], {tail}",
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 16,
+            at = out(reg) _,
+            word = out(xmm_reg) _,
+            tail = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// Sums words, wrapping, as far as whole blocks go: the sum, and the number of words that were summed.
+///
+/// # Safety
+/// `words` words from `base` must be readable.
+pub(super) unsafe fn sum(base: *const u64, words: usize) -> (u64, usize) {
+    let blocks = words * 8 / SUM_BLOCK;
+    if blocks == 0 {
+        return (0, 0);
+    }
+    // SAFETY: blocks of SUM_BLOCK bytes are inside; the wide loop runs only where its instructions exist.
+    let sum = unsafe { if has_wide() { sum_wide(base, blocks) } else { sum_narrow(base, blocks) } };
+    (sum, blocks * SUM_BLOCK / 8)
+}
+
+/// # Safety
+/// `blocks` blocks of 256 bytes must be readable, at least one; the processor must have AVX-512.
+unsafe fn sum_wide(base: *const u64, blocks: usize) -> u64 {
+    let mut lanes = [0u64; 8];
+    // SAFETY: reads the blocks and writes the lanes; a prefetch past the end is a hint without effect. The lines come
+    // from another processor's cache: they are asked for well ahead.
+    unsafe {
+        asm!(
+            "vpxorq zmm16, zmm16, zmm16",
+            "vpxorq zmm17, zmm17, zmm17",
+            "vpxorq zmm18, zmm18, zmm18",
+            "vpxorq zmm19, zmm19, zmm19",
+            "2:",
+            "prefetcht0 [{at} + 2048]",
+            "prefetcht0 [{at} + 2112]",
+            "prefetcht0 [{at} + 2176]",
+            "prefetcht0 [{at} + 2240]",
+            "vpaddq zmm16, zmm16, [{at}]",
+            "vpaddq zmm17, zmm17, [{at} + 64]",
+            "vpaddq zmm18, zmm18, [{at} + 128]",
+            "vpaddq zmm19, zmm19, [{at} + 192]",
+            "add {at}, 256",
+            "dec {left}",
+            "jnz 2b",
+            "vpaddq zmm16, zmm16, zmm17",
+            "vpaddq zmm18, zmm18, zmm19",
+            "vpaddq zmm16, zmm16, zmm18",
+            "vmovdqu64 [{lanes}], zmm16",
+            at = inout(reg) base => _,
+            left = inout(reg) blocks => _,
+            lanes = in(reg) lanes.as_mut_ptr(),
+            out("zmm16") _,
+            out("zmm17") _,
+            out("zmm18") _,
+            out("zmm19") _,
+            options(nostack)
+        );
+    }
+    lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(*lane))
+}
+
+/// # Safety
+/// `blocks` blocks of 256 bytes must be readable, at least one.
+unsafe fn sum_narrow(base: *const u64, blocks: usize) -> u64 {
+    let mut lanes = [0u64; 2];
+    // SAFETY: as in `sum_wide`.
+    unsafe {
+        asm!(
+            "pxor {a}, {a}",
+            "pxor {b}, {b}",
+            "2:",
+            "prefetcht0 [{at} + 2048]",
+            "movdqu {c}, [{at}]",
+            "movdqu {d}, [{at} + 16]",
+            "paddq {a}, {c}",
+            "paddq {b}, {d}",
+            "movdqu {c}, [{at} + 32]",
+            "movdqu {d}, [{at} + 48]",
+            "paddq {a}, {c}",
+            "paddq {b}, {d}",
+            "add {at}, 64",
+            "dec {left}",
+            "jnz 2b",
+            "paddq {a}, {b}",
+            "movdqu [{lanes}], {a}",
+            at = inout(reg) base => _,
+            left = inout(reg) blocks * (SUM_BLOCK / 64) => _,
+            lanes = in(reg) lanes.as_mut_ptr(),
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+    lanes[0].wrapping_add(lanes[1])
+}
+
+/// Asks for the first `lines` lines from an address on; any address will do.
+#[inline]
+pub(super) fn prefetch(base: *const u8, lines: usize) {
+    for line in 0..lines {
+        // SAFETY: a hint, without effect for addresses that are not mapped.
+        unsafe {
+            asm!(
+                "prefetcht0 [{at}]",
+                at = in(reg) base.wrapping_add(line * 64),
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All loops, whatever the processor would choose.
+    #[test]
+    fn every_loop_copies_and_sums_alike() {
+        let source: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        for len in (64..400).chain([511, 512, 513, 2047, 2048, 2049, 8192]) {
+            for shift in [0, 1, 8, 13] {
+                let mut loops: Vec<unsafe fn(*mut u8, *const u8, usize)> =
+                    vec![copy_narrow, copy_string, copy];
+                if has_wide() {
+                    loops.push(copy_wide);
+                }
+                for copy in loops {
+                    let mut target = vec![0xeeu8; len + 64];
+                    // SAFETY: both ranges are inside their vectors.
+                    unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(3), len) };
+                    assert_eq!(&target[shift..shift + len], &source[3..3 + len]);
+                    assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
+                }
+            }
+        }
+        let words: Vec<u64> = (0..1000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        for count in [0, 1, 31, 32, 33, 64, 100, 511, 512, 1000] {
+            // SAFETY: `count` words are inside.
+            let (got, took) = unsafe { sum(words.as_ptr(), count) };
+            assert!(count - took < 32);
+            assert_eq!(got, words[..took].iter().fold(0, |sum: u64, word| sum.wrapping_add(*word)));
+            if took > 0 {
+                // SAFETY: as above.
+                assert_eq!(unsafe { sum_narrow(words.as_ptr(), took / 32) }, got);
+            }
+        }
+    }
+}
