@@ -1,6 +1,7 @@
 //! What a send takes: an owned buffer, short ones in place.
 
 use bytes::{Bytes, BytesMut};
+use posthaste_core::engine::Whole;
 use posthaste_core::{Loan, Payload};
 
 /// Longest payload in bytes that is kept in place.
@@ -47,6 +48,24 @@ impl Buffer {
         match &self.0 {
             Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
             _ => None,
+        }
+    }
+
+    /// The payload as one packet.
+    #[inline]
+    pub(crate) fn whole(&self) -> Whole<'_> {
+        match &self.0 {
+            Kind::Inline { len, bytes } => Whole::Bytes(&bytes[..usize::from(*len).min(INLINE)]),
+            Kind::Bytes(bytes) => Whole::Bytes(bytes),
+            Kind::Loan(loan) => Whole::Loan(loan.key, loan.memory.len() as u64),
+        }
+    }
+
+    /// The payload was sent: a loan belongs to its device again.
+    #[inline]
+    pub(crate) fn sent(self) {
+        if let Kind::Loan(mut loan) = self.0 {
+            loan.owner = None;
         }
     }
 

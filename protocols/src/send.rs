@@ -227,8 +227,27 @@ impl<'f, F: Face> SendMessage<'f, F> {
         self.step_slowly(cx)
     }
 
+    /// A message of one packet with nothing in its way.
+    #[inline]
+    fn send_packet(&mut self) -> bool {
+        let Some(buffer) = &self.buffer else { return false };
+        let (target, protocol, payload) = (self.envelope.target, self.envelope.protocol, buffer.whole());
+        let sent = self.envelope.info.is_none()
+            && self
+                .face
+                .enter(|engine| engine.scope().send_packet(target, protocol, payload))
+                .unwrap_or(false);
+        if sent && let Some(buffer) = self.buffer.take() {
+            buffer.sent();
+        }
+        sent
+    }
+
     /// As a rule anything else, too, is on its way at once.
     fn first_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if self.send_packet() {
+            return Poll::Ready(Ok(()));
+        }
         let (envelope, buffer) = (&self.envelope, &mut self.buffer);
         let started = self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, Wait::Await));
         let state = match started {

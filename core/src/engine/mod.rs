@@ -17,7 +17,7 @@ mod send;
 
 pub use pattern::{PatternError, ReplayStart};
 pub use rma::Rma;
-pub use send::{Payload, SendArgs, Sent, Wait};
+pub use send::{Payload, SendArgs, Sent, Wait, Whole};
 
 use crate::caps::Caps;
 use crate::device::{Inject, Port, SourceTable};
@@ -32,6 +32,9 @@ use crate::wire;
 use dispatch::Dispatcher;
 use peer::Peer;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// More packets than any device keeps of one endpoint.
+const RECORDS_OF_A_LANE: usize = 1 << 13;
 
 /// Settings of a context that the job fixes.
 #[derive(Clone, Copy, Debug)]
@@ -301,7 +304,12 @@ impl Engine {
                 // What the peer sent while it lived is delivered first.
                 self.refresh_handlers();
                 let Engine { port, state, handlers, .. } = self;
-                while port.advance(1 << 16, &mut Dispatcher { state, handlers }) > 0 {}
+                // Every lane has its share of the budget: that of the peer is empty after this, whatever others go on to
+                // send meanwhile.
+                let budget = RECORDS_OF_A_LANE * state.shape.endpoints();
+                for _ in 0..2 {
+                    port.advance(budget, &mut Dispatcher { state, handlers });
+                }
                 self.port.peer_down(rank);
                 self.state.peer_down(rank, fault);
             }

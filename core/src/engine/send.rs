@@ -54,6 +54,15 @@ impl Payload<'_> {
     }
 }
 
+/// The payload of a message that is one packet.
+#[derive(Clone, Copy, Debug)]
+pub enum Whole<'p> {
+    /// These bytes; they are copied.
+    Bytes(&'p [u8]),
+    /// A loan, by its key, and its length.
+    Loan(u64, u64),
+}
+
 /// A send, but for its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct SendArgs<'p> {
@@ -126,6 +135,46 @@ impl Scope<'_> {
             return true;
         }
         false
+    }
+
+    /// Sends any one packet without info if nothing at all stands in the way, as [`send_word`](Self::send_word) does. The
+    /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
+    #[inline]
+    pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
+        let State { peers, shape, stats, table, caps, .. } = &mut *self.state;
+        let Some(Some(peer)) = peers.get_mut(shape.index(target)) else { return false };
+        if target.context.0 >= shape.contexts
+            || peer.fault.is_some()
+            || !peer.outgoing.get(protocol.index()).is_some_and(|out| out.open)
+            || !peer.queue_is_empty()
+        {
+            return false;
+        }
+        let (source_kind, key, len, borrowed) = match source {
+            Whole::Bytes(bytes) if bytes.len() <= caps.max_eager => {
+                (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
+            }
+            Whole::Bytes(_) => return false,
+            Whole::Loan(key, len) => (SourceKind::Loan, key, len, &[][..]),
+        };
+        let descriptor = Descriptor {
+            op: Op::Send,
+            source_kind,
+            rank: target.rank,
+            context: target.context,
+            protocol: Self::wire_id(protocol),
+            len,
+            source: [key, 0],
+            ..Descriptor::default()
+        };
+        let sources = Sources { info: &[], borrowed, table };
+        if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
+            return false;
+        }
+        peer.unflushed = true;
+        stats.messages_sent += 1;
+        stats.bytes_sent += len;
+        true
     }
 
     /// Sends a request of one word without info if nothing at all stands in the way, as [`send_word`](Self::send_word)
