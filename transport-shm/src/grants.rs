@@ -64,7 +64,8 @@ impl Grants {
         }
     }
 
-    /// A number that is free, and the life it is going to have; `None` if all are in use.
+    /// A number that is free, and the life it is going to have; `None` if all are in use. It stands until grants come
+    /// back.
     #[must_use]
     pub fn next(&self) -> Option<(usize, u64)> {
         let number = match self.free.last() {
@@ -83,7 +84,8 @@ impl Grants {
         if number == self.entries.len() {
             self.entries.push(entry);
         } else {
-            self.free.pop();
+            let next = self.free.pop();
+            debug_assert_eq!(next, Some(number as u16), "grants came back between the number and the grant");
             self.entries[number] = entry;
         }
         self.ahead.push_back(number as u16);

@@ -246,10 +246,10 @@ impl Tx {
     ) -> Result<bool, Fault> {
         self.lane(index)?;
         self.settle(index);
-        let Some((number, life)) = self.next_grant(index) else {
+        if self.lanes[index].as_ref().is_none_or(|lane| lane.grants.is_far_ahead()) {
             self.block(index);
             return Ok(false);
-        };
+        }
         let (page, lent) = match source {
             Payload::Loan(key, _) => (Page::from_word(key), true),
             _ => match self.take_page(descriptor.len)? {
@@ -259,6 +259,14 @@ impl Tx {
                     return Ok(false);
                 }
             },
+        };
+        // After the page, which may have to be looked for: that frees numbers, too.
+        let Some((number, life)) = self.next_grant(index) else {
+            if !lent {
+                self.pool.give_back(page);
+            }
+            self.block(index);
+            return Ok(false);
         };
         let memory = self.memory.slice(page.offset, descriptor.len);
         match (source, memory) {
@@ -304,13 +312,9 @@ impl Tx {
         }
     }
 
-    /// A free number and life for a grant; `None` if the reader is too far behind.
+    /// A free number and life for a grant; `None` if all are in use.
     fn next_grant(&mut self, index: usize) -> Option<(usize, u64)> {
-        let lane = self.lanes[index].as_ref()?;
-        if lane.grants.is_far_ahead() {
-            return None;
-        }
-        let next = lane.grants.next();
+        let next = self.lanes[index].as_ref()?.grants.next();
         if next.is_none() {
             self.sweep(index);
             return self.lanes[index].as_ref()?.grants.next();

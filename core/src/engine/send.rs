@@ -772,6 +772,8 @@ impl Scope<'_> {
     /// Tells every peer that this side leaves; nothing may be sent after it.
     pub fn goodbye(&mut self) {
         self.state.gates.close_all();
+        // What is pending ends with this side's leave, not with what the others do when they hear of it.
+        self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
