@@ -47,6 +47,7 @@ impl Sink for Dispatcher<'_> {
             && let Some(handler) = self.handlers.get(local.index())
             && !peer.has_aside()
             && !self.state.closed
+            && !tracing::enabled!(tracing::Level::TRACE)
         {
             let flow = *flow;
             self.state.stats.messages_received += 1;
@@ -188,7 +189,20 @@ impl Scope<'_> {
         }
     }
 
+    /// The span in which a message is handled, with an event for the packet; nothing unless tracing is at that level.
+    #[inline]
+    fn traced(&self, message: &Incoming<'_>) -> Option<tracing::span::EnteredSpan> {
+        if !tracing::enabled!(tracing::Level::TRACE) {
+            return None;
+        }
+        let (rank, peer, protocol) = (self.state.me, message.source, message.protocol);
+        let span = tracing::trace_span!("message", %rank, %peer, %protocol).entered();
+        tracing::trace!(bytes = message.body.len(), info = message.info.len(), "packet received");
+        Some(span)
+    }
+
     fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
+        let _span = self.traced(&message);
         let arrived = Arrived {
             source: message.source,
             protocol: message.protocol,

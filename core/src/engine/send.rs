@@ -132,9 +132,18 @@ impl Scope<'_> {
             peer.unflushed = true;
             stats.messages_sent += 1;
             stats.bytes_sent += 8;
+            self.trace_sent(target, 8);
             return true;
         }
         false
+    }
+
+    /// An event for a packet that went out; nothing unless tracing is at that level.
+    #[inline]
+    fn trace_sent(&self, peer: Endpoint, bytes: u64) {
+        if tracing::enabled!(tracing::Level::TRACE) {
+            tracing::trace!(rank = %self.state.me, %peer, bytes, "packet sent");
+        }
     }
 
     /// Sends any one packet without info if nothing at all stands in the way, as [`send_word`](Self::send_word) does. The
@@ -174,6 +183,7 @@ impl Scope<'_> {
         peer.unflushed = true;
         stats.messages_sent += 1;
         stats.bytes_sent += len;
+        self.trace_sent(target, len);
         true
     }
 
@@ -202,6 +212,7 @@ impl Scope<'_> {
         peer.unflushed = true;
         stats.messages_sent += 1;
         stats.bytes_sent += 8;
+        self.trace_sent(target, 8);
         Some(ticket)
     }
 
@@ -465,6 +476,7 @@ impl Scope<'_> {
                     if let Some(peer) = &mut peers[index] {
                         peer.unflushed = true;
                     }
+                    self.trace_sent(target, len as u64);
                     return Ok(Sent::Done);
                 }
                 Stop::Full => {}

@@ -1,0 +1,208 @@
+//! The driver: keeps a context moving when nobody waits for it, and sleeps on its doorbell.
+
+use super::wait::LOOKS;
+use super::{Face, Handle, Shared, patience};
+use crate::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+use tracing::Instrument;
+
+/// Keeps a context moving when nobody else does. Spawn it on the runtime, or block a thread of its own on it.
+pub struct Driver {
+    shared: Arc<Shared>,
+    events: u64,
+    received: u64,
+    /// Until when it keeps looking for more before it arms.
+    until: Duration,
+    multi_thread: bool,
+    sleep: Pin<Box<tokio::time::Sleep>>,
+    sleeping_until: Option<u64>,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("me", &self.shared.me).finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// The driver of a context. Must be made inside a Tokio runtime with time enabled.
+    #[must_use]
+    pub fn new(handle: &Handle) -> Self {
+        let multi_thread = tokio::runtime::Handle::try_current()
+            .is_ok_and(|handle| handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);
+        Self {
+            shared: handle.shared.clone(),
+            events: 0,
+            received: 0,
+            until: Duration::ZERO,
+            multi_thread,
+            sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
+            sleeping_until: None,
+        }
+    }
+
+    /// Sleeps until the next deadline at the latest.
+    fn poll_timer(&mut self, cx: &mut TaskContext<'_>, now: u64, at: Option<u64>) -> bool {
+        self.shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
+        let Some(at) = at else {
+            self.sleeping_until = None;
+            return false;
+        };
+        if self.sleeping_until != Some(at) {
+            let wait = Duration::from_millis(at.saturating_sub(now).max(1));
+            self.sleep.as_mut().reset(tokio::time::Instant::now() + wait);
+            self.sleeping_until = Some(at);
+        }
+        if self.sleep.as_mut().poll(cx).is_ready() {
+            self.sleeping_until = None;
+            return true;
+        }
+        false
+    }
+
+    /// Drives the context until it is closed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the context: nobody would end what is pending.
+    pub async fn run(self) {
+        let span = tracing::debug_span!("driver", rank = %self.shared.me);
+        self.drive().instrument(span).await;
+    }
+
+    async fn drive(mut self) {
+        loop {
+            match std::future::poll_fn(|cx| Poll::Ready(self.round(cx))).await {
+                Round::Closed => return,
+                // Polled again after everything else in the runtime had its turn: progress by others in between shows
+                // that the doorbell need not be armed yet.
+                Round::Moved => tokio::task::yield_now().await,
+                // On a multi-thread runtime, being polled again at once would take a core from the tasks that are
+                // making the progress; who just made progress is likely to look again within a millisecond.
+                Round::OthersMoved if self.multi_thread => {
+                    let soon = self.shared.now_ms() + 1;
+                    self.sleeping_until = None;
+                    self.sleep_until(Some(soon)).await;
+                }
+                Round::OthersMoved => tokio::task::yield_now().await,
+                Round::Armed(at) => {
+                    self.sleep_until(at).await;
+                }
+                Round::Owned => {
+                    let at = self.shared.timer_at.load(Ordering::Relaxed);
+                    if self.sleep_until((at != u64::MAX).then_some(at)).await {
+                        self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
+                        self.shared.wake_owner();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a ring, for being woken, or for the time; true if it was the time.
+    async fn sleep_until(&mut self, at: Option<u64>) -> bool {
+        let mut first = true;
+        std::future::poll_fn(|cx| {
+            let now = self.shared.now_ms();
+            if self.poll_timer(cx, now, at) {
+                return Poll::Ready(true);
+            }
+            // The second poll means that somebody woke the driver; `round` has registered it for that.
+            if !std::mem::replace(&mut first, false) || self.poll_bell(cx) {
+                return Poll::Ready(false);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Takes up rings; true if there was one.
+    fn poll_bell(&self, cx: &mut TaskContext<'_>) -> bool {
+        let mut rung = false;
+        // A ring only says "look"; looking is what follows in any case.
+        while let Poll::Ready(ring) = self.shared.doorbell.poll_ring(cx) {
+            rung = true;
+            if let Err(error) = ring {
+                tracing::warn!(me = %self.shared.me, %error, "doorbell broken; polling");
+                break;
+            }
+        }
+        if rung {
+            self.shared.rung.store(true, Ordering::Release);
+        }
+        rung
+    }
+
+    fn round(&mut self, cx: &mut TaskContext<'_>) -> Round {
+        let shared = self.shared.clone();
+        shared.driver.register(cx.waker());
+        if shared.closed.load(Ordering::Acquire) {
+            return Round::Closed;
+        }
+        let rung = self.poll_bell(cx) | shared.rung.load(Ordering::Acquire);
+        if shared.owned.load(Ordering::Acquire) {
+            if rung {
+                shared.wake_owner();
+            }
+            return Round::Owned;
+        }
+        let time = shared.sysdep.now();
+        let now = time.as_millis() as u64;
+        let seen = self.events;
+        let handle = Handle { shared: shared.clone() };
+        let round = handle.enter(|engine| {
+            // A ring takes the promise of another one with it, also when it turns out to have been for nothing.
+            if shared.rung.swap(false, Ordering::AcqRel) {
+                engine.disarm();
+            }
+            engine.expire(now);
+            let moved = shared.advance(engine);
+            let events = engine.stats().events;
+            self.events = events;
+            if events != seen {
+                let bytes = engine.stats().bytes_received.wrapping_sub(self.received);
+                self.received = self.received.wrapping_add(bytes);
+                self.until = time + shared.spin.limit() + patience(bytes);
+            }
+            if moved > 0 {
+                Round::Moved
+            } else if events != seen {
+                Round::OthersMoved
+            } else if time < self.until {
+                // Nobody waits, or those who do have given up spinning: more is likely to come all the same. Other
+                // tasks have their turn after every few looks.
+                engine.glance(LOOKS);
+                Round::Moved
+            } else if engine.is_armed() || engine.arm() {
+                Round::Armed(engine.next_expiry())
+            } else {
+                Round::Moved
+            }
+        });
+        round.unwrap_or(Round::OthersMoved)
+    }
+}
+
+/// How a round of the driver ended.
+enum Round {
+    /// There was something to do.
+    Moved,
+    /// Others made progress since the driver last looked, or are at it now.
+    OthersMoved,
+    /// The doorbell is armed.
+    Armed(Option<u64>),
+    /// Somebody owns the context and drives it; the driver passes rings and deadlines on.
+    Owned,
+    /// The context is closed.
+    Closed,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The runtime shuts down, or the job was left: nobody would end what is pending.
+        Handle { shared: self.shared.clone() }.shut_down();
+    }
+}

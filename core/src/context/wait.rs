@@ -1,0 +1,229 @@
+//! How futures wait: they advance the engine, spin for a short bounded time, and go to sleep.
+
+use super::{Face, Shared, Spin, patience};
+use crate::engine::{Engine, Scope};
+use crate::slot::{Outcome, Ticket};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context as TaskContext, Poll, Waker, ready};
+use std::time::Duration;
+use tokio::task::coop::poll_proceed;
+
+/// Rounds with something to do after which a waiting future lets other tasks of its runtime run.
+const BUSY_ROUNDS: u32 = 16;
+/// `sched_yield`s of a waiting future where ranks share cores.
+const YIELDS: u32 = 4;
+/// Looks for something new between two looks at everything else and at the clock.
+pub(super) const LOOKS: u32 = 32;
+
+/// Waits until `done` gives something, advancing the engine meanwhile: the way every future of this crate waits.
+///
+/// `register` is called before the task goes to sleep; whoever makes `done` true must wake that waker afterwards.
+#[inline]
+pub fn poll_until<F: Face, R>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    mut done: impl FnMut() -> Option<R>,
+    register: impl FnOnce(&Waker),
+) -> Poll<R> {
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    match face.enter(|engine| spin(shared, engine, &mut |_: &mut Engine| done())) {
+        Ok(Spun::Done(value)) => {
+            coop.made_progress();
+            return Poll::Ready(value);
+        }
+        // There is more to do, but others want their turn.
+        Ok(Spun::Busy) => cx.waker().wake_by_ref(),
+        Ok(Spun::Idle) | Err(_) => {}
+    }
+    register(cx.waker());
+    if !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    match done() {
+        Some(value) => {
+            coop.made_progress();
+            Poll::Ready(value)
+        }
+        None => Poll::Pending,
+    }
+}
+
+/// Awaits any future while driving the face's context. Whoever owns a context drives it: a future that works through a
+/// handle of the same context, such as a barrier, gets on only if its owner does this.
+pub fn drive<F: Face, T: Future>(face: &F, future: T) -> Drive<'_, F, T> {
+    Drive { face, future }
+}
+
+/// Awaits a future while driving a context; see [`drive`].
+///
+/// # Cancel safety
+/// That of the future.
+#[must_use = "a future does nothing until it is awaited"]
+#[pin_project::pin_project]
+#[derive(Debug)]
+pub struct Drive<'f, F, T> {
+    face: &'f F,
+    #[pin]
+    future: T,
+}
+
+impl<F: Face, T: Future> Future for Drive<'_, F, T> {
+    type Output = T::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<T::Output> {
+        let this = self.project();
+        let (face, mut future) = (*this.face, this.future);
+        if !face.owns() {
+            return future.poll(cx);
+        }
+        for _ in 0..BUSY_ROUNDS {
+            if let Poll::Ready(value) = future.as_mut().poll(cx) {
+                return Poll::Ready(value);
+            }
+            let shared = face.shared();
+            // Until anything at all has happened: the future may be waiting for just that.
+            let before = face.enter(|engine| engine.stats().events);
+            let happened = face.enter(|engine| {
+                let before = before.unwrap_or(0);
+                let mut done = |engine: &mut Engine| (engine.stats().events != before).then_some(());
+                spin(shared, engine, &mut done)
+            });
+            if matches!(happened, Ok(Spun::Idle)) && face.sleep(cx.waker()) {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Waits for a ticket's outcome.
+#[inline]
+pub fn poll_ticket<F: Face>(face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    let spun = face.enter(|engine| spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)));
+    let waited = wait_on(face, cx, ticket, spun.unwrap_or(Spun::Idle));
+    if waited.is_ready() {
+        coop.made_progress();
+    }
+    waited
+}
+
+/// How an operation that was started under the token got on.
+#[derive(Debug)]
+pub enum Begun<E> {
+    /// It was not started.
+    Not(E),
+    /// It has ended.
+    Ended(Outcome),
+    /// It goes on under this ticket.
+    Pending(Ticket),
+}
+
+/// Starts an operation and spins for its end, all under one take of the token. `None`: it is in use, and nothing was
+/// done.
+#[inline]
+pub fn begin<F: Face, E>(
+    face: &F,
+    start: impl FnOnce(&mut Scope<'_>) -> Result<Ticket, E>,
+) -> Option<Begun<E>> {
+    let shared = face.shared();
+    face.enter(|engine| match start(&mut engine.scope()) {
+        Err(not) => Begun::Not(not),
+        Ok(ticket) => match spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)) {
+            Spun::Done(outcome) => Begun::Ended(outcome),
+            Spun::Idle | Spun::Busy => Begun::Pending(ticket),
+        },
+    })
+    .ok()
+}
+
+#[inline]
+fn wait_on<F: Face>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    ticket: Ticket,
+    spun: Spun<Outcome>,
+) -> Poll<Outcome> {
+    match spun {
+        Spun::Done(outcome) => return Poll::Ready(outcome),
+        // There is more to do, but others want their turn.
+        Spun::Busy => cx.waker().wake_by_ref(),
+        Spun::Idle => {}
+    }
+    let waited = face.shared().slots.poll(ticket, cx);
+    if waited.is_pending() && !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    waited
+}
+
+/// How a spin ended.
+enum Spun<R> {
+    Done(R),
+    /// Nothing came for as long as a spin may last.
+    Idle,
+    /// Things keep coming in that are not what is waited for.
+    Busy,
+}
+
+fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engine) -> Option<R>) -> Spun<R> {
+    let mut rounds = 0u32;
+    let mut busy = 0u32;
+    let (mut until, mut busy_until) = (None, None);
+    let mut patience = Duration::ZERO;
+    let mut received = engine.stats().bytes_received;
+    loop {
+        let events = shared.advance(engine);
+        if let Some(value) = done(engine) {
+            return Spun::Done(value);
+        }
+        // Posted work is run by the caller when it gives the token back.
+        if shared.cell.has_work() {
+            return Spun::Busy;
+        }
+        if events > 0 {
+            rounds = 0;
+            until = None;
+            let bytes = engine.stats().bytes_received.wrapping_sub(received);
+            received = received.wrapping_add(bytes);
+            patience = self::patience(bytes);
+            busy += 1;
+            if busy.is_multiple_of(BUSY_ROUNDS) {
+                let now = shared.sysdep.now();
+                if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {
+                    return Spun::Busy;
+                }
+            }
+            continue;
+        }
+        match shared.spin {
+            Spin::Yield => {
+                rounds += 1;
+                if rounds > YIELDS || shared.spun.load(Ordering::Relaxed) {
+                    shared.spun.store(true, Ordering::Relaxed);
+                    return Spun::Idle;
+                }
+                shared.sysdep.yield_now();
+            }
+            Spin::For(limit) => {
+                if shared.spun.load(Ordering::Relaxed) {
+                    return Spun::Idle;
+                }
+                rounds += if engine.glance(LOOKS) { 1 } else { LOOKS };
+                if rounds >= LOOKS {
+                    rounds = 0;
+                    let now = shared.sysdep.now();
+                    if now >= *until.get_or_insert(now + limit + patience) {
+                        shared.spun.store(true, Ordering::Relaxed);
+                        return Spun::Idle;
+                    }
+                }
+            }
+        }
+    }
+}
