@@ -6,8 +6,12 @@
 
 use std::arch::asm;
 
-/// From this many bytes on `rep movsb` is as fast as any loop; below it takes its time to start.
+/// From this many bytes on `rep movsb` is as fast as any loop.
 const STRING_COPY_MIN: usize = 2048;
+/// Likewise where the two ranges lie differently in their cache lines.
+const SKEWED_STRING_COPY_MIN: usize = 32 << 10;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Bytes that the wide sum takes at once.
 const SUM_BLOCK: usize = 256;
 
@@ -23,7 +27,9 @@ fn has_wide() -> bool {
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
     unsafe {
-        if len >= STRING_COPY_MIN {
+        // The string copy is slow to begin, and slow where source and target lie differently in their lines.
+        let skewed = !(to as usize ^ from as usize).is_multiple_of(LINE);
+        if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
             copy_string(to, from, len);
         } else if has_wide() {
             copy_wide(to, from, len);
