@@ -210,6 +210,8 @@ impl Device for ShmDevice {
             for task in lock(&self.host.watch).drain(..) {
                 task.abort();
             }
+            // The listeners lead back to the ports, which keep this alive.
+            self.host.link.forget_listeners();
         }
     }
 }

@@ -120,6 +120,12 @@ impl Link {
         lock(&self.listeners).push(listener);
     }
 
+    /// The end: nobody is told any more.
+    pub fn forget_listeners(&self) {
+        let listeners = std::mem::take(&mut *lock(&self.listeners));
+        drop(listeners);
+    }
+
     /// Watches a peer's process besides its pipe: the read end of the pipe can outlive it in a process that it forked.
     /// Returns whether the peer need not be looked for again: one that has not joined yet is looked for at each
     /// contact and now and then.

@@ -46,6 +46,7 @@ impl Sink for Dispatcher<'_> {
             && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) = peer.incoming.get(number)
             && let Some(handler) = self.handlers.get(local.index())
             && !peer.has_aside()
+            && peer.fault.is_none()
             && !self.state.closed
             && !tracing::enabled!(tracing::Level::TRACE)
         {
@@ -71,6 +72,9 @@ impl Sink for Dispatcher<'_> {
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
         let index = self.state.shape.index(packet.source);
         if self.state.closed {
+            return Verdict::Taken;
+        }
+        if self.state.is_cut_off(index) {
             return Verdict::Taken;
         }
         let mut scope = Scope { inject, state: self.state };
@@ -121,8 +125,8 @@ impl Dispatcher<'_> {
     ) -> Verdict {
         let bytes = payload.to_ne_bytes();
         let body = Body::Short(&bytes);
-        if protocol.0 == wire::REPLY && !self.state.closed {
-            let index = self.state.shape.index(source);
+        let index = self.state.shape.index(source);
+        if protocol.0 == wire::REPLY && !self.state.closed && !self.state.is_cut_off(index) {
             Scope { inject, state: self.state }.answered(index, source.rank, cookie, body);
             return Verdict::Taken;
         }

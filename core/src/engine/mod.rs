@@ -454,6 +454,12 @@ impl State {
         }
     }
 
+    /// Whether the peer broke the rules: nothing that it sends counts any more.
+    pub(crate) fn is_cut_off(&self, index: usize) -> bool {
+        let fault = self.peers.get(index).and_then(|peer| peer.as_ref()?.fault);
+        matches!(fault, Some(Fault::PeerCorrupt(_)))
+    }
+
     pub(crate) fn mark_busy(&mut self, index: usize) {
         let peer = self.peer(index);
         if !peer.busy {

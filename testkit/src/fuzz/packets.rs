@@ -245,3 +245,51 @@ pub fn packets(data: &[u8]) {
     assert!(stats.messages_received >= sent, "the honest rank's messages are missing");
     engine.run(Work::Shutdown);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_sends_after_it_broke_the_rules_does_not_count() {
+        let registry = Arc::new(Registry::default());
+        registry
+            .register(Arc::new(Taker { name: "a", flow: Flow::Inline, chooses: false }))
+            .expect("a new name");
+        let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
+        let (mut engine, _slots) = Engine::new(
+            Box::new(Scripted { arrived: arrived.clone(), room: 16 }),
+            EngineParts {
+                me: Endpoint::new(Rank(0), ContextId(0)),
+                shape: JobShape { ranks: 2, clients: 1, contexts: 1 },
+                caps: Caps::send_only("scripted", 256),
+                config: EngineConfig::default(),
+                registry,
+                gates: Arc::new(Gates::new(2)),
+                errors: None,
+                now: 0,
+            },
+        );
+        let mut send = |protocol: u16, body: &[u8]| {
+            arrived.lock().expect("one thread").push_back(Made {
+                source: Endpoint::new(Rank(1), ContextId(0)),
+                protocol: ProtocolId(protocol),
+                cookie: 0,
+                info: Vec::new(),
+                body: body.to_vec(),
+                short: true,
+            });
+            engine.advance(16);
+            (engine.stats().messages_received, engine.scope().fault_of(Rank(1)))
+        };
+        let mut declare = 0u64.to_le_bytes().to_vec();
+        declare.extend_from_slice(&[0, 0, 0, 0, b'a']);
+        send(wire::DECLARE, &declare);
+        assert_eq!(send(wire::FIRST_USER, &[1; 8]), (1, None));
+        let corrupt = Some(Fault::PeerCorrupt(Rank(1)));
+        assert_eq!(send(wire::GRANT, &[7; 3]), (1, corrupt), "a grant of three bytes");
+        for len in [8, 9] {
+            assert_eq!(send(wire::FIRST_USER, &vec![1; len]), (1, corrupt), "{len} bytes");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! A process that joins and leaves again and again. Alone in its binary: other tests open descriptors, too.
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "current_thread")]
+async fn jobs_one_after_another_leave_no_descriptor_open() {
+    let open = || std::fs::read_dir("/proc/self/fd").expect("a folder").count();
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("a file");
+        maps.lines().filter(|line| line.contains("memfd")).count()
+    };
+    let mut first = None;
+    for _ in 0..10 {
+        let job = posthaste::solo().await.expect("a job of one rank");
+        let window = job.shmalloc::<u64>(8).await.expect("a window");
+        window.put(job.rank(), 3, 4).await.expect("put");
+        job.barrier().await.expect("a barrier");
+        job.leave().await.expect("left");
+        drop(window);
+        // The driver ends at its next turn.
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        let now = open();
+        assert_eq!(now, *first.get_or_insert(now), "descriptors stay open");
+    }
+    // Mappings are kept (V05): whoever has a slice of one may use it for as long as the process lives.
+    assert!(mapped() <= 10 * 2, "{} mappings", mapped());
+}
