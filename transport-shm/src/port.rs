@@ -111,16 +111,20 @@ impl ShmPort {
 fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
     let Some(first) = run.first() else { return 0 };
     let (region, local) = (first.region, first.source[0]);
-    for (at, put) in run.iter().enumerate() {
-        let same = put.op == Op::Put
+    let same = |put: &Descriptor| {
+        put.op == Op::Put
             && put.source_kind == SourceKind::Region
             && put.region == region
-            && put.source[0] == local;
-        if !same || !target.transfer(put.offset, source, put.source[1], put.len) {
-            return at;
-        }
+            && put.source[0] == local
+    };
+    let mut done = 0;
+    if let Some(words) = target.words_from(source) {
+        let is_done = |put: &&Descriptor| put.len == 8 && same(put) && words.copy(put.offset, put.source[1]);
+        done = run.iter().take_while(is_done).count();
     }
-    run.len()
+    let is_done =
+        |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
+    done + run[done..].iter().take_while(is_done).count()
 }
 
 fn full(taken: usize) -> Injected {

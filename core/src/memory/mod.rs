@@ -197,6 +197,21 @@ impl SharedSlice {
         true
     }
 
+    /// Copies single words from `source`, for those who copy many: the ranges are looked at once. `None` if one of the
+    /// slices has no aligned word at its start.
+    #[inline]
+    #[must_use]
+    pub fn words_from(&self, source: &SharedSlice) -> Option<WordCopier> {
+        let aligned = (self.base as usize | source.base as usize).is_multiple_of(8);
+        let (last, source_last) = (self.len.checked_sub(8)?, source.len.checked_sub(8)?);
+        aligned.then_some(WordCopier {
+            to: self.base,
+            from: source.base,
+            last: last as u64,
+            source_last: source_last as u64,
+        })
+    }
+
     /// Folds all whole 64-bit words of the slice (relaxed loads), then the last 0 to 7 bytes as one word filled
     /// up with zeros. The slice must start at a multiple of 8, which pages, windows and regions do.
     ///
@@ -290,6 +305,33 @@ impl SharedSlice {
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base
+    }
+}
+
+/// See [`SharedSlice::words_from`].
+#[derive(Clone, Copy, Debug)]
+pub struct WordCopier {
+    to: *mut u8,
+    from: *mut u8,
+    /// Where the last whole word begins.
+    last: u64,
+    source_last: u64,
+}
+
+impl WordCopier {
+    /// Copies the word at `from` to `at`; false, and nothing is copied, if one of them is not inside or not aligned.
+    #[inline(always)]
+    pub fn copy(&self, at: u64, from: u64) -> bool {
+        if at > self.last || from > self.source_last || (at | from) & 7 != 0 {
+            return false;
+        }
+        // SAFETY: both words are inside their slices and aligned, as are the bases (checked when this was made); the
+        // slices stay mapped for the rest of the process; the accesses are atomic.
+        unsafe {
+            let word = AtomicU64::from_ptr(self.from.add(from as usize).cast()).load(Ordering::Relaxed);
+            AtomicU64::from_ptr(self.to.add(at as usize).cast()).store(word, Ordering::Relaxed);
+        }
+        true
     }
 }
 
