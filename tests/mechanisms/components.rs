@@ -246,3 +246,35 @@ fn m_d17_the_error_handler_names_the_peer() {
         job.leave().await.unwrap();
     });
 }
+
+/// Two libraries that know nothing of each other use the same name, through a messager of another kind.
+#[test]
+fn m_p04_a_messager_in_front_of_another_keeps_names_apart() {
+    use posthaste::components::protocols::Namespace;
+    use posthaste::components::protocols::handler::register;
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let sums: Vec<_> = (0..2).map(|_| Arc::new(AtomicU64::new(0))).collect();
+        let mut messages = Vec::new();
+        for (library, sum) in ["left", "right"].into_iter().zip(&sums) {
+            let space = Namespace::new(job.messager().as_ref(), library);
+            let sum = sum.clone();
+            let add = move |m: Message, _: &mut Scope| {
+                sum.fetch_add(m.read::<u64>(0).unwrap(), Ordering::Relaxed);
+            };
+            messages.push(register(&space, job.handle().clone(), "done", 0, add).unwrap());
+            assert_eq!(space.peers().ranks, 2);
+            assert!(register(&space, job.handle().clone(), "done", 0, |_, _| {}).is_err(), "taken");
+            assert!(register(&space, job.handle().clone(), "", 0, |_, _| {}).is_err(), "no name");
+        }
+        job.barrier().await.unwrap();
+        for number in 1..=100u64 {
+            messages[(number % 2) as usize].send(peer, number.to_ne_bytes()).await.unwrap();
+        }
+        until("the messages", || sums.iter().map(|sum| sum.load(Ordering::Relaxed)).sum::<u64>() == 5050)
+            .await;
+        let sums: Vec<u64> = sums.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
+        assert_eq!(sums, [2550, 2500], "even numbers went left, odd ones right");
+        job.barrier().await.unwrap();
+    });
+}

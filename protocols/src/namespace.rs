@@ -1,0 +1,118 @@
+//! A messager in front of another one, for libraries that share a client with their user and with each other.
+
+use async_trait::async_trait;
+use posthaste_core::protocol::{Accept, FirstPacket, Flow, Incoming, Protocol};
+use posthaste_core::{
+    ContextId, Device, Endpoint, Fault, Handle, JobShape, Messager, ProtocolId, Rank, RegisterError, Scope,
+    SendError,
+};
+use std::sync::Arc;
+
+/// A [`Messager`] that puts every protocol which is registered through it under a prefix, so that two libraries in one
+/// client can both call a message `done`. All else is that of the messager behind it; what is registered here can be
+/// sent there and the other way round, by its [`ProtocolId`].
+pub struct Namespace<'m> {
+    behind: &'m dyn Messager,
+    prefix: String,
+}
+
+impl std::fmt::Debug for Namespace<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Namespace").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl<'m> Namespace<'m> {
+    /// Names are to begin with `prefix` and a colon. All ranks must choose the same prefix.
+    #[must_use]
+    pub fn new(behind: &'m dyn Messager, prefix: &str) -> Self {
+        Self { behind, prefix: prefix.to_owned() }
+    }
+}
+
+#[async_trait]
+impl Messager for Namespace<'_> {
+    fn inject(
+        &self,
+        context: ContextId,
+        target: Endpoint,
+        protocol: ProtocolId,
+        payload: &[u8],
+    ) -> Result<bool, SendError> {
+        self.behind.inject(context, target, protocol, payload)
+    }
+
+    fn advance(&self) -> usize {
+        self.behind.advance()
+    }
+
+    fn contexts(&self) -> &[Handle] {
+        self.behind.contexts()
+    }
+
+    fn peers(&self) -> JobShape {
+        self.behind.peers()
+    }
+
+    fn devices(&self) -> &[Arc<dyn Device>] {
+        self.behind.devices()
+    }
+
+    fn register(&self, protocol: Arc<dyn Protocol>) -> Result<ProtocolId, RegisterError> {
+        let name = protocol.name();
+        if name.is_empty() {
+            return Err(RegisterError::BadName(name.to_owned()));
+        }
+        let name = format!("{}:{name}", self.prefix);
+        self.behind.register(Arc::new(Prefixed { name, protocol }))
+    }
+
+    /// Leaves the job, for everybody who uses the messager behind this one.
+    async fn close(&self) {
+        self.behind.close().await;
+    }
+}
+
+/// A protocol under another name.
+struct Prefixed {
+    name: String,
+    protocol: Arc<dyn Protocol>,
+}
+
+impl Protocol for Prefixed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn schema(&self) -> u64 {
+        self.protocol.schema()
+    }
+
+    fn flow(&self) -> Flow {
+        self.protocol.flow()
+    }
+
+    fn chooses_buffer(&self) -> bool {
+        self.protocol.chooses_buffer()
+    }
+
+    fn overtakes_held(&self) -> bool {
+        self.protocol.overtakes_held()
+    }
+
+    fn accept(&self, scope: &mut Scope<'_>, first: &FirstPacket<'_>) -> Accept {
+        self.protocol.accept(scope, first)
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        self.protocol.on_message(scope, message);
+    }
+
+    fn on_peer_down(&self, rank: Rank, fault: Fault) {
+        self.protocol.on_peer_down(rank, fault);
+    }
+
+    fn on_close(&self) {
+        self.protocol.on_close();
+    }
+}
