@@ -3,7 +3,7 @@
 //! A [`Harness`] makes a world of ranks over some device and lets time pass in it; the tests are plain functions
 //! that are generic over it. [`conformance_suite!`](crate::conformance_suite) makes a `#[test]` of each:
 //!
-//! ```ignore
+//! ```text
 //! posthaste_testkit::conformance_suite!(mod one_slot, seeds 0..8, |seed| SimHarness::new(seed, SimOptions::tiny()));
 //! ```
 //! A failure prints its seed; `POSTHASTE_TEST_SEED=n` runs that seed alone, `POSTHASTE_TEST_SEEDS=n` runs `n` of them.
