@@ -176,8 +176,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time. The message may still arrive if it was queued
     /// already.
     pub fn deadline(mut self, after: Duration) -> Self {
-        let now = Handle::of(self.face).now_ms();
-        self.deadline = Some(now.saturating_add((after.as_millis() as u64).max(1)));
+        self.deadline = Some(Handle::of(self.face).deadline_after(after));
         self
     }
 

@@ -164,8 +164,7 @@ impl<F: Face> Unpin for Call<'_, F> {}
 impl<F: Face> Call<'_, F> {
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time.
     pub fn deadline(mut self, after: Duration) -> Self {
-        let now = Handle::of(self.face).now_ms();
-        self.deadline = Some(now.saturating_add((after.as_millis() as u64).max(1)));
+        self.deadline = Some(Handle::of(self.face).deadline_after(after));
         self
     }
 

@@ -4,7 +4,7 @@ use crate::support::{is_payload, options, payload, run, soon, until};
 use posthaste::{CallError, Fault, Rank, ServiceOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 enum Request {
@@ -210,5 +210,22 @@ fn calls_wait_for_credit_when_there_is_one() {
         // One from each of three ranks.
         assert!((1..=3).contains(&most.load(Ordering::SeqCst)), "{most:?} ran at once");
         until("the end of all handlers", || running.load(Ordering::SeqCst) == 0).await;
+    });
+}
+
+/// A deadline counts whole milliseconds, and the one in which it is set may be nearly over.
+#[test]
+fn deadlines_are_never_met_too_early() {
+    run(2, options(), async |job| {
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        for micros in (1000..3000).step_by(37) {
+            let (began, wait) = (Instant::now(), Duration::from_micros(micros));
+            let end = soon("a deadline", never.call_within(peer, (), wait)).await;
+            assert_eq!(end, Err(CallError::Fault(Fault::DeadlineExceeded)));
+            assert!(began.elapsed() >= wait, "{wait:?} were over after {:?}", began.elapsed());
+        }
+        job.barrier().await.unwrap();
     });
 }

@@ -497,6 +497,14 @@ impl Handle {
         self.shared.now_ms()
     }
 
+    /// The millisecond of the context's clock at which `after` has passed for certain: whole milliseconds are counted, and
+    /// the present one may be nearly over.
+    #[must_use]
+    pub fn deadline_after(&self, after: Duration) -> u64 {
+        let wait = u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        self.now_ms().saturating_add(wait).saturating_add(1)
+    }
+
     /// Sets a deadline for an operation: at that time its future is woken.
     pub fn set_deadline(&self, at: u64, ticket: Ticket) {
         self.post_run(move |scope| {
