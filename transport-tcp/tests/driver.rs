@@ -87,6 +87,10 @@ async fn a_crash_wakes_who_waits(mode: Mode) {
     tokio::time::sleep(Duration::from_millis(20)).await;
     members[1].device.abort();
     assert_eq!(members[0].ends(ticket).await.expect_err("it is lost"), Fault::PeerLost(Rank(1)));
+    // Who waits is woken before the error handler is told, by another thread.
+    while members[0].errors().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1))], "told once");
     assert!(members[0].call(1, b"hello?").await.is_err());
     let ticket = members[0].send(2, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
