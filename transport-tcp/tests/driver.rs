@@ -80,6 +80,13 @@ async fn a_burst_is_written_without_its_sender(mode: Mode) {
     }
 }
 
+/// Who waits is woken before the error handler is told, by another thread.
+async fn told(member: &Member, count: usize) {
+    while member.errors().len() < count {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 async fn a_crash_wakes_who_waits(mode: Mode) {
     let (members, _log) = job(3, mode, Limits::default()).await;
     let ticket = members[0].send(1, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
@@ -87,10 +94,7 @@ async fn a_crash_wakes_who_waits(mode: Mode) {
     tokio::time::sleep(Duration::from_millis(20)).await;
     members[1].device.abort();
     assert_eq!(members[0].ends(ticket).await.expect_err("it is lost"), Fault::PeerLost(Rank(1)));
-    // Who waits is woken before the error handler is told, by another thread.
-    while members[0].errors().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    told(&members[0], 1).await;
     assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1))], "told once");
     assert!(members[0].call(1, b"hello?").await.is_err());
     let ticket = members[0].send(2, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
@@ -98,6 +102,7 @@ async fn a_crash_wakes_who_waits(mode: Mode) {
     tokio::time::sleep(Duration::from_millis(20)).await;
     members[2].client.close().await;
     assert_eq!(members[0].ends(ticket).await.expect_err("it left"), Fault::PeerClosed(Rank(2)));
+    told(&members[0], 2).await;
     assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1)), Fault::PeerClosed(Rank(2))]);
 }
 
