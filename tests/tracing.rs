@@ -39,6 +39,9 @@ async fn packets_leave_a_trace_with_rank_and_peer() {
         message.send(job.rank(), vec![7; len]).await.expect("sent");
         arrived.reach(at as u64 + 1).await;
     }
+    let echo =
+        job.service_inline("echo", |m: Message, _: &mut Scope| Ok(m.to_bytes().into())).expect("a new name");
+    echo.call_bytes(job.rank(), [1; 8]).await.expect("an answer");
     job.leave().await.expect("left");
 
     let text = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
@@ -48,6 +51,7 @@ async fn packets_leave_a_trace_with_rank_and_peer() {
         };
         assert!(of("packet sent") && of("packet received"), "{len} bytes:\n{text}");
     }
+    assert!(text.contains("reply received"), "{text}");
     let received = text.lines().find(|line| line.contains("packet received")).expect("an event");
     assert!(received.contains("rank=") && received.contains("peer="), "{received}");
     assert!(text.contains("protocol registered") && text.contains("lane opened"), "objects:\n{text}");

@@ -27,3 +27,17 @@ pub struct Stats {
     /// Times a driver went to sleep.
     pub sleeps: u64,
 }
+
+impl Stats {
+    #[inline(always)]
+    pub(crate) fn sent(&mut self, bytes: u64) {
+        self.messages_sent += 1;
+        self.bytes_sent += bytes;
+    }
+
+    #[inline(always)]
+    pub(crate) fn received(&mut self, bytes: u64) {
+        self.messages_received += 1;
+        self.bytes_received += bytes;
+    }
+}

@@ -1,12 +1,12 @@
 //! The conformance suite over shared memory: several ranks of one arena in one process, advanced in turn.
 
-use posthaste_core::engine::{EngineConfig, Work};
+use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, Fault, JobShape, LinuxSysdep, Messager, Rank, Sysdep};
+use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank, Sysdep};
 use posthaste_launch::HostFds;
 use posthaste_shm::{Host, HostResources, Layout, Sizes};
-use posthaste_testkit::conformance::{Harness, Setup};
+use posthaste_testkit::conformance::{Harness, Setup, describe, tell};
 use posthaste_testkit::conformance_suite;
 use posthaste_testkit::sim::open_without_driver;
 use std::collections::BTreeSet;
@@ -74,16 +74,11 @@ impl Harness for ShmHarness {
         if !self.dead.insert(rank) {
             return;
         }
-        for client in &self.clients {
-            for context in client.contexts().iter().filter(|context| context.me().rank != rank) {
-                context.post_work(Work::PeerDown(rank, Fault::PeerLost(rank)));
-            }
-        }
+        self.clients.iter().for_each(|client| tell(client, rank));
     }
 
     fn describe(&self) -> String {
-        let contexts = self.clients.iter().flat_map(|client| client.contexts());
-        contexts.map(|context| format!("  {}: {:?}\n", context.me(), context.stats())).collect()
+        describe(&self.clients)
     }
 
     fn config(&self) -> EngineConfig {

@@ -82,6 +82,7 @@ pub mod frame;
 mod gate;
 pub mod handshake;
 mod hub;
+mod link;
 mod memory;
 mod outgoing;
 mod port;

@@ -337,7 +337,7 @@ async fn impossible_lengths_of_a_member_are_its_corruption() {
     for (number, bytes) in bad.iter().enumerate() {
         for mode in [Mode::Insecure, Mode::HandshakeOnly] {
             let victim = Victim::open(of(0, mode)).await;
-            let mut stream = shake_hands(&of(1, mode), victim.address());
+            let mut stream = shake_hands(&of(1, mode), victim.address(), Verdict::Accept);
             stream.write_all(bytes).expect("a small write");
             while victim.member.errors().is_empty() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -350,8 +350,8 @@ async fn impossible_lengths_of_a_member_are_its_corruption() {
     }
 }
 
-/// A handshake as a correct rank does it, over a plain socket.
-fn shake_hands(config: &TcpConfig, to: SocketAddr) -> TcpStream {
+/// A handshake as a correct rank does it, over a plain socket; `expected` is what it ends with.
+fn shake_hands(config: &TcpConfig, to: SocketAddr, expected: Verdict) -> TcpStream {
     let me = Identity::new(config);
     let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
     let mut stream = TcpStream::connect(to).expect("it listens");
@@ -362,7 +362,7 @@ fn shake_hands(config: &TcpConfig, to: SocketAddr) -> TcpStream {
     stream.write_all(&finish).expect("a small write");
     let mut verdict = [0; VERDICT_LEN];
     stream.read_exact(&mut verdict).expect("a verdict");
-    assert_eq!(channel.heard(&verdict), Ok(Verdict::Accept));
+    assert_eq!(channel.heard(&verdict), Ok(expected));
     stream
 }
 
@@ -373,17 +373,7 @@ async fn a_second_connection_of_a_pair_is_refused() {
     let victim = Victim::open(of(0, Mode::HandshakeOnly)).await;
     let one = Member::open(of(1, Mode::HandshakeOnly), victim.book(victim.address()), &Log::default()).await;
     one.call(0, b"hello").await.expect("it is let in");
-    let me = Identity::new(&of(1, Mode::HandshakeOnly));
-    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
-    let mut stream = TcpStream::connect(victim.address()).expect("it listens");
-    stream.write_all(&hello).expect("a small write");
-    let mut answer = [0; ANSWER_LEN];
-    stream.read_exact(&mut answer).expect("an answer");
-    let (mut channel, finish) = initiator.answered(&answer).expect("the same key");
-    stream.write_all(&finish).expect("a small write");
-    let mut verdict = [0; VERDICT_LEN];
-    stream.read_exact(&mut verdict).expect("a verdict");
-    assert_eq!(channel.heard(&verdict), Ok(Verdict::Spent));
+    let _second = shake_hands(&of(1, Mode::HandshakeOnly), victim.address(), Verdict::Spent);
     assert_eq!(one.call(0, b"still here").await.expect("it lives"), b"still here");
 }
 

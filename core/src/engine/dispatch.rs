@@ -51,8 +51,7 @@ impl Sink for Dispatcher<'_> {
             && !tracing::enabled!(tracing::Level::TRACE)
         {
             let flow = *flow;
-            self.state.stats.messages_received += 1;
-            self.state.stats.bytes_received += 8;
+            self.state.stats.received(8);
             let mut scope = Scope { inject, state: self.state };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 // The message is made where it is handed over: it is never copied.
@@ -214,8 +213,7 @@ impl Scope<'_> {
             flow,
             bytes: message.body.len() as u64,
         };
-        self.state.stats.messages_received += 1;
-        self.state.stats.bytes_received += arrived.bytes;
+        self.state.stats.received(arrived.bytes);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             if protocol.chooses_buffer() {
                 self.first_packet(protocol, message);
@@ -324,6 +322,10 @@ impl Scope<'_> {
     #[inline]
     fn answered(&mut self, index: usize, rank: Rank, cookie: u64, body: Body<'_>) {
         let Some(ticket) = Ticket::from_word(cookie) else { return };
+        if tracing::enabled!(tracing::Level::TRACE) {
+            let peer = self.state.shape.endpoint(index);
+            tracing::trace!(rank = %self.state.me, %peer, bytes = body.len(), "reply received");
+        }
         let value = match body {
             Body::Short(bytes) => Value::copy(bytes),
             Body::Lease(lease) => Value::Bytes(lease.to_bytes()),
@@ -503,8 +505,7 @@ impl Scope<'_> {
                 }
             }
             Accept::Fill { buffer, done, .. } => {
-                self.state.stats.messages_received += 1;
-                self.state.stats.bytes_received += buffer.len() as u64;
+                self.state.stats.received(buffer.len() as u64);
                 if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
                     // Its credit goes back below in any case.
                     self.panicked(&Arrived { source, protocol, cookie, flow: Flow::Inline, bytes: 0 });

@@ -9,9 +9,11 @@
 //! `Port::advance` can inject: the port lends its sending half, the engine lends its state, and a [`Scope`] is both.
 
 mod aside;
+mod credit;
 mod dispatch;
 mod pattern;
 mod peer;
+mod queue;
 mod rma;
 mod send;
 

@@ -107,6 +107,12 @@ impl Peer {
         }
     }
 
+    /// Whether messages of the protocol need no admission: it is declared, not refused and without credits.
+    #[inline]
+    pub fn is_open(&self, protocol: ProtocolId) -> bool {
+        self.outgoing.get(protocol.index()).is_some_and(|out| out.open)
+    }
+
     #[inline]
     pub fn queue_is_empty(&self) -> bool {
         match &self.fifo {

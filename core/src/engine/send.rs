@@ -1,13 +1,13 @@
 //! The way out: from a message to descriptors, and from the FIFO to the device.
 
-use super::peer::Outgoing;
+use super::peer::{Outgoing, Peer};
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
 use crate::error::{Fault, SendError};
-use crate::ids::{Endpoint, ProtocolId};
-use crate::protocol::{Credit, Flow, ReplyTo};
-use crate::slot::{Outcome, Ticket, Value};
+use crate::ids::{Endpoint, JobShape, ProtocolId};
+use crate::protocol::{Flow, ReplyTo};
+use crate::slot::Ticket;
 use crate::wire;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -104,7 +104,7 @@ pub enum Sent<'p> {
     Full(Payload<'p>),
 }
 
-enum Queue {
+pub(super) enum Queue {
     Never,
     Await,
     Granted,
@@ -112,7 +112,7 @@ enum Queue {
     Force,
 }
 
-type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
+pub(super) type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
 
 impl Scope<'_> {
     /// Sends a message of one word without info if nothing at all stands in the way: the peer is known and alive, it has
@@ -121,17 +121,12 @@ impl Scope<'_> {
     #[inline]
     pub fn send_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> bool {
         let State { peers, shape, stats, .. } = &mut *self.state;
-        let index = shape.index(target);
-        if let Some(Some(peer)) = peers.get_mut(index)
-            && target.context.0 < shape.contexts
-            && peer.outgoing.get(protocol.index()).is_some_and(|out| out.open)
-            && peer.fault.is_none()
-            && peer.queue_is_empty()
+        if let Some((index, peer)) = clear_way(peers, *shape, target)
+            && peer.is_open(protocol)
             && self.inject.word(index, Self::wire_id(protocol), 0, payload)
         {
             peer.unflushed = true;
-            stats.messages_sent += 1;
-            stats.bytes_sent += 8;
+            stats.sent(8);
             self.trace_sent(target, 8);
             return true;
         }
@@ -151,12 +146,8 @@ impl Scope<'_> {
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
         let State { peers, shape, stats, table, caps, .. } = &mut *self.state;
-        let Some(Some(peer)) = peers.get_mut(shape.index(target)) else { return false };
-        if target.context.0 >= shape.contexts
-            || peer.fault.is_some()
-            || !peer.outgoing.get(protocol.index()).is_some_and(|out| out.open)
-            || !peer.queue_is_empty()
-        {
+        let Some((_, peer)) = clear_way(peers, *shape, target) else { return false };
+        if !peer.is_open(protocol) {
             return false;
         }
         let (source_kind, key, len, borrowed) = match source {
@@ -181,8 +172,7 @@ impl Scope<'_> {
             return false;
         }
         peer.unflushed = true;
-        stats.messages_sent += 1;
-        stats.bytes_sent += len;
+        stats.sent(len);
         self.trace_sent(target, len);
         true
     }
@@ -192,9 +182,8 @@ impl Scope<'_> {
     #[inline]
     pub fn request_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> Option<Ticket> {
         let State { peers, shape, stats, completer, closed, .. } = &mut *self.state;
-        let index = shape.index(target);
-        let peer = peers.get_mut(index)?.as_mut()?;
-        if *closed || target.context.0 >= shape.contexts || peer.fault.is_some() || !peer.queue_is_empty() {
+        let (index, peer) = clear_way(peers, *shape, target)?;
+        if *closed {
             return None;
         }
         let out = peer.outgoing.get_mut(protocol.index())?;
@@ -210,8 +199,7 @@ impl Scope<'_> {
         out.credits -= 1;
         out.bytes -= 8;
         peer.unflushed = true;
-        stats.messages_sent += 1;
-        stats.bytes_sent += 8;
+        stats.sent(8);
         self.trace_sent(target, 8);
         Some(ticket)
     }
@@ -233,7 +221,7 @@ impl Scope<'_> {
         if matches!(wait, Wait::Room(_)) {
             peer.room_granted = peer.room_granted.saturating_sub(1);
         }
-        if !peer.outgoing.get(args.protocol.index()).is_some_and(|out| out.open) {
+        if !peer.is_open(args.protocol) {
             match self.admit(index, args, payload.len(), wait) {
                 Ok(None) => {}
                 Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
@@ -246,8 +234,7 @@ impl Scope<'_> {
             Wait::Room(_) => Queue::Granted,
             Wait::Await | Wait::Credited(..) => Queue::Await,
         };
-        self.state.stats.messages_sent += 1;
-        self.state.stats.bytes_sent += payload.len() as u64;
+        self.state.stats.sent(payload.len() as u64);
         let sent = self.post(
             index,
             Self::wire_id(args.protocol),
@@ -412,6 +399,7 @@ impl Scope<'_> {
             && self.inject.word(index, ProtocolId(wire::REPLY), to.cookie, u64::from_ne_bytes(word))
         {
             self.state.peer(index).unflushed = true;
+            self.trace_sent(to.endpoint, 8);
             return;
         }
         let result = match answer {
@@ -486,270 +474,6 @@ impl Scope<'_> {
         self.enqueue(index, descriptor, info, payload, queue, whole, empty)
     }
 
-    #[cold]
-    #[allow(clippy::too_many_arguments, reason = "the second half of `post`")]
-    fn enqueue<'p>(
-        &mut self,
-        index: usize,
-        mut descriptor: Descriptor,
-        info: &[u8],
-        payload: Payload<'p>,
-        queue: Queue,
-        whole: bool,
-        empty: bool,
-    ) -> SendResult<'p> {
-        let rank = descriptor.rank;
-        let capacity = self.state.config.fifo_slots;
-        let peer = self.state.peer(index);
-        // A long message may begin although nobody wants to wait: its payload is owned by the queue then.
-        let may_start = !whole && empty;
-        let mut ticket = None;
-        match queue {
-            Queue::Never if !may_start => return Ok(Sent::Full(payload)),
-            Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
-                let endpoint = peer.endpoint;
-                match self.operation(Some(rank)) {
-                    Ok(ticket) => {
-                        self.state.peer(index).room_waiters.push_back(ticket);
-                        self.state.mark_busy(index);
-                        return Ok(Sent::Later(ticket, Wait::Room(endpoint), payload));
-                    }
-                    Err(fault) => return Err((fault.into(), payload)),
-                }
-            }
-            Queue::Never | Queue::Force => {}
-            Queue::Await | Queue::Granted => match self.operation(Some(rank)) {
-                Ok(operation) => ticket = Some(operation),
-                Err(fault) => return Err((fault.into(), payload)),
-            },
-        }
-        descriptor.ticket = ticket.map_or(0, Ticket::to_word);
-        let len = payload.len();
-        match payload {
-            Payload::Loan(loan) => {
-                descriptor.source_kind = SourceKind::Loan;
-                descriptor.source = [loan.key, 0];
-                descriptor.source[1] = self.state.table.loans.insert(loan) as u64;
-            }
-            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
-            payload => {
-                let bytes = match payload {
-                    Payload::Owned(bytes) => bytes,
-                    other => Bytes::copy_from_slice(other.bytes_of()),
-                };
-                descriptor.source_kind = SourceKind::Held;
-                descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
-            }
-        }
-        self.state.stats.queued += 1;
-        let peer = self.state.peer(index);
-        peer.push(&descriptor, info);
-        peer.unflushed = true;
-        self.state.mark_busy(index);
-        if may_start {
-            self.pump_peer(index);
-        }
-        Ok(match ticket {
-            Some(ticket) => Sent::Queued(ticket),
-            None => Sent::Done,
-        })
-    }
-
-    /// Moves what waits for the busy peers. Returns the number of descriptors and grants that moved.
-    pub(super) fn pump(&mut self) -> usize {
-        let mut moved = 0;
-        let mut busy = std::mem::take(&mut self.state.busy);
-        busy.retain(|&index| {
-            moved += self.pump_peer(index);
-            moved += self.pay_credit(index);
-            self.state.hand_out_room(index);
-            let owes = self.owes_credit(index);
-            let peer = self.state.peer(index);
-            peer.busy = !peer.queue_is_empty() || !peer.room_waiters.is_empty() || owes;
-            peer.busy
-        });
-        busy.append(&mut self.state.busy);
-        self.state.busy = busy;
-        moved
-    }
-
-    /// Injects from the head of the peer's FIFO until the device has no more room.
-    pub(super) fn pump_peer(&mut self, index: usize) -> usize {
-        let mut moved = 0;
-        loop {
-            let Some(peer) = self.state.peers[index].as_mut() else { return moved };
-            let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
-            let done = match front.op {
-                Op::Jump => self.step_replay(index, front),
-                Op::Send
-                    if front.len > self.state.caps.max_eager as u64
-                        && front.source_kind == SourceKind::Held =>
-                {
-                    self.step_stream(index, front)
-                }
-                _ => self.step_one(index, front),
-            };
-            match done {
-                None => return moved,
-                Some(result) => {
-                    moved += 1;
-                    if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
-                        let _ = fifo.pop();
-                    }
-                    if matches!(front.op, Op::Put | Op::Get) {
-                        self.state.rma_left_queue(index);
-                    }
-                    if let Some(outcome) = result {
-                        self.state.finish_descriptor(&front, outcome);
-                    }
-                }
-            }
-        }
-    }
-
-    /// `None`: no room. `Some(None)`: taken, the device reports the end. `Some(outcome)`: ended.
-    fn step_one(&mut self, index: usize, front: Descriptor) -> Option<Option<Outcome>> {
-        let mut info = [0; MAX_INFO];
-        let State { peers, table, .. } = &mut *self.state;
-        let len =
-            peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
-        let sources = Sources { info: &info[..len], borrowed: &[], table };
-        let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
-        match injected.stop {
-            Stop::Full => None,
-            Stop::Fault(fault) => Some(Some(Err(fault))),
-            Stop::Done if injected.complete || front.op == Op::Send => {
-                if front.source_kind == SourceKind::Loan
-                    && let Some(mut loan) = table.loans.try_remove(front.source[1] as usize)
-                {
-                    loan.owner = None;
-                }
-                Some(Some(Ok(Value::Unit)))
-            }
-            Stop::Done => {
-                self.state.drop_source(&front);
-                Some(None)
-            }
-        }
-    }
-
-    /// A message longer than one packet: a head and then fragments, with the cursor kept in the descriptor
-    /// (`offset` is 0 before the head, then the bytes sent plus 1).
-    fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
-        let mut info = [0; MAX_INFO];
-        let fragment = self.state.caps.fragment as u64;
-        let State { peers, table, .. } = &mut *self.state;
-        let fifo = peers[index].as_mut()?.fifo.as_mut()?;
-        if front.offset == 0 {
-            let len = fifo.front_info(&mut info);
-            let begin = wire::StreamBegin {
-                total: front.len.into(),
-                cookie: front.cookie.into(),
-                protocol: front.protocol.0.into(),
-                reserved: [0; 6],
-            };
-            let head = Descriptor {
-                protocol: ProtocolId(wire::STREAM_BEGIN),
-                source_kind: SourceKind::Borrowed,
-                info_len: len as u8,
-                len: size_of::<wire::StreamBegin>() as u64,
-                ..front
-            };
-            let sources = Sources { info: &info[..len], borrowed: begin.as_bytes(), table };
-            match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
-                Stop::Done => front.offset = 1,
-                Stop::Full => return None,
-                Stop::Fault(fault) => return Some(Some(Err(fault))),
-            }
-        }
-        while front.offset - 1 < front.len {
-            let sent = front.offset - 1;
-            let part = Descriptor {
-                op: Op::Send,
-                protocol: ProtocolId(wire::STREAM_DATA),
-                cookie: 0,
-                info_len: 0,
-                len: fragment.min(front.len - sent),
-                source: [front.source[0], sent],
-                ..front
-            };
-            let sources = Sources { info: &[], borrowed: &[], table };
-            match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
-                Stop::Done => front.offset += part.len,
-                Stop::Full => {
-                    fifo.set_front(&front);
-                    return None;
-                }
-                Stop::Fault(fault) => return Some(Some(Err(fault))),
-            }
-        }
-        Some(Some(Ok(Value::Unit)))
-    }
-
-    /// A credited message was consumed: its credit is owed to the sender and paid when it is worth a record.
-    pub fn consumed(&mut self, credit: Credit) {
-        let Ok(index) = self.state.index_of(credit.endpoint) else { return };
-        let Some(number) = credit.protocol.0.checked_sub(wire::FIRST_USER) else { return };
-        let peer = self.state.peer(index);
-        if let Some(super::peer::Incoming::Resolved { messages, bytes, .. }) =
-            peer.incoming.get_mut(number as usize)
-        {
-            *messages += 1;
-            *bytes += credit.bytes;
-            if self.pay_credit(index) == 0 && self.owes_credit(index) {
-                self.state.mark_busy(index);
-            }
-        }
-    }
-
-    fn due(&self, messages: u32, bytes: u64) -> bool {
-        let config = self.state.config;
-        messages >= (config.credits / 2).max(1) || (messages > 0 && bytes >= config.credit_bytes / 2)
-    }
-
-    fn owes_credit(&self, index: usize) -> bool {
-        let Some(peer) = &self.state.peers[index] else { return false };
-        peer.fault.is_none()
-            && peer.incoming.iter().any(|incoming| {
-                matches!(incoming, super::peer::Incoming::Resolved { messages, bytes, .. }
-                    if self.due(*messages, *bytes))
-            })
-    }
-
-    fn pay_credit(&mut self, index: usize) -> usize {
-        let mut paid = 0;
-        let count = self.state.peer(index).incoming.len();
-        for number in 0..count {
-            let super::peer::Incoming::Resolved { messages, bytes, .. } =
-                self.state.peer(index).incoming[number]
-            else {
-                continue;
-            };
-            if !self.due(messages, bytes) {
-                continue;
-            }
-            crate::failpoint!("credit.return.before");
-            let grant = wire::Grant {
-                bytes: bytes.into(),
-                messages: messages.into(),
-                index: (number as u16).into(),
-                reserved: 0.into(),
-            };
-            if !self.try_system(index, wire::GRANT, grant.as_bytes()) {
-                break;
-            }
-            crate::failpoint!("credit.return.after");
-            if let super::peer::Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
-                &mut self.state.peer(index).incoming[number]
-            {
-                *owed -= messages;
-                *owed_bytes -= bytes;
-            }
-            paid += 1;
-        }
-        paid
-    }
-
     /// Asks the peer to answer once it has handled everything sent before; the ticket ends then.
     /// `None`: nothing was sent since the last answer.
     ///
@@ -802,88 +526,17 @@ impl Scope<'_> {
     }
 }
 
-impl State {
-    /// Wakes senders that wait for a place, as far as there are places.
-    fn hand_out_room(&mut self, index: usize) {
-        let capacity = self.config.fifo_slots;
-        let State { peers, completer, .. } = self;
-        let Some(peer) = peers[index].as_mut() else { return };
-        // A place is promised only when there is one even for the longest info.
-        while peer.room(capacity) >= 3 || (peer.queue_is_empty() && peer.room_granted == 0) {
-            let Some(ticket) = peer.room_waiters.pop_front() else { return };
-            if completer.complete_if_wanted(ticket) {
-                peer.room_granted += 1;
-            }
-        }
-    }
-
-    /// Wakes senders that wait for credit, as far as there is credit.
-    pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
-        let State { peers, completer, .. } = self;
-        let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
-        while out.credits > 0 && out.bytes > 0 {
-            let Some(ticket) = out.waiters.pop_front() else { return };
-            if completer.complete_if_wanted(ticket) {
-                out.credits -= 1;
-                out.granted += 1;
-            }
-        }
-    }
-
-    /// A future was dropped after it had been promised something.
-    pub(super) fn ungrant(&mut self, wait: super::Wait) {
-        match wait {
-            Wait::Credited(endpoint, protocol) => {
-                let Ok(index) = self.index_of(endpoint) else { return };
-                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index()) {
-                    if out.granted > 0 {
-                        out.granted -= 1;
-                        out.credits += 1;
-                    }
-                    self.hand_out_credit(index, protocol.index());
-                }
-            }
-            Wait::Room(endpoint) => {
-                let Ok(index) = self.index_of(endpoint) else { return };
-                let peer = self.peer(index);
-                peer.room_granted = peer.room_granted.saturating_sub(1);
-                self.hand_out_room(index);
-            }
-            Wait::Never | Wait::Await => {}
-        }
-    }
-
-    pub(super) fn drop_source(&mut self, descriptor: &Descriptor) {
-        match descriptor.source_kind {
-            SourceKind::Held => drop(self.table.held.try_remove(descriptor.source[0] as usize)),
-            SourceKind::Loan => drop(self.table.loans.try_remove(descriptor.source[1] as usize)),
-            _ => {}
-        }
-    }
-
-    /// A queued descriptor has ended.
-    pub(super) fn finish_descriptor(&mut self, descriptor: &Descriptor, outcome: Outcome) {
-        if descriptor.op == Op::Jump {
-            self.end_run(descriptor, outcome.err());
-            return;
-        }
-        self.drop_source(descriptor);
-        if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
-            self.completer.complete(ticket, outcome);
-        }
-    }
-
-    /// Credit for a request comes back with its answer.
-    pub(super) fn request_answered(&mut self, index: usize, number: usize, bytes: u64) {
-        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else {
-            return;
-        };
-        if out.flow == Flow::Replied {
-            out.credits += 1;
-            out.bytes += bytes as i64;
-            self.hand_out_credit(index, number);
-        }
-    }
+/// The peer, and its index, if it is known and alive and nothing waits for it.
+#[inline(always)]
+fn clear_way(
+    peers: &mut [Option<Box<Peer>>],
+    shape: JobShape,
+    target: Endpoint,
+) -> Option<(usize, &mut Peer)> {
+    let index = shape.index(target);
+    let peer = peers.get_mut(index)?.as_deref_mut()?;
+    let clear = target.context.0 < shape.contexts && peer.fault.is_none() && peer.queue_is_empty();
+    clear.then_some((index, peer))
 }
 
 /// What is remembered with the ticket of a request: its protocol and its length, so that the answer gives the credit

@@ -2,11 +2,11 @@
 
 use super::{Harness, Setup};
 use crate::sim::{SimOptions, SimWorld, open_without_driver};
-use posthaste_core::engine::EngineConfig;
+use posthaste_core::engine::{EngineConfig, Work};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+use posthaste_core::{Client, ClientId, Fault, JobShape, LinuxSysdep, Messager, Rank};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,8 +72,7 @@ impl Harness for InProcessHarness {
     }
 
     fn describe(&self) -> String {
-        let contexts = self.clients.iter().flat_map(|client| client.contexts());
-        contexts.map(|context| format!("  {}: {:?}\n", context.me(), context.stats())).collect()
+        describe(&self.clients)
     }
 
     fn config(&self) -> EngineConfig {
@@ -86,6 +85,20 @@ impl Harness for InProcessHarness {
 
     fn a_while(&self) -> u64 {
         50
+    }
+}
+
+/// What the contexts of all clients have done, for [`Harness::describe`].
+#[must_use]
+pub fn describe(clients: &[Arc<Client>]) -> String {
+    let contexts = clients.iter().flat_map(|client| client.contexts());
+    contexts.map(|context| format!("  {}: {:?}\n", context.me(), context.stats())).collect()
+}
+
+/// Tells a client of a death, as a device does that has seen it.
+pub fn tell(client: &Client, dead: Rank) {
+    for context in client.contexts().iter().filter(|context| context.me().rank != dead) {
+        context.post_work(Work::PeerDown(dead, Fault::PeerLost(dead)));
     }
 }
 

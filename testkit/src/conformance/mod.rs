@@ -20,7 +20,7 @@ pub mod soak;
 pub mod streams;
 mod tools;
 
-pub use harnesses::{InProcessHarness, SimHarness};
+pub use harnesses::{InProcessHarness, SimHarness, describe, tell};
 pub use tools::{Log, Memory, Message, Outbox, Probe, Received, World};
 
 use crate::watchdog::Watchdog;

@@ -3,12 +3,12 @@
 
 pub mod job;
 
-use posthaste_core::engine::{EngineConfig, Work};
+use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, Fault, JobShape, LinuxSysdep, Messager, Rank};
+use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
 use posthaste_tcp::{AddressBook, JobKey, Limits, Memory, Mode, TcpConfig, TcpDevice};
-use posthaste_testkit::conformance::{Harness, Setup};
+use posthaste_testkit::conformance::{Harness, Setup, describe, tell};
 use posthaste_testkit::sim::open_without_driver;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -108,16 +108,13 @@ impl Harness for TcpHarness {
         for (client, device) in self.clients.iter().zip(&self.devices) {
             // Who has never had a connection with the rank is told by the launcher.
             if !device.has_met(rank) {
-                for context in client.contexts().iter().filter(|context| context.me().rank != rank) {
-                    context.post_work(Work::PeerDown(rank, Fault::PeerLost(rank)));
-                }
+                tell(client, rank);
             }
         }
     }
 
     fn describe(&self) -> String {
-        let contexts = self.clients.iter().flat_map(|client| client.contexts());
-        contexts.map(|context| format!("  {}: {:?}\n", context.me(), context.stats())).collect()
+        describe(&self.clients)
     }
 
     fn config(&self) -> EngineConfig {

@@ -1,40 +1,23 @@
-//! One context's part of the device: its writing ends, its reading ends, its page pool.
+//! The sending half: lanes, page grants, puts and gets.
 
+use super::COPY_FLAG;
 use crate::grants::Grants;
-use crate::inbox::{Inbox, Reading};
-use crate::lane::{GRANT_COUNT, Header, KIND_PAGE, KIND_SHORT, LightFence, Look, Peek, Producer, max_short};
-use crate::link::{ClientLink, LIFE_MASK, LaneHome, LoanHome, grant_word};
+use crate::lane::{Header, KIND_PAGE, KIND_SHORT, LightFence, Producer, max_short};
+use crate::link::{ClientLink, LoanHome};
 use crate::pages::{Page, PagePool, Taken};
 use crate::ready::ReadySet;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};
-use posthaste_core::device::{
-    Body, Inject, Injected, LeaseOwner, Packet, Sink, Source as Payload, Sources, Stop, Verdict,
-};
+use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::sync::lock;
-use posthaste_core::{
-    Descriptor, Endpoint, Fault, JobShape, Lease, Loan, MAX_INFO, MemoryError, Port, ProtocolId, Rank,
-    Ticket, Value,
-};
+use posthaste_core::{Descriptor, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
 
-/// Lanes polled at once; a quiet one beyond that waits for its bit.
-const POLLED_LANES: usize = 8;
-/// Bytes of a page that are asked for as soon as its record is seen.
-const PREFETCH: usize = 4096;
-/// In a page record's second word: the receiver should copy at once and give the page back.
-const COPY_FLAG: u64 = 1 << 63;
-
-pub(crate) struct ShmPort {
-    tx: Tx,
-    rx: Rx,
-}
-
 /// The sending half.
-struct Tx {
-    home: Arc<ClientLink>,
-    lanes: Vec<Option<Box<TxLane>>>,
+pub(super) struct Tx {
+    pub home: Arc<ClientLink>,
+    pub lanes: Vec<Option<Box<TxLane>>>,
     pool: PagePool,
     memory: SharedSlice,
     pool_at: u64,
@@ -43,10 +26,10 @@ struct Tx {
     fence: LightFence,
     loan_home: Arc<dyn LeaseOwner>,
     /// Ends to be reported at the next `advance`: values of gets.
-    ended: Vec<(Ticket, Value)>,
+    pub ended: Vec<(Ticket, Value)>,
 }
 
-struct TxLane {
+pub(super) struct TxLane {
     producer: Producer<SharedWords>,
     ready: ReadySet<SharedWords>,
     rank: Rank,
@@ -55,55 +38,6 @@ struct TxLane {
     blocked: bool,
     /// Pages that the reader may look at.
     grants: Grants,
-}
-
-/// The receiving half.
-struct Rx {
-    home: Arc<ClientLink>,
-    inbox: Inbox<SharedWords, Source>,
-    desk: Desk,
-    next: usize,
-    fence: LightFence,
-}
-
-/// What is kept with each lane that is read.
-struct Source {
-    from: Endpoint,
-    /// The sender's page pool.
-    pool: SharedSlice,
-    /// Takes leases back.
-    owner: Arc<dyn LeaseOwner>,
-}
-
-impl ShmPort {
-    pub fn new(home: Arc<ClientLink>) -> Result<ShmPort, MemoryError> {
-        let layout = *home.link.arena.layout();
-        let block = layout.block(home.client, home.me);
-        home.link.arena.commit(block.0, block.1)?;
-        let (pool_at, pool_len) = layout.pool(home.client, home.me);
-        let fence = home.link.fence;
-        let endpoints = home.endpoints();
-        let tx = Tx {
-            lanes: (0..endpoints).map(|_| None).collect(),
-            pool: PagePool::new(pool_len),
-            memory: home.link.arena.part((pool_at, pool_len)),
-            pool_at,
-            max_short: max_short(layout.sizes.lane),
-            shape: layout.shape,
-            fence,
-            loan_home: Arc::new(LoanHome(home.clone())),
-            ended: Vec::new(),
-            home: home.clone(),
-        };
-        let rx = Rx {
-            inbox: Inbox::new(home.ready_set(home.me), endpoints),
-            next: 0,
-            desk: Desk { scratch: Box::new([0; 2048 / 8 + 2]), info: Box::new([0; MAX_INFO]), fence },
-            fence,
-            home,
-        };
-        Ok(ShmPort { tx, rx })
-    }
 }
 
 /// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
@@ -136,6 +70,34 @@ fn fault(taken: usize, fault: Fault) -> Injected {
 }
 
 impl Tx {
+    pub fn new(home: Arc<ClientLink>) -> Tx {
+        let layout = *home.link.arena.layout();
+        let (pool_at, pool_len) = layout.pool(home.client, home.me);
+        Tx {
+            lanes: (0..home.endpoints()).map(|_| None).collect(),
+            pool: PagePool::new(pool_len),
+            memory: home.link.arena.part((pool_at, pool_len)),
+            pool_at,
+            max_short: max_short(layout.sizes.lane),
+            shape: layout.shape,
+            fence: home.link.fence,
+            loan_home: Arc::new(LoanHome(home.clone())),
+            ended: Vec::new(),
+            home,
+        }
+    }
+
+    /// The reader of a lane is gone.
+    pub fn kill(&mut self, index: usize) {
+        let Tx { home, lanes, pool, .. } = self;
+        let Some(lane) = &mut lanes[index] else { return };
+        lane.dead = true;
+        // Only a proven exit gives back what the peer could still be reading (I3).
+        if home.link.is_gone(lane.rank) {
+            lane.grants.void(|page| pool.give_back(page));
+        }
+    }
+
     #[inline]
     fn lane(&mut self, index: usize) -> Result<&mut TxLane, Fault> {
         if self.lanes[index].is_none() {
@@ -178,6 +140,13 @@ impl Tx {
             grants: Grants::new(self.pool.size()),
         }));
         Ok(())
+    }
+
+    #[cold]
+    fn announce_to(&self, index: usize) {
+        if let Some(lane) = &self.lanes[index] {
+            Self::announce(&self.home, lane);
+        }
     }
 
     #[cold]
@@ -450,7 +419,7 @@ impl Tx {
     }
 
     /// Whether a blocked lane could go on.
-    fn has_room(&mut self) -> bool {
+    pub fn has_room(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.lanes.len() {
             any |= self.sweep(index);
@@ -460,7 +429,7 @@ impl Tx {
         any
     }
 
-    fn set_waiting(&mut self, waiting: bool) {
+    pub fn set_waiting(&mut self, waiting: bool) {
         for lane in self.lanes.iter_mut().flatten() {
             // Any lane may bring back the page that a blocked one waits for.
             lane.producer.set_waiting(waiting);
@@ -468,22 +437,6 @@ impl Tx {
                 lane.blocked = false;
             }
         }
-    }
-}
-
-impl Inject for ShmPort {
-    #[inline]
-    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
-        self.tx.inject(run, sources)
-    }
-
-    fn loan(&mut self, len: usize) -> Option<Loan> {
-        self.tx.loan(len)
-    }
-
-    #[inline]
-    fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
-        self.tx.word(target, protocol, cookie, payload)
     }
 }
 
@@ -527,234 +480,5 @@ impl Inject for Tx {
             self.announce_to(target);
         }
         true
-    }
-}
-
-impl Tx {
-    #[cold]
-    fn announce_to(&self, index: usize) {
-        if let Some(lane) = &self.lanes[index] {
-            Self::announce(&self.home, lane);
-        }
-    }
-}
-
-impl Rx {
-    /// Looks which lanes have become ready.
-    #[cold]
-    fn collect(&mut self) {
-        let home = &self.home;
-        self.inbox.collect(|source| {
-            let from = home.endpoint(source);
-            let (control, ring) = home.lane(from, home.me);
-            home.link.watch(from.rank);
-            let pool = home.link.arena.part(home.link.arena.layout().pool(home.client, from));
-            let link = home.clone();
-            let owner: Arc<dyn LeaseOwner> = Arc::new(LaneHome { link, from, control });
-            (control, ring, Source { from, pool, owner })
-        });
-    }
-
-    /// Drains one lane. Returns the number of packets.
-    #[inline]
-    fn drain(&mut self, source: usize, budget: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
-        let Some(lane) = self.inbox.lane(source) else { return 0 };
-        let mut count = 0;
-        while count < budget && !lane.dead {
-            match lane.consumer.look() {
-                Look::Empty => break,
-                Look::Word { protocol, cookie, payload } => {
-                    let from = lane.with.from;
-                    if sink.word(tx, from, ProtocolId(protocol), cookie, payload) == Verdict::Hold {
-                        lane.held = true;
-                        break;
-                    }
-                    lane.held = false;
-                    if lane.consumer.consume_word(cookie != 0, self.fence) {
-                        self.home.ring_if_asleep(from);
-                    }
-                }
-                Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
-                    Took::One => {}
-                    Took::Nothing => break,
-                    Took::Corrupt => return count + 1,
-                },
-            }
-            count += 1;
-        }
-        lane.quiet = if count == 0 { lane.quiet.saturating_add(1) } else { 0 };
-        count
-    }
-}
-
-/// Where a packet that is not one word is put together.
-struct Desk {
-    scratch: Box<[u64; 2048 / 8 + 2]>,
-    info: Box<[u8; MAX_INFO]>,
-    fence: LightFence,
-}
-
-/// What became of the record at a lane's head.
-enum Took {
-    One,
-    /// There is none, or it has to wait.
-    Nothing,
-    /// The lane is dead.
-    Corrupt,
-}
-
-impl Desk {
-    /// Takes the record at the lane's head, whatever it is.
-    #[inline(never)]
-    fn take(
-        &mut self,
-        lane: &mut Reading<SharedWords, Source>,
-        home: &Arc<ClientLink>,
-        tx: &mut Tx,
-        sink: &mut dyn Sink,
-    ) -> Took {
-        let Desk { scratch, info, fence } = self;
-        let from = lane.with.from;
-        let header = match lane.consumer.peek() {
-            Peek::Empty => return Took::Nothing,
-            Peek::Record(header) => header,
-            Peek::Corrupt => return corrupt(lane, "impossible record", sink),
-        };
-        let len = header.len as usize;
-        let mut copied = None;
-        let (cookie, body) = if header.kind == KIND_SHORT {
-            let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut scratch[..])[..len];
-            let (cookie, ()) = lane.consumer.record(header, info, |ring, at| ring.read_bytes(at, bytes));
-            (cookie, Body::Short(bytes))
-        } else {
-            let (cookie, (offset, word)) = lane.consumer.record(header, info, |ring, at| {
-                let order = posthaste_core::sync::Ordering::Relaxed;
-                (ring.load(at, order), ring.load(at + 1, order))
-            });
-            let slice = lane.with.pool.slice(offset, u64::from(header.len));
-            let grant = (word >> 40 & 0x1ff) as usize;
-            let (Some(slice), true) = (slice, offset.is_multiple_of(4096) && grant < GRANT_COUNT) else {
-                return corrupt(lane, "impossible page", sink);
-            };
-            // The handler is going to look at it; until then its first lines can be on their way.
-            slice.prefetch(PREFETCH);
-            let lease = Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK));
-            if word & COPY_FLAG != 0 {
-                let bytes = lease.to_bytes();
-                copied = Some(lease);
-                (cookie, Body::Owned(bytes))
-            } else {
-                (cookie, Body::Lease(lease))
-            }
-        };
-        let mut packet = Packet {
-            source: from,
-            protocol: ProtocolId(header.protocol),
-            kind: 0,
-            cookie,
-            info: &info[..header.info_len as usize],
-            body,
-        };
-        match sink.packet(tx, &mut packet) {
-            Verdict::Taken => {
-                lane.held = false;
-                if lane.consumer.consume(header, *fence) {
-                    home.ring_if_asleep(from);
-                }
-                Took::One
-            }
-            Verdict::Hold => {
-                lane.held = true;
-                // The record stays and names the page: the grant must not be returned yet, copied or not.
-                match packet.body {
-                    Body::Lease(lease) => lease.keep(),
-                    _ => copied.into_iter().for_each(Lease::keep),
-                }
-                Took::Nothing
-            }
-        }
-    }
-}
-
-#[cold]
-fn corrupt(lane: &mut Reading<SharedWords, Source>, what: &str, sink: &mut dyn Sink) -> Took {
-    lane.dead = true;
-    let from = lane.with.from;
-    tracing::warn!(%from, "{what} in a lane; the peer is cut off");
-    sink.corrupt(from.rank);
-    Took::Corrupt
-}
-
-impl Port for ShmPort {
-    #[inline]
-    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
-        let ShmPort { tx, rx } = self;
-        if rx.inbox.is_announced() {
-            rx.collect();
-        }
-        let mut events = 0;
-        if let [only] = *rx.inbox.polled() {
-            events += rx.drain(only, budget, tx, sink);
-        } else if !rx.inbox.polled().is_empty() {
-            // Every lane gets an equal share, and another one is first each time.
-            let lanes = rx.inbox.polled().len();
-            let share = (budget / lanes).max(8);
-            rx.next = (rx.next + 1) % lanes;
-            for at in 0..lanes {
-                let source = rx.inbox.polled()[(rx.next + at) % lanes];
-                events += rx.drain(source, share, tx, sink);
-            }
-            if lanes > POLLED_LANES && events == 0 {
-                rx.inbox.demote(|| rx.home.link.sysdep.heavy_fence());
-            }
-        }
-        if !tx.ended.is_empty() {
-            for (ticket, value) in std::mem::take(&mut tx.ended) {
-                sink.complete(ticket, Ok(value));
-                events += 1;
-            }
-        }
-        events
-    }
-
-    #[inline]
-    fn glance(&mut self, looks: u32) -> bool {
-        !self.tx.ended.is_empty() || self.rx.inbox.glance(looks)
-    }
-
-    fn arm(&mut self, waiting_for_room: bool) -> bool {
-        let ShmPort { tx, rx } = self;
-        if waiting_for_room {
-            tx.set_waiting(true);
-        }
-        let heavy_fence = || rx.home.link.sysdep.heavy_fence();
-        let armed = rx.inbox.arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
-        if !armed && waiting_for_room {
-            tx.set_waiting(false);
-        }
-        armed
-    }
-
-    fn disarm(&mut self) {
-        self.rx.inbox.disarm();
-        self.tx.set_waiting(false);
-    }
-
-    fn peer_down(&mut self, rank: Rank) {
-        let ShmPort { tx, rx } = self;
-        let proven = tx.home.link.is_gone(rank);
-        for index in 0..tx.lanes.len() {
-            if tx.home.endpoint(index).rank != rank {
-                continue;
-            }
-            if let Some(lane) = &mut tx.lanes[index] {
-                lane.dead = true;
-                // Only a proven exit gives back what the peer could still be reading (I3).
-                if proven {
-                    lane.grants.void(|page| tx.pool.give_back(page));
-                }
-            }
-            rx.inbox.kill(index);
-        }
     }
 }

@@ -1,0 +1,122 @@
+//! Credit: what a receiver can keep is promised to its senders, and given back as it is consumed.
+
+use super::{Scope, State, Wait};
+use crate::protocol::{Credit, Flow};
+use crate::wire;
+use zerocopy::IntoBytes;
+
+impl Scope<'_> {
+    /// A credited message was consumed: its credit is owed to the sender and paid when it is worth a record.
+    pub fn consumed(&mut self, credit: Credit) {
+        let Ok(index) = self.state.index_of(credit.endpoint) else { return };
+        let Some(number) = credit.protocol.0.checked_sub(wire::FIRST_USER) else { return };
+        let peer = self.state.peer(index);
+        if let Some(super::peer::Incoming::Resolved { messages, bytes, .. }) =
+            peer.incoming.get_mut(number as usize)
+        {
+            *messages += 1;
+            *bytes += credit.bytes;
+            if self.pay_credit(index) == 0 && self.owes_credit(index) {
+                self.state.mark_busy(index);
+            }
+        }
+    }
+
+    fn due(&self, messages: u32, bytes: u64) -> bool {
+        let config = self.state.config;
+        messages >= (config.credits / 2).max(1) || (messages > 0 && bytes >= config.credit_bytes / 2)
+    }
+
+    pub(super) fn owes_credit(&self, index: usize) -> bool {
+        let Some(peer) = &self.state.peers[index] else { return false };
+        peer.fault.is_none()
+            && peer.incoming.iter().any(|incoming| {
+                matches!(incoming, super::peer::Incoming::Resolved { messages, bytes, .. }
+                    if self.due(*messages, *bytes))
+            })
+    }
+
+    pub(super) fn pay_credit(&mut self, index: usize) -> usize {
+        let mut paid = 0;
+        let count = self.state.peer(index).incoming.len();
+        for number in 0..count {
+            let super::peer::Incoming::Resolved { messages, bytes, .. } =
+                self.state.peer(index).incoming[number]
+            else {
+                continue;
+            };
+            if !self.due(messages, bytes) {
+                continue;
+            }
+            crate::failpoint!("credit.return.before");
+            let grant = wire::Grant {
+                bytes: bytes.into(),
+                messages: messages.into(),
+                index: (number as u16).into(),
+                reserved: 0.into(),
+            };
+            if !self.try_system(index, wire::GRANT, grant.as_bytes()) {
+                break;
+            }
+            crate::failpoint!("credit.return.after");
+            if let super::peer::Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
+                &mut self.state.peer(index).incoming[number]
+            {
+                *owed -= messages;
+                *owed_bytes -= bytes;
+            }
+            paid += 1;
+        }
+        paid
+    }
+}
+
+impl State {
+    /// Wakes senders that wait for credit, as far as there is credit.
+    pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
+        let State { peers, completer, .. } = self;
+        let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
+        while out.credits > 0 && out.bytes > 0 {
+            let Some(ticket) = out.waiters.pop_front() else { return };
+            if completer.complete_if_wanted(ticket) {
+                out.credits -= 1;
+                out.granted += 1;
+            }
+        }
+    }
+
+    /// A future was dropped after it had been promised something.
+    pub(super) fn ungrant(&mut self, wait: super::Wait) {
+        match wait {
+            Wait::Credited(endpoint, protocol) => {
+                let Ok(index) = self.index_of(endpoint) else { return };
+                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index()) {
+                    if out.granted > 0 {
+                        out.granted -= 1;
+                        out.credits += 1;
+                    }
+                    self.hand_out_credit(index, protocol.index());
+                }
+            }
+            Wait::Room(endpoint) => {
+                let Ok(index) = self.index_of(endpoint) else { return };
+                let peer = self.peer(index);
+                peer.room_granted = peer.room_granted.saturating_sub(1);
+                self.hand_out_room(index);
+            }
+            Wait::Never | Wait::Await => {}
+        }
+    }
+
+    /// Credit for a request comes back with its answer.
+    pub(super) fn request_answered(&mut self, index: usize, number: usize, bytes: u64) {
+        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else {
+            return;
+        };
+        if out.flow == Flow::Replied {
+            out.credits += 1;
+            out.bytes += bytes as i64;
+            self.hand_out_credit(index, number);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What waits: the injection FIFOs of the targets, and how they are emptied into the device.
+
+use super::send::{Queue, SendResult};
+use super::{Payload, Scope, Sent, State, Wait};
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
+use crate::device::{Sources, Stop};
+use crate::ids::ProtocolId;
+use crate::slot::{Outcome, Ticket, Value};
+use crate::wire;
+use bytes::Bytes;
+use zerocopy::IntoBytes;
+
+impl Scope<'_> {
+    #[cold]
+    #[allow(clippy::too_many_arguments, reason = "the second half of `post`")]
+    pub(super) fn enqueue<'p>(
+        &mut self,
+        index: usize,
+        mut descriptor: Descriptor,
+        info: &[u8],
+        payload: Payload<'p>,
+        queue: Queue,
+        whole: bool,
+        empty: bool,
+    ) -> SendResult<'p> {
+        let rank = descriptor.rank;
+        let capacity = self.state.config.fifo_slots;
+        let peer = self.state.peer(index);
+        // A long message may begin although nobody wants to wait: its payload is owned by the queue then.
+        let may_start = !whole && empty;
+        let mut ticket = None;
+        match queue {
+            Queue::Never if !may_start => return Ok(Sent::Full(payload)),
+            Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
+                let endpoint = peer.endpoint;
+                match self.operation(Some(rank)) {
+                    Ok(ticket) => {
+                        self.state.peer(index).room_waiters.push_back(ticket);
+                        self.state.mark_busy(index);
+                        return Ok(Sent::Later(ticket, Wait::Room(endpoint), payload));
+                    }
+                    Err(fault) => return Err((fault.into(), payload)),
+                }
+            }
+            Queue::Never | Queue::Force => {}
+            Queue::Await | Queue::Granted => match self.operation(Some(rank)) {
+                Ok(operation) => ticket = Some(operation),
+                Err(fault) => return Err((fault.into(), payload)),
+            },
+        }
+        descriptor.ticket = ticket.map_or(0, Ticket::to_word);
+        let len = payload.len();
+        match payload {
+            Payload::Loan(loan) => {
+                descriptor.source_kind = SourceKind::Loan;
+                descriptor.source = [loan.key, 0];
+                descriptor.source[1] = self.state.table.loans.insert(loan) as u64;
+            }
+            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            payload => {
+                let bytes = match payload {
+                    Payload::Owned(bytes) => bytes,
+                    other => Bytes::copy_from_slice(other.bytes_of()),
+                };
+                descriptor.source_kind = SourceKind::Held;
+                descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
+            }
+        }
+        self.state.stats.queued += 1;
+        let peer = self.state.peer(index);
+        peer.push(&descriptor, info);
+        peer.unflushed = true;
+        self.state.mark_busy(index);
+        if may_start {
+            self.pump_peer(index);
+        }
+        Ok(match ticket {
+            Some(ticket) => Sent::Queued(ticket),
+            None => Sent::Done,
+        })
+    }
+
+    /// Moves what waits for the busy peers. Returns the number of descriptors and grants that moved.
+    pub(super) fn pump(&mut self) -> usize {
+        let mut moved = 0;
+        let mut busy = std::mem::take(&mut self.state.busy);
+        busy.retain(|&index| {
+            moved += self.pump_peer(index);
+            moved += self.pay_credit(index);
+            self.state.hand_out_room(index);
+            let owes = self.owes_credit(index);
+            let peer = self.state.peer(index);
+            peer.busy = !peer.queue_is_empty() || !peer.room_waiters.is_empty() || owes;
+            peer.busy
+        });
+        busy.append(&mut self.state.busy);
+        self.state.busy = busy;
+        moved
+    }
+
+    /// Injects from the head of the peer's FIFO until the device has no more room.
+    pub(super) fn pump_peer(&mut self, index: usize) -> usize {
+        let mut moved = 0;
+        loop {
+            let Some(peer) = self.state.peers[index].as_mut() else { return moved };
+            let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
+            let done = match front.op {
+                Op::Jump => self.step_replay(index, front),
+                Op::Send
+                    if front.len > self.state.caps.max_eager as u64
+                        && front.source_kind == SourceKind::Held =>
+                {
+                    self.step_stream(index, front)
+                }
+                _ => self.step_one(index, front),
+            };
+            match done {
+                None => return moved,
+                Some(result) => {
+                    moved += 1;
+                    if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
+                        let _ = fifo.pop();
+                    }
+                    if matches!(front.op, Op::Put | Op::Get) {
+                        self.state.rma_left_queue(index);
+                    }
+                    if let Some(outcome) = result {
+                        self.state.finish_descriptor(&front, outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `None`: no room. `Some(None)`: taken, the device reports the end. `Some(outcome)`: ended.
+    fn step_one(&mut self, index: usize, front: Descriptor) -> Option<Option<Outcome>> {
+        let mut info = [0; MAX_INFO];
+        let State { peers, table, .. } = &mut *self.state;
+        let len =
+            peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
+        let sources = Sources { info: &info[..len], borrowed: &[], table };
+        let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
+        match injected.stop {
+            Stop::Full => None,
+            Stop::Fault(fault) => Some(Some(Err(fault))),
+            Stop::Done if injected.complete || front.op == Op::Send => {
+                if front.source_kind == SourceKind::Loan
+                    && let Some(mut loan) = table.loans.try_remove(front.source[1] as usize)
+                {
+                    loan.owner = None;
+                }
+                Some(Some(Ok(Value::Unit)))
+            }
+            Stop::Done => {
+                self.state.drop_source(&front);
+                Some(None)
+            }
+        }
+    }
+
+    /// A message longer than one packet: a head and then fragments, with the cursor kept in the descriptor
+    /// (`offset` is 0 before the head, then the bytes sent plus 1).
+    fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
+        let mut info = [0; MAX_INFO];
+        let fragment = self.state.caps.fragment as u64;
+        let State { peers, table, .. } = &mut *self.state;
+        let fifo = peers[index].as_mut()?.fifo.as_mut()?;
+        if front.offset == 0 {
+            let len = fifo.front_info(&mut info);
+            let begin = wire::StreamBegin {
+                total: front.len.into(),
+                cookie: front.cookie.into(),
+                protocol: front.protocol.0.into(),
+                reserved: [0; 6],
+            };
+            let head = Descriptor {
+                protocol: ProtocolId(wire::STREAM_BEGIN),
+                source_kind: SourceKind::Borrowed,
+                info_len: len as u8,
+                len: size_of::<wire::StreamBegin>() as u64,
+                ..front
+            };
+            let sources = Sources { info: &info[..len], borrowed: begin.as_bytes(), table };
+            match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
+                Stop::Done => front.offset = 1,
+                Stop::Full => return None,
+                Stop::Fault(fault) => return Some(Some(Err(fault))),
+            }
+        }
+        while front.offset - 1 < front.len {
+            let sent = front.offset - 1;
+            let part = Descriptor {
+                op: Op::Send,
+                protocol: ProtocolId(wire::STREAM_DATA),
+                cookie: 0,
+                info_len: 0,
+                len: fragment.min(front.len - sent),
+                source: [front.source[0], sent],
+                ..front
+            };
+            let sources = Sources { info: &[], borrowed: &[], table };
+            match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
+                Stop::Done => front.offset += part.len,
+                Stop::Full => {
+                    fifo.set_front(&front);
+                    return None;
+                }
+                Stop::Fault(fault) => return Some(Some(Err(fault))),
+            }
+        }
+        Some(Some(Ok(Value::Unit)))
+    }
+}
+
+impl State {
+    /// Wakes senders that wait for a place, as far as there are places.
+    pub(super) fn hand_out_room(&mut self, index: usize) {
+        let capacity = self.config.fifo_slots;
+        let State { peers, completer, .. } = self;
+        let Some(peer) = peers[index].as_mut() else { return };
+        // A place is promised only when there is one even for the longest info.
+        while peer.room(capacity) >= 3 || (peer.queue_is_empty() && peer.room_granted == 0) {
+            let Some(ticket) = peer.room_waiters.pop_front() else { return };
+            if completer.complete_if_wanted(ticket) {
+                peer.room_granted += 1;
+            }
+        }
+    }
+
+    pub(super) fn drop_source(&mut self, descriptor: &Descriptor) {
+        match descriptor.source_kind {
+            SourceKind::Held => drop(self.table.held.try_remove(descriptor.source[0] as usize)),
+            SourceKind::Loan => drop(self.table.loans.try_remove(descriptor.source[1] as usize)),
+            _ => {}
+        }
+    }
+
+    /// A queued descriptor has ended.
+    pub(super) fn finish_descriptor(&mut self, descriptor: &Descriptor, outcome: Outcome) {
+        if descriptor.op == Op::Jump {
+            self.end_run(descriptor, outcome.err());
+            return;
+        }
+        self.drop_source(descriptor);
+        if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
+            self.completer.complete(ticket, outcome);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! One context's part of the device: its writing ends, its reading ends, its page pool.
+
+mod rx;
+mod tx;
+
+use crate::link::ClientLink;
+use posthaste_core::device::{Inject, Injected, Sink, Sources};
+use posthaste_core::{Descriptor, Loan, MemoryError, Port, ProtocolId, Rank};
+use rx::Rx;
+use std::sync::Arc;
+use tx::Tx;
+
+/// Lanes polled at once; a quiet one beyond that waits for its bit.
+const POLLED_LANES: usize = 8;
+/// In a page record's second word: the receiver should copy at once and give the page back.
+const COPY_FLAG: u64 = 1 << 63;
+
+pub(crate) struct ShmPort {
+    tx: Tx,
+    rx: Rx,
+}
+
+impl ShmPort {
+    pub fn new(home: Arc<ClientLink>) -> Result<ShmPort, MemoryError> {
+        let block = home.link.arena.layout().block(home.client, home.me);
+        home.link.arena.commit(block.0, block.1)?;
+        let (tx, rx) = (Tx::new(home.clone()), Rx::new(home));
+        Ok(ShmPort { tx, rx })
+    }
+}
+
+impl Inject for ShmPort {
+    #[inline]
+    fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected {
+        self.tx.inject(run, sources)
+    }
+
+    fn loan(&mut self, len: usize) -> Option<Loan> {
+        self.tx.loan(len)
+    }
+
+    #[inline]
+    fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
+        self.tx.word(target, protocol, cookie, payload)
+    }
+}
+
+impl Port for ShmPort {
+    #[inline]
+    fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let ShmPort { tx, rx } = self;
+        if rx.inbox.is_announced() {
+            rx.collect();
+        }
+        let mut events = 0;
+        if let [only] = *rx.inbox.polled() {
+            events += rx.drain(only, budget, tx, sink);
+        } else if !rx.inbox.polled().is_empty() {
+            // Every lane gets an equal share, and another one is first each time.
+            let lanes = rx.inbox.polled().len();
+            let share = (budget / lanes).max(8);
+            rx.next = (rx.next + 1) % lanes;
+            for at in 0..lanes {
+                let source = rx.inbox.polled()[(rx.next + at) % lanes];
+                events += rx.drain(source, share, tx, sink);
+            }
+            if lanes > POLLED_LANES && events == 0 {
+                rx.inbox.demote(|| rx.home.link.sysdep.heavy_fence());
+            }
+        }
+        if !tx.ended.is_empty() {
+            for (ticket, value) in std::mem::take(&mut tx.ended) {
+                sink.complete(ticket, Ok(value));
+                events += 1;
+            }
+        }
+        events
+    }
+
+    #[inline]
+    fn glance(&mut self, looks: u32) -> bool {
+        !self.tx.ended.is_empty() || self.rx.inbox.glance(looks)
+    }
+
+    fn arm(&mut self, waiting_for_room: bool) -> bool {
+        let ShmPort { tx, rx } = self;
+        if waiting_for_room {
+            tx.set_waiting(true);
+        }
+        let heavy_fence = || rx.home.link.sysdep.heavy_fence();
+        let armed = rx.inbox.arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
+        if !armed && waiting_for_room {
+            tx.set_waiting(false);
+        }
+        armed
+    }
+
+    fn disarm(&mut self) {
+        self.rx.inbox.disarm();
+        self.tx.set_waiting(false);
+    }
+
+    fn peer_down(&mut self, rank: Rank) {
+        let ShmPort { tx, rx } = self;
+        for index in 0..tx.lanes.len() {
+            if tx.home.endpoint(index).rank == rank {
+                tx.kill(index);
+                rx.inbox.kill(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! What goes to one peer: the bytes that wait, how they are written, and what was asked for.
+
+use crate::frame::{DONE, GET, HEADER, Header, PUT};
+use crate::outgoing::{GATHER, Outgoing};
+use crate::record::{MAX_PLAIN, RecordKey};
+use bytes::Bytes;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::{Endpoint, Fault, Ticket};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Payloads up to this length are copied behind their header; longer ones are referred to, or written from where they
+/// are.
+const COPY: usize = 4 << 10;
+/// What is read from shared memory at a time.
+pub(crate) const PIECE: u64 = 256 << 10;
+/// What an outstanding get counts for beyond its bytes.
+pub(crate) const GET_COST: u64 = 64;
+/// Ends when so many puts are done and so many gets answered.
+pub(crate) struct Marker {
+    pub ticket: Ticket,
+    pub puts: u64,
+    pub gets: u64,
+}
+
+/// A get that is not answered.
+pub(crate) struct Get {
+    pub ticket: Option<Ticket>,
+    pub len: u64,
+    pub received: u64,
+    pub into: Landing,
+}
+
+/// Where a get's bytes go.
+pub(crate) enum Landing {
+    Value(Vec<u8>),
+    Region(SharedSlice),
+}
+
+/// Something too long for one go. Puts and gets behind it wait.
+pub(crate) enum Job {
+    Put { source: PutSource, sent: u64, len: u64, offset: u64, ticket: u64 },
+    Get { offset: u64, left: u64 },
+}
+
+pub(crate) enum PutSource {
+    Region(SharedSlice),
+    Held(Bytes),
+}
+
+/// A part of it.
+pub(crate) enum Piece {
+    Memory(SharedSlice),
+    Bytes(Bytes),
+}
+
+/// How far the end of a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    No,
+    Said,
+    Done,
+}
+
+/// What goes to one peer.
+pub(crate) struct TxLink {
+    pub peer: Endpoint,
+    /// None: not settled yet.
+    pub stream: Option<Arc<TcpStream>>,
+    pub key: Option<RecordKey>,
+    pub sealed: Vec<u8>,
+    pub sealed_written: usize,
+    pub out: Outgoing,
+    /// The kernel has no room.
+    pub blocked: bool,
+    /// Writing failed; reading tells why.
+    pub broken: bool,
+    pub dead: Option<Fault>,
+    pub touched: bool,
+    /// Something was written since the last `advance`.
+    pub written: bool,
+    /// Something was refused for want of room.
+    pub wanted: bool,
+    pub puts: u64,
+    pub puts_done: u64,
+    pub gets_answered: u64,
+    pub gets_asked: u64,
+    pub markers: VecDeque<Marker>,
+    pub gets: VecDeque<Get>,
+    /// Answers, in parts, that have come.
+    pub parts: u64,
+    /// What is asked for and not here.
+    pub asked: u64,
+    pub job: Option<Job>,
+    /// Puts of the peer that were carried out, and of how many it was told.
+    pub applied: u64,
+    pub told: u64,
+    /// Answers that were given to the peer's gets.
+    pub answers: u64,
+    /// Answers that are not written yet: where they end in the stream, and what they count for.
+    pub answering: VecDeque<(u64, u64)>,
+    pub answering_bytes: u64,
+    pub leave: Leave,
+    /// Looks at it, in a row, between which nobody had anything for it.
+    pub quiet: u8,
+}
+
+impl TxLink {
+    pub fn new(peer: Endpoint) -> Self {
+        Self {
+            peer,
+            stream: None,
+            key: None,
+            sealed: Vec::new(),
+            sealed_written: 0,
+            out: Outgoing::default(),
+            blocked: false,
+            broken: false,
+            dead: None,
+            touched: false,
+            written: false,
+            wanted: false,
+            puts: 0,
+            puts_done: 0,
+            gets_answered: 0,
+            gets_asked: 0,
+            markers: VecDeque::new(),
+            gets: VecDeque::new(),
+            parts: 0,
+            asked: 0,
+            job: None,
+            applied: 0,
+            told: 0,
+            answers: 0,
+            answering: VecDeque::new(),
+            answering_bytes: 0,
+            leave: Leave::No,
+            quiet: 0,
+        }
+    }
+
+    /// Whether everything that was taken is with the kernel.
+    pub fn is_flushed(&self) -> bool {
+        self.out.is_empty() && self.sealed_written == self.sealed.len() && self.applied == self.told
+    }
+
+    pub fn can_write(&self) -> bool {
+        self.stream.is_some() && !self.broken && self.dead.is_none()
+    }
+
+    /// Writes as much as the kernel takes of what waits, and of `last` after it. Returns how many bytes of `last` are
+    /// with the kernel, or sealed.
+    pub fn flush(&mut self, last: &[u8]) -> usize {
+        if !self.can_write() {
+            return 0;
+        }
+        self.blocked = false;
+        if self.told != self.applied {
+            self.told = self.applied;
+            self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
+        }
+        let Some(stream) = self.stream.clone() else { return 0 };
+        let result = if self.key.is_some() {
+            self.write_sealed(&stream, last)
+        } else {
+            self.write_plain(&stream, last)
+        };
+        match result {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, %error, "writing failed");
+                self.broken = true;
+                0
+            }
+        }
+    }
+
+    pub fn write_plain(&mut self, stream: &TcpStream, last: &[u8]) -> io::Result<usize> {
+        let mut last_written = 0;
+        loop {
+            let waiting = self.out.len();
+            if waiting == 0 && last_written == last.len() {
+                return Ok(last_written);
+            }
+            let mut slices = [IoSlice::new(&[]); GATHER];
+            let used = self.out.gather(&last[last_written..], &mut slices);
+            let asked: usize = slices[..used].iter().map(|slice| slice.len()).sum();
+            let mut stream = stream;
+            let count = match stream.write_vectored(&slices[..used]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(last_written);
+                }
+                Err(error) => return Err(error),
+            };
+            self.out.consume(count.min(waiting));
+            last_written += count.saturating_sub(waiting);
+            if count < asked {
+                // The kernel's buffer is full: asking once more would only be told so.
+                self.blocked = true;
+                return Ok(last_written);
+            }
+        }
+    }
+
+    pub fn write_sealed(&mut self, mut stream: &TcpStream, last: &[u8]) -> io::Result<usize> {
+        let mut last_sealed = 0;
+        loop {
+            if self.sealed_written == self.sealed.len() {
+                self.sealed.clear();
+                self.sealed_written = 0;
+                if self.out.is_empty() && last_sealed == last.len() {
+                    return Ok(last_sealed);
+                }
+                // A few records per system call.
+                while self.sealed.len() < 2 * MAX_PLAIN && !(self.out.is_empty() && last_sealed == last.len())
+                {
+                    let at = self.sealed.len();
+                    self.sealed.extend_from_slice(&[0; 2]);
+                    self.out.take(&mut self.sealed, MAX_PLAIN);
+                    let room = MAX_PLAIN - (self.sealed.len() - at - 2);
+                    let now = room.min(last.len() - last_sealed);
+                    self.sealed.extend_from_slice(&last[last_sealed..last_sealed + now]);
+                    last_sealed += now;
+                    let sealed = self.key.as_mut().and_then(|key| key.seal(&mut self.sealed, at));
+                    sealed.ok_or_else(|| io::Error::other("the cipher failed"))?;
+                }
+            }
+            match stream.write(&self.sealed[self.sealed_written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => self.sealed_written += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(last_sealed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Puts a put or get frame's ticket where its end will find it.
+    pub fn mark(&mut self, ticket: u64) {
+        if let Some(ticket) = Ticket::from_word(ticket) {
+            self.markers.push_back(Marker { ticket, puts: self.puts, gets: self.gets_asked });
+        }
+    }
+
+    pub fn push_payload(&mut self, payload: Payload<'_>) {
+        match payload {
+            Payload::Private(bytes) if bytes.len() > COPY => {
+                self.out.push_long(Bytes::copy_from_slice(bytes))
+            }
+            Payload::Private(bytes) => self.out.small().extend_from_slice(bytes),
+            Payload::Held(bytes) if bytes.len() > COPY => self.out.push_long(bytes),
+            Payload::Held(bytes) => self.out.small().extend_from_slice(&bytes),
+            Payload::Shared(slice) => self.push_shared(slice),
+        }
+    }
+
+    pub fn push_shared(&mut self, slice: SharedSlice) {
+        if slice.len() > COPY {
+            self.out.push_long(Bytes::from(slice.to_vec()));
+        } else {
+            slice.append_to(self.out.small());
+        }
+    }
+
+    /// Appends a header and memory that peers may write meanwhile. What the kernel takes at once is not copied.
+    pub fn push_memory(&mut self, header: Header, memory: SharedSlice) {
+        if memory.len() > COPY && !self.is_flushed() && !self.blocked {
+            self.flush(&[]);
+        }
+        let written = if memory.len() > COPY && self.is_flushed() && self.can_write() && self.key.is_none() {
+            self.write_memory(header, memory)
+        } else {
+            0
+        };
+        if written < HEADER {
+            self.out.small().extend_from_slice(&header.as_bytes()[written..]);
+        }
+        let from = written.saturating_sub(HEADER) as u64;
+        if let Some(rest) = memory.slice(from, memory.len() as u64 - from) {
+            self.push_shared(rest);
+        }
+    }
+
+    /// Writes a header and memory straight from where they are; returns how much the kernel took.
+    #[cfg(all(unix, not(feature = "portable")))]
+    pub fn write_memory(&mut self, header: Header, memory: SharedSlice) -> usize {
+        let Some(stream) = &self.stream else { return 0 };
+        match memory.write_behind(header.as_bytes(), &**stream) {
+            Ok(count) => {
+                self.blocked = count < HEADER + memory.len();
+                count
+            }
+            Err(error) => {
+                // The next flush will meet it again.
+                tracing::trace!(peer = %self.peer, %error, "not written at once");
+                0
+            }
+        }
+    }
+
+    /// Memory that others may write is copied first.
+    #[cfg(not(all(unix, not(feature = "portable"))))]
+    pub fn write_memory(&mut self, _header: Header, _memory: SharedSlice) -> usize {
+        0
+    }
+
+    /// Goes on with what was too long for one go, as far as there is room. True if it went on.
+    pub fn work(&mut self, limit: usize, chunk: u64, window: u64) -> bool {
+        let mut moved = false;
+        loop {
+            match &mut self.job {
+                None => return moved,
+                Some(Job::Put { source, sent, len, offset, ticket }) => {
+                    if self.out.len() >= limit.max(1) {
+                        return moved;
+                    }
+                    let now = match source {
+                        PutSource::Region(_) => (*len - *sent).min(PIECE),
+                        PutSource::Held(_) => (*len - *sent).min(1 << 30),
+                    };
+                    let header = Header::control(PUT, now as usize, *offset + *sent);
+                    let piece = match source {
+                        PutSource::Region(slice) => slice.slice(*sent, now).map(Piece::Memory),
+                        PutSource::Held(bytes) => {
+                            Some(Piece::Bytes(bytes.slice(*sent as usize..(*sent + now) as usize)))
+                        }
+                    };
+                    *sent += now;
+                    let last = (sent == len).then_some(*ticket);
+                    match piece {
+                        Some(Piece::Memory(memory)) => self.push_memory(header, memory),
+                        Some(Piece::Bytes(bytes)) => {
+                            self.out.small().extend_from_slice(header.as_bytes());
+                            self.out.push_long(bytes);
+                        }
+                        // The source has the length of the put.
+                        None => return moved,
+                    }
+                    self.puts += 1;
+                    if let Some(ticket) = last {
+                        self.job = None;
+                        self.mark(ticket);
+                    }
+                }
+                Some(Job::Get { offset, left }) => {
+                    let now = (*left).min(chunk);
+                    if self.asked + now + GET_COST > window {
+                        return moved;
+                    }
+                    let header = Header::control(GET, 8, *offset);
+                    *offset += now;
+                    *left -= now;
+                    let end = *left == 0;
+                    self.asked += now + GET_COST;
+                    self.out.small().extend_from_slice(header.as_bytes());
+                    self.out.small().extend_from_slice(&now.to_le_bytes());
+                    if end {
+                        self.job = None;
+                    }
+                }
+            }
+            moved = true;
+        }
+    }
+}
+
+/// A payload, and what may be done with it.
+pub(crate) enum Payload<'a> {
+    /// Lent for the call.
+    Private(&'a [u8]),
+    /// Shared: keeping it costs no copy.
+    Held(Bytes),
+    /// Memory that peers may write meanwhile.
+    Shared(SharedSlice),
+}
+
+impl Payload<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Private(bytes) => bytes.len(),
+            Payload::Held(bytes) => bytes.len(),
+            Payload::Shared(slice) => slice.len(),
+        }
+    }
+}
