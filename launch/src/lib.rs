@@ -41,6 +41,7 @@ mod frame;
 mod inherited;
 mod job;
 mod key;
+mod meeting;
 mod outcome;
 mod output;
 mod settings;
@@ -58,6 +59,7 @@ pub use fds::HostFds;
 pub use inherited::InheritedFds;
 pub use job::RunningJob;
 pub use key::{JobId, JobKey};
+pub use meeting::{Meeting, MeetingError};
 pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
 /// A signal, as [`RunningJob::signal`] takes it.

@@ -1,0 +1,102 @@
+//! How ranks that inherited nothing find each other: whatever started them lets all of them exchange blobs.
+
+use std::io;
+use std::time::Instant;
+
+use crate::key::{JobId, JobKey};
+
+/// What some launcher offers for ranks to meet: a key-value space, or a rank that serves an address.
+///
+/// All calls block; call them where blocking is allowed. Every rank makes the same calls in the same order.
+pub trait Meeting: Send {
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// The number of ranks.
+    fn size(&self) -> u32;
+
+    /// The job's identity and secret, if the launcher or whoever serves the meeting says them. Otherwise rank 0 draws
+    /// both and tells them in the first blob, which only a launcher's own key-value space may carry.
+    fn identity(&self) -> Option<(JobId, JobKey)>;
+
+    /// Gives this rank's blob, of at most 64 KiB, and gets those of all ranks, by rank.
+    ///
+    /// # Errors
+    /// Ranks are missing at the deadline, two claim one number, or the launcher's service failed.
+    fn all_gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError>;
+}
+
+/// Why ranks did not find each other.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeetingError {
+    /// Ranks had not come at the deadline.
+    #[error("{} of {size} ranks have not come to {place} within {seconds} s: {}; \
+             start them, or raise POSTHASTE_JOIN_TIMEOUT", missing.len(), listed(missing))]
+    Missing {
+        /// Where they were expected.
+        place: String,
+        /// The number of ranks.
+        size: u32,
+        /// How long they were waited for.
+        seconds: u64,
+        /// Which they are.
+        missing: Vec<u32>,
+    },
+    /// Another process has this rank's number.
+    #[error(
+        "rank {rank} is claimed twice at {place}: by {first} and by {second}; give every process a rank of its own"
+    )]
+    ClaimedTwice {
+        /// The number.
+        rank: u32,
+        /// Where.
+        place: String,
+        /// Who came first.
+        first: String,
+        /// Who came second.
+        second: String,
+    },
+    /// A rank is not below the size, or ranks disagree about the size.
+    #[error("rank {rank} came to a job of {size} ranks saying that it has {said}")]
+    Size {
+        /// The rank that came.
+        rank: u32,
+        /// The size.
+        size: u32,
+        /// What it said.
+        said: u32,
+    },
+    /// Whoever serves the meeting cannot be reached, or refused this rank.
+    #[error("cannot meet the other ranks at {place}: {problem}")]
+    Refused {
+        /// Where.
+        place: String,
+        /// What was seen, and what to do.
+        problem: String,
+    },
+    /// The launcher's service broke its own rules.
+    #[error("{service} said `{said}`, which is not understood")]
+    Garbled {
+        /// Which service.
+        service: &'static str,
+        /// What it said, shortened.
+        said: String,
+    },
+    /// The operating system refused something.
+    #[error("cannot {what}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The first of many ranks.
+fn listed(ranks: &[u32]) -> String {
+    let shown: Vec<String> = ranks.iter().take(8).map(u32::to_string).collect();
+    let rest = if ranks.len() > 8 { ", …" } else { "" };
+    format!("{} {}{rest}", if ranks.len() == 1 { "rank" } else { "ranks" }, shown.join(", "))
+}
