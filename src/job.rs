@@ -104,7 +104,7 @@ impl Job {
         let settings = &process.settings;
         let client = Client::new(ClientParts {
             id,
-            device: process.host.device(id),
+            devices: vec![process.host.device(id)],
             sysdep: process.sysdep.clone(),
             config: EngineConfig { credits: settings.credits, ..EngineConfig::default() },
             spin: settings.spin,

@@ -6,6 +6,7 @@ use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
+use crate::route::Routes;
 use crate::sync::{Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
@@ -53,8 +54,8 @@ pub trait Messager: Send + Sync {
 pub struct ClientParts {
     /// Which client of the process.
     pub id: ClientId,
-    /// The device that carries its traffic.
-    pub device: Arc<dyn Device>,
+    /// The devices that carry its traffic; each rank is reached through the cheapest that can.
+    pub devices: Vec<Arc<dyn Device>>,
     /// The kernel.
     pub sysdep: Arc<dyn Sysdep>,
     /// Settings of the engines.
@@ -74,7 +75,7 @@ impl std::fmt::Debug for ClientParts {
 /// The messager over one device per peer.
 pub struct Client {
     id: ClientId,
-    devices: Vec<Arc<dyn Device>>,
+    routes: Routes,
     sysdep: Arc<dyn Sysdep>,
     registry: crate::sync::Arc<Registry>,
     gates: crate::sync::Arc<Gates>,
@@ -96,9 +97,9 @@ impl Client {
     /// Makes the contexts; no driver runs yet.
     ///
     /// # Errors
-    /// If the device cannot make its ports.
+    /// If no device reaches a rank, or one cannot make its ports.
     pub fn new(parts: ClientParts) -> Result<Client, DeviceError> {
-        let ClientParts { id, device, sysdep, config, spin, driver_thread } = parts;
+        let ClientParts { id, devices, sysdep, config, spin, driver_thread } = parts;
         let personality = sysdep.personality();
         let shape = personality.shape;
         let spin = match spin {
@@ -109,6 +110,7 @@ impl Client {
             }
             None => Spin::Yield,
         };
+        let routes = Routes::new(devices, shape.ranks)?;
         let registry = crate::sync::Arc::new(Registry::default());
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
@@ -118,11 +120,11 @@ impl Client {
             let me = Endpoint::new(personality.rank, context);
             let told = errors.clone();
             let (engine, slots) = Engine::new(
-                device.port(context)?,
+                routes.port(context, shape)?,
                 EngineParts {
                     me,
                     shape,
-                    caps: *device.caps(),
+                    caps: routes.caps(),
                     config,
                     registry: registry.clone(),
                     gates: gates.clone(),
@@ -135,10 +137,10 @@ impl Client {
                     now: sysdep.now().as_millis() as u64,
                 },
             );
-            let shared = Shared::new(engine, slots, me, device.doorbell(context), sysdep.clone(), spin);
+            let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
             contexts.push(Handle::new(shared));
         }
-        Ok(Client { id, devices: vec![device], sysdep, registry, gates, contexts, errors, driver_thread })
+        Ok(Client { id, routes, sysdep, registry, gates, contexts, errors, driver_thread })
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
@@ -147,7 +149,7 @@ impl Client {
     /// # Errors
     /// If the device cannot be opened.
     pub async fn open(&self) -> Result<(), DeviceError> {
-        let (contexts, devices) = (self.contexts.clone(), self.devices.clone());
+        let (contexts, devices) = (self.contexts.clone(), self.routes.devices().to_vec());
         if !self.driver_thread {
             open_devices(&contexts, &devices).await?;
             for context in &contexts {
@@ -206,7 +208,7 @@ impl Client {
     /// The device that reaches the rank at the lowest cost.
     #[must_use]
     pub fn device_for(&self, rank: Rank) -> Option<&Arc<dyn Device>> {
-        self.devices.iter().filter(|device| device.reaches(rank)).min_by_key(|device| device.caps().cost)
+        self.routes.device_for(rank)
     }
 
     /// Sets who is told of errors that no future waits for (D17).
@@ -266,7 +268,7 @@ impl Messager for Client {
     }
 
     fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+        self.routes.devices()
     }
 
     fn register(&self, protocol: Arc<dyn Protocol>) -> Result<ProtocolId, RegisterError> {
@@ -285,7 +287,7 @@ impl Messager for Client {
         for context in &self.contexts {
             context.post_run(|scope| scope.goodbye());
         }
-        for device in &self.devices {
+        for device in self.routes.devices() {
             device.close().await;
         }
         for context in &self.contexts {

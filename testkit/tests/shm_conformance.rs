@@ -45,7 +45,7 @@ impl Harness for ShmHarness {
             let host = Host::new(resources, self.sizes, sysdep.clone()).expect("the arena is mapped");
             let client = Client::new(ClientParts {
                 id: ClientId(0),
-                device: host.device(ClientId(0)),
+                devices: vec![host.device(ClientId(0))],
                 sysdep,
                 config: setup.config,
                 spin: Some(Duration::ZERO),

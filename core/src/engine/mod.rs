@@ -26,6 +26,7 @@ use crate::device::{Inject, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Credit, Protocol, Registry};
+use crate::route::RouteCaps;
 use crate::slot::{Completer, Outcome, SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -133,7 +134,9 @@ pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 pub struct State {
     pub(crate) me: Endpoint,
     pub(crate) shape: JobShape,
+    /// What the devices of all ranks can do.
     pub(crate) caps: Caps,
+    pub(crate) routes: RouteCaps,
     pub(crate) config: EngineConfig,
     pub(crate) peers: Vec<Option<Box<Peer>>>,
     /// Endpoint indices with something queued or owed.
@@ -202,8 +205,8 @@ pub struct EngineParts {
     pub me: Endpoint,
     /// The job.
     pub shape: JobShape,
-    /// The device's capabilities.
-    pub caps: Caps,
+    /// What can be done with each rank.
+    pub caps: RouteCaps,
     /// Settings.
     pub config: EngineConfig,
     /// The client's protocols.
@@ -231,7 +234,8 @@ impl Engine {
         let state = State {
             me: parts.me,
             shape: parts.shape,
-            caps: parts.caps,
+            caps: *parts.caps.common(),
+            routes: parts.caps,
             config: parts.config,
             peers: (0..endpoints).map(|_| None).collect(),
             busy: Vec::new(),
@@ -484,10 +488,16 @@ impl Scope<'_> {
         self.state.shape
     }
 
-    /// The device's capabilities.
+    /// What can be done with every rank.
     #[must_use]
     pub fn caps(&self) -> &Caps {
         &self.state.caps
+    }
+
+    /// What can be done with that rank.
+    #[must_use]
+    pub fn caps_of(&self, rank: Rank) -> &Caps {
+        self.state.routes.of(rank)
     }
 
     /// Counters of this context.

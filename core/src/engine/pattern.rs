@@ -199,10 +199,11 @@ impl Scope<'_> {
     /// which needs a ticket because the device reports completions. `None`: no room.
     #[inline]
     fn inject_run(&mut self, cursor: &mut usize, end: usize, ticket: u64) -> Option<Result<bool, Fault>> {
-        let State { patterns, table, caps, .. } = &mut *self.state;
+        let State { patterns, table, routes, .. } = &mut *self.state;
         let sources = Sources { info: &[], borrowed: &[], table };
-        let stop_at = if caps.mappable || ticket != 0 { end } else { end - 1 };
-        if ticket != 0 && !caps.mappable && *cursor + 1 == end {
+        let mappable = routes.of(patterns.buffer[*cursor].rank).mappable;
+        let stop_at = if mappable || ticket != 0 { end } else { end - 1 };
+        if ticket != 0 && !mappable && *cursor + 1 == end {
             let last = Descriptor { ticket, ..patterns.buffer[*cursor] };
             let injected = self.inject.inject(std::slice::from_ref(&last), &sources);
             *cursor += injected.taken;

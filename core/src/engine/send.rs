@@ -145,7 +145,7 @@ impl Scope<'_> {
     /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
-        let State { peers, shape, stats, table, caps, .. } = &mut *self.state;
+        let State { peers, shape, stats, table, caps, routes, .. } = &mut *self.state;
         let Some((_, peer)) = clear_way(peers, *shape, target) else { return false };
         if !peer.is_open(protocol) {
             return false;
@@ -155,7 +155,8 @@ impl Scope<'_> {
                 (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
             Whole::Bytes(_) => return false,
-            Whole::Loan(key, len) => (SourceKind::Loan, key, len, &[][..]),
+            Whole::Loan(key, len) if routes.of(target.rank).loans => (SourceKind::Loan, key, len, &[][..]),
+            Whole::Loan(..) => return false,
         };
         let descriptor = Descriptor {
             op: Op::Send,
@@ -432,8 +433,15 @@ impl Scope<'_> {
     ) -> SendResult<'p> {
         let len = payload.len();
         let max_eager = self.state.caps.max_eager;
-        let State { peers, table, shape, .. } = &mut *self.state;
+        let State { peers, table, shape, routes, .. } = &mut *self.state;
         let target = shape.endpoint(index);
+        let payload = match payload {
+            // The page is another device's, which does not reach this target.
+            Payload::Loan(loan) if !routes.of(target.rank).loans => {
+                Payload::Owned(Bytes::from(loan.memory.to_vec()))
+            }
+            payload => payload,
+        };
         let mut descriptor = Descriptor {
             op: Op::Send,
             source_kind: SourceKind::Borrowed,

@@ -165,7 +165,7 @@ pub fn packets(data: &[u8]) {
         EngineParts {
             me,
             shape,
-            caps: Caps::send_only("scripted", 256),
+            caps: Caps::send_only("scripted", 256).into(),
             config: EngineConfig { credits: 4, credit_bytes: 1024, fifo_slots: 8, max_message: MAX_MESSAGE },
             registry,
             gates: Arc::new(Gates::new(3)),
@@ -262,7 +262,7 @@ mod tests {
             EngineParts {
                 me: Endpoint::new(Rank(0), ContextId(0)),
                 shape: JobShape { ranks: 2, clients: 1, contexts: 1 },
-                caps: Caps::send_only("scripted", 256),
+                caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry,
                 gates: Arc::new(Gates::new(2)),

@@ -58,7 +58,7 @@ impl SimWorld {
             .map(|rank| {
                 let client = Client::new(ClientParts {
                     id: ClientId(0),
-                    device: fabric.device(ClientId(0), Rank(rank)),
+                    devices: vec![fabric.device(ClientId(0), Rank(rank))],
                     sysdep: fabric.sysdep(Rank(rank)),
                     config,
                     spin: Some(Duration::ZERO),

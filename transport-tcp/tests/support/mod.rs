@@ -31,7 +31,7 @@ pub fn runtime() -> Runtime {
 pub fn client(device: Arc<TcpDevice>, rank: Rank, shape: JobShape, config: EngineConfig) -> Arc<Client> {
     let client = Client::new(ClientParts {
         id: ClientId(0),
-        device,
+        devices: vec![device],
         sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None)),
         config,
         spin: Some(Duration::ZERO),
