@@ -193,10 +193,16 @@ impl Job {
         &self.client
     }
 
-    /// What the device can do.
+    /// What can be done with every rank.
     #[must_use]
     pub fn caps(&self) -> Caps {
-        self.client.devices().first().map_or(Caps::send_only("none", 0), |device| *device.caps())
+        *self.client.caps().common()
+    }
+
+    /// What can be done with that rank: that of the device which reaches it.
+    #[must_use]
+    pub fn caps_of(&self, rank: Rank) -> Caps {
+        *self.client.caps().of(rank)
     }
 
     /// What context 0 has done so far.

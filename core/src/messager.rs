@@ -6,7 +6,7 @@ use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
-use crate::route::Routes;
+use crate::route::{RouteCaps, Routes};
 use crate::sync::{Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
@@ -76,6 +76,7 @@ impl std::fmt::Debug for ClientParts {
 pub struct Client {
     id: ClientId,
     routes: Routes,
+    caps: RouteCaps,
     sysdep: Arc<dyn Sysdep>,
     registry: crate::sync::Arc<Registry>,
     gates: crate::sync::Arc<Gates>,
@@ -111,6 +112,7 @@ impl Client {
             None => Spin::Yield,
         };
         let routes = Routes::new(devices, shape.ranks)?;
+        let caps = routes.caps();
         let registry = crate::sync::Arc::new(Registry::default());
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
@@ -124,7 +126,7 @@ impl Client {
                 EngineParts {
                     me,
                     shape,
-                    caps: routes.caps(),
+                    caps: caps.clone(),
                     config,
                     registry: registry.clone(),
                     gates: gates.clone(),
@@ -140,7 +142,7 @@ impl Client {
             let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
             contexts.push(Handle::new(shared));
         }
-        Ok(Client { id, routes, sysdep, registry, gates, contexts, errors, driver_thread })
+        Ok(Client { id, routes, caps, sysdep, registry, gates, contexts, errors, driver_thread })
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
@@ -149,9 +151,9 @@ impl Client {
     /// # Errors
     /// If the device cannot be opened.
     pub async fn open(&self) -> Result<(), DeviceError> {
-        let (contexts, devices) = (self.contexts.clone(), self.routes.devices().to_vec());
+        let (contexts, routes) = (self.contexts.clone(), self.routes.clone());
         if !self.driver_thread {
-            open_devices(&contexts, &devices).await?;
+            open_devices(&contexts, &routes).await?;
             for context in &contexts {
                 tokio::spawn(Driver::new(context).run());
             }
@@ -162,7 +164,7 @@ impl Client {
         let main = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = runtime.map_err(os("cannot make the driver's runtime")).and_then(|runtime| {
-                runtime.block_on(open_devices(&contexts, &devices))?;
+                runtime.block_on(open_devices(&contexts, &routes))?;
                 Ok(runtime)
             });
             match result {
@@ -185,6 +187,15 @@ impl Client {
         open.await.unwrap_or_else(|_| {
             Err(DeviceError::Mismatch { subject: "the driver's thread", problem: "it ended at once".into() })
         })
+    }
+
+    /// Starts the watch over the peers alone, for a caller that drives the contexts itself; [`open`](Self::open) does
+    /// both.
+    ///
+    /// # Errors
+    /// If a device cannot be opened.
+    pub async fn open_devices(&self) -> Result<(), DeviceError> {
+        open_devices(&self.contexts, &self.routes).await
     }
 
     /// Which client of the process this is.
@@ -211,21 +222,30 @@ impl Client {
         self.routes.device_for(rank)
     }
 
+    /// What can be done with each rank.
+    #[must_use]
+    pub fn caps(&self) -> &RouteCaps {
+        &self.caps
+    }
+
     /// Sets who is told of errors that no future waits for (D17).
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         *lock(&self.errors) = Some(crate::sync::Arc::new(handler));
     }
 }
 
-async fn open_devices(contexts: &[Handle], devices: &[Arc<dyn Device>]) -> Result<(), DeviceError> {
-    let contexts = contexts.to_vec();
-    let down = Arc::new(move |rank: Rank, fault: Fault| {
-        for context in &contexts {
-            context.post_work(Work::PeerDown(rank, fault));
-        }
-    });
-    for device in devices {
-        device.open(down.clone()).await?;
+async fn open_devices(contexts: &[Handle], routes: &Routes) -> Result<(), DeviceError> {
+    for (at, device) in routes.devices().iter().enumerate() {
+        let (contexts, leads_through) = (contexts.to_vec(), routes.leading_through(at));
+        let down = move |rank: Rank, fault: Fault| {
+            // What the others know of the rank says nothing about what is still on its way through this one.
+            if leads_through(rank) {
+                for context in &contexts {
+                    context.post_work(Work::PeerDown(rank, fault));
+                }
+            }
+        };
+        device.open(Arc::new(down)).await?;
     }
     Ok(())
 }

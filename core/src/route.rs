@@ -18,8 +18,9 @@ use std::task::{Context, Poll};
 const LOOKS_PER_TURN: u32 = 32;
 
 /// Which device reaches each rank.
+#[derive(Clone)]
 pub struct Routes {
-    devices: Vec<Arc<dyn Device>>,
+    devices: Arc<[Arc<dyn Device>]>,
     by_rank: Arc<[u8]>,
 }
 
@@ -46,7 +47,7 @@ impl Routes {
             })
         };
         let by_rank = (0..ranks).map(pick).collect::<Result<_, _>>()?;
-        Ok(Routes { devices, by_rank })
+        Ok(Routes { devices: devices.into(), by_rank })
     }
 
     /// All devices.
@@ -59,6 +60,12 @@ impl Routes {
     #[must_use]
     pub fn device_for(&self, rank: Rank) -> Option<&Arc<dyn Device>> {
         self.devices.get(usize::from(*self.by_rank.get(rank.index())?))
+    }
+
+    /// Tells whether a rank is reached through the device with that number; keeps no device alive.
+    pub(crate) fn leading_through(&self, device: usize) -> impl Fn(Rank) -> bool + Send + Sync + use<> {
+        let by_rank = self.by_rank.clone();
+        move |rank| by_rank.get(rank.index()).is_some_and(|&at| usize::from(at) == device)
     }
 
     /// What each rank can be reached with.

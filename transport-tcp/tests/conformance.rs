@@ -49,3 +49,11 @@ conformance_suite!(mod encrypted, seeds 0..1, |_| TcpHarness::new(
 ));
 conformance_suite!(mod tiny_insecure, seeds 0..1, |_| TcpHarness::new(Mode::Insecure, tiny(), one_credit()));
 conformance_suite!(mod tiny_encrypted, seeds 0..1, |_| TcpHarness::new(Mode::Encrypted, tiny(), one_credit()));
+conformance_suite!(mod mixed, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig::default()
+)
+.mixed());
+conformance_suite!(mod tiny_mixed, seeds 0..1, |_| TcpHarness::new(Mode::Insecure, tiny(), one_credit())
+    .mixed());

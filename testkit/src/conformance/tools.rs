@@ -72,9 +72,9 @@ impl<H: Harness> World<H> {
         self.clients.iter().flat_map(|client| client.contexts()).map(Handle::me).collect()
     }
 
-    /// The device's capabilities.
+    /// What the devices can do for all ranks.
     pub fn caps(&self) -> Caps {
-        *self.clients[0].devices()[0].caps()
+        *self.clients[0].caps().common()
     }
 
     /// The handle of an endpoint.
