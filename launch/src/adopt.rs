@@ -32,12 +32,14 @@ impl Role {
 }
 
 /// Adopts the numbers if all of them are what the launcher made; if not, leaves all of them alone.
-pub(crate) fn adopt(numbers: &FdNumbers, rank: u32) -> Result<InheritedFds, AdoptError> {
+///
+/// This rank's doorbell is at `place` in the ring.
+pub(crate) fn adopt(numbers: &FdNumbers, place: u32) -> Result<InheritedFds, AdoptError> {
     // Relaxed is enough: the flag guards no other memory, only the right to go on, and a swap has one winner.
     if ADOPTED.swap(true, Ordering::Relaxed) {
         return Err(AdoptError::AlreadyAdopted);
     }
-    let checked = check_all(numbers, rank);
+    let checked = check_all(numbers, place);
     if checked.is_err() {
         ADOPTED.store(false, Ordering::Relaxed);
     }
@@ -55,7 +57,7 @@ pub(crate) fn adopt(numbers: &FdNumbers, rank: u32) -> Result<InheritedFds, Adop
     })
 }
 
-fn check_all(numbers: &FdNumbers, rank: u32) -> Result<(), AdoptError> {
+fn check_all(numbers: &FdNumbers, place: u32) -> Result<(), AdoptError> {
     let ring = numbers.ring.iter().map(|fd| (*fd, Role::Ring));
     let all = || [(numbers.arena, Role::Arena), (numbers.bell, Role::Bell)].into_iter().chain(ring.clone());
     for (fd, role) in all() {
@@ -65,7 +67,7 @@ fn check_all(numbers: &FdNumbers, rank: u32) -> Result<(), AdoptError> {
         check(borrowed, fd, role)?;
     }
     // A rank's own doorbell, seen from both ends, is one pipe; so numbers reused by chance are found out.
-    let own = *numbers.ring.get(rank as usize).ok_or(AdoptError::NotInherited)?;
+    let own = *numbers.ring.get(place as usize).ok_or(AdoptError::NotInherited)?;
     // SAFETY: both numbers were found open above; the borrows last for two calls of fstat.
     let (bell, own) = unsafe { (BorrowedFd::borrow_raw(numbers.bell), BorrowedFd::borrow_raw(own)) };
     same_pipe(bell, own, numbers.bell)?;

@@ -41,6 +41,7 @@ mod frame;
 mod inherited;
 mod job;
 mod key;
+mod key_file;
 mod meeting;
 mod outcome;
 mod output;
@@ -48,6 +49,7 @@ mod settings;
 mod signals;
 mod spawn;
 mod supervisor;
+mod values;
 mod vars;
 mod watch;
 
@@ -64,5 +66,5 @@ pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
-pub use settings::{Driver, Settings};
+pub use settings::{DeviceChoice, Driver, Settings, TcpMode};
 pub use spawn::Launch;

@@ -208,6 +208,8 @@ impl Launch {
             key: JobKey::random().map_err(system("draw the job's key"))?,
             fds: None,
             broker: None,
+            nodes: vec![0; self.ranks as usize],
+            rendezvous: None,
             settings: Settings::default(),
         };
         let broker = self.start_broker(&mut fds, &mut env)?;
