@@ -1,12 +1,16 @@
 //! Becoming part of a job.
 
+mod meet;
+mod network;
+
 use crate::error::JoinError;
-use crate::job::{Job, host_of, sizes_of};
+use crate::job::Job;
+use crate::place::{Place, layout_of, sizes_of};
 use crate::{Error, launcher};
-use posthaste_core::{JobShape, LinuxSysdep, Personality, Rank, Sysdep};
-use posthaste_launch::{HostFds, InheritedFds, JobEnv, Settings};
-use posthaste_shm::HostResources;
-use std::sync::Arc;
+use meet::{Given, Party, blocking, join_given};
+use network::Whereabouts;
+use posthaste_core::{JobShape, Rank};
+use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, Settings};
 
 /// Joins the job that this process was started for.
 ///
@@ -61,44 +65,50 @@ pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let settings = Settings::from_process().map_err(JoinError::from)?;
     let shape = JobShape { ranks: 1, clients, contexts };
     let sizes = sizes_of(&settings, shape);
-    let bytes = crate::job::layout_of(shape, sizes).map_err(JoinError::from)?.total();
+    let bytes = layout_of(shape, sizes).map_err(JoinError::from)?.total();
     let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
     let fds = fds.local(0).map_err(Error::from)?;
-    Ok(enter(Rank(0), shape, settings, fds).await?)
+    check_runtime()?;
+    let place = Place::new(Rank(0), shape, vec![0], Some(fds), settings)?;
+    Ok(Job::open(place).await?)
 }
 
 async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
+    check_runtime()?;
     let fds = if env.fds.is_some() {
-        InheritedFds::obtain(&env)?
-    } else {
+        Some(InheritedFds::obtain(&env)?)
+    } else if env.broker.is_some() {
         // Asking the broker blocks for a moment.
-        let asked = tokio::task::spawn_blocking({
-            let env = env.clone();
-            move || InheritedFds::obtain(&env)
-        });
-        asked.await.map_err(|_| JoinError::Runtime("the runtime was shut down while joining"))??
+        let asked = env.clone();
+        Some(blocking(move || Ok(InheritedFds::obtain(&asked)?)).await?)
+    } else {
+        None
     };
     let (clients, contexts) = (part("clients", env.clients)?, part("contexts", env.contexts)?);
     let shape = JobShape { ranks: env.size, clients, contexts };
-    enter(Rank(env.rank), shape, env.settings.clone(), fds).await
+    let settings = env.settings.clone();
+    let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
+    if one_node && fds.is_some() && settings.device != DeviceChoice::Tcp {
+        return Job::open(Place::new(Rank(env.rank), shape, env.nodes, fds, settings)?).await;
+    }
+    let at = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
+    let (place, key, limit) = (at.clone(), env.key.clone(), settings.join_timeout);
+    let (meeting, met_at) = blocking(move || meet_at(&place, env.rank, env.size, &key, limit)).await?;
+    let given = Given {
+        job: env.job,
+        key: env.key,
+        shape,
+        nodes: env.nodes,
+        // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
+        fds: fds.filter(|_| settings.device != DeviceChoice::Tcp),
+        whereabouts: Whereabouts::Beyond(met_at),
+        settings: settings.clone(),
+    };
+    Job::open(join_given(given, Party::new(meeting, &settings)).await?).await
 }
 
 fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
     u16::try_from(number).map_err(|_| JoinError::TooMany { what, number })
-}
-
-async fn enter(rank: Rank, shape: JobShape, settings: Settings, fds: InheritedFds) -> Result<Job, JoinError> {
-    check_runtime()?;
-    let sysdep: Arc<dyn Sysdep> =
-        Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), settings.cores));
-    let resources = HostResources {
-        arena: fds.arena,
-        bell: fds.bell,
-        ring: fds.ring,
-        memory_limit: settings.memory_limit,
-    };
-    let host = host_of(resources, sizes_of(&settings, shape), sysdep.clone())?;
-    Job::open(host, sysdep, settings).await
 }
 
 /// The doorbell needs the runtime's I/O driver, deadlines its timer.
@@ -143,4 +153,13 @@ mod tests {
             assert!(matches!(error, Error::Join(JoinError::Shape(_))), "{error}");
         }
     }
+}
+fn meet_at(
+    _p: &str,
+    _r: u32,
+    _s: u32,
+    _k: &posthaste_launch::JobKey,
+    _l: std::time::Duration,
+) -> Result<(Box<dyn posthaste_launch::Meeting>, std::net::SocketAddr), JoinError> {
+    unimplemented!()
 }
