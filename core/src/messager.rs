@@ -130,6 +130,10 @@ impl Client {
                     config,
                     registry: registry.clone(),
                     gates: gates.clone(),
+                    home: {
+                        let device = device.clone();
+                        Arc::new(move |offset, len| device.map(me.rank, offset, len))
+                    },
                     errors: Some(crate::sync::Arc::new(move |fault| {
                         let handler = lock(&told).clone();
                         if let Some(handler) = handler {
