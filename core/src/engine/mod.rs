@@ -61,7 +61,14 @@ pub struct EngineConfig {
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { credits: 1024, credit_bytes: 16 << 20, fifo_slots: 256, max_message: 1 << 32, oversend: false, get_window: 4 << 20 }
+        Self {
+            credits: 1024,
+            credit_bytes: 16 << 20,
+            fifo_slots: 256,
+            max_message: 1 << 32,
+            oversend: false,
+            get_window: 4 << 20,
+        }
     }
 }
 
@@ -157,6 +164,8 @@ pub struct State {
     pub(crate) caps: Caps,
     pub(crate) routes: RouteCaps,
     pub(crate) config: EngineConfig,
+    /// By endpoint index: puts and gets go over sends.
+    pub(crate) over_send: Box<[bool]>,
     pub(crate) peers: Vec<Option<Box<Peer>>>,
     /// Endpoint indices with something queued or owed.
     pub(crate) busy: Vec<usize>,
@@ -256,12 +265,13 @@ impl Engine {
     pub fn new(port: Box<dyn Port>, parts: EngineParts) -> (Engine, Arc<SlotPool>) {
         let (slots, completer) = SlotPool::new();
         let endpoints = parts.shape.endpoints();
-        let state = State {
+        let mut state = State {
             me: parts.me,
             shape: parts.shape,
             caps: *parts.caps.common(),
             routes: parts.caps,
             config: parts.config,
+            over_send: Box::new([]),
             peers: (0..endpoints).map(|_| None).collect(),
             busy: Vec::new(),
             registry: parts.registry,
@@ -281,7 +291,7 @@ impl Engine {
             closed: false,
             errors: parts.errors,
         };
-        state.close_gates_over_send();
+        state.choose_over_send();
         (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
     }
 

@@ -4,7 +4,8 @@ use super::Input;
 use bytes::{Bytes, BytesMut};
 use posthaste_core::descriptor::Op;
 use posthaste_core::device::{Body, Inject, Injected, Loan, Packet, Port, Sink, Sources, Stop, Verdict};
-use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
+use posthaste_core::engine::{EngineConfig, EngineParts, Gates, OwnMemory, Work};
+use posthaste_core::inprocess::Arena;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
 use posthaste_core::wire;
 use posthaste_core::{
@@ -141,6 +142,12 @@ impl Protocol for Taker {
     }
 }
 
+/// A page that peers may put to and get from.
+fn memory() -> OwnMemory {
+    let arena = Arena::new(1, 4096);
+    Arc::new(move |offset, len| arena.slice(Rank(0), offset, len))
+}
+
 /// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.
 pub fn packets(data: &[u8]) {
     let mut input = Input(data);
@@ -166,9 +173,17 @@ pub fn packets(data: &[u8]) {
             me,
             shape,
             caps: Caps::send_only("scripted", 256).into(),
-            config: EngineConfig { credits: 4, credit_bytes: 1024, fifo_slots: 8, max_message: MAX_MESSAGE },
+            config: EngineConfig {
+                credits: 4,
+                credit_bytes: 1024,
+                fifo_slots: 8,
+                max_message: MAX_MESSAGE,
+                get_window: 512,
+                ..EngineConfig::default()
+            },
             registry,
             gates: Arc::new(Gates::new(3)),
+            home: memory(),
             errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
             now: 0,
         },
@@ -266,6 +281,7 @@ mod tests {
                 config: EngineConfig::default(),
                 registry,
                 gates: Arc::new(Gates::new(2)),
+                home: memory(),
                 errors: None,
                 now: 0,
             },

@@ -22,7 +22,6 @@ mod target;
 use super::State;
 use super::peer::Peer;
 use crate::error::Fault;
-use crate::ids::{ContextId, Endpoint, Rank};
 use crate::memory::SharedSlice;
 use crate::slot::{Ticket, Value};
 use std::collections::VecDeque;
@@ -164,17 +163,24 @@ impl Peer {
 impl State {
     /// Whether puts and gets of that endpoint's memory go over sends.
     #[inline]
-    pub(super) fn goes_over_send(&self, _index: usize) -> bool {
-        self.config.oversend || !(self.caps.native_put && self.caps.native_get)
+    pub(super) fn goes_over_send(&self, index: usize) -> bool {
+        self.over_send.get(index).copied().unwrap_or(true)
     }
 
-    /// What is put or got over sends is never done inline, which would overtake what is on its way.
-    pub(super) fn close_gates_over_send(&self) {
-        for rank in (0..self.shape.ranks).map(Rank) {
-            if self.goes_over_send(self.shape.index(Endpoint::new(rank, ContextId(0)))) {
+    /// Finds out which endpoints that are. What is put or got over sends is never done inline, which would overtake what
+    /// is on its way.
+    pub(super) fn choose_over_send(&mut self) {
+        let forced = self.config.oversend;
+        let chosen = (0..self.shape.endpoints()).map(|index| {
+            let rank = self.shape.endpoint(index).rank;
+            let caps = self.routes.of(rank);
+            let over_send = forced || !(caps.native_put && caps.native_get);
+            if over_send {
                 self.gates.close_over_send(rank);
             }
-        }
+            over_send
+        });
+        self.over_send = chosen.collect();
     }
 
     /// Longest part of a get, and what may be asked for at a time.

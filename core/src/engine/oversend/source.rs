@@ -133,7 +133,8 @@ impl Scope<'_> {
 
     /// Sends what is left of a put; `cursor` counts the bytes that were sent.
     fn put_parts(&mut self, index: usize, put: &Descriptor, cursor: &mut u64) -> Stop {
-        let State { peers, table, scratch, caps, .. } = &mut *self.state;
+        let State { peers, table, scratch, routes, .. } = &mut *self.state;
+        let caps = routes.of(put.rank);
         let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);
         let short = caps.max_inline.min(SCRATCH) as u64;
         let over = peers[index].as_mut().and_then(|peer| peer.over.as_mut());

@@ -71,7 +71,8 @@ impl Scope<'_> {
 
     /// Answers with one packet, if it is one and there is room.
     fn answer_now(&mut self, index: usize, memory: SharedSlice) -> bool {
-        let State { table, scratch, caps, .. } = &mut *self.state;
+        let State { table, scratch, routes, shape, .. } = &mut *self.state;
+        let caps = routes.of(shape.endpoint(index).rank);
         if memory.len() > caps.max_eager {
             return false;
         }
@@ -158,7 +159,8 @@ impl Scope<'_> {
             let code = wire::code_of(Fault::NoSuchMemory(self.state.me.rank)).to_le_bytes();
             return self.aside_of_queue(index, wire::GET_DATA, 0, &code, &[]) == Stop::Done;
         };
-        let (fragment, eager) = (self.state.caps.fragment as u64, self.state.caps.max_eager as u64);
+        let caps = self.state.routes.of(self.state.shape.endpoint(index).rank);
+        let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);
         loop {
             let left = len - sent;
             let part = if left <= eager { left } else { fragment };
