@@ -106,7 +106,11 @@ impl Job {
             id,
             devices: vec![process.host.device(id)],
             sysdep: process.sysdep.clone(),
-            config: EngineConfig { credits: settings.credits, ..EngineConfig::default() },
+            config: EngineConfig {
+                credits: settings.credits,
+                oversend: settings.oversend,
+                ..EngineConfig::default()
+            },
             spin: settings.spin,
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;
