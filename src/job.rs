@@ -61,7 +61,11 @@ impl Job {
             id,
             devices: place.take_client(id)?,
             sysdep: place.sysdep.clone(),
-            config: EngineConfig { credits: settings.credits, ..EngineConfig::default() },
+            config: EngineConfig {
+                credits: settings.credits,
+                oversend: settings.oversend,
+                ..EngineConfig::default()
+            },
             spin: settings.spin,
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;

@@ -100,3 +100,11 @@ conformance_suite!(mod shared_memory_tiny, seeds 0..1, |_| ShmHarness::new(
     1024,
     EngineConfig { credits: 1, ..EngineConfig::default() }
 ));
+conformance_suite!(mod shared_memory_over_send, seeds 0..1, |_| ShmHarness::new(
+    16 << 10,
+    EngineConfig { oversend: true, ..EngineConfig::default() }
+));
+conformance_suite!(mod shared_memory_over_send_tiny, seeds 0..1, |_| ShmHarness::new(
+    1024,
+    EngineConfig { credits: 1, oversend: true, get_window: 1000, ..EngineConfig::default() }
+));

@@ -183,7 +183,9 @@ impl Device for ShmDevice {
     }
 
     fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
-        if !self.reaches(rank) {
+        // Pages of this rank that were not committed must not be touched, whoever asks for it.
+        let own = rank == self.host.link.me;
+        if !self.reaches(rank) || (own && !lock(&self.heap).holds(offset, len)) {
             return None;
         }
         let segment = self.host.link.arena.layout().segment(self.client, rank);

@@ -104,6 +104,13 @@ impl PatternStore {
     }
 }
 
+impl PatternStore {
+    /// A recorded descriptor, by its place in the buffer.
+    pub(super) fn recorded(&self, at: usize) -> Option<Descriptor> {
+        self.buffer.get(at).copied()
+    }
+}
+
 impl Scope<'_> {
     /// Stores recorded descriptors as a section. Their order per target is kept.
     ///
@@ -167,7 +174,7 @@ impl Scope<'_> {
                 continue;
             }
             let mut cursor = start;
-            if self.state.peer(index).queue_is_empty() {
+            if self.state.peer(index).queue_is_empty() && !self.state.goes_over_send(index) {
                 match self.inject_run(&mut cursor, end, 0) {
                     Some(Ok(true)) => continue,
                     Some(Ok(false)) => {}
@@ -240,6 +247,7 @@ impl Scope<'_> {
         self.state.gates.queued(target.rank, 1);
         self.state.stats.queued += 1;
         let peer = self.state.peer(index);
+        peer.unflushed = true;
         peer.queued_rma += 1;
         peer.push(&jump, &[]);
         self.state.mark_busy(index);
@@ -249,6 +257,9 @@ impl Scope<'_> {
 
     /// Goes on with a replay at the head of a FIFO. `None`: no room. `Some(None)`: injected, the device reports.
     pub(super) fn step_replay(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
+        if self.state.goes_over_send(index) {
+            return self.step_run(index, front);
+        }
         let end = front.len as usize;
         loop {
             let mut cursor = front.offset as usize;
@@ -277,7 +288,7 @@ impl Scope<'_> {
 }
 
 impl State {
-    fn replay_left(&mut self, jump: &Descriptor) {
+    pub(super) fn replay_left(&mut self, jump: &Descriptor) {
         let key = jump.region as usize;
         if let Some(section) = self.patterns.sections.get_mut(key) {
             section.active = section.active.saturating_sub(1);

@@ -521,16 +521,18 @@ impl Scope<'_> {
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
+                self.pump_over(index);
                 // A peer that is gone meanwhile needs no goodbye.
                 let _gone = self.system(index, wire::GOODBYE, 0, &[]);
             }
         }
     }
 
-    /// Whether anything still waits in an injection FIFO of a living peer.
+    /// Whether anything still waits in an injection FIFO of a living peer, or is owed to one.
     #[must_use]
     pub fn has_queued(&self) -> bool {
-        self.state.peers.iter().flatten().any(|peer| peer.fault.is_none() && !peer.queue_is_empty())
+        let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());
+        living.any(|peer| !peer.queue_is_empty() || peer.owes_over())
     }
 }
 
