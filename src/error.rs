@@ -55,6 +55,18 @@ pub enum JoinError {
     /// The ranks did not find each other.
     #[error(transparent)]
     Meeting(#[from] posthaste_launch::MeetingError),
+    /// The launcher that started this process could not be understood or reached.
+    #[error(transparent)]
+    Launcher(#[from] posthaste_launch::ForeignError),
+    /// The ranks meet over the network, and nothing proves that they belong together.
+    #[error(
+        "the ranks that {launcher} started meet over the network and need a secret in common: write 64 hexadecimal \
+         digits to a file of mode 0600 (`openssl rand -hex 32`) and name it in POSTHASTE_KEY_FILE on every rank"
+    )]
+    NoKey {
+        /// The launcher.
+        launcher: &'static str,
+    },
     /// An address to listen on could not be found.
     #[error("cannot listen on {wanted}: {problem}")]
     Interface {

@@ -28,7 +28,7 @@ pub(crate) fn layout_of(shape: JobShape, sizes: Sizes) -> Result<Layout, LayoutE
 pub(crate) struct Place {
     pub sysdep: Arc<dyn Sysdep>,
     pub settings: Settings,
-    /// Over shared memory, by client; none if this rank shares none.
+    /// Over shared memory, by client: for the ranks of this node, and for this rank itself.
     near: Vec<Arc<dyn Device>>,
     /// Over sockets, by client; none if all ranks share memory.
     far: Vec<Arc<dyn Device>>,
@@ -39,27 +39,33 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place of a rank on one of several nodes; `fds` are its parts of the node's arena.
+    /// The place of a rank on one of several nodes; `fds` are its parts of the node's arena. `neighbours` are the ranks
+    /// that share its processors, itself among them, though they may be nodes of their own.
     pub fn new(
         rank: Rank,
         shape: JobShape,
         nodes: Vec<u32>,
-        fds: Option<InheritedFds>,
+        fds: InheritedFds,
+        neighbours: usize,
         settings: Settings,
     ) -> Result<Place, JoinError> {
         let personality = Personality::on_nodes(rank, shape, nodes);
-        let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(personality, settings.cores));
-        let mut near = Vec::new();
-        if let Some(fds) = fds {
-            let resources = HostResources {
-                arena: fds.arena,
-                bell: fds.bell,
-                ring: fds.ring,
-                memory_limit: settings.memory_limit,
-            };
-            let host = Host::new(resources, sizes_of(&settings, shape), sysdep.clone())?;
-            near = (0..shape.clients).map(|client| host.device(ClientId(client))).collect();
-        }
+        let cores = match (settings.cores, personality.local_size()) {
+            (cores, local) if local == neighbours => cores,
+            (cores, local) => {
+                let all = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+                Some(all * local / neighbours.max(1))
+            }
+        };
+        let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(personality, cores));
+        let resources = HostResources {
+            arena: fds.arena,
+            bell: fds.bell,
+            ring: fds.ring,
+            memory_limit: settings.memory_limit,
+        };
+        let host = Host::new(resources, sizes_of(&settings, shape), sysdep.clone())?;
+        let near = (0..shape.clients).map(|client| host.device(ClientId(client))).collect();
         Ok(Place {
             sysdep,
             settings,
@@ -81,7 +87,7 @@ impl Place {
     /// Whether all ranks share one arena.
     pub fn is_one_node(&self) -> bool {
         let personality = self.sysdep.personality();
-        !self.near.is_empty() && personality.local_size() == personality.shape.ranks as usize
+        personality.local_size() == personality.shape.ranks as usize
     }
 
     /// The devices over shared memory, by client.

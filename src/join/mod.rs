@@ -1,5 +1,6 @@
 //! Becoming part of a job.
 
+mod foreign;
 mod meet;
 mod network;
 
@@ -10,18 +11,25 @@ use crate::{Error, launcher};
 use meet::{Given, Party, blocking, join_given};
 use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
-use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, Settings};
+use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, Rendezvous, Settings};
+use std::time::Instant;
 
-/// Joins the job that this process was started for.
+/// Joins the job that this process was started for: by a launcher of this library, or by one of those that it knows:
+/// Open MPI and other PMIx launchers, MPICH and other PMI-1 launchers, Slurm, Kubernetes' indexed jobs, and whatever
+/// sets torchrun's variables.
+///
+/// Ranks that other launchers started find out who is on their host, and share memory with those. Under launchers that
+/// have no key-value space rank 0 serves the place where they meet, and all need `POSTHASTE_KEY_FILE`.
 ///
 /// # Errors
-/// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone.
+/// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone. Otherwise what was seen
+/// in the environment, or who did not come within `POSTHASTE_JOIN_TIMEOUT` (60 s).
 ///
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join() -> Result<Job, Error> {
-    match JobEnv::from_process().map_err(JoinError::from)? {
-        Some(env) => Ok(join_as(env).await?),
+    match place().await? {
+        Some(place) => Ok(Job::open(place).await?),
         None => Err(JoinError::NoJob.into()),
     }
 }
@@ -35,8 +43,8 @@ pub async fn join() -> Result<Job, Error> {
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
-    if let Some(env) = JobEnv::from_process().map_err(JoinError::from)? {
-        return Ok(join_as(env).await?);
+    if let Some(place) = place().await? {
+        return Ok(Job::open(place).await?);
     }
     let launch = launcher::current_program(ranks)?;
     let job = launch.forward_signals(true).spawn().map_err(JoinError::from)?;
@@ -69,12 +77,23 @@ pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
     let fds = fds.local(0).map_err(Error::from)?;
     check_runtime()?;
-    let place = Place::new(Rank(0), shape, vec![0], Some(fds), settings)?;
+    let place = Place::new(Rank(0), shape, vec![0], fds, 1, settings)?;
     Ok(Job::open(place).await?)
 }
 
-async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
+/// This process's place in the job that it was started for; none if it was started for none.
+async fn place() -> Result<Option<Place>, JoinError> {
+    if let Some(env) = JobEnv::from_process()? {
+        check_runtime()?;
+        return place_of(env).await.map(Some);
+    }
+    let Some(launcher) = posthaste_launch::detect(&|name| std::env::var(name).ok())? else { return Ok(None) };
     check_runtime()?;
+    foreign::place_of(launcher).await.map(Some)
+}
+
+/// A place that a launcher of ours gave.
+async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let fds = if env.fds.is_some() {
         Some(InheritedFds::obtain(&env)?)
     } else if env.broker.is_some() {
@@ -88,23 +107,32 @@ async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
     let shape = JobShape { ranks: env.size, clients, contexts };
     let settings = env.settings.clone();
     let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
-    if one_node && fds.is_some() && settings.device != DeviceChoice::Tcp {
-        return Job::open(Place::new(Rank(env.rank), shape, env.nodes, fds, settings)?).await;
-    }
-    let at = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
-    let (place, key, limit) = (at.clone(), env.key.clone(), settings.join_timeout);
-    let (meeting, met_at) = blocking(move || meet_at(&place, env.rank, env.size, &key, limit)).await?;
+    let fds = match fds {
+        Some(fds) if one_node && settings.device != DeviceChoice::Tcp => {
+            return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings);
+        }
+        // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
+        fds => fds.filter(|_| settings.device != DeviceChoice::Tcp),
+    };
+    let place = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
+    let (key, until) = (env.key.clone(), Instant::now() + settings.join_timeout);
+    let (meeting, met_at) = blocking(move || {
+        let meeting = Rendezvous::meet(&[place], env.rank, env.size, &key, until)?;
+        let met_at = meeting.address();
+        let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
+        Ok((meeting, met_at.map_err(lost)?))
+    })
+    .await?;
     let given = Given {
         job: env.job,
         key: env.key,
         shape,
         nodes: env.nodes,
-        // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
-        fds: fds.filter(|_| settings.device != DeviceChoice::Tcp),
+        fds,
         whereabouts: Whereabouts::Beyond(met_at),
         settings: settings.clone(),
     };
-    Job::open(join_given(given, Party::new(meeting, &settings)).await?).await
+    join_given(given, Party::new(Box::new(meeting), &settings)).await
 }
 
 fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
@@ -153,13 +181,4 @@ mod tests {
             assert!(matches!(error, Error::Join(JoinError::Shape(_))), "{error}");
         }
     }
-}
-fn meet_at(
-    _p: &str,
-    _r: u32,
-    _s: u32,
-    _k: &posthaste_launch::JobKey,
-    _l: std::time::Duration,
-) -> Result<(Box<dyn posthaste_launch::Meeting>, std::net::SocketAddr), JoinError> {
-    unimplemented!()
 }

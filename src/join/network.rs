@@ -7,9 +7,6 @@ use posthaste_tcp::{AddressBook, Memory, Mode, PeerAddress, TcpConfig, TcpDevice
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-/// Memory of a rank that shares none: address space only, taken page by page.
-const OWN_MEMORY: u64 = 64 << 30;
-
 /// Who else is in the job, as far as it says where to listen.
 #[derive(Clone, Debug)]
 pub(crate) enum Whereabouts {
@@ -86,7 +83,7 @@ pub(crate) struct NetworkParts<'a> {
     pub address: IpAddr,
     pub settings: &'a Settings,
     pub incarnation: u64,
-    /// The devices over shared memory, one per client, if there are any.
+    /// The devices over shared memory, one per client, whose memory peers reach through these, too.
     pub near: &'a [Arc<dyn Device>],
 }
 
@@ -110,10 +107,9 @@ impl Network {
             }
             config.times =
                 Times { connect: settings.join_timeout, silence: settings.tcp_timeout, ..Times::default() };
-            config.memory = match parts.near.get(client.index()) {
-                Some(near) => Memory::Of(near.clone()),
-                None => Memory::Own(settings.segment.unwrap_or(OWN_MEMORY)),
-            };
+            if let Some(near) = parts.near.get(client.index()) {
+                config.memory = Memory::Of(near.clone());
+            }
             let book = Arc::new(AddressBook::new(shape.ranks));
             devices.push(Arc::new(TcpDevice::new(config, book.clone())?));
             books.push(book);

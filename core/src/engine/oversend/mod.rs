@@ -186,7 +186,7 @@ impl State {
     /// Longest part of a get, and what may be asked for at a time.
     fn get_limits(&self) -> (u64, u64) {
         let window = self.config.get_window.max(2 * PART_COST);
-        let part = (window / 4 & !7).clamp(8, LONGEST_PART);
+        let part = ((window / 4) & !7).clamp(8, LONGEST_PART);
         (part, window)
     }
 
