@@ -45,6 +45,7 @@ mod key_file;
 mod meeting;
 mod outcome;
 mod output;
+mod rendezvous;
 mod settings;
 mod signals;
 mod spawn;
@@ -64,6 +65,7 @@ pub use key::{JobId, JobKey};
 pub use meeting::{Meeting, MeetingError};
 pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
+pub use rendezvous::{Rendezvous, RendezvousClient};
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
 pub use settings::{DeviceChoice, Driver, Settings, TcpMode};
