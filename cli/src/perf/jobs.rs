@@ -55,7 +55,7 @@ fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
     ]);
     let mut launch = launcher::prepare(launch, ranks, 1, 1).map_err(|error| error.to_string())?;
     if bench.device == Device::Tcp {
-        launch = launch.tcp(true).env("POSTHASTE_DEVICE", "tcp");
+        launch = launch.env("POSTHASTE_DEVICE", "tcp");
     }
     for (name, value) in bench.env {
         launch = launch.env(name, value);

@@ -352,8 +352,7 @@ mod tests {
             engine.advance(16);
         };
         say(&mut said, tickets, &slots);
-        let told = told.lock().expect("one thread").clone();
-        told
+        told.lock().expect("one thread").clone()
     }
 
     #[test]
