@@ -1,6 +1,7 @@
 //! Turns numbers from the environment into owned descriptors: the one place where that is done.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, OFlags, Stat};
@@ -8,6 +9,7 @@ use rustix::io::{Errno, FdFlags};
 
 use crate::env::FdNumbers;
 use crate::error::AdoptError;
+use crate::foreign::ForeignError;
 use crate::inherited::InheritedFds;
 
 /// Whether this process has adopted its descriptors.
@@ -116,4 +118,32 @@ fn system(errno: Errno, fd: RawFd, role: Role) -> AdoptError {
         Errno::BADF => AdoptError::Gone { fd, role: role.name() },
         _ => AdoptError::System { fd, role: role.name(), source: errno.into() },
     }
+}
+
+/// Held from looking at a number to marking it as taken.
+static SOCKET: Mutex<()> = Mutex::new(());
+
+/// Takes over the socket that another launcher's process manager passed on under a number.
+///
+/// A descriptor that survived `exec` is not close-on-exec, and those that this process opens are: so a number that was
+/// given away anew, and one taken over before, are told apart from what was inherited.
+pub(crate) fn adopt_socket(fd: RawFd) -> Result<OwnedFd, ForeignError> {
+    // The lock guards no data that a panic could leave half changed.
+    let _guard = SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // SAFETY: the borrow ends with this function and is used for fcntl, fstat and getpeername only, which touch no
+    // memory of ours but their results, and answer EBADF for a number that is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let refused = |problem| ForeignError::NotInherited { fd, problem };
+    let flags = rustix::io::fcntl_getfd(borrowed).map_err(|_| refused("is not open"))?;
+    if flags.contains(FdFlags::CLOEXEC) {
+        return Err(refused("this process has opened or taken over itself"));
+    }
+    let stream = rustix::net::sockopt::socket_type(borrowed) == Ok(rustix::net::SocketType::STREAM);
+    if !stream || rustix::net::getpeername(borrowed).is_err() {
+        return Err(refused("is no connected socket"));
+    }
+    rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC).map_err(|_| refused("is not open"))?;
+    // SAFETY: the number was found to be open and inherited. Whoever started this process passed it on for it to own
+    // and told nobody else; the mark just set, under the lock, keeps every later call from coming here with it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -171,15 +171,8 @@ impl JobEnv {
         if rank >= size {
             return Err(EnvError::RankOutOfRange { rank, size });
         }
-        let mut parts =
-            |name| read(&mut vars, name, "a number from 1 to 4096", |text| number(text, 1, MAX_PARTS));
-        let contexts = parts(CONTEXTS)?.unwrap_or(1) as u32;
-        let clients = parts(CLIENTS)?.unwrap_or(1) as u32;
-        let key = match (take_key(&mut vars)?, &settings.key_file) {
-            (Some(key), _) => key,
-            (None, Some(path)) => JobKey::from_file(path)?,
-            (None, None) => return Err(needed(KEY)),
-        };
+        let LooseEnv { key, clients, contexts, settings } = LooseEnv::take(&mut vars, settings)?;
+        let key = key.ok_or(needed(KEY))?;
         let nodes = read(
             &mut vars,
             NODES,
@@ -249,6 +242,45 @@ impl FdNumbers {
         let mut all: Vec<RawFd> = ring.iter().copied().chain([arena, bell]).collect();
         all.sort_unstable();
         all.windows(2).all(|pair| pair[0] != pair[1]).then_some(Self { arena, bell, ring, of_process: false })
+    }
+}
+
+/// What is set for the ranks of a job that another launcher starts.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LooseEnv {
+    /// The job's secret, out of `POSTHASTE_KEY` or the file that `POSTHASTE_KEY_FILE` names.
+    pub key: Option<JobKey>,
+    /// Clients per rank (`POSTHASTE_CLIENTS`).
+    pub clients: u32,
+    /// Contexts per client (`POSTHASTE_CONTEXTS`).
+    pub contexts: u32,
+    /// What the user tuned.
+    pub settings: Settings,
+}
+
+impl LooseEnv {
+    /// Reads what is set for this process.
+    ///
+    /// # Errors
+    /// A value cannot be had, the file of the key cannot be used, or a variable that starts with `POSTHASTE_` is
+    /// unknown.
+    pub fn from_process() -> Result<Self, EnvError> {
+        let mut vars = Vars::of_process()?;
+        let settings = Settings::take(&mut vars)?;
+        Self::take(&mut vars, settings)
+    }
+
+    fn take(vars: &mut Vars, settings: Settings) -> Result<Self, EnvError> {
+        let mut parts = |name| read(vars, name, "a number from 1 to 4096", |text| number(text, 1, MAX_PARTS));
+        let contexts = parts(CONTEXTS)?.unwrap_or(1) as u32;
+        let clients = parts(CLIENTS)?.unwrap_or(1) as u32;
+        let key = match (take_key(vars)?, &settings.key_file) {
+            (Some(key), _) => Some(key),
+            (None, Some(path)) => Some(JobKey::from_file(path)?),
+            (None, None) => None,
+        };
+        Ok(Self { key, clients, contexts, settings })
     }
 }
 

@@ -273,6 +273,9 @@ pub enum BrokerError {
         /// The soft limit.
         limit: u64,
     },
+    /// An arena or doorbells for this host could not be made.
+    #[error(transparent)]
+    Host(#[from] HostFdsError),
     /// What came is not what a rank needs.
     #[error("the descriptors that came are not those of a rank: {0}")]
     Adopt(#[from] AdoptError),

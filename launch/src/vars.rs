@@ -40,6 +40,8 @@ pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 /// What the launcher sets for each rank.
 pub(crate) const JOB_VARIABLES: [&str; 10] =
     [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS];
+/// Those that a user sets, too, where another launcher starts the ranks.
+const LOOSE_VARIABLES: [&str; 3] = [CONTEXTS, CLIENTS, KEY];
 /// What a user may set.
 pub(crate) const SETTING_VARIABLES: [&str; 16] = [
     LANE_BYTES,
@@ -92,9 +94,10 @@ impl Vars {
         self.0.remove(name)
     }
 
-    /// The first variable of a job that is set.
+    /// The first variable that is set and that shows a launcher of ours.
     pub(crate) fn any_of_job(&self) -> Option<&'static str> {
-        JOB_VARIABLES.into_iter().find(|name| self.0.contains_key(name))
+        let shows = |name: &&'static str| !LOOSE_VARIABLES.contains(name) && self.0.contains_key(name);
+        JOB_VARIABLES.into_iter().find(shows)
     }
 }
 

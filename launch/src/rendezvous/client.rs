@@ -33,6 +33,16 @@ pub struct RendezvousClient {
     failed: bool,
 }
 
+impl RendezvousClient {
+    /// Where the meeting is served, as this rank reached it.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.connection.stream.peer_addr()
+    }
+}
+
 impl fmt::Debug for RendezvousClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RendezvousClient");
