@@ -47,6 +47,7 @@ mod key_file;
 mod meeting;
 mod outcome;
 mod output;
+mod placement;
 mod rendezvous;
 mod settings;
 mod signals;
@@ -69,6 +70,7 @@ pub use key::{JobId, JobKey};
 pub use meeting::{Meeting, MeetingError};
 pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
+pub use placement::Part;
 pub use rendezvous::{Rendezvous, RendezvousClient};
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
