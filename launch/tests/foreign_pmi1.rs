@@ -357,7 +357,8 @@ fn no_answer_is_an_error_at_the_deadline_and_not_before() {
 #[test]
 fn answers_of_other_kinds_are_refused() {
     let _dog = watchdog();
-    let broken: [(&str, fn(String) -> Answer); 8] = [
+    type Broken = (&'static str, fn(String) -> Answer);
+    let broken: [Broken; 8] = [
         ("garbage", |_| Answer::Bytes(b"\x00\xff\xfe\x80\x1b[2J\n".to_vec())),
         ("an empty line", |_| Answer::Line(String::new())),
         ("another command", |_| Answer::Line("cmd=spawn_result rc=0".into())),

@@ -241,7 +241,7 @@ impl Drop for Pmi1 {
         if self.broken {
             return;
         }
-        if let Err(error) = self.wire.ask("cmd=finalize", "finalize_ack", Instant::now() + FAREWELL) {
+        if let Err(error) = self.wire.farewell(Instant::now() + FAREWELL) {
             tracing::debug!(%error, "the process manager did not hear our farewell");
         }
     }
