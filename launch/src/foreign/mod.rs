@@ -9,7 +9,8 @@
 //! | Kubernetes | `JOB_COMPLETION_INDEX` | at index 0's name under the headless service |
 //! | torchrun's variables | `RANK` or `WORLD_SIZE` with another of the four | at the port after `MASTER_PORT` |
 //!
-//! The first that is known counts, in this order. What shows a launcher and is not complete is an error and never
+//! The first that is known counts, in this order. Where PMIx and PMI-1 are both there, one launcher was started in the
+//! other; if one of them is Slurm, the other counts, else it is an error. What shows a launcher and is not complete is an error and never
 //! passed over: a rank must not believe that it is alone, nor that it is another.
 
 mod error;
@@ -88,14 +89,9 @@ pub fn detect(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<Detected>, 
     if let Some(appointment) = torchrun::detect_worker(env)? {
         return Ok(Some(Detected(Door::Known(appointment))));
     }
-    let (mut pmix, pmi1) = (pmix_meeting::detect(env)?, pmi1::detect(env)?);
-    if let (Some(pmix), Some(pmi1)) = (&mut pmix, &pmi1) {
-        one_of(pmix, pmi1)?;
-        // The server is asked whether it says the same.
-        pmix.size = pmix.size.or(pmi1.claim().map(|claim| claim.size));
-    }
-    let door = match (pmix, pmi1) {
-        (Some(pmix), _) => Some(Door::Pmix(pmix)),
+    let door = match (pmix_meeting::detect(env)?, pmi1::detect(env)?) {
+        (Some(pmix), Some(pmi1)) => Some(inner(pmix, pmi1)?),
+        (Some(pmix), None) => Some(Door::Pmix(pmix)),
         (None, Some(pmi1)) => Some(Door::Pmi1(pmi1)),
         (None, None) => with_appointment(env)?,
     };
@@ -124,16 +120,18 @@ fn with_appointment(env: Env<'_>) -> Result<Option<Door>, ForeignError> {
     }
 }
 
-/// Checks that two launchers with key-value spaces say the same: one started in the other leaves both in the
-/// environment, and which is inside cannot be seen.
-fn one_of(pmix: &pmix_meeting::Told, pmi1: &pmi1::Door) -> Result<(), ForeignError> {
-    let said = |size: Option<u32>| size.map_or("an unknown number".to_owned(), |size| size.to_string());
-    let other = pmi1.claim();
-    match other {
-        Some(other) if other.rank == pmix.rank && pmix.size.is_none_or(|size| size == other.size) => Ok(()),
+/// Of two launchers with key-value spaces, the one that was started by the other. Only if one of the two is Slurm can
+/// that be told: a task of it may well be another launcher, or a part of one on its node.
+fn inner(pmix: pmix_meeting::Told, pmi1: pmi1::Door) -> Result<Door, ForeignError> {
+    match (pmix.of_slurm(), pmi1.of_slurm()) {
+        (true, false) => Ok(Door::Pmi1(pmi1)),
+        (false, true) => Ok(Door::Pmix(pmix)),
         _ => Err(ForeignError::Contradiction {
-            first: format!("the PMIX_ variables say rank {} of {}", pmix.rank, said(pmix.size)),
-            second: match other {
+            first: match pmix.size {
+                Some(size) => format!("the PMIX_ variables say rank {} of {size}", pmix.rank),
+                None => format!("the PMIX_ variables say rank {}", pmix.rank),
+            },
+            second: match pmi1.claim() {
                 Some(other) => format!("the PMI_ variables say rank {} of {}", other.rank, other.size),
                 None => "PMI_PORT names another launcher".to_owned(),
             },
@@ -157,10 +155,10 @@ impl Door {
         }
     }
 
+    /// What the launcher's variables say, where it leaves meeting to the ranks.
     fn claim(&self) -> Option<Claim> {
         match self {
-            Self::Pmix(told) => told.size.map(|size| Claim { rank: told.rank, size }),
-            Self::Pmi1(door) => door.claim(),
+            Self::Pmix(_) | Self::Pmi1(_) => None,
             Self::Known(appointment) => Some(Claim { rank: appointment.rank, size: appointment.size }),
             Self::Pod { claim, .. } => Some(*claim),
         }

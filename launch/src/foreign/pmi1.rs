@@ -21,7 +21,6 @@
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -41,6 +40,7 @@ const SIZE: &str = "PMI_SIZE";
 const FD: &str = "PMI_FD";
 const PORT: &str = "PMI_PORT";
 const ID: &str = "PMI_ID";
+const JOB: &str = "PMI_JOBID";
 
 /// The most bytes of a blob.
 pub(super) const MAX_BLOB: usize = 64 << 10;
@@ -51,30 +51,39 @@ const HEADER: usize = 8;
 /// How long the end may take, whose answer tells nothing.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The all-gathers of this process so far: values of one key cannot be put twice.
-static ROUNDS: AtomicU64 = AtomicU64::new(0);
-
 /// How to reach the process manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Door {
-    Descriptor { fd: i32, claim: Claim },
-    Port { host: String, port: u16, id: u64, claim: Option<Claim> },
+pub(super) struct Door {
+    way: Way,
+    /// What the variables say; with a port, the process manager says it too.
+    claim: Option<Claim>,
+    of_slurm: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Way {
+    Descriptor(i32, Claim),
+    Port { host: String, port: u16, id: u64 },
 }
 
 impl Door {
     pub(super) fn claim(&self) -> Option<Claim> {
-        match self {
-            Self::Descriptor { claim, .. } => Some(*claim),
-            Self::Port { claim, .. } => *claim,
-        }
+        self.claim
+    }
+
+    /// Whether `srun` says this: others do not name the job.
+    pub(super) fn of_slurm(&self) -> bool {
+        self.of_slurm
     }
 }
 
 pub(super) fn detect(env: Env<'_>) -> Result<Option<Door>, ForeignError> {
     let reader = reader(env);
     let Some(present) = reader.first_set(&[FD, PORT]) else { return Ok(None) };
+    let of_slurm = reader.is_set(JOB);
     if let Some(fd) = reader.number(FD, 3, i32::MAX as u64, "the number of an open socket, from 3 on")? {
-        return Ok(Some(Door::Descriptor { fd: fd as i32, claim: reader.claim(RANK, SIZE, &present)? }));
+        let claim = reader.claim(RANK, SIZE, &present)?;
+        return Ok(Some(Door { way: Way::Descriptor(fd as i32, claim), claim: Some(claim), of_slurm }));
     }
     let text = reader.get(PORT).unwrap_or_default();
     let (host, port) =
@@ -82,11 +91,9 @@ pub(super) fn detect(env: Env<'_>) -> Result<Option<Door>, ForeignError> {
     let id = reader
         .number(ID, 0, u64::from(u32::MAX), "a number, set by the launcher")?
         .ok_or_else(|| reader.partial(&present, ID))?;
-    let claim = match reader.is_set(RANK) || reader.is_set(SIZE) {
-        true => Some(reader.claim(RANK, SIZE, &present)?),
-        false => None,
-    };
-    Ok(Some(Door::Port { host: host.to_owned(), port, id, claim }))
+    let said = reader.is_set(RANK) || reader.is_set(SIZE);
+    let claim = if said { Some(reader.claim(RANK, SIZE, &present)?) } else { None };
+    Ok(Some(Door { way: Way::Port { host: host.to_owned(), port, id }, claim, of_slurm }))
 }
 
 /// A rank and a size with no way to reach whoever set them.
@@ -111,21 +118,23 @@ pub(super) struct Pmi1 {
     kvs: String,
     /// The most bytes of a value.
     value: usize,
+    /// The all-gathers so far: values of one key cannot be put twice.
+    rounds: u64,
     /// Whether a call failed, after which question and answer no longer fit.
     broken: bool,
 }
 
 impl Pmi1 {
     pub(super) fn connect(door: &Door, until: Instant) -> Result<Self, ForeignError> {
-        match door {
-            Door::Descriptor { fd, claim } => {
+        match &door.way {
+            Way::Descriptor(fd, claim) => {
                 let socket = adopt::adopt_socket(*fd)?;
                 Ok(Self::open(Wire::new(socket), *claim, until)?)
             }
-            Door::Port { host, port, id, claim } => {
+            Way::Port { host, port, id } => {
                 let mut wire = Wire::new(dial(host, *port, until)?);
                 let told = introduce(&mut wire, *id, until)?;
-                if let Some(claim) = claim.filter(|claim| *claim != told) {
+                if let Some(claim) = door.claim.filter(|claim| *claim != told) {
                     return Err(contradiction(claim, told));
                 }
                 Ok(Self::open(wire, told, until)?)
@@ -148,12 +157,12 @@ impl Pmi1 {
             return Err(refused(format!("its key-value space has a name of {} bytes", kvs.len())));
         }
         let value = room(value.min(MAX_VALUE) as usize, &kvs);
-        Ok(Self { wire, claim, kvs, value, broken: false })
+        Ok(Self { wire, claim, kvs, value, rounds: 0, broken: false })
     }
 
     fn gather(&mut self, blob: &[u8], until: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
-        // Relaxed: only the number counts, and calls of one process are made in an order by its owner.
-        let round = ROUNDS.fetch_add(1, Ordering::Relaxed);
+        let round = self.rounds;
+        self.rounds += 1;
         let length = base64::encoded_len(blob.len(), false).unwrap_or_default();
         // With room for all, so that no unwiped copy is left behind by growth.
         let mut text = Zeroizing::new(String::with_capacity(HEADER + length));
@@ -232,7 +241,7 @@ impl Drop for Pmi1 {
         if self.broken {
             return;
         }
-        if let Err(error) = self.wire.ask("cmd=finalize", "finalize_ack", Instant::now() + FAREWELL) {
+        if let Err(error) = self.wire.farewell(Instant::now() + FAREWELL) {
             tracing::debug!(%error, "the process manager did not hear our farewell");
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +25,9 @@ const GULP: usize = 4096;
 ///
 /// Values carry the job's key: buffers are wiped, and errors do not show them.
 pub(super) struct Wire {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
+    /// Whether the process manager heard that this rank has ended.
+    ended: bool,
     /// What came and is no line yet.
     received: Zeroizing<Vec<u8>>,
 }
@@ -35,7 +38,11 @@ pub(super) struct Line(Zeroizing<String>);
 impl Wire {
     pub(super) fn new(socket: OwnedFd) -> Self {
         // In full, so that no unwiped copy is left behind by growth.
-        Self { socket, received: Zeroizing::new(Vec::with_capacity(MAX_LINE + 2 * GULP)) }
+        Self {
+            socket: Arc::new(socket),
+            ended: false,
+            received: Zeroizing::new(Vec::with_capacity(MAX_LINE + 2 * GULP)),
+        }
     }
 
     /// Sends a line and waits for its answer, which must be `answer` and tell of no failure.
@@ -46,13 +53,20 @@ impl Wire {
         Ok(line)
     }
 
-    pub(super) fn tell(&mut self, line: &str, until: Instant) -> Result<(), MeetingError> {
+    /// Says that this rank ends as it should.
+    pub(super) fn farewell(&mut self, until: Instant) -> Result<(), MeetingError> {
+        self.ask("cmd=finalize", "finalize_ack", until)?;
+        self.ended = true;
+        Ok(())
+    }
+
+    fn tell(&mut self, line: &str, until: Instant) -> Result<(), MeetingError> {
         let mut text = Zeroizing::new(String::with_capacity(line.len() + 1));
         text.push_str(line);
         text.push('\n');
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            match send(&self.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match send(&*self.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => rest = &rest[sent..],
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, line, until)?,
                 Err(Errno::INTR) => {}
@@ -80,7 +94,7 @@ impl Wire {
                 return Err(garbled(&String::from_utf8_lossy(&self.received)));
             }
             let mut bytes = Zeroizing::new([0; GULP]);
-            match recv(&self.socket, bytes.as_mut_slice(), RecvFlags::DONTWAIT) {
+            match recv(&*self.socket, bytes.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(gone(asked)),
                 Ok((count, _)) => self.received.extend_from_slice(&bytes[..count]),
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN, asked, until)?,
@@ -99,9 +113,19 @@ impl Wire {
         // A poll of a whole deadline at most: a far one is looked at again.
         let left = left.min(Duration::from_secs(3600));
         let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) as _ };
-        match poll(&mut [PollFd::new(&self.socket, what)], Some(&limit)) {
+        match poll(&mut [PollFd::new(&*self.socket, what)], Some(&limit)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(system("wait for the process manager", errno)),
+        }
+    }
+}
+
+impl Drop for Wire {
+    /// To a process manager, a connection that ends without a farewell is a crash, upon which it kills all ranks, this
+    /// one included, before anybody can read why. So it stays open until the process ends.
+    fn drop(&mut self) {
+        if !self.ended {
+            std::mem::forget(self.socket.clone());
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Layouts and constants are those of the PMIx standard, versions 2 to 5, which all come as `libpmix.so.2`. Arrays that
 //! are passed have one element, for versions differ in how long the last field of one is.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 use std::ptr;
@@ -260,25 +261,35 @@ impl Drop for Fetched {
 /// The library's functions; it stays loaded, for it has threads and handlers of its own.
 fn api() -> Result<&'static Api, String> {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
-    API.get_or_init(|| load().map_err(|error| error.to_string())).as_ref().map_err(Clone::clone)
+    API.get_or_init(|| load(LIBRARY)).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Api, libloading::Error> {
+fn load(name: &str) -> Result<Api, String> {
     // SAFETY: the library's initialisers do what those of any linked library do; its name has one meaning on a system
     // with a PMIx launcher, and whoever may put another library in the way may replace this program too.
-    let library: &'static Library = Box::leak(Box::new(unsafe { Library::new(LIBRARY)? }));
+    let library = unsafe { Library::new(name) }.map_err(explained)?;
+    let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the types are those of the PMIx standard for these names, unchanged in all versions of this library.
-    unsafe {
-        Ok(Api {
-            init: *library.get::<Init>(c"PMIx_Init")?,
-            finalize: *library.get::<Finalize>(c"PMIx_Finalize")?,
-            put: *library.get::<Put>(c"PMIx_Put")?,
-            commit: *library.get::<Commit>(c"PMIx_Commit")?,
-            fence: *library.get::<Fence>(c"PMIx_Fence")?,
-            get: *library.get::<Get>(c"PMIx_Get")?,
-            error_string: *library.get::<ErrorString>(c"PMIx_Error_string")?,
-        })
-    }
+    let api = unsafe {
+        let find = || -> Result<Api, libloading::Error> {
+            Ok(Api {
+                init: *library.get::<Init>(c"PMIx_Init")?,
+                finalize: *library.get::<Finalize>(c"PMIx_Finalize")?,
+                put: *library.get::<Put>(c"PMIx_Put")?,
+                commit: *library.get::<Commit>(c"PMIx_Commit")?,
+                fence: *library.get::<Fence>(c"PMIx_Fence")?,
+                get: *library.get::<Get>(c"PMIx_Get")?,
+                error_string: *library.get::<ErrorString>(c"PMIx_Error_string")?,
+            })
+        };
+        find()
+    };
+    api.map_err(explained)
+}
+
+/// What the dynamic linker says is in the source only.
+fn explained(error: libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A key with zeros up to the full length, as a `pmix_key_t`.
@@ -293,4 +304,24 @@ fn room_for(key: &str) -> [c_char; KEY_ROOM] {
 fn text(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars.iter().take_while(|char| **char != 0).map(|char| *char as u8).collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_or_another_is_named() {
+        let reason = |name| load(name).err().unwrap();
+        assert!(reason("libposthaste-has-none.so.2").contains("libposthaste-has-none.so.2"));
+        let other = reason("libc.so.6");
+        assert!(other.contains("PMIx_Init"), "{other}");
+    }
+
+    #[test]
+    fn keys_end_with_a_zero() {
+        assert_eq!(text(&room_for("pmix.job.size")), "pmix.job.size");
+        let long = "k".repeat(2 * KEY_ROOM);
+        assert_eq!(text(&room_for(&long)).len(), KEY_ROOM - 1);
+    }
 }

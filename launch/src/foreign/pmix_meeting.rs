@@ -127,6 +127,11 @@ impl Pmix {
 }
 
 impl Told {
+    /// Whether `srun` says this: its namespaces are named after job and step.
+    pub(super) fn of_slurm(&self) -> bool {
+        self.namespace.starts_with("slurm.pmix.")
+    }
+
     /// A server that does not know this process may take it for a job of its own.
     fn agrees(&self, namespace: &str, server: Claim) -> Result<(), ForeignError> {
         let size = self.size.unwrap_or(server.size);
