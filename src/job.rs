@@ -571,9 +571,9 @@ impl Job {
             tokio::task::yield_now().await;
         }
         self.client.close().await;
-        if let Some(meeting) = self.place.end_meeting() {
-            // It may wait for the launcher.
-            let ended = tokio::task::spawn_blocking(move || drop(meeting)).await;
+        if self.place.client_left() {
+            let place = self.place.clone();
+            let ended = tokio::task::spawn_blocking(move || place.end()).await;
             ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
         }
         Ok(())

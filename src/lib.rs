@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod herald;
 mod job;
 mod join;
 pub mod launcher;

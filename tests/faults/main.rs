@@ -17,3 +17,5 @@ mod leaving;
 mod limits;
 mod processes;
 mod stopped;
+
+const TRANSPORT: support::Transport = support::Transport::Shm;
