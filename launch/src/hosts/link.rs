@@ -139,7 +139,8 @@ fn listen(
         )));
     }
     match &mut *lock(input) {
-        Some(input) => write_frame(input, Kind::Order, node, &order)?,
+        // An agent that does not take it has ended, or says why.
+        Some(input) => drop(write_frame(input, Kind::Order, node, &order)),
         None => return Ok(()),
     }
     drop(order);
