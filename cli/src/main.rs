@@ -18,8 +18,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a program as the ranks of a job on this host.
+    /// Start a program as the ranks of a job, on this host or on several.
     Run(run::Args),
+    /// What `posthaste run --hosts` starts on each host.
+    #[command(hide = true)]
+    Agent,
     /// Show devices, limits, settings, and what of this host stands in the way.
     Info(info::Args),
     /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
@@ -44,6 +47,7 @@ enum Command {
 fn main() {
     let code = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
+        Command::Agent => posthaste_launch::run_agent(),
         Command::Info(args) => info::main(&args),
         Command::Perf(args) => perf::main(&args),
         Command::PerfRank(args) => perf::rank_main(&args),

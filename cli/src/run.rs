@@ -1,17 +1,20 @@
-//! `posthaste run`: starts a program as the ranks of a job on this host.
+//! `posthaste run`: starts a program as the ranks of a job, on this host or on several.
 
 use clap::value_parser;
-use posthaste::launcher::{Launch, LaunchError, prepare};
+use posthaste::launcher::{JobOutcome, Launch, LaunchError, prepare};
+use posthaste_launch::Hosts;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 
 /// The arguments of `posthaste run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Number of ranks.
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = value_parser!(u32).range(1..=4096))]
-    ranks: u32,
+    /// Number of ranks; with `--hosts`, as many as there are slots by default.
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = value_parser!(u32).range(1..=4096),
+          required_unless_present = "hosts")]
+    ranks: Option<u32>,
     /// Contexts of each client.
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = value_parser!(u16).range(1..=64))]
     contexts: u16,
@@ -24,6 +27,18 @@ pub struct Args {
     /// How ranks reach each other: `auto` is over shared memory on one node and over sockets else.
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
+    /// Run on other hosts, over ssh: a file of lines `host [slots=N]`.
+    #[arg(long, value_name = "FILE", conflicts_with = "nodes")]
+    hosts: Option<PathBuf>,
+    /// How to reach a host: a command to which its name and the agent's command are added.
+    #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = "ssh -T -o BatchMode=yes")]
+    ssh: String,
+    /// The command of the agent on the hosts.
+    #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = "posthaste agent")]
+    agent: String,
+    /// The interface of this host, by name or address, at which the others reach it.
+    #[arg(long, value_name = "INTERFACE", requires = "hosts")]
+    interface: Option<String>,
     /// Pin each rank to one core.
     #[arg(long)]
     bind: bool,
@@ -74,8 +89,12 @@ pub fn main(args: &Args) -> i32 {
         );
         return USAGE;
     }
-    let launch = prepare(Launch::program(program), args.ranks, args.clients, args.contexts);
-    let launch = match launch {
+    let hosts = match args.hosts.as_ref().map(|_| args.listed()).transpose() {
+        Ok(hosts) => hosts,
+        Err(error) => return fail(&error, USAGE),
+    };
+    let ranks = args.ranks.or(hosts.as_ref().map(Hosts::slots)).unwrap_or(1);
+    let launch = match prepare(Launch::program(program), ranks, args.clients, args.contexts) {
         Ok(launch) => launch,
         Err(error) => return fail(&error, USAGE),
     };
@@ -90,9 +109,12 @@ pub fn main(args: &Args) -> i32 {
         .label(args.label)
         .keep_going(args.keep_going)
         .forward_signals(true);
-    match launch.spawn() {
-        Ok(job) => {
-            let outcome = job.wait();
+    let outcome: Result<JobOutcome, LaunchError> = match &hosts {
+        Some(hosts) => launch.run_on(hosts),
+        None => launch.spawn().map(|job| job.wait()),
+    };
+    match outcome {
+        Ok(outcome) => {
             if !outcome.success() {
                 eprintln!("posthaste: {outcome}");
             }
@@ -102,6 +124,19 @@ pub fn main(args: &Args) -> i32 {
             let code = code_of(&error);
             fail(&error, code)
         }
+    }
+}
+
+impl Args {
+    /// The hosts to run on.
+    fn listed(&self) -> Result<Hosts, LaunchError> {
+        let hosts = Hosts::read(self.hosts.as_deref().unwrap_or("".as_ref()))?;
+        let hosts =
+            hosts.remote_shell(self.ssh.split_ascii_whitespace()).agent(self.agent.split_ascii_whitespace());
+        Ok(match &self.interface {
+            Some(interface) => hosts.interface(interface),
+            None => hosts,
+        })
     }
 }
 

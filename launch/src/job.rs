@@ -18,7 +18,7 @@ use crate::key::JobId;
 use crate::outcome::{Failure, JobOutcome, RankEnd};
 use crate::output::{Readers, Stream};
 use crate::rendezvous::Rendezvous;
-use crate::signals::Forwarded;
+use crate::signals::{Forwarded, Target};
 
 /// A running job: its ranks live no longer than this value.
 ///
@@ -159,8 +159,7 @@ impl RunningJob {
 
 impl Drop for RunningJob {
     fn drop(&mut self) {
-        lock(&self.shared.state).abort = true;
-        self.shared.wake();
+        self.shared.abort();
         if let Some(supervisor) = self.supervisor.take() {
             let _ = supervisor.join();
         }
@@ -216,14 +215,22 @@ impl Shared {
         Ok(Self { state: Mutex::new(state), changed: Condvar::new(), bell })
     }
 
+    /// Kills all ranks; does not wait.
+    pub(crate) fn abort(&self) {
+        lock(&self.state).abort = true;
+        self.wake();
+    }
+
     /// Makes the supervisor look at the state.
     pub(crate) fn wake(&self) {
         // The counter can only be full if the supervisor has been woken already.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
+}
 
-    /// Leaves a signal for the supervisor; false if the job has ended.
-    pub(crate) fn forward(&self, signal: Forwarded) -> bool {
+impl Target for Shared {
+    /// Leaves a signal for the supervisor.
+    fn forward(&self, signal: Forwarded) -> bool {
         let mut state = lock(&self.state);
         if state.done {
             return false;

@@ -19,6 +19,8 @@ pub enum RankEnd {
     External,
     /// It is another launcher's: this one was told to start a part of the job only.
     Elsewhere,
+    /// Its host was lost; nobody knows.
+    Lost,
 }
 
 impl RankEnd {
@@ -45,6 +47,8 @@ pub enum Cause {
     Signal(i32),
     /// It had a later start, which failed for this reason.
     NotStarted(String),
+    /// Its host was lost, for this reason.
+    HostLost(String),
 }
 
 /// The failure of one rank.
@@ -74,6 +78,7 @@ impl fmt::Display for Failure {
                 None => write!(f, " was killed by signal {signal}")?,
             },
             Cause::NotStarted(why) => write!(f, " could not be started: {why}")?,
+            Cause::HostLost(why) => write!(f, " is lost with its host: {why}")?,
         }
         write!(f, " after {:.3} s", self.after.as_secs_f64())
     }
@@ -100,13 +105,14 @@ impl JobOutcome {
     }
 
     /// The code with which a launcher should exit: that of the first failure, 128 + n for signal n, 127 for a rank
-    /// that could not be started; 0 if there was none.
+    /// that could not be started, 255 for one whose host was lost; 0 if there was none.
     pub fn exit_code(&self) -> i32 {
         match self.first_failure.as_ref().map(|failure| &failure.cause) {
             None => 0,
             Some(Cause::Exit(code)) => *code,
             Some(Cause::Signal(signal)) => 128 + signal,
             Some(Cause::NotStarted(_)) => 127,
+            Some(Cause::HostLost(_)) => 255,
         }
     }
 }

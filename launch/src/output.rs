@@ -20,15 +20,18 @@ pub enum Output {
 }
 
 /// Which of the two streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stream {
     Out = 0,
     Err = 1,
 }
 
+/// Takes a piece of what a rank prints.
+type Take = dyn Fn(u32, Stream, &[u8]) + Send + Sync;
+
 /// Who is given what ranks print, in pieces as they come.
 #[derive(Clone)]
-pub(crate) struct Relay(pub(crate) Arc<dyn Fn(u32, Stream, &[u8]) + Send + Sync>);
+pub(crate) struct Relay(pub(crate) Arc<Take>);
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,11 +69,7 @@ impl Readers {
                 Some(bytes) => lines.feed(bytes),
                 None => lines.finish(),
             };
-            // A launcher whose own output is closed goes on reading, or the ranks would wait for ever.
-            let _ = match stream {
-                Stream::Out => write_all(&mut io::stdout().lock(), text),
-                Stream::Err => write_all(&mut io::stderr().lock(), text),
-            };
+            print(stream, text);
             lines.clear();
         })
     }
@@ -168,8 +167,17 @@ fn write_all(to: &mut impl Write, text: &[u8]) -> io::Result<()> {
     to.flush()
 }
 
+/// Writes to this process's own stream, and at once. A launcher whose own output is closed goes on reading, or the ranks
+/// would wait for ever.
+pub(crate) fn print(stream: Stream, text: &[u8]) {
+    let _ = match stream {
+        Stream::Out => write_all(&mut io::stdout().lock(), text),
+        Stream::Err => write_all(&mut io::stderr().lock(), text),
+    };
+}
+
 /// Puts a label before each line of a stream that comes in pieces.
-struct Labeller {
+pub(crate) struct Labeller {
     label: Vec<u8>,
     /// The start of a line whose end has not come.
     partial: Vec<u8>,
@@ -177,12 +185,12 @@ struct Labeller {
 }
 
 impl Labeller {
-    fn new(rank: u32) -> Self {
+    pub(crate) fn new(rank: u32) -> Self {
         Self { label: format!("[{rank}] ").into_bytes(), partial: Vec::new(), ready: Vec::new() }
     }
 
     /// The whole lines that are there now, labelled.
-    fn feed(&mut self, bytes: &[u8]) -> &[u8] {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> &[u8] {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.partial.extend_from_slice(piece);
             if piece.ends_with(b"\n") || self.partial.len() >= LONGEST_LINE {
@@ -193,14 +201,14 @@ impl Labeller {
     }
 
     /// What is left when the stream has ended.
-    fn finish(&mut self) -> &[u8] {
+    pub(crate) fn finish(&mut self) -> &[u8] {
         if !self.partial.is_empty() {
             self.end_line();
         }
         &self.ready
     }
 
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.ready.clear();
     }
 

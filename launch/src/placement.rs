@@ -35,8 +35,14 @@ impl Placement {
         }
         let (each, longer) = (ranks / nodes, ranks % nodes);
         let count = |node| each + u32::from(node < longer);
-        let nodes = (0..nodes).flat_map(|node| (0..count(node)).map(move |_| node)).collect();
-        Ok(Self { nodes, part: None, started: (0..ranks).collect() })
+        let nodes: Vec<u32> = (0..nodes).flat_map(|node| (0..count(node)).map(move |_| node)).collect();
+        Ok(Self::of_nodes(nodes))
+    }
+
+    /// Ranks on the nodes that are listed.
+    pub(crate) fn of_nodes(nodes: Vec<u32>) -> Self {
+        let started = (0..nodes.len() as u32).collect();
+        Self { nodes, part: None, started }
     }
 
     /// The ranks of a part.

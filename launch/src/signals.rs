@@ -10,10 +10,16 @@ use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::emulate_default_handler;
 use signal_hook::low_level::siginfo::Cause;
 
-use crate::job::{Shared, lock};
+use crate::job::lock;
+
+/// Something that ends, and takes signals until then.
+pub(crate) trait Target: Send + Sync {
+    /// Takes a signal; false if it has ended.
+    fn forward(&self, signal: Forwarded) -> bool;
+}
 
 /// The jobs to forward to.
-static JOBS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static JOBS: Mutex<Vec<Weak<dyn Target>>> = Mutex::new(Vec::new());
 /// Whether the handlers are set up. They stay for the life of the process, since they cannot be taken back safely.
 static LISTENING: Mutex<bool> = Mutex::new(false);
 
@@ -28,7 +34,7 @@ pub(crate) struct Forwarded {
 /// Forwards from now on to this job while it runs.
 ///
 /// While no such job runs, the signals do what they do without a handler.
-pub(crate) fn forward_to(job: Weak<Shared>) -> io::Result<()> {
+pub(crate) fn forward_to(job: Weak<dyn Target>) -> io::Result<()> {
     let mut listening = lock(&LISTENING);
     if !*listening {
         let signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;

@@ -24,7 +24,7 @@ use crate::rendezvous::Rendezvous;
 use crate::settings::{DeviceChoice, Settings};
 use crate::signals;
 use crate::supervisor::Supervisor;
-use crate::vars::{JOB_VARIABLES, process_variables};
+use crate::vars::{JOB_VARIABLES, TEST_PREFIX, process_variables};
 
 /// A job to be started on this host.
 ///
@@ -34,27 +34,28 @@ use crate::vars::{JOB_VARIABLES, process_variables};
 #[must_use = "a job starts with `spawn`"]
 pub struct Launch {
     pub(crate) program: PathBuf,
-    arg0: Option<OsString>,
-    args: Vec<OsString>,
-    envs: Vec<(OsString, OsString)>,
-    ranks: u32,
-    contexts: u32,
-    clients: u32,
+    pub(crate) arg0: Option<OsString>,
+    pub(crate) args: Vec<OsString>,
+    pub(crate) envs: Vec<(OsString, OsString)>,
+    pub(crate) ranks: u32,
+    pub(crate) contexts: u32,
+    pub(crate) clients: u32,
     arena_bytes: Option<u64>,
-    bind: bool,
+    pub(crate) bind: bool,
     pub(crate) label: bool,
     pub(crate) keep_going: bool,
-    forward_signals: bool,
+    pub(crate) forward_signals: bool,
     pub(crate) delays: BTreeMap<u32, Duration>,
     broker_ranks: BTreeSet<u32>,
     pub(crate) grace: Duration,
     pub(crate) stdout: Output,
     pub(crate) stderr: Output,
     no_program: Option<io::Error>,
-    nodes: u32,
+    pub(crate) nodes: u32,
     tcp: bool,
-    part: Option<Part>,
+    pub(crate) part: Option<Part>,
     pub(crate) relay: Option<Relay>,
+    forget_settings: bool,
 }
 
 impl Launch {
@@ -83,6 +84,7 @@ impl Launch {
             tcp: false,
             part: None,
             relay: None,
+            forget_settings: false,
         }
     }
 
@@ -128,6 +130,12 @@ impl Launch {
     /// Gives what ranks print to inherited streams to somebody else than the launcher's own streams.
     pub(crate) fn relay(mut self, relay: Relay) -> Self {
         self.relay = Some(relay);
+        self
+    }
+
+    /// Keeps settings in this process's environment from the ranks: they get those of another host's launcher.
+    pub(crate) fn forget_settings(mut self) -> Self {
+        self.forget_settings = true;
         self
     }
 
@@ -225,7 +233,11 @@ impl Launch {
     /// The description is wrong, a variable that the ranks would inherit would be refused by them, the system's limits
     /// are too low, or a rank cannot be started; then none is left.
     pub fn spawn(mut self) -> Result<RunningJob, LaunchError> {
-        let Checked { arena_bytes, placement, tcp } = self.check()?;
+        let placement = match &self.part {
+            Some(part) => Placement::of_part(part),
+            None => Placement::blocks(self.ranks, self.nodes),
+        };
+        let Checked { arena_bytes, placement, tcp, .. } = self.check(placement)?;
         let cpus = if self.bind { allowed_cpus()? } else { Vec::new() };
         if self.bind {
             // A bound rank sees one core and could not tell that the others have theirs.
@@ -250,7 +262,8 @@ impl Launch {
         let shared =
             Arc::new(Shared::new(slots.collect()).map_err(system("make the supervisor's doorbell"))?);
         if self.forward_signals {
-            signals::forward_to(Arc::downgrade(&shared)).map_err(system("take over the signals"))?;
+            let target: Arc<dyn signals::Target> = shared.clone();
+            signals::forward_to(Arc::downgrade(&target)).map_err(system("take over the signals"))?;
         }
         let readers = Readers::new(self.ranks as usize);
         let mut job = RunningJob {
@@ -325,11 +338,17 @@ impl Launch {
         if let Some(arg0) = &self.arg0 {
             command.arg0(arg0);
         }
+        if self.forget_settings {
+            let settings = process_variables().filter(|(name, _)| !name.starts_with(TEST_PREFIX));
+            for (name, _) in settings {
+                command.env_remove(name);
+            }
+        }
         command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
     }
 
-    /// Checks the description.
-    fn check(&mut self) -> Result<Checked, LaunchError> {
+    /// Checks the description, and where the ranks are to be.
+    pub(crate) fn check(&mut self, placement: Result<Placement, String>) -> Result<Checked, LaunchError> {
         if let Some(error) = self.no_program.take() {
             return Err(LaunchError::CurrentProgram(error));
         }
@@ -342,10 +361,6 @@ impl Launch {
                 return invalid(format!("a rank has 1 to 4096 {what}, not {parts}"));
             }
         }
-        let placement = match &self.part {
-            Some(part) => Placement::of_part(part),
-            None => Placement::blocks(self.ranks, self.nodes),
-        };
         let placement = placement.map_err(LaunchError::Invalid)?;
         if placement.counts().len() > 1 && !self.broker_ranks.is_empty() {
             return invalid("the broker hands descriptors out on one node only".into());
@@ -370,9 +385,9 @@ impl Launch {
             return invalid(format!("{name} is set by the launcher itself"));
         }
         // Better one message here than the same from every rank.
-        let inherited = process_variables()
-            .filter(|(name, _)| !JOB_VARIABLES.contains(&name.as_str()) && !own.contains_key(name));
-        let device = Settings::parse(inherited.chain(own.clone()))?.device;
+        let inherited = self.inherited_settings().filter(|(name, _)| !own.contains_key(name));
+        let settings = Settings::parse(inherited.chain(own.clone()))?;
+        let device = settings.device;
         if device == DeviceChoice::Shm && placement.has_many_nodes() {
             return invalid(
                 "the ranks are on several nodes, which shared memory does not reach across: do not set \
@@ -384,7 +399,15 @@ impl Launch {
         let arena_bytes =
             arena_bytes.ok_or_else(|| LaunchError::Invalid("the arena's size is not given".into()))?;
         let wanted = self.tcp || device == DeviceChoice::Tcp || placement.has_many_nodes();
-        Ok(Checked { arena_bytes, placement, tcp: wanted && self.part.is_none() })
+        Ok(Checked { arena_bytes, placement, tcp: wanted && self.part.is_none(), settings })
+    }
+
+    /// The settings, hooks of tests among them, that the ranks get from this process's environment.
+    pub(crate) fn inherited_settings(&self) -> impl Iterator<Item = (String, String)> {
+        let forget = self.forget_settings;
+        process_variables()
+            .filter(|(name, _)| !JOB_VARIABLES.contains(&name.as_str()))
+            .filter(move |(name, _)| !forget || name.starts_with(TEST_PREFIX))
     }
 
     fn start_broker(&self, fds: &mut HostFds, env: &mut JobEnv) -> Result<Option<Broker>, LaunchError> {
@@ -401,11 +424,13 @@ impl Launch {
 }
 
 /// A description that was found to be right.
-struct Checked {
-    arena_bytes: u64,
-    placement: Placement,
+pub(crate) struct Checked {
+    pub(crate) arena_bytes: u64,
+    pub(crate) placement: Placement,
     /// Whether to serve a place where the ranks meet.
     tcp: bool,
+    /// What the ranks will find set.
+    pub(crate) settings: Settings,
 }
 
 /// Serves a place where the ranks meet, and says so to them.
@@ -426,6 +451,6 @@ fn allowed_cpus() -> Result<Vec<usize>, LaunchError> {
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
+pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
     move |source| LaunchError::System { what, source }
 }

@@ -1,0 +1,101 @@
+//! The command `posthaste run`, as a user types it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_posthaste");
+
+fn run(args: &[&str]) -> Output {
+    Command::new(PROGRAM).arg("run").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What ranks print, by rank.
+fn labelled(args: &[&str], script: &str) -> Vec<String> {
+    let out = run(&[args, &["--label", "--", "/bin/sh", "-c", script]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let mut lines: Vec<String> = text(&out.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn nodes_and_device_are_told_to_the_ranks() {
+    let script = "echo $POSTHASTE_DEVICE/$POSTHASTE_NODES/${POSTHASTE_RENDEZVOUS%:*}";
+    assert_eq!(labelled(&["-n", "2"], script), ["[0] //", "[1] //"]);
+    assert_eq!(
+        labelled(&["-n", "3", "--nodes", "2"], script),
+        ["[0] /0x2:1/127.0.0.1", "[1] /0x2:1/127.0.0.1", "[2] /0x2:1/127.0.0.1"]
+    );
+    assert_eq!(labelled(&["-n", "1", "--device", "tcp"], script), ["[0] tcp//127.0.0.1"]);
+    assert_eq!(labelled(&["-n", "1", "--device", "shm"], script), ["[0] shm//"]);
+    assert_eq!(labelled(&["-n", "1", "--device", "auto"], script), ["[0] auto//"]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_starts() {
+    let dir = std::env::temp_dir();
+    let hosts = dir.join(format!("posthaste-hosts-{}", std::process::id()));
+    std::fs::write(&hosts, "alpha slots=two\n").unwrap();
+    let hosts = hosts.to_str().unwrap();
+    for (args, told) in [
+        (&["-n", "4", "--nodes", "2", "--device", "shm"][..], "--device shm reaches no rank of another node"),
+        (&["-n", "4", "--nodes", "5"], "not over 5"),
+        (&["-n", "4", "--device", "ib"], "possible values: auto, shm, tcp"),
+        (&[], "--ranks"),
+        (&["-n", "1", "--ssh", "x"], "--hosts"),
+        (&["--hosts", "/nonexistent/list"], "/nonexistent/list cannot be read"),
+        (&["--hosts", hosts], "line 1: `slots=two` is not understood"),
+        (&["--hosts", hosts, "--nodes", "2"], "cannot be used with"),
+    ] {
+        let out = run(&[args, &["--", "/bin/echo", "started"]].concat());
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
+        assert!(err.contains(told) && out.stdout.is_empty(), "{args:?}: {err}");
+    }
+    std::fs::remove_file(hosts).unwrap();
+}
+
+#[test]
+fn hosts_run_a_job_through_any_remote_shell() {
+    let dir = std::env::temp_dir().join(format!("posthaste-run-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let (shell, list) = (dir.join("shell.sh"), dir.join("list"));
+    std::fs::write(&shell, "echo \"Last login of $1\"; HOST=$1; export HOST; shift; exec \"$@\"\n").unwrap();
+    std::fs::write(&list, "localhost slots=2\n127.0.0.1\n").unwrap();
+    let show = |path: &Path| path.to_str().unwrap().to_owned();
+    let (shell, agent, list) = (format!("sh {}", show(&shell)), format!("{PROGRAM} agent"), show(&list));
+    let hosts = ["--hosts", &list, "--ssh", &shell, "--agent", &agent];
+    let script = "echo $HOST $POSTHASTE_SIZE $POSTHASTE_NODES ${POSTHASTE_RENDEZVOUS%:*} $(cat)";
+    assert_eq!(
+        labelled(&hosts, script),
+        [
+            "[0] localhost 3 0x2:1 127.0.0.1",
+            "[1] localhost 3 0x2:1 127.0.0.1",
+            "[2] 127.0.0.1 3 0x2:1 127.0.0.1"
+        ]
+    );
+    let fails =
+        [&hosts[..], &["-n", "3", "--", "/bin/sh", "-c", "[ $POSTHASTE_RANK = 2 ] && exit 9; exec sleep 60"]];
+    let out = run(&fails.concat());
+    assert_eq!(out.status.code(), Some(9));
+    assert!(text(&out.stderr).contains("rank 2"), "{}", text(&out.stderr));
+    let out = run(&[&hosts[..], &["-n", "4", "--", "/bin/true"]].concat());
+    assert!(
+        text(&out.stderr).contains("4 ranks do not fit on 2 hosts with 3 slots"),
+        "{}",
+        text(&out.stderr)
+    );
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn an_agent_that_nobody_gives_orders_ends() {
+    let mut agent = Command::new(PROGRAM);
+    let out = agent.arg("agent").stdin(std::process::Stdio::null()).output().unwrap();
+    assert!(out.status.success());
+    assert!(text(&out.stdout).contains(concat!("posthaste-agent ", env!("CARGO_PKG_VERSION"))));
+}

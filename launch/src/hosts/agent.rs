@@ -1,0 +1,105 @@
+//! What runs on each host: starts its ranks as it is told, and tells what they print and how they end.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use rustix::process::Signal;
+use zeroize::Zeroize;
+
+use crate::hosts::order::{Order, encode_end, encode_failure};
+use crate::hosts::wire::{GREETING, Kind, VERSION, read_frame, write_frame};
+use crate::job::{RunningJob, Shared};
+use crate::outcome::RankEnd;
+use crate::output::{Relay, Stream};
+use crate::signals::{Forwarded, Target};
+use crate::spawn::Launch;
+
+/// Does what a launcher on another host asks for over this process's standard input and output; returns the exit code.
+///
+/// It is what `posthaste agent` does, and for a process of its own: it changes the working directory. It ends its ranks
+/// when its standard input ends, so that no rank outlives the launcher.
+pub fn run_agent() -> i32 {
+    match serve() {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("posthaste agent: {error}");
+            1
+        }
+    }
+}
+
+fn serve() -> io::Result<()> {
+    let mut out = io::stdout();
+    out.write_all(&[b"\n", GREETING, VERSION.as_bytes(), b"\n"].concat())?;
+    out.flush()?;
+    let mut input = io::stdin().lock();
+    let Some(order) = read_order(&mut input)? else { return Ok(()) };
+    drop(input);
+    let node = order.part.node;
+    let nodes = order.part.nodes.clone();
+    let job = match start(order) {
+        Ok(job) => job,
+        Err(problem) => return write_frame(&mut out, Kind::Refused, node, problem.as_bytes()),
+    };
+    write_frame(&mut out, Kind::Started, node, &[])?;
+    let shared = Arc::clone(&job.shared);
+    std::thread::Builder::new().name("head".into()).spawn(move || listen(&shared))?;
+    if let Some(failure) = job.wait_failure() {
+        let body = encode_failure(&failure.cause, failure.pid);
+        write_frame(&mut out, Kind::Failed, failure.rank, &body)?;
+    }
+    let outcome = job.wait();
+    for (rank, end) in (0..).zip(outcome.ranks).filter(|(rank, _)| nodes[*rank as usize] == node) {
+        if end != RankEnd::Elsewhere {
+            write_frame(&mut out, Kind::Ended, rank, &encode_end(end))?;
+        }
+    }
+    write_frame(&mut out, Kind::Done, node, &[])
+}
+
+/// The first frame; none if there is none.
+fn read_order(input: &mut impl Read) -> io::Result<Option<Order>> {
+    let Some(mut frame) = read_frame(input)? else { return Ok(None) };
+    let order = if frame.kind == Kind::Order { Order::decode(&frame.body) } else { None };
+    frame.body.zeroize();
+    let what = "this is for `posthaste run --hosts` to start, which tells it what to do";
+    order.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+fn start(order: Order) -> Result<RunningJob, String> {
+    let directory = order.directory.display();
+    std::env::set_current_dir(&order.directory)
+        .map_err(|error| format!("the directory {directory} is not there: {error}"))?;
+    let relay = Relay(Arc::new(|rank, stream, bytes: &[u8]| {
+        let kind = if stream == Stream::Out { Kind::Out } else { Kind::Err };
+        // If the head is gone, so is our standard input, and with it the job.
+        let _ = write_frame(&mut io::stdout().lock(), kind, rank, bytes);
+    }));
+    let launch = Launch::program(&order.program)
+        .args(order.args)
+        .contexts(order.contexts)
+        .clients(order.clients)
+        .arena_bytes(order.arena_bytes)
+        .bind(order.bind)
+        .keep_going(order.keep_going)
+        .grace(order.grace)
+        .forward_signals(true)
+        .part(order.part)
+        .relay(relay)
+        .forget_settings();
+    let launch = order.envs.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value));
+    launch.spawn().map_err(|error| error.to_string())
+}
+
+/// Takes the head's signals, until it is gone or has heard all.
+fn listen(shared: &Shared) {
+    let mut input = io::stdin().lock();
+    while let Ok(Some(frame)) = read_frame(&mut input) {
+        let signal = i32::try_from(frame.number).ok().and_then(Signal::from_named_raw);
+        match signal.filter(|_| frame.kind == Kind::Signal) {
+            Some(signal) => drop(shared.forward(Forwarded { signal, to_group: false })),
+            None => break,
+        }
+    }
+    shared.abort();
+}

@@ -1,0 +1,296 @@
+//! The launcher of a job on several hosts.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::error::LaunchError;
+use crate::hosts::file::{Host, Hosts};
+use crate::hosts::link::{Event, Link, Printing};
+use crate::hosts::order::{Order, decode_end, decode_failure};
+use crate::hosts::wire::{Frame, Kind};
+use crate::interface::{address_facing, address_of};
+use crate::job::lock;
+use crate::key::{JobId, JobKey};
+use crate::outcome::{Cause, Failure, JobOutcome, RankEnd};
+use crate::output::Output;
+use crate::placement::{Part, Placement};
+use crate::rendezvous::Rendezvous;
+use crate::settings::Settings;
+use crate::signals::{self, Forwarded, Target};
+use crate::spawn::{Checked, Launch, system};
+use crate::vars::KEY_FILE;
+
+/// How much longer than their grace ranks may take to end before their agents are given up.
+const SLACK: Duration = Duration::from_secs(5);
+
+impl Launch {
+    /// Runs the job on other hosts, and waits for it: each is filled with ranks before the next, and is a node of its own.
+    /// The ranks run the program in the directory of this process, and find the same settings set. Rank 0 reads nothing.
+    ///
+    /// The first failure ends the job on all hosts, as does the loss of one. If this process ends, so do all ranks.
+    ///
+    /// # Errors
+    /// The description is wrong, there is no address at which the hosts reach this one, or no remote shell can be
+    /// started. What happens on the hosts is told by the outcome.
+    pub fn run_on(mut self, hosts: &Hosts) -> Result<JobOutcome, LaunchError> {
+        if self.nodes > 1 || !self.delays.is_empty() {
+            let text = "on listed hosts each host is a node, and all ranks start at once";
+            return Err(LaunchError::Invalid(text.into()));
+        }
+        if [self.stdout, self.stderr].contains(&Output::Capture) {
+            return Err(LaunchError::Invalid("what ranks print on other hosts cannot be captured".into()));
+        }
+        let placement = hosts.place(self.ranks).map(Placement::of_nodes);
+        let Checked { arena_bytes, placement, settings, .. } = self.check(placement)?;
+        let job = JobId::random().map_err(system("draw the job's identity"))?;
+        let key = JobKey::random().map_err(system("draw the job's key"))?;
+        let used: Vec<u32> = placement.counts().into_iter().map(|(node, _)| node).collect();
+        let listed = used.iter().map(|node| &hosts.hosts[*node as usize]);
+        let address =
+            own_address(listed, hosts.interface.as_deref(), &settings).map_err(LaunchError::Invalid)?;
+        let place = Rendezvous::bind(SocketAddr::new(address, 0), self.ranks, key.clone(), Some(job))
+            .map_err(system("serve a place where the ranks meet"))?;
+        let part = |node| Part {
+            job,
+            key: key.clone(),
+            nodes: placement.nodes().to_vec(),
+            node,
+            rendezvous: place.address().to_string(),
+        };
+        let (sender, events) = channel();
+        let target: Arc<dyn Target> = Arc::new(Taker(Mutex::new(sender.clone())));
+        if self.forward_signals {
+            signals::forward_to(Arc::downgrade(&target)).map_err(system("take over the signals"))?;
+        }
+        let printing = Printing { label: self.label, out: self.stdout, err: self.stderr };
+        let mut links = Vec::new();
+        for node in &used {
+            let order = self.order(part(*node), arena_bytes)?.encode();
+            let link = Link::start(hosts, *node, order, printing, sender.clone());
+            links.push((*node, link.map_err(system("start the remote shell"))?));
+        }
+        drop(sender);
+        let now = Instant::now();
+        let mut head = Head {
+            ends: vec![RankEnd::NotStarted; self.ranks as usize],
+            nodes: placement.nodes().to_vec(),
+            links,
+            first_failure: None,
+            ended_early: false,
+            keep_going: self.keep_going,
+            grace: self.grace,
+            began: now,
+            start_by: now + settings.join_timeout,
+            deadline: None,
+        };
+        head.run(&events);
+        drop(target);
+        for (_, link) in &mut head.links {
+            link.finish();
+        }
+        Ok(JobOutcome { ranks: head.ends, first_failure: head.first_failure, ended_early: head.ended_early })
+    }
+
+    /// What one agent is told.
+    fn order(&self, part: Part, arena_bytes: u64) -> Result<Order, LaunchError> {
+        let directory = std::env::current_dir().map_err(system("tell the current directory"))?;
+        // A file of this host is of no use elsewhere, and the key is in the order.
+        let settings = self.inherited_settings().filter(|(name, _)| name != KEY_FILE);
+        let settings = settings.map(|(name, value)| (name.into(), value.into()));
+        Ok(Order {
+            part,
+            contexts: self.contexts,
+            clients: self.clients,
+            arena_bytes,
+            bind: self.bind,
+            keep_going: self.keep_going,
+            grace: self.grace,
+            directory,
+            program: self.program.clone(),
+            args: self.args.clone(),
+            envs: settings.chain(self.envs.iter().cloned()).collect(),
+        })
+    }
+}
+
+/// Takes the signals that come to this process.
+struct Taker(Mutex<Sender<Event>>);
+
+impl Target for Taker {
+    fn forward(&self, signal: Forwarded) -> bool {
+        lock(&self.0).send(Event::Signal(signal)).is_ok()
+    }
+}
+
+/// The address of this host at which the others reach it.
+fn own_address<'a>(
+    hosts: impl Iterator<Item = &'a Host>,
+    interface: Option<&str>,
+    settings: &Settings,
+) -> Result<IpAddr, String> {
+    let told = |error: crate::interface::InterfaceError| error.to_string();
+    if let Some(wanted) = interface.or(settings.tcp_interface.as_deref()) {
+        return address_of(wanted).map_err(told);
+    }
+    let Some(far) = hosts.into_iter().find(|host| !host.is_local()) else {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    };
+    let name = far.name.rsplit('@').next().unwrap_or_default();
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    let advice = "name the interface at which the hosts reach this one";
+    let found = (name, 22).to_socket_addrs().map_err(|error| format!("host {name}: {error}; {advice}"))?;
+    let facing = found.into_iter().find_map(|place| address_facing(place).ok());
+    facing.ok_or_else(|| format!("no interface leads to host {name}; {advice}"))
+}
+
+/// A job on several hosts while it runs.
+struct Head {
+    ends: Vec<RankEnd>,
+    nodes: Vec<u32>,
+    links: Vec<(u32, Link)>,
+    first_failure: Option<Failure>,
+    ended_early: bool,
+    keep_going: bool,
+    grace: Duration,
+    began: Instant,
+    /// When agents that have started nothing are given up.
+    start_by: Instant,
+    /// When agents that were told to end are given up.
+    deadline: Option<Instant>,
+}
+
+impl Head {
+    fn run(&mut self, events: &Receiver<Event>) {
+        while self.links.iter().any(|(_, link)| !link.over) {
+            let starting = self.links.iter().any(|(_, link)| !link.started && !link.over);
+            let next = starting.then_some(self.start_by).into_iter().chain(self.deadline).min();
+            let event = match next {
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(next) => events.recv_timeout(next.saturating_duration_since(Instant::now())),
+            };
+            match event {
+                Ok(Event::Said(node, frame)) => self.hear(node, &frame),
+                Ok(Event::Over(node, why)) => self.lost(node, &why),
+                Ok(Event::Signal(signal)) => self.pass_on(signal.signal),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => self.give_up(Instant::now()),
+            }
+        }
+    }
+
+    fn hear(&mut self, node: u32, frame: &Frame) {
+        let here = |rank: u32| self.nodes.get(rank as usize) == Some(&node);
+        match frame.kind {
+            Kind::Started => self.with(node, |link| link.started = true),
+            Kind::Failed if here(frame.number) => match decode_failure(&frame.body) {
+                Some((cause, pid)) => self.fail(frame.number, pid, cause),
+                None => self.lost(node, "its agent said something that is not understood"),
+            },
+            Kind::Ended if here(frame.number) => match decode_end(&frame.body) {
+                Some(end) => self.ends[frame.number as usize] = end,
+                None => self.lost(node, "its agent said something that is not understood"),
+            },
+            Kind::Done => self.with(node, |link| link.over = true),
+            Kind::Refused => {
+                let problem = String::from_utf8_lossy(&frame.body).escape_debug().to_string();
+                let problem = format!("host {}: {problem}", self.host(node));
+                self.with(node, |link| link.over = true);
+                self.fail(self.first_of(node), None, Cause::NotStarted(problem));
+            }
+            _ => self.lost(node, "its agent said something that is not understood"),
+        }
+    }
+
+    /// An agent is gone.
+    fn lost(&mut self, node: u32, why: &str) {
+        let host = self.host(node);
+        let Some((_, link)) = self.links.iter_mut().find(|(other, link)| *other == node && !link.over) else {
+            return;
+        };
+        link.over = true;
+        let started = link.started;
+        let ended = link.finish().map(|status| format!(" ({status})")).unwrap_or_default();
+        let why = format!("host {host}: {why}{ended}");
+        if started {
+            for (end, _) in self.ends.iter_mut().zip(&self.nodes).filter(|(_, other)| **other == node) {
+                *end = RankEnd::Lost;
+            }
+        }
+        let cause = if started { Cause::HostLost(why) } else { Cause::NotStarted(why) };
+        self.fail(self.first_of(node), None, cause);
+    }
+
+    /// Notes a failure, and ends the job if it is the first.
+    fn fail(&mut self, rank: u32, pid: Option<u32>, cause: Cause) {
+        if self.first_failure.is_some() {
+            return;
+        }
+        self.first_failure = Some(Failure { rank, pid, cause, after: self.began.elapsed() });
+        if self.keep_going {
+            return;
+        }
+        let others = (0..).zip(&self.ends).any(|(other, end)| other != rank && *end == RankEnd::NotStarted);
+        self.ended_early |= others;
+        self.end(Signal::TERM);
+    }
+
+    /// Passes a signal to all ranks; some of them end the job.
+    fn pass_on(&mut self, signal: Signal) {
+        if [Signal::INT, Signal::TERM, Signal::HUP].contains(&signal) {
+            self.ended_early = true;
+            self.end(signal);
+        } else {
+            self.links.iter().filter(|(_, link)| link.started).for_each(|(_, link)| link.signal(signal));
+        }
+    }
+
+    /// Ends all ranks, and their agents if that takes too long.
+    fn end(&mut self, signal: Signal) {
+        for (_, link) in self.links.iter_mut().filter(|(_, link)| !link.over) {
+            if link.started {
+                link.signal(signal);
+            } else {
+                link.over = true;
+                link.kill();
+            }
+        }
+        self.deadline.get_or_insert_with(|| Instant::now() + self.grace + SLACK);
+    }
+
+    /// Gives up agents that do not do what they should in time.
+    fn give_up(&mut self, now: Instant) {
+        let ending = self.deadline.is_some_and(|deadline| deadline <= now);
+        let starting = self.start_by <= now;
+        let waited = self.start_by.duration_since(self.began).as_secs();
+        let late =
+            self.links.iter_mut().filter(|(_, link)| !link.over && (ending || starting && !link.started));
+        let late: Vec<u32> = late.map(|(node, _)| *node).collect();
+        for node in late {
+            self.with(node, Link::kill);
+            let why = match ending {
+                true => "its agent did not end its ranks".to_owned(),
+                false => format!("no agent has started ranks within {waited} s; see POSTHASTE_JOIN_TIMEOUT"),
+            };
+            self.lost(node, &why);
+        }
+    }
+
+    fn with(&mut self, node: u32, act: impl FnOnce(&mut Link)) {
+        if let Some((_, link)) = self.links.iter_mut().find(|(other, _)| *other == node) {
+            act(link);
+        }
+    }
+
+    fn host(&self, node: u32) -> String {
+        let link = self.links.iter().find(|(other, _)| *other == node);
+        link.map(|(_, link)| link.host.clone()).unwrap_or_default()
+    }
+
+    fn first_of(&self, node: u32) -> u32 {
+        self.nodes.iter().position(|other| *other == node).unwrap_or_default() as u32
+    }
+}
