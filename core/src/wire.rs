@@ -90,6 +90,9 @@ pub struct StreamBegin {
     pub reserved: [u8; 6],
 }
 
+/// A control: the cookie is its name's hash, the body its 16 bytes. In no order with other records.
+pub const CONTROL: u16 = 12;
+
 /// The number under which a fault travels.
 #[must_use]
 pub fn code_of(fault: Fault) -> u16 {

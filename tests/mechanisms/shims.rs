@@ -2,7 +2,7 @@
 
 use crate::support::{Options, is_payload, options, others, payload, run, run_as, soon};
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 fn over_send() -> Options {
     options().env("POSTHASTE_OVERSEND", "always")
@@ -45,10 +45,15 @@ async fn puts_and_gets(job: Job) {
 
 #[test]
 fn m_d13_puts_and_gets_are_the_same_natively() {
-    run_as("shims::m_d13_puts_and_gets_are_the_same_natively", 3, options(), async |job| {
-        puts_and_gets(job.clone()).await;
-        assert_eq!(job.handle().stats().one_sided, 0, "memory that is mapped needs no descriptor");
-    });
+    run_as(
+        "shims::m_d13_puts_and_gets_are_the_same_natively",
+        3,
+        options().env("POSTHASTE_OVERSEND", "auto"),
+        async |job| {
+            puts_and_gets(job.clone()).await;
+            assert_eq!(job.handle().stats().one_sided, 0, "memory that is mapped needs no descriptor");
+        },
+    );
 }
 
 #[test]
@@ -158,6 +163,81 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
         let beyond = job.remote_region(RegionKey { offset: 1 << 20, ..key }).await.unwrap();
         assert_eq!(beyond.put(0, "x").await, Err(none));
         // Nothing else suffers from it.
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d14_a_control_gets_past_messages_that_wait() {
+    const MESSAGES: usize = 400;
+    run(2, options(), async |job| {
+        let (arrived, controls) = (job.counter(), job.counter());
+        let (count, ticks) = (arrived.clone(), controls.clone());
+        let long = job.register("long", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let seen: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+        let (log, so_far) = (seen.clone(), arrived.clone());
+        let tick = job
+            .register_control("tick", move |from, payload: [u8; 16], _| {
+                assert_eq!(from, Rank(0));
+                assert_eq!(payload[8..], [7; 8]);
+                let number = u64::from_ne_bytes(payload[..8].try_into().unwrap());
+                log.lock().unwrap().push((number, so_far.value()));
+                ticks.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            // Nothing moves on this rank meanwhile.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            soon("all controls", controls.reach(200)).await;
+            soon("all messages", arrived.reach(MESSAGES as u64)).await;
+            let seen = seen.lock().unwrap().clone();
+            assert_eq!(seen.iter().map(|tick| tick.0).collect::<Vec<_>>(), (0..200).collect::<Vec<_>>());
+            assert!(seen[0].1 < MESSAGES as u64, "all messages were there before the first control");
+        } else {
+            let messages = (0..MESSAGES).map(|_| long.send(Rank(1), vec![1; 64 << 10]));
+            let controls = async {
+                for number in 0..200u64 {
+                    let mut payload = [7; 16];
+                    payload[..8].copy_from_slice(&number.to_ne_bytes());
+                    tick.send(Rank(1), payload).await.unwrap();
+                }
+            };
+            // The messages are started first.
+            let (sent, ()) = futures::future::join(futures::future::join_all(messages), controls).await;
+            assert!(sent.into_iter().all(|sent| sent.is_ok()));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler() {
+    run(2, options(), async |job| {
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let log = told.clone();
+        job.on_error(move |fault| log.lock().unwrap().push(fault));
+        let handler = |_, _: [u8; 16], _: &mut Scope| {};
+        let tick = if job.rank() == Rank(0) {
+            Some(job.register_control("only here", handler).unwrap())
+        } else {
+            None
+        };
+        assert!(matches!(job.register_control("", handler), Err(posthaste::RegisterError::BadName(_))));
+        if let Some(tick) = tick {
+            let again = job.register_control("only here", handler);
+            assert!(matches!(again, Err(posthaste::RegisterError::Taken(_))), "{again:?}");
+            tick.send(Rank(1), [1; 16]).await.unwrap();
+            assert!(tick.send(Rank(2), [1; 16]).await.is_err());
+        }
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let start = std::time::Instant::now();
+            while told.lock().unwrap().is_empty() && start.elapsed() < std::time::Duration::from_secs(30) {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert_eq!(*told.lock().unwrap(), [Fault::NoSuchProtocol(Rank(1))]);
+        }
         job.barrier().await.unwrap();
     });
 }

@@ -299,6 +299,10 @@ impl Scope<'_> {
                     wire::DECLARE => self.declared(index, bytes),
                     wire::GRANT => self.granted(index, bytes),
                     wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
+                    wire::CONTROL => {
+                        packet.body = Body::Short(bytes);
+                        self.control_arrived(index, packet.cookie, bytes)
+                    }
                     wire::PUT_DONE => self.put_done(index, packet.cookie, bytes),
                     wire::GET => self.get_asked(index, packet.cookie, bytes),
                     wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
@@ -394,6 +398,10 @@ impl Scope<'_> {
         let fault = wire::fault_of(refuse.code.get(), rank);
         if let Some(ticket) = Ticket::from_word(cookie) {
             self.end_request(index, rank, ticket, Err(fault));
+        }
+        if cookie == 0 && refuse.index.get() == u16::MAX {
+            // It was a control.
+            self.state.report(fault);
         }
         if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
             out.open = false;

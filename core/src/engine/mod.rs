@@ -9,6 +9,7 @@
 //! `Port::advance` can inject: the port lends its sending half, the engine lends its state, and a [`Scope`] is both.
 
 mod aside;
+mod control;
 mod credit;
 mod dispatch;
 mod oversend;
@@ -18,11 +19,13 @@ mod queue;
 mod rma;
 mod send;
 
+pub use control::ControlSent;
 pub use pattern::{PatternError, ReplayStart};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
 
 use crate::caps::Caps;
+use crate::control::Controls;
 use crate::device::{Inject, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
@@ -174,10 +177,11 @@ pub struct State {
     pub(crate) known_protocols: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
-    /// Endpoint indices with packets that were set aside.
+    /// Endpoint indices with packets that were set aside, or with controls that are not registered.
     pub(crate) aside: Vec<usize>,
-    /// The registry's version, and whether the client was ready, when those were last looked at.
-    pub(crate) aside_seen: Option<(u64, bool)>,
+    /// The registry's version, that of the controls, and whether the client was ready, when those were last looked at.
+    pub(crate) aside_seen: Option<(u64, u64, bool)>,
+    pub(crate) controls: std::sync::Arc<Controls>,
     pub(crate) table: SourceTable,
     pub(crate) patterns: pattern::PatternStore,
     pub(crate) slots: Arc<SlotPool>,
@@ -243,6 +247,8 @@ pub struct EngineParts {
     pub config: EngineConfig,
     /// The client's protocols.
     pub registry: Arc<Registry>,
+    /// The client's controls.
+    pub controls: std::sync::Arc<Controls>,
     /// The client's gates.
     pub gates: Arc<Gates>,
     /// This rank's own memory.
@@ -279,6 +285,7 @@ impl Engine {
             ready: false,
             aside: Vec::new(),
             aside_seen: None,
+            controls: parts.controls,
             table: SourceTable::default(),
             patterns: pattern::PatternStore::default(),
             slots: slots.clone(),
@@ -462,6 +469,7 @@ impl State {
 
     fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
+        self.drop_controls(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();

@@ -34,6 +34,8 @@ pub(crate) struct Peer {
     pub aside: Option<Box<super::aside::Aside>>,
     /// Puts and gets that go over sends, both ways.
     pub over: Option<Box<super::oversend::OverSend>>,
+    /// Controls that wait, both ways.
+    pub controls: Option<Box<super::control::PeerControls>>,
     /// What is at the head of the FIFO waits for the peer, and not for room.
     pub stuck: bool,
 }
@@ -109,6 +111,7 @@ impl Peer {
             unflushed: false,
             aside: None,
             over: None,
+            controls: None,
             stuck: false,
         }
     }

@@ -85,6 +85,7 @@ impl Scope<'_> {
         let mut moved = 0;
         let mut busy = std::mem::take(&mut self.state.busy);
         busy.retain(|&index| {
+            moved += self.pump_controls(index);
             moved += self.pump_over(index);
             moved += self.pump_peer(index);
             moved += self.pay_credit(index);
@@ -92,7 +93,7 @@ impl Scope<'_> {
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
-            peer.busy = waits || owes || peer.owes_over();
+            peer.busy = waits || owes || peer.owes_over() || peer.has_controls();
             peer.busy
         });
         busy.append(&mut self.state.busy);

@@ -521,6 +521,7 @@ impl Scope<'_> {
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
+                self.pump_controls(index);
                 self.pump_over(index);
                 // A peer that is gone meanwhile needs no goodbye.
                 let _gone = self.system(index, wire::GOODBYE, 0, &[]);
@@ -532,7 +533,7 @@ impl Scope<'_> {
     #[must_use]
     pub fn has_queued(&self) -> bool {
         let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());
-        living.any(|peer| !peer.queue_is_empty() || peer.owes_over())
+        living.any(|peer| !peer.queue_is_empty() || peer.owes_over() || peer.has_controls())
     }
 }
 

@@ -182,6 +182,7 @@ pub fn packets(data: &[u8]) {
                 ..EngineConfig::default()
             },
             registry,
+            controls: Arc::default(),
             gates: Arc::new(Gates::new(3)),
             home: memory(),
             errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
@@ -284,6 +285,7 @@ mod tests {
                 caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry,
+                controls: Arc::default(),
                 gates: Arc::new(Gates::new(2)),
                 home: memory(),
                 errors: None,
@@ -328,6 +330,7 @@ mod tests {
                 caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry: Arc::default(),
+                controls: Arc::default(),
                 gates: Arc::new(Gates::new(3)),
                 home: memory(),
                 errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
