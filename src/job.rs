@@ -64,6 +64,7 @@ impl Job {
             config: EngineConfig {
                 credits: settings.credits,
                 oversend: settings.oversend,
+                rendezvous_bytes: settings.rendezvous_bytes,
                 ..EngineConfig::default()
             },
             spin: settings.spin,

@@ -140,11 +140,7 @@ impl Client {
                     registry: registry.clone(),
                     controls: controls.clone(),
                     gates: gates.clone(),
-                    home: {
-                        // Devices know whom to tell of their peers, and so the contexts: this must not close the ring.
-                        let device = routes.device_for(me.rank).map(Arc::downgrade);
-                        Arc::new(move |offset, len| device.as_ref()?.upgrade()?.map(me.rank, offset, len))
-                    },
+                    memory: Arc::new(routes.memory(me.rank)),
                     errors: Some(crate::sync::Arc::new(move |fault| {
                         let handler = lock(&told).clone();
                         if let Some(handler) = handler {

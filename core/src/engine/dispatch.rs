@@ -299,6 +299,9 @@ impl Scope<'_> {
                     wire::DECLARE => self.declared(index, bytes),
                     wire::GRANT => self.granted(index, bytes),
                     wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
+                    wire::REQUEST_TO_SEND => self.asked_to_send(index, packet.info, bytes),
+                    wire::CLEAR_TO_SEND => self.cleared_to_send(index, bytes),
+                    wire::SENT => self.landed(index),
                     wire::CONTROL => {
                         packet.body = Body::Short(bytes);
                         self.control_arrived(index, packet.cookie, bytes)
@@ -432,6 +435,7 @@ impl Scope<'_> {
             received: 0,
             into: Accept::Whole,
             whole: Vec::new(),
+            landing: None,
             refuse: None,
             settled: false,
         };
@@ -474,7 +478,7 @@ impl Scope<'_> {
     fn stream_data(&mut self, index: usize, body: &Body<'_>) -> Option<Verdict> {
         let assembly = self.state.peer(index).assembly.as_mut()?;
         let len = body.len() as u64;
-        if len == 0 || len > assembly.total - assembly.received {
+        if len == 0 || len > assembly.total - assembly.received || assembly.landing.is_some() {
             return None;
         }
         match &mut assembly.into {

@@ -16,6 +16,7 @@ mod oversend;
 mod pattern;
 mod peer;
 mod queue;
+mod rendezvous;
 mod rma;
 mod send;
 
@@ -26,10 +27,9 @@ pub use send::{Payload, SendArgs, Sent, Wait, Whole};
 
 use crate::caps::Caps;
 use crate::control::Controls;
-use crate::device::{Inject, Port, SourceTable};
+use crate::device::{Inject, Memory, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
-use crate::memory::SharedSlice;
 use crate::protocol::{Credit, Protocol, Registry};
 use crate::route::RouteCaps;
 use crate::slot::{Completer, Outcome, SlotPool, Ticket};
@@ -60,6 +60,12 @@ pub struct EngineConfig {
     /// Bytes that a peer may have been asked for by gets over sends and that are not here yet; it keeps as many for
     /// them. The same on all ranks; at least 128.
     pub get_window: u64,
+    /// From this length in bytes on, a message asks its receiver for a place and goes straight there, whatever the device
+    /// says ([`Caps::rendezvous`]); `u64::MAX` for never. At least 64.
+    pub rendezvous_bytes: Option<u64>,
+    /// Bytes of this rank's memory that messages may land in at a time, until they are read; longer ones, and those for
+    /// which there is no place, go as streams.
+    pub landing_bytes: u64,
 }
 
 impl Default for EngineConfig {
@@ -71,6 +77,8 @@ impl Default for EngineConfig {
             max_message: 1 << 32,
             oversend: false,
             get_window: 4 << 20,
+            rendezvous_bytes: None,
+            landing_bytes: 256 << 20,
         }
     }
 }
@@ -153,9 +161,6 @@ impl Gates {
     }
 }
 
-/// A range of this rank's own memory that peers can reach, first byte and length; `None` if there is no such range.
-pub type OwnMemory = std::sync::Arc<dyn Fn(u64, u64) -> Option<SharedSlice> + Send + Sync>;
-
 /// Called with every asynchronous error that no future waits for (D17).
 pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 
@@ -189,8 +194,10 @@ pub struct State {
     pub(crate) timers: TimerWheel,
     pub(crate) stats: Stats,
     pub(crate) gates: Arc<Gates>,
-    /// What peers put to and get from where no device does it for them.
-    pub(crate) home: OwnMemory,
+    pub(crate) memory: std::sync::Arc<dyn Memory>,
+    pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
+    /// Messages up to this length in bytes go in one packet.
+    pub(crate) eager: usize,
     /// Room for what is read out of shared memory to go into a packet.
     pub(crate) scratch: Vec<u8>,
     pub(crate) closed: bool,
@@ -251,8 +258,8 @@ pub struct EngineParts {
     pub controls: std::sync::Arc<Controls>,
     /// The client's gates.
     pub gates: Arc<Gates>,
-    /// This rank's own memory.
-    pub home: OwnMemory,
+    /// The memory of this rank and of its peers.
+    pub memory: std::sync::Arc<dyn Memory>,
     /// Told of errors nobody waits for.
     pub errors: Option<ErrorHandler>,
     /// Milliseconds of the context's clock.
@@ -293,12 +300,19 @@ impl Engine {
             timers: TimerWheel::new(parts.now),
             stats: Stats::default(),
             gates: parts.gates,
-            home: parts.home,
+            landings: std::sync::Arc::new(rendezvous::Landings::new(
+                parts.me.rank,
+                parts.memory.clone(),
+                parts.config.landing_bytes,
+            )),
+            memory: parts.memory,
+            eager: 0,
             scratch: Vec::new(),
             closed: false,
             errors: parts.errors,
         };
         state.choose_over_send();
+        state.choose_rendezvous();
         (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
     }
 
@@ -470,6 +484,7 @@ impl State {
     fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
         self.drop_controls(index, fault);
+        self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();

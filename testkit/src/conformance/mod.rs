@@ -16,6 +16,7 @@ pub mod messages;
 pub mod one_sided;
 pub mod patterns;
 pub mod protocols;
+pub mod rendezvous;
 pub mod requests;
 pub mod soak;
 pub mod streams;
@@ -158,6 +159,9 @@ macro_rules! conformance_suite {
             controls::a_control_gets_past_what_is_queued,
             controls::unknown_controls_wait_and_are_refused_once_ready,
             controls::a_control_to_a_lost_peer_is_told,
+            rendezvous::long_messages_go_straight_to_their_places,
+            rendezvous::messages_that_are_kept_use_up_the_places,
+            rendezvous::a_receiver_lost_at_any_moment_ends_the_send,
             endings::a_lost_peer_ends_what_depends_on_it,
             endings::what_a_lost_peer_sent_is_a_prefix,
             endings::a_stream_that_breaks_off_is_dropped,
