@@ -16,4 +16,5 @@ mod killed;
 mod leaving;
 mod limits;
 mod processes;
+mod rendezvous;
 mod stopped;

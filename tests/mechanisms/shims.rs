@@ -241,3 +241,113 @@ fn m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn m_d11_long_messages_go_straight_to_their_places() {
+    const LENGTHS: [usize; 10] =
+        [0, 99_999, 100_000, 7, 1 << 20, (4 << 20) + 1, 100_001, 20 << 20, 8, 300_000];
+    run(3, options().env("POSTHASTE_RENDEZVOUS_BYTES", "100000"), async |job| {
+        let arrived = job.counter();
+        let log: Arc<Mutex<Vec<(u32, u64, usize, bool)>>> = Arc::default();
+        let (count, seen) = (arrived.clone(), log.clone());
+        let message = job
+            .register("straight", move |m: Message, _: &mut Scope| {
+                let number = u64::from_ne_bytes(m.info().try_into().unwrap());
+                let whole = is_payload(number, &m.to_bytes());
+                seen.lock().unwrap().push((m.source().0, number, m.len(), whole));
+                count.add(1);
+            })
+            .unwrap();
+        let echo = job.service("echo", |bytes: Vec<u8>| async move { bytes }).unwrap();
+        job.barrier().await.unwrap();
+        for round in 0..3 {
+            for (n, len) in LENGTHS.into_iter().enumerate() {
+                let number = (round * LENGTHS.len() + n) as u64;
+                for to in job.ranks() {
+                    message.send(to, payload(number, len)).info(&number.to_ne_bytes()).await.unwrap();
+                }
+            }
+        }
+        soon("all messages", arrived.reach(9 * LENGTHS.len() as u64)).await;
+        let log = log.lock().unwrap().clone();
+        for source in 0..3 {
+            let of: Vec<_> = log.iter().filter(|entry| entry.0 == source).collect();
+            for (n, (_, number, len, whole)) in of.into_iter().enumerate() {
+                assert_eq!((*number, *len), (n as u64, LENGTHS[n % LENGTHS.len()]), "from rank {source}");
+                assert!(whole, "message {number} from rank {source}");
+            }
+        }
+        let long = 3 * 3 * LENGTHS.iter().filter(|len| **len >= 100_000).count() as u64;
+        assert_eq!(job.handle().stats().rendezvous, long);
+        // Requests are messages; answers are not.
+        let bytes = payload(5, 5_000_000);
+        assert!(echo.call(job.rank().next(3), bytes.clone()).await.unwrap() == bytes);
+        assert_eq!(job.handle().stats().rendezvous, long + 1);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d11_a_handler_that_chooses_its_buffer_gets_long_messages_there() {
+    run(2, options().env("POSTHASTE_RENDEZVOUS_BYTES", "1000"), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let head = job
+            .register_first_packet("head", move |first: posthaste::First<'_>, _: &mut Scope| {
+                let (count, number) = (count.clone(), first.total);
+                let limit = 3_000_000;
+                posthaste::Fill::Into {
+                    buffer: bytes::BytesMut::with_capacity(limit.min(first.total as usize)),
+                    limit,
+                    done: Box::new(move |_, head| {
+                        assert_eq!(head.len(), limit.min(number as usize));
+                        assert!(head == payload(number, number as usize)[..head.len()]);
+                        count.add(1);
+                    }),
+                }
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        for len in [1, 999, 1000, 2_999_999, 3_000_000, 3_000_001, 12_000_000] {
+            head.send(peer, payload(len as u64, len)).await.unwrap();
+        }
+        soon("all heads", arrived.reach(7)).await;
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d32_a_small_message_makes_the_far_side_inject_a_put() {
+    // A receiver answers a request to send with a place in its memory, and the sender's put goes there: over puts of the
+    // device as over sends.
+    for oversend in ["auto", "always"] {
+        let options = options().env("POSTHASTE_RENDEZVOUS_BYTES", "4096").env("POSTHASTE_OVERSEND", oversend);
+        run(2, options, async |job| {
+            let arrived = job.counter();
+            let count = arrived.clone();
+            let kept: Arc<Mutex<Vec<posthaste::OwnedMessage>>> = Arc::default();
+            let (message, mut stream) = job.stream("kept").unwrap();
+            job.barrier().await.unwrap();
+            let peer = Rank(1 - job.rank().0);
+            let send = async {
+                for number in 0..20u64 {
+                    message.send(peer, payload(number, 600_000)).await.unwrap();
+                }
+            };
+            let receive = async {
+                while count.value() < 20 {
+                    kept.lock().unwrap().push(stream.recv().await.unwrap());
+                    count.add(1);
+                }
+            };
+            futures::future::join(send, receive).await;
+            assert_eq!(job.handle().stats().rendezvous, 20);
+            // What is kept stays as it was put, whatever came after it.
+            for (number, message) in std::mem::take(&mut *kept.lock().unwrap()).into_iter().enumerate() {
+                assert!(is_payload(number as u64, &message.into_bytes()), "message {number}");
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}

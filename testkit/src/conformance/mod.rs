@@ -162,6 +162,7 @@ macro_rules! conformance_suite {
             rendezvous::long_messages_go_straight_to_their_places,
             rendezvous::messages_that_are_kept_use_up_the_places,
             rendezvous::a_receiver_lost_at_any_moment_ends_the_send,
+            rendezvous::a_sender_lost_at_any_moment_gives_the_place_back,
             endings::a_lost_peer_ends_what_depends_on_it,
             endings::what_a_lost_peer_sent_is_a_prefix,
             endings::a_stream_that_breaks_off_is_dropped,

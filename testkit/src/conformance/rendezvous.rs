@@ -123,3 +123,29 @@ pub fn a_receiver_lost_at_any_moment_ends_the_send<H: Harness>(harness: H) {
     world.a_while();
     assert!(buffer.is_unique(), "the sender's buffer is its own again");
 }
+
+/// A sender that dies at any moment of a long message: the place it had is free for others.
+pub fn a_sender_lost_at_any_moment_gives_the_place_back<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.landing_bytes = 64 << 10);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("again", &log);
+    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
+    let mut outbox = Outbox::new(at(lost), (0..50).map(|_| Message::new(to, protocol, vec![1; 40_000])));
+    for _ in 0..world.random.below(300) {
+        outbox.pump(&world);
+        world.step();
+    }
+    world.kill(lost);
+    world.until("it is told", |world| !world.errors(to).is_empty());
+    let had = log.len();
+    for n in 1..=3 {
+        let message = Message::filled(at(other), at(to), protocol, n, 0, 40_000);
+        world.send_all(&mut [Outbox::new(at(other), [message.clone()])]);
+        world.until("it arrives", |_| log.len() == had + n);
+        assert!(log.of(at(other), at(to))[n - 1].bytes == message.payload);
+    }
+    assert_eq!(went_straight(&world, other), 3, "there is one place, and it is free");
+}
