@@ -2,7 +2,7 @@
 
 use crate::run::fail;
 use comfy_table::{Table, presets};
-use posthaste::{Error, Job, JoinError, Rank, Sysdep};
+use posthaste::{Error, Job, JoinError, Rank};
 use serde_json::json;
 
 /// Bytes in which a rank tells a name.

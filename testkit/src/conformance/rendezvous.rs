@@ -37,6 +37,9 @@ pub fn long_messages_go_straight_to_their_places<H: Harness>(harness: H) {
     assert_eq!((went_straight(&world, Rank(0)), went_straight(&world, Rank(1))), (2 * long, long));
 }
 
+/// What was said, and the message that was kept.
+type Kept = (Vec<u8>, Body<'static>);
+
 /// Where there is no room for another message that is kept, messages go as streams, and straight again once there is.
 pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
     let mut world = World::with(harness, 2, |setup| setup.config.landing_bytes = 128 << 10);
@@ -44,7 +47,7 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         return;
     }
     let log = Log::default();
-    let kept: Arc<Mutex<Vec<(Vec<u8>, Body<'static>)>>> = Arc::default();
+    let kept: Arc<Mutex<Vec<Kept>>> = Arc::default();
     for rank in world.ranks() {
         let (log, kept) = (log.clone(), kept.clone());
         world.register(
