@@ -28,6 +28,8 @@ pub struct Caps {
     /// From this length in bytes on, a message is faster if it asks for a place and goes straight there; `usize::MAX` if it
     /// never is.
     pub rendezvous: usize,
+    /// The device itself tells peers of an orderly leave, behind everything that was sent to them.
+    pub tells_leave: bool,
     /// Cost rank: of the devices that reach a peer, the one with the lowest figure is taken.
     pub cost: u32,
 }
@@ -48,6 +50,7 @@ impl Caps {
             ordered: true,
             atomicity: 8,
             rendezvous: usize::MAX,
+            tells_leave: false,
             cost: 1000,
         }
     }

@@ -193,6 +193,7 @@ fn common(each: &[Caps]) -> Caps {
         ordered: all.ordered && caps.ordered,
         atomicity: all.atomicity.min(caps.atomicity),
         rendezvous: all.rendezvous.max(caps.rendezvous),
+        tells_leave: all.tells_leave && caps.tells_leave,
         cost: all.cost.max(caps.cost),
     })
 }

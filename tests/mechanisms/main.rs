@@ -11,6 +11,7 @@ mod contexts;
 mod early;
 mod errors;
 mod memory;
+mod one_host;
 mod pages;
 mod replay;
 mod sends;

@@ -1,6 +1,6 @@
 //! Delivery to streams and to spawned handlers; back-pressure.
 
-use crate::support::{options, payload, run, sealed, soon, unseal, until};
+use crate::support::{Transport, options, payload, run, sealed, soon, unseal, until};
 use posthaste::{Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -131,7 +131,9 @@ fn try_send_says_full_and_gives_the_payload_back() {
                     Ok(()) => sent += 1,
                     Err(error) => break error,
                 }
-                assert!(sent < 100, "a lane of 4 KiB is never full");
+                // A lane of 4 KiB, or what a connection and the kernel keep.
+                let room = if crate::TRANSPORT == Transport::Shm { 100 } else { 100_000 };
+                assert!(sent < room, "there is always room");
             };
             assert!(matches!(returned, TrySendError::Full(_)), "{returned}");
             assert_eq!(unseal(&returned.into_payload().into_bytes()), Some(sent), "the payload comes back");

@@ -73,6 +73,7 @@ impl TcpDevice {
         caps.fragment = limits.fragment;
         caps.native_put = true;
         caps.native_get = true;
+        caps.tells_leave = true;
         caps.cost = 100;
         Ok(TcpDevice { hub, caps, address, watches: Mutex::new(watches), gate: Mutex::new(Some(gate)) })
     }

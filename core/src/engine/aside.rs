@@ -16,7 +16,7 @@ use crate::wire;
 use bytes::Bytes;
 use std::collections::VecDeque;
 
-/// Most bytes that are set aside for one peer.
+/// Most bytes that are set aside for one peer; a packet counts for half of it at most.
 const LIMIT: usize = 1 << 20;
 
 /// What waits of one peer. Never empty while the peer has it.
@@ -42,11 +42,12 @@ impl Parked {
     }
 }
 
-/// What a payload counts for: a page is the sender's memory, but there are not many of them.
+/// What a payload counts for: a page is the sender's memory, but there are not many of them; a long payload is here already,
+/// and with one of those there is to be room for short ones.
 fn cost(body: &Body<'_>) -> usize {
     match body {
         Body::Lease(lease) => lease.len().min(LIMIT / 16),
-        other => other.len(),
+        other => other.len().min(LIMIT / 2),
     }
 }
 

@@ -501,7 +501,10 @@ impl State {
     }
 
     pub(crate) fn shut_down(&mut self) {
-        self.closed = true;
+        // The driver says it, too, as it ends.
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
         for index in 0..self.peers.len() {
             if let Some(peer) = self.peers[index].as_mut() {
                 peer.fault.get_or_insert(Fault::Shutdown);

@@ -523,8 +523,11 @@ impl Scope<'_> {
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
                 self.pump_controls(index);
                 self.pump_over(index);
-                // A peer that is gone meanwhile needs no goodbye.
-                let _gone = self.system(index, wire::GOODBYE, 0, &[]);
+                let rank = self.state.shape.endpoint(index).rank;
+                if !self.caps_of(rank).tells_leave {
+                    // A peer that is gone meanwhile needs no goodbye.
+                    let _gone = self.system(index, wire::GOODBYE, 0, &[]);
+                }
             }
         }
     }

@@ -1,0 +1,64 @@
+//! What shared memory alone can do.
+
+use crate::support::{options, others, run, soon};
+use posthaste::{Message, Messager, Rank, Scope};
+
+#[test]
+fn m_d02_a_device_publishes_what_it_can_do() {
+    run(2, options(), async |job| {
+        let caps = job.caps();
+        assert_eq!(caps.name, "shm");
+        assert!(caps.native_put && caps.native_get && caps.mappable && caps.loans && caps.ordered);
+        assert_eq!(caps.atomicity, 8);
+        assert!(0 < caps.max_inline && caps.max_inline <= caps.max_eager && caps.fragment <= caps.max_eager);
+        for device in job.messager().devices() {
+            assert!(device.reaches(Rank(1)) && !device.reaches(Rank(2)));
+        }
+        // The figures are true: a message of each length goes the way that they say.
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("by length", move |m: Message, _: &mut Scope| count.add(1 + m.len() as u64 * 10))
+            .unwrap();
+        let lengths = [caps.max_inline, caps.max_inline + 1, caps.max_eager, caps.max_eager + 1];
+        let peer = Rank(1 - job.rank().0);
+        for len in lengths {
+            message.send(peer, vec![1; len]).await.unwrap();
+        }
+        let all = 4 + 10 * lengths.iter().sum::<usize>() as u64;
+        soon("the messages", arrived.reach(all)).await;
+        assert_eq!(arrived.value(), all);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1024).await.unwrap();
+        job.barrier().await.unwrap();
+        // All of the arena is one mapping, made when the job was joined.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let arenas = maps.lines().filter(|line| line.contains("posthaste")).count();
+        assert_eq!(arenas, 1, "{maps}");
+        let before = job.stats();
+        for to in others(&job) {
+            for number in 0..1000u64 {
+                // Ready at once: no descriptor, no message, no help of the target.
+                let mut put = std::pin::pin!(window.put(to, number as usize, number + 1));
+                let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                let ready = Future::poll(put.as_mut(), &mut cx);
+                if ready.is_pending() {
+                    // The task's budget was spent.
+                    put.await.unwrap();
+                }
+            }
+        }
+        let after = job.stats();
+        assert_eq!(after.one_sided, before.one_sided, "inline");
+        assert_eq!(after.messages_sent, before.messages_sent);
+        job.barrier().await.unwrap();
+        assert_eq!(window.to_vec(), (1..=1024).map(|n| if n <= 1000 { n } else { 0 }).collect::<Vec<u64>>());
+        job.barrier().await.unwrap();
+    });
+}
