@@ -55,15 +55,9 @@ impl Place {
         neighbours: usize,
         settings: Settings,
     ) -> Result<Place, JoinError> {
-        let personality = Personality::on_nodes(rank, shape, nodes);
-        let cores = match (settings.cores, personality.local_size()) {
-            (cores, local) if local == neighbours => cores,
-            (cores, local) => {
-                let all = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
-                Some(all * local / neighbours.max(1))
-            }
-        };
-        let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(personality, cores));
+        let mut personality = Personality::on_nodes(rank, shape, nodes);
+        personality.neighbours = neighbours;
+        let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(personality, settings.cores));
         let resources = HostResources {
             arena: fds.arena,
             bell: fds.bell,

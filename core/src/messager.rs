@@ -114,7 +114,7 @@ impl Client {
         let spin = match spin {
             Some(time) if !time.is_zero() => Spin::For(time),
             Some(_) => Spin::Yield,
-            None if personality.local_size() * usize::from(shape.contexts) <= sysdep.cores() => {
+            None if personality.neighbours * usize::from(shape.contexts) <= sysdep.cores() => {
                 Spin::For(Duration::from_micros(100))
             }
             None => Spin::Yield,

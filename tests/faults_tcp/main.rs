@@ -15,3 +15,4 @@ mod killed;
 mod leaving;
 #[path = "../faults/stopped.rs"]
 mod stopped;
+mod unmet;

@@ -322,6 +322,14 @@ impl Hub {
         }
     }
 
+    /// Whether a connection with the rank is being made, by any context.
+    pub fn is_connecting_to(&self, rank: Rank) -> bool {
+        let table = lock(&self.table);
+        let shape = self.shape;
+        let to_rank = |index: usize| shape.endpoint(index).rank == rank;
+        table.stages.iter().any(|((_, index), stage)| *stage == Stage::Dialing && to_rank(*index))
+    }
+
     /// Whether there is, or was, a connection with the rank.
     pub fn has_met(&self, rank: Rank) -> bool {
         let table = lock(&self.table);

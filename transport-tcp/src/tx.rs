@@ -579,7 +579,10 @@ impl Tx {
                 Leave::No => {
                     closed = false;
                     link.quiet = link.quiet.saturating_add(1);
-                    if link.quiet > 2 && link.is_flushed() && link.job.is_none() {
+                    let rank = self.hub.shape.endpoint(index).rank;
+                    // What another context has sent there must not find the door closed.
+                    let all_there = !self.hub.is_connecting_to(rank);
+                    if link.quiet > 2 && link.is_flushed() && link.job.is_none() && all_there {
                         link.out.small().extend_from_slice(Header::control(LEAVE, 0, 0).as_bytes());
                         link.leave = Leave::Said;
                         self.touch(index);

@@ -2,8 +2,8 @@
 
 use super::{Args, Device, Plan};
 use posthaste::launcher::{self, Launch, Output};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The first and the last of the cores this process may use: two different ones where there are two.
 pub fn cores() -> [usize; 2] {
@@ -35,7 +35,31 @@ pub fn run(args: &Args, plan: Plan) -> Result<f64, String> {
         let few = run_ranks(args, plan, 2)?;
         return Ok(((run_ranks(args, plan, ranks)? - few) / f64::from(ranks.max(3) - 2)).max(0.0));
     }
+    if bench.name == "join" {
+        // From the start of the first to the end of the last: all have met by then.
+        let start = Instant::now();
+        run_ranks(args, plan, ranks)?;
+        return Ok(start.elapsed().as_secs_f64());
+    }
     run_ranks(args, plan, ranks)
+}
+
+/// The same row without what its ranks are told besides; its figure.
+pub fn run_natively(args: &Args, plan: Plan) -> Result<f64, String> {
+    run_ranks_with(args, plan, plan.bench.ranks, &[])
+}
+
+/// Starts as many processes of this program as the row has ranks, and waits for them; the seconds.
+pub fn start_processes(args: &Args, plan: Plan) -> Result<f64, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let ranks = args.ranks.unwrap_or(plan.bench.ranks);
+    let start = Instant::now();
+    let started: Result<Vec<_>, _> =
+        (0..ranks).map(|_| Command::new(&program).arg("--version").stdout(Stdio::null()).spawn()).collect();
+    for mut process in started.map_err(|error| error.to_string())? {
+        process.wait().map_err(|error| error.to_string())?;
+    }
+    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Standard output and standard error of a rank.
@@ -43,6 +67,10 @@ type Said = (Vec<u8>, Vec<u8>);
 
 /// Runs the ranks of a row; the figure that one of them prints.
 fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
+    run_ranks_with(args, plan, ranks, plan.bench.env)
+}
+
+fn run_ranks_with(args: &Args, plan: Plan, ranks: u32, env: &[(&str, &str)]) -> Result<f64, String> {
     let bench = plan.bench;
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let launch = Launch::program(program).args([
@@ -55,9 +83,9 @@ fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
     ]);
     let mut launch = launcher::prepare(launch, ranks, 1, 1).map_err(|error| error.to_string())?;
     if bench.device == Device::Tcp {
-        launch = launch.env("POSTHASTE_DEVICE", "tcp");
+        launch = launch.tcp(true).env("POSTHASTE_DEVICE", "tcp");
     }
-    for (name, value) in bench.env {
+    for (name, value) in env {
         launch = launch.env(name, value);
     }
     let job = launch

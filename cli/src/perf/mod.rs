@@ -163,6 +163,13 @@ const fn bench(name: &'static str, sizes: &'static [usize], unit: &'static str) 
     }
 }
 
+/// The limit is the same benchmark without what its ranks are told besides.
+const NATIVE: &str = "native";
+/// The limit is the start and the end of as many processes that do nothing.
+const STARTED: &str = "started";
+/// Puts and gets go over sends, though the device could do better.
+const OVER_SEND: &[(&str, &str)] = &[("POSTHASTE_OVERSEND", "always")];
+
 const fn tcp(bench: Bench) -> Bench {
     Bench { device: Device::Tcp, ..bench }
 }
@@ -195,6 +202,15 @@ pub const BENCHES: &[Bench] = &[
     Bench { faces: false, ranks: 16, ..bench("oversubscribed", &[64], "s") },
     Bench { bar: Some(1.0), faces: false, ranks: 33, ..bench("memory_silent", &[0], "KiB") },
     Bench { bar: Some(64.0), faces: false, ranks: 33, ..bench("memory_talking", &[0], "KiB") },
+    Bench { limit: Some(("two_copy_pipeline", 1.0)), bar: Some(1.0), faces: false, program: Some("am_bandwidth"),
+            ..fast("long_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s") },
+    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("put_rate"), env: OVER_SEND,
+            ..fast("oversend_put_rate", &[8], "M/s") },
+    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("put_bandwidth"), env: OVER_SEND,
+            ..fast("oversend_put_bandwidth", &[64 * K, M], "GB/s") },
+    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("get_bandwidth"), env: OVER_SEND,
+            ..fast("oversend_get_bandwidth", &[64 * K, M], "GB/s") },
+    Bench { limit: Some((STARTED, 1.0)), faces: false, ranks: 64, ..bench("join", &[0], "s") },
     tcp(Bench { limit: Some(("tcp_pingpong", 1.0)), bar: Some(1.0), ..bench("am_latency", &[8], "us") }),
     tcp(Bench { limit: Some(("tcp_pingpong", 2.0)), bar: Some(1.1), ..bench("call_latency", &[8], "us") }),
     tcp(Bench { bar: Some(4.0), ..fast("am_rate", &[8], "M/s") }),
@@ -315,6 +331,8 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
     // Half of the limit's time before and half after: a machine that changes its pace shows in both.
     let limited = bench.limit.filter(|_| !args.no_limits);
     let side = |seconds: f64| match limited {
+        Some((NATIVE, _)) => jobs::run_natively(args, plan).map(Some),
+        Some((STARTED, _)) => jobs::start_processes(args, plan).map(Some),
         Some((name, factor)) => jobs::limit(name, size, seconds).map(|value| Some(value * factor)),
         None => Ok(None),
     };

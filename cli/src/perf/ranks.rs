@@ -122,6 +122,7 @@ impl<F: ContextFace> Bench<F> {
             "neighbour_delay" => self.neighbour_delay().await,
             "idle_cpu" => self.idle_cpu().await,
             "oversubscribed" => self.oversubscribed().await,
+            "join" => self.joined().await,
             "memory_silent" => self.memory(false).await,
             "memory_talking" => self.memory(true).await,
             _ => Err(std::io::Error::other("no such benchmark").into()),
@@ -585,6 +586,15 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await?;
         if self.leads() {
             figure(start.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// All ranks are there.
+    async fn joined(&self) -> Result<()> {
+        self.barrier().await?;
+        if self.leads() {
+            figure(self.job.size() as f64);
         }
         Ok(())
     }

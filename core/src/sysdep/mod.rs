@@ -18,13 +18,15 @@ pub struct Personality {
     pub local_rank: u32,
     /// Node of each rank, by rank.
     pub nodes: Vec<u32>,
+    /// Ranks that share this rank's processors, itself among them; they may be nodes of their own.
+    pub neighbours: usize,
 }
 
 impl Personality {
     /// All ranks on one node.
     #[must_use]
     pub fn one_node(rank: Rank, shape: JobShape) -> Self {
-        Self { rank, shape, local_rank: rank.0, nodes: vec![0; shape.ranks as usize] }
+        Self::on_nodes(rank, shape, vec![0; shape.ranks as usize])
     }
 
     /// Ranks on the nodes of that number each, by rank.
@@ -32,7 +34,8 @@ impl Personality {
     pub fn on_nodes(rank: Rank, shape: JobShape, nodes: Vec<u32>) -> Self {
         let mine = nodes.get(rank.index()).copied();
         let before = nodes.iter().take(rank.index()).filter(|&&node| Some(node) == mine).count();
-        Self { rank, shape, local_rank: before as u32, nodes }
+        let neighbours = nodes.iter().filter(|&&node| Some(node) == mine).count();
+        Self { rank, shape, local_rank: before as u32, nodes, neighbours }
     }
 
     /// Whether the rank is on this rank's node.

@@ -1,0 +1,36 @@
+//! Ranks that never had a connection with each other.
+
+use crate::support::{options, run, soon, until};
+use posthaste::{Fault, Rank};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[test]
+fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
+    run(4, options().body_leaves().killed(2), async |job| {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let log = told.clone();
+        job.on_error(move |fault| log.lock().unwrap().push(fault));
+        // Nobody talks to anybody: what is known of the others was heard.
+        match job.rank() {
+            Rank(1) => job.leave().await.unwrap(),
+            Rank(2) => {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                let pid = std::process::id().to_string();
+                std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+                tokio::time::sleep(Duration::from_secs(60)).await;
+            }
+            _ => {
+                until("both ends", || told.lock().unwrap().len() == 2).await;
+                let mut ends = told.lock().unwrap().clone();
+                ends.sort_by_key(|fault| fault.peer());
+                assert_eq!(ends, [Fault::PeerClosed(Rank(1)), Fault::PeerLost(Rank(2))]);
+                // Who is gone is not waited for.
+                let word = job.register("word", |_, _| {}).unwrap();
+                let error = soon("the send", word.send(Rank(2), "late")).await.unwrap_err();
+                assert_eq!(error, Fault::PeerLost(Rank(2)).into());
+                soon("the leave", job.leave()).await.unwrap();
+            }
+        }
+    });
+}

@@ -1,0 +1,294 @@
+//! Ranks that were started by somebody else than this library find each other, and become one job.
+//!
+//! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
+//! launcher where one is installed; in those processes the test is the body of a rank.
+
+use posthaste::Job;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in the processes that are ranks.
+const ROLE: &str = "POSTHASTE_TEST_ROLE";
+const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+/// Whether this process is a rank; then it is one, and does not come back.
+fn be_a_rank() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match runtime.block_on(rank()) {
+        Ok(()) => std::process::exit(0),
+        Err(error) => {
+            println!("not joined: {error}");
+            std::process::exit(3);
+        }
+    }
+}
+
+/// A little of everything: messages around the ring, puts, gets, calls, and who is reached how.
+async fn rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    let (me, n) = (job.rank(), job.size());
+    let twice = job.service("twice", |number: u64| async move { 2 * number })?;
+    let window = job.shmalloc::<u64>(n).await?;
+    job.barrier().await?;
+    for to in job.ranks() {
+        assert_eq!(twice.call(to, u64::from(to.0)).await?, 2 * u64::from(to.0));
+        window.put(to, me.index(), u64::from(me.0) + 1).await?;
+    }
+    job.barrier().await?;
+    assert_eq!(window.to_vec(), (1..=n as u64).collect::<Vec<_>>());
+    assert_eq!(window.get(me.next(n), 0).await?, 1);
+    println!("rank {me} of {n} by {}", ways(&job));
+    job.barrier().await?;
+    window.free().await?;
+    job.leave().await
+}
+
+/// By which device each rank is reached, in order.
+fn ways(job: &Job) -> String {
+    job.ranks().map(|rank| job.caps_of(rank).name).collect::<Vec<_>>().join(",")
+}
+
+/// The command that is a rank; `test` is the path of the test function.
+fn command(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, "rank").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // What this machine's launchers might have set for the tests themselves.
+    for (name, _) in std::env::vars() {
+        let own = ["POSTHASTE_", "PMI", "OMPI_", "SLURM_", "MASTER_"].iter().any(|own| name.starts_with(own));
+        if own || ["RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX"].contains(&&*name) {
+            command.env_remove(name);
+        }
+    }
+    command.env(ROLE, "rank");
+    command
+}
+
+/// A port that is free, and so is the next one, which torchrun's variables lead to.
+fn port() -> u16 {
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = first.local_addr().unwrap().port();
+        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A rank with torchrun's variables.
+fn torch(test: &str, rank: u32, size: u32, port: u16) -> Command {
+    let mut command = command(test);
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("POSTHASTE_KEY", KEY);
+    command
+}
+
+/// Waits for the processes, no longer than a test may take.
+fn ended(children: Vec<Child>) -> Vec<Output> {
+    let until = Instant::now() + Duration::from_secs(90);
+    let end = |mut child: Child| {
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > until {
+                let _ = child.kill();
+                let output = child.wait_with_output().unwrap();
+                panic!("a rank does not end:\n{}", text(&output));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().unwrap()
+    };
+    children.into_iter().map(end).collect()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// All ranks of a job with these changes to their commands.
+fn job(test: &str, size: u32, change: impl Fn(u32, &mut Command)) -> Vec<Output> {
+    let port = port();
+    // Rank 0 last: the others wait for who serves.
+    let children = (0..size).rev().map(|rank| {
+        let mut command = torch(test, rank, size, port);
+        change(rank, &mut command);
+        command.spawn().unwrap()
+    });
+    let mut outputs = ended(children.collect());
+    outputs.reverse();
+    outputs
+}
+
+/// All have joined, and reach each other by these ways.
+fn all_joined(outputs: &[Output], ways: &[&str]) {
+    for (rank, output) in outputs.iter().enumerate() {
+        let expected = format!("rank {rank} of {} by {}", outputs.len(), ways[rank]);
+        assert!(output.status.success() && text(output).contains(&expected), "{expected}:\n{}", text(output));
+    }
+}
+
+#[test]
+fn torchruns_variables_lead_to_a_job_that_shares_memory() {
+    be_a_rank();
+    let outputs = job("torchruns_variables_lead_to_a_job_that_shares_memory", 4, |_, _| {});
+    all_joined(&outputs, &["shm,shm,shm,shm"; 4]);
+}
+
+#[test]
+fn torchruns_variables_lead_to_a_job_over_sockets() {
+    be_a_rank();
+    let outputs = job("torchruns_variables_lead_to_a_job_over_sockets", 3, |_, command| {
+        command.env("POSTHASTE_DEVICE", "tcp").env("POSTHASTE_TCP_MODE", "encrypted");
+    });
+    all_joined(&outputs, &["shm,tcp,tcp", "tcp,shm,tcp", "tcp,tcp,shm"]);
+}
+
+#[test]
+fn m_d03_a_rank_in_other_namespaces_is_reached_over_sockets() {
+    be_a_rank();
+    let test = "m_d03_a_rank_in_other_namespaces_is_reached_over_sockets";
+    // A mount namespace of its own, as a container has one.
+    let allowed = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine lets nobody make namespaces");
+        return;
+    }
+    let port = port();
+    let children = (0..3).rev().map(|rank| {
+        let mut command = torch(test, rank, 3, port);
+        if rank == 1 {
+            let mut apart = Command::new("unshare");
+            apart.arg("--mount").arg(command.get_program()).args(command.get_args());
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => apart.env(name, value),
+                    None => apart.env_remove(name),
+                };
+            }
+            apart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command = apart;
+        }
+        command.spawn().unwrap()
+    });
+    let mut outputs = ended(children.collect());
+    outputs.reverse();
+    all_joined(&outputs, &["shm,tcp,shm", "tcp,shm,tcp", "shm,tcp,shm"]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    be_a_rank();
+    let port = port();
+    let children = [0, 2].map(|rank| {
+        let mut command = torch("a_rank_that_does_not_come_is_named", rank, 4, port);
+        command.env("POSTHASTE_JOIN_TIMEOUT", "1").spawn().unwrap()
+    });
+    for output in ended(children.into()) {
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(3), "{text}");
+        assert!(text.contains("2 of 4 ranks") && text.contains("ranks 1, 3"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_comes_twice_is_told_and_the_job_goes_on() {
+    be_a_rank();
+    let test = "a_rank_that_comes_twice_is_told_and_the_job_goes_on";
+    let port = port();
+    let first = [0, 1].map(|rank| torch(test, rank, 3, port).spawn().unwrap());
+    // Rank 1 has surely come before its double; the last rank comes when that has been told.
+    std::thread::sleep(Duration::from_millis(1500));
+    let double = ended(vec![torch(test, 1, 3, port).spawn().unwrap()]).remove(0);
+    assert_eq!(double.status.code(), Some(3), "{}", text(&double));
+    assert!(text(&double).contains("rank 1 is claimed twice"), "{}", text(&double));
+    let last = torch(test, 2, 3, port).spawn().unwrap();
+    all_joined(&ended(first.into_iter().chain([last]).collect()), &["shm,shm,shm"; 3]);
+}
+
+#[test]
+fn ranks_need_a_key_and_the_same_one() {
+    be_a_rank();
+    let test = "ranks_need_a_key_and_the_same_one";
+    let none = ended(vec![torch(test, 0, 2, port()).env_remove("POSTHASTE_KEY").spawn().unwrap()]).remove(0);
+    assert!(text(&none).contains("POSTHASTE_KEY_FILE"), "{}", text(&none));
+    let outputs = job(test, 2, |rank, command| {
+        command.env("POSTHASTE_JOIN_TIMEOUT", "2");
+        if rank == 1 {
+            command.env("POSTHASTE_KEY", KEY.replace('0', "1"));
+        }
+    });
+    assert!(text(&outputs[1]).contains("another key"), "{}", text(&outputs[1]));
+    assert!(text(&outputs[0]).contains("rank 1"), "the other hears who is missing: {}", text(&outputs[0]));
+}
+
+#[test]
+fn shared_memory_alone_does_not_reach_everywhere() {
+    be_a_rank();
+    let test = "shared_memory_alone_does_not_reach_everywhere";
+    let rooms = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
+    if !rooms.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine lets nobody make namespaces");
+        return;
+    }
+    let port = port();
+    let near = torch(test, 0, 2, port).env("POSTHASTE_DEVICE", "shm").spawn().unwrap();
+    let command = torch(test, 1, 2, port);
+    let mut apart = Command::new("unshare");
+    apart.arg("--mount").arg(command.get_program()).args(command.get_args());
+    apart.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    apart.env("POSTHASTE_DEVICE", "shm").stdout(Stdio::piped()).stderr(Stdio::piped());
+    for output in ended(vec![near, apart.spawn().unwrap()]) {
+        assert!(text(&output).contains("POSTHASTE_DEVICE=shm"), "{}", text(&output));
+    }
+}
+
+/// Runs ranks under a launcher that may not be installed.
+fn under(launcher: &str, arguments: &[&str], test: &str, ranks: usize) {
+    if Command::new(launcher).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        eprintln!("skipped: {launcher} is not installed");
+        return;
+    }
+    let rank = command(test);
+    let mut command = Command::new(launcher);
+    command.args(arguments).arg(rank.get_program()).args(rank.get_args());
+    for (name, value) in rank.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = ended(vec![command.spawn().unwrap()]).remove(0);
+    for rank in 0..ranks {
+        let expected = format!("rank {rank} of {ranks} by {}", vec!["shm"; ranks].join(","));
+        assert!(output.status.success() && text(&output).contains(&expected), "{}", text(&output));
+    }
+}
+
+#[test]
+fn mpirun_of_open_mpi_starts_a_job() {
+    be_a_rank();
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "4"];
+    under("mpirun.openmpi", &arguments, "mpirun_of_open_mpi_starts_a_job", 4);
+}
+
+#[test]
+fn mpiexec_of_mpich_starts_a_job() {
+    be_a_rank();
+    under("mpiexec.hydra", &["-n", "4"], "mpiexec_of_mpich_starts_a_job", 4);
+}
+
+#[test]
+fn a_process_that_nobody_started_for_a_job_is_told_so() {
+    be_a_rank();
+    let alone = command("a_process_that_nobody_started_for_a_job_is_told_so").spawn().unwrap();
+    let output = ended(vec![alone]).remove(0);
+    assert!(text(&output).contains("not part of a job"), "{}", text(&output));
+}
