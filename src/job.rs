@@ -10,9 +10,9 @@ use posthaste_core::{
     Scope, Stats,
 };
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage,
-    Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush,
-    handler, pattern, service, stream,
+    ActiveMessage, Buffer, Control, Counter, Element, Exchange, Fill, First, Message, MessageStream,
+    OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec,
+    flush, handler, pattern, service, stream,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,6 +64,7 @@ impl Job {
             config: EngineConfig {
                 credits: settings.credits,
                 oversend: settings.oversend,
+                rendezvous_bytes: settings.rendezvous_bytes,
                 ..EngineConfig::default()
             },
             spin: settings.spin,
@@ -218,6 +219,32 @@ impl Job {
         H: Fn(Message<'_>, &mut Scope<'_>) + Send + Sync + 'static,
     {
         handler::register(&*self.client, self.handle.clone(), name, 0, handler)
+    }
+
+    /// Registers a control (D14): sixteen bytes that get past messages, puts and gets, and are ordered only among
+    /// themselves. The handler runs inside `advance`, with the rank that sent it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let stops = job.counter();
+    /// let count = stops.clone();
+    /// let stop = job.register_control("stop", move |_from, payload: [u8; 16], _| count.add(u64::from(payload[0])))?;
+    /// stop.send(job.rank(), [1; 16]).await?;
+    /// stops.reach(1).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the name is taken or impossible.
+    pub fn register_control<H>(&self, name: &str, handler: H) -> Result<Control, RegisterError>
+    where
+        H: Fn(Rank, [u8; 16], &mut Scope<'_>) + Send + Sync + 'static,
+    {
+        posthaste_protocols::control::register(&*self.client, self.handle.clone(), name, handler)
     }
 
     /// Registers a message of one plain-old-data type; ranks that registered another type under the name refuse it.
@@ -571,9 +598,9 @@ impl Job {
             tokio::task::yield_now().await;
         }
         self.client.close().await;
-        if let Some(meeting) = self.place.end_meeting() {
-            // It may wait for the launcher.
-            let ended = tokio::task::spawn_blocking(move || drop(meeting)).await;
+        if self.place.client_left() {
+            let place = self.place.clone();
+            let ended = tokio::task::spawn_blocking(move || place.end()).await;
             ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
         }
         Ok(())

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod herald;
 mod job;
 mod join;
 pub mod launcher;
@@ -65,8 +66,8 @@ pub use posthaste_core::{
     TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Buffer, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage, Pattern,
-    Recorder, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
+    ActiveMessage, Buffer, Control, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage,
+    Pattern, Recorder, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
 };
 
 /// The parts beneath, for those who replace one of them.

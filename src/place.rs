@@ -1,10 +1,12 @@
 //! What a process has of its job: who it is, and its devices.
 
 use crate::error::JoinError;
+use crate::herald::Herald;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, Device, JobShape, LinuxSysdep, Personality, Rank, Sysdep};
-use posthaste_launch::{InheritedFds, Meeting, Settings};
+use posthaste_launch::{Bulletin, InheritedFds, Meeting, Settings};
 use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
+use posthaste_tcp::TcpDevice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,11 +33,15 @@ pub(crate) struct Place {
     /// Over shared memory, by client: for the ranks of this node, and for this rank itself.
     near: Vec<Arc<dyn Device>>,
     /// Over sockets, by client; none if all ranks share memory.
-    far: Vec<Arc<dyn Device>>,
+    far: Vec<Arc<TcpDevice>>,
+    /// Hears which ranks are gone; they may never have been met.
+    herald: Mutex<Option<Herald>>,
     /// What the ranks met through, where its service wants to hear of the end.
     meeting: Mutex<Option<Box<dyn Meeting>>>,
     /// A bit per client that was handed out.
     clients: AtomicU32,
+    /// Clients that have not left.
+    open_clients: AtomicU32,
 }
 
 impl Place {
@@ -71,8 +77,10 @@ impl Place {
             settings,
             near,
             far: Vec::new(),
+            herald: Mutex::new(None),
             meeting: Mutex::new(None),
             clients: AtomicU32::new(0),
+            open_clients: AtomicU32::new(0),
         })
     }
 
@@ -96,8 +104,14 @@ impl Place {
     }
 
     /// The devices over sockets, by client.
-    pub fn add_network(&mut self, devices: Vec<Arc<dyn Device>>) {
+    pub fn add_network(&mut self, devices: Vec<Arc<TcpDevice>>) {
         self.far = devices;
+    }
+
+    /// Listens, in a task of this runtime, to who is gone.
+    pub fn listen(&self, bulletin: Bulletin, server: Option<Rank>) -> std::io::Result<()> {
+        *lock(&self.herald) = Some(Herald::start(bulletin, server, self.far.clone())?);
+        Ok(())
     }
 
     /// Keeps the meeting until the rank leaves: some launchers take its end for the end of the process.
@@ -105,9 +119,19 @@ impl Place {
         *lock(&self.meeting) = Some(meeting);
     }
 
-    /// The last client has left.
-    pub fn end_meeting(&self) -> Option<Box<dyn Meeting>> {
-        lock(&self.meeting).take()
+    /// The last client has left: the others are told, and the meeting is over. Blocks for a moment.
+    pub fn end(&self) {
+        if let Some(herald) = lock(&self.herald).take() {
+            herald.leave();
+        }
+        // Rank 0 may serve it, and then it ends when all have what they are due.
+        let meeting = lock(&self.meeting).take();
+        drop(meeting);
+    }
+
+    /// A client has left; whether it was the last one.
+    pub fn client_left(&self) -> bool {
+        self.open_clients.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// The devices of a client that nobody has taken yet.
@@ -118,7 +142,9 @@ impl Place {
         if taken {
             return Err(JoinError::Client { wanted: id.0, clients });
         }
-        let of = |devices: &[Arc<dyn Device>]| devices.get(id.index()).cloned();
-        Ok(of(&self.near).into_iter().chain(of(&self.far)).collect())
+        let near = self.near.get(id.index()).cloned();
+        let far = self.far.get(id.index()).map(|device| device.clone() as Arc<dyn Device>);
+        self.open_clients.fetch_add(1, Ordering::AcqRel);
+        Ok(near.into_iter().chain(far).collect())
     }
 }

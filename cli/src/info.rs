@@ -13,9 +13,12 @@ use std::fs::read_to_string;
 /// The arguments of `posthaste info`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print one JSON object instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
+    /// In a job, started by any launcher: by which device each rank reaches each other.
+    #[arg(long)]
+    job: bool,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -44,6 +47,9 @@ impl Check {
 
 /// Prints what was found. Exit code 0; 1 if no device can be opened, 2 for a wrong setting.
 pub fn main(args: &Args) -> i32 {
+    if args.job {
+        return crate::routes::main(args.json);
+    }
     let settings = match Settings::from_process() {
         Ok(settings) => settings,
         Err(error) => return fail(&error, 2),

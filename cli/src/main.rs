@@ -3,6 +3,7 @@
 mod info;
 mod limits;
 mod perf;
+mod routes;
 mod run;
 
 use clap::{Parser, Subcommand};

@@ -25,6 +25,9 @@ pub struct Caps {
     pub ordered: bool,
     /// Smallest unit in bytes that concurrent puts and gets keep whole (W02).
     pub atomicity: usize,
+    /// From this length in bytes on, a message is faster if it asks for a place and goes straight there; `usize::MAX` if it
+    /// never is.
+    pub rendezvous: usize,
     /// Cost rank: of the devices that reach a peer, the one with the lowest figure is taken.
     pub cost: u32,
 }
@@ -44,6 +47,7 @@ impl Caps {
             loans: false,
             ordered: true,
             atomicity: 8,
+            rendezvous: usize::MAX,
             cost: 1000,
         }
     }

@@ -70,6 +70,22 @@ pub struct Allocation {
     pub len: u64,
 }
 
+/// The memory of a client's devices, for the engines: what peers put to and get from where no device does it for them, and
+/// where long messages land.
+pub trait Memory: Send + Sync {
+    /// A rank's memory as mapped here, as [`Device::map`] says.
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice>;
+
+    /// Takes memory of this rank.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError>;
+
+    /// Gives it back; as [`Device::free`].
+    fn free(&self, allocation: Allocation);
+}
+
 /// Wakes the driver of one context.
 pub trait Doorbell: Send + Sync {
     /// Ready once after the bell was rung while the port was armed.

@@ -47,6 +47,11 @@ id!(
     "protocol "
 );
 id!(
+    /// A registered control, as all ranks know it: it follows from the name.
+    ControlId(u64),
+    "control "
+);
+id!(
     /// A window made by a collective `shmalloc`; all members agree on the number.
     WindowId(u32),
     "window "

@@ -6,6 +6,7 @@
 
 pub mod caps;
 pub mod context;
+pub mod control;
 pub mod descriptor;
 pub mod device;
 pub mod engine;
@@ -39,7 +40,8 @@ pub use error::{
 };
 pub use fifo::InjectionFifo;
 pub use ids::{
-    ClientId, ConnectionId, ContextId, Endpoint, JobShape, PatternId, ProtocolId, Rank, RegionId, WindowId,
+    ClientId, ConnectionId, ContextId, ControlId, Endpoint, JobShape, PatternId, ProtocolId, Rank, RegionId,
+    WindowId,
 };
 pub use messager::{Client, Messager};
 pub use protocol::{Flow, Protocol};

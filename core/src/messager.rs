@@ -1,10 +1,11 @@
 //! The messager: owns the devices that are present and the contexts of one client, and moves all of them.
 
 use crate::context::{Driver, Handle, Shared, Spin};
+use crate::control::{ControlHandler, Controls};
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
-use crate::ids::{ClientId, ContextId, Endpoint, JobShape, ProtocolId, Rank};
+use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
 use crate::route::{RouteCaps, Routes};
 use crate::sync::{Mutex, lock};
@@ -46,6 +47,12 @@ pub trait Messager: Send + Sync {
     /// If the name is taken or impossible, or the messager is closed.
     fn register(&self, protocol: Arc<dyn Protocol>) -> Result<ProtocolId, RegisterError>;
 
+    /// Registers a control for all contexts: what a control of that name means on this rank.
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the messager is closed.
+    fn register_control(&self, name: &str, handler: ControlHandler) -> Result<ControlId, RegisterError>;
+
     /// Leaves the job: peers see a clean leave, and what is pending ends.
     async fn close(&self);
 }
@@ -79,6 +86,7 @@ pub struct Client {
     caps: RouteCaps,
     sysdep: Arc<dyn Sysdep>,
     registry: crate::sync::Arc<Registry>,
+    controls: Arc<Controls>,
     gates: crate::sync::Arc<Gates>,
     contexts: Vec<Handle>,
     errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>>,
@@ -114,6 +122,7 @@ impl Client {
         let routes = Routes::new(devices, shape.ranks)?;
         let caps = routes.caps();
         let registry = crate::sync::Arc::new(Registry::default());
+        let controls = Arc::new(Controls::default());
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
         let mut contexts = Vec::new();
@@ -129,12 +138,9 @@ impl Client {
                     caps: caps.clone(),
                     config,
                     registry: registry.clone(),
+                    controls: controls.clone(),
                     gates: gates.clone(),
-                    home: {
-                        // Devices know whom to tell of their peers, and so the contexts: this must not close the ring.
-                        let device = routes.device_for(me.rank).map(Arc::downgrade);
-                        Arc::new(move |offset, len| device.as_ref()?.upgrade()?.map(me.rank, offset, len))
-                    },
+                    memory: Arc::new(routes.memory(me.rank)),
                     errors: Some(crate::sync::Arc::new(move |fault| {
                         let handler = lock(&told).clone();
                         if let Some(handler) = handler {
@@ -147,7 +153,7 @@ impl Client {
             let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
             contexts.push(Handle::new(shared));
         }
-        Ok(Client { id, routes, caps, sysdep, registry, gates, contexts, errors, driver_thread })
+        Ok(Client { id, routes, caps, sysdep, registry, controls, gates, contexts, errors, driver_thread })
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
@@ -302,6 +308,17 @@ impl Messager for Client {
         }
         let id = self.registry.register(protocol)?;
         // Messages that came before it may be held for it.
+        for context in &self.contexts {
+            context.post_run(|_| {});
+        }
+        Ok(id)
+    }
+
+    fn register_control(&self, name: &str, handler: ControlHandler) -> Result<ControlId, RegisterError> {
+        if self.contexts.iter().any(Handle::is_closed) {
+            return Err(RegisterError::Closed);
+        }
+        let id = self.controls.register(name, handler)?;
         for context in &self.contexts {
             context.post_run(|_| {});
         }

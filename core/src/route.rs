@@ -6,11 +6,14 @@
 
 use crate::caps::Caps;
 use crate::descriptor::Descriptor;
-use crate::device::{Device, Doorbell, Inject, Injected, Loan, Packet, Port, Sink, Sources, Stop, Verdict};
-use crate::error::{DeviceError, Fault};
+use crate::device::{
+    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, Port, Sink, Sources, Stop, Verdict,
+};
+use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
+use crate::memory::SharedSlice;
 use crate::slot::{Outcome, Ticket};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 /// Polls of the first device for one of each other, as long as those find nothing: a look at sockets costs a system
@@ -75,6 +78,14 @@ impl Routes {
         RouteCaps { common: common(&each), each, by_rank: self.by_rank.clone() }
     }
 
+    /// The memory of all ranks, seen from `me`. It keeps no device alive: devices know whom to tell of their peers, and so
+    /// the contexts.
+    #[must_use]
+    pub fn memory(&self, me: Rank) -> RouteMemory {
+        let devices = self.devices.iter().map(Arc::downgrade).collect();
+        RouteMemory { devices, by_rank: self.by_rank.clone(), me }
+    }
+
     /// The port of one context: the device's own where there is one device.
     ///
     /// # Errors
@@ -96,6 +107,43 @@ impl Routes {
             return device.doorbell(context);
         }
         Arc::new(RouteBell(self.devices.iter().map(|device| device.doorbell(context)).collect()))
+    }
+}
+
+/// The memory that a client's devices reach.
+pub struct RouteMemory {
+    devices: Box<[Weak<dyn Device>]>,
+    by_rank: Arc<[u8]>,
+    me: Rank,
+}
+
+impl std::fmt::Debug for RouteMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RouteMemory").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+impl RouteMemory {
+    fn of(&self, rank: Rank) -> Option<Arc<dyn Device>> {
+        self.devices.get(usize::from(*self.by_rank.get(rank.index())?))?.upgrade()
+    }
+}
+
+impl Memory for RouteMemory {
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.of(rank)?.map(rank, offset, len)
+    }
+
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
+        let gone = MemoryError::Segment { wanted: len, segment: 0 };
+        self.of(self.me).ok_or(gone)?.allocate(len)
+    }
+
+    fn free(&self, allocation: Allocation) {
+        // With its device, the memory is gone, too.
+        if let Some(device) = self.of(self.me) {
+            device.free(allocation);
+        }
     }
 }
 
@@ -144,6 +192,7 @@ fn common(each: &[Caps]) -> Caps {
         loans: all.loans || caps.loans,
         ordered: all.ordered && caps.ordered,
         atomicity: all.atomicity.min(caps.atomicity),
+        rendezvous: all.rendezvous.max(caps.rendezvous),
         cost: all.cost.max(caps.cost),
     })
 }

@@ -16,6 +16,8 @@ pub struct Stats {
     pub queued: u64,
     /// Puts and gets that went through descriptors (inline ones are not counted: that would cost more than they do).
     pub one_sided: u64,
+    /// Messages that went straight to their places.
+    pub rendezvous: u64,
     /// Replays started.
     pub replays: u64,
     /// Handlers that panicked.

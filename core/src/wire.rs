@@ -90,6 +90,16 @@ pub struct StreamBegin {
     pub reserved: [u8; 6],
 }
 
+/// A control: the cookie is its name's hash, the body its 16 bytes. In no order with other records.
+pub const CONTROL: u16 = 12;
+
+/// A message that wants to go straight to its place: as [`STREAM_BEGIN`].
+pub const REQUEST_TO_SEND: u16 = 13;
+/// The answer to that: the place, 8 bytes, to which the message is to be put; without a body it is to be streamed.
+pub const CLEAR_TO_SEND: u16 = 14;
+/// All of the message is at its place.
+pub const SENT: u16 = 15;
+
 /// The number under which a fault travels.
 #[must_use]
 pub fn code_of(fault: Fault) -> u16 {

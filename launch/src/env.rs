@@ -171,7 +171,7 @@ impl JobEnv {
         if rank >= size {
             return Err(EnvError::RankOutOfRange { rank, size });
         }
-        let LooseEnv { key, clients, contexts, settings } = LooseEnv::take(&mut vars, settings)?;
+        let LooseEnv { key, clients, contexts, rendezvous, settings } = LooseEnv::take(&mut vars, settings)?;
         let key = key.ok_or(needed(KEY))?;
         let nodes = read(
             &mut vars,
@@ -196,12 +196,6 @@ impl JobEnv {
             return Err(EnvError::RingSize { seen: fds.ring.len(), on_node, size });
         }
         let broker = read(&mut vars, BROKER, "1 to 107 letters, digits, dots or dashes", broker_name)?;
-        let rendezvous = read(
-            &mut vars,
-            RENDEZVOUS,
-            "a host, by name or address (IPv6 in brackets), a colon and a port, set by the launcher",
-            host_and_port,
-        )?;
         if fds.is_none() && broker.is_none() && rendezvous.is_none() {
             return Err(needed(FDS));
         }
@@ -255,6 +249,8 @@ pub struct LooseEnv {
     pub clients: u32,
     /// Contexts per client (`POSTHASTE_CONTEXTS`).
     pub contexts: u32,
+    /// Where the ranks meet (`POSTHASTE_RENDEZVOUS`), rather than where their launcher's variables say.
+    pub rendezvous: Option<String>,
     /// What the user tuned.
     pub settings: Settings,
 }
@@ -280,7 +276,13 @@ impl LooseEnv {
             (None, Some(path)) => Some(JobKey::from_file(path)?),
             (None, None) => None,
         };
-        Ok(Self { key, clients, contexts, settings })
+        let rendezvous = read(
+            vars,
+            RENDEZVOUS,
+            "a host, by name or address (IPv6 in brackets), a colon and a port",
+            host_and_port,
+        )?;
+        Ok(Self { key, clients, contexts, rendezvous, settings })
     }
 }
 

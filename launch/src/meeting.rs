@@ -4,6 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use crate::key::{JobId, JobKey};
+use crate::rendezvous::Bulletin;
 
 /// What some launcher offers for ranks to meet: a key-value space, or a rank that serves an address.
 ///
@@ -24,6 +25,12 @@ pub trait Meeting: Send {
     /// # Errors
     /// Ranks are missing at the deadline, two claim one number, or the launcher's service failed.
     fn all_gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError>;
+
+    /// Ends the meeting, and gives what tells this rank who of the others is gone from now on, and them of this rank.
+    /// None where nobody tells.
+    fn bulletin(&mut self) -> Option<Bulletin> {
+        None
+    }
 }
 
 /// Why ranks did not find each other.

@@ -41,7 +41,7 @@ pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 pub(crate) const JOB_VARIABLES: [&str; 10] =
     [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS];
 /// Those that a user sets, too, where another launcher starts the ranks.
-const LOOSE_VARIABLES: [&str; 3] = [CONTEXTS, CLIENTS, KEY];
+const LOOSE_VARIABLES: [&str; 4] = [CONTEXTS, CLIENTS, KEY, RENDEZVOUS];
 /// What a user may set.
 pub(crate) const SETTING_VARIABLES: [&str; 16] = [
     LANE_BYTES,

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{assigned, process_of, watchdog};
-use posthaste_launch::{JobId, JobKey, Meeting, MeetingError, Rendezvous, RendezvousClient};
+use posthaste_launch::{
+    Bulletin, JobId, JobKey, Meeting, MeetingError, Notice, Rendezvous, RendezvousClient,
+};
 
 #[test]
 fn role() {
@@ -340,6 +342,46 @@ fn the_server_stays_until_all_have_taken_the_last_answer() {
         let parts = late.join().unwrap();
         assert!(parts.len() == RANKS as usize && parts.iter().all(|part| *part == large));
     });
+}
+
+/// The next news of a bulletin.
+fn news(bulletin: &mut Bulletin) -> Vec<Notice> {
+    let mut heard = Vec::new();
+    common::eventually("there are news", || {
+        heard = bulletin.read().unwrap();
+        !heard.is_empty()
+    });
+    heard
+}
+
+#[test]
+fn after_the_meeting_ranks_hear_who_is_gone() {
+    let _dog = watchdog();
+    let place = serve(4);
+    let mut seats = ranks(&place, &[0, 1, 2, 3], 4, |_, mut seat| {
+        seat.all_gather(b"", within(20_000)).unwrap();
+        seat
+    });
+    let mut zero = seats.remove(0).bulletin().unwrap();
+    let one = seats.remove(0).bulletin().unwrap();
+    let two = seats.remove(0).bulletin().unwrap();
+    assert!(zero.read().unwrap().is_empty());
+    drop(one);
+    assert_eq!(news(&mut zero), [Notice::Ended(1)]);
+    two.leave().unwrap();
+    assert_eq!(news(&mut zero), [Notice::Left(2)]);
+    // Whoever asks later hears of those who went before.
+    let mut three = seats.remove(0);
+    let mut late = three.bulletin().unwrap();
+    assert!(three.bulletin().is_none() && three.all_gather(b"", within(5000)).is_err());
+    let mut heard = news(&mut late);
+    while heard.len() < 2 {
+        heard.extend(news(&mut late));
+    }
+    assert_eq!(heard, [Notice::Ended(1), Notice::Left(2)]);
+    drop(place);
+    assert_eq!((news(&mut zero), news(&mut late)), (vec![Notice::Closed], vec![Notice::Closed]));
+    common::eventually("the connection ends", || zero.read().is_err());
 }
 
 #[test]

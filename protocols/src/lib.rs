@@ -8,6 +8,7 @@
 
 pub mod buffer;
 pub mod codec;
+pub mod control;
 pub mod counter;
 pub mod exchange;
 pub mod flush;
@@ -22,6 +23,7 @@ pub mod stream;
 pub mod window;
 
 pub use buffer::Buffer;
+pub use control::Control;
 pub use counter::Counter;
 pub use exchange::Exchange;
 pub use handler::{ActiveMessage, Fill, First};

@@ -1,6 +1,8 @@
 //! A messager in front of another one, for libraries that share a client with their user and with each other.
 
 use async_trait::async_trait;
+use posthaste_core::control::ControlHandler;
+use posthaste_core::ids::ControlId;
 use posthaste_core::protocol::{Accept, FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
     ContextId, Device, Endpoint, Fault, Handle, JobShape, Messager, ProtocolId, Rank, RegisterError, Scope,
@@ -65,6 +67,13 @@ impl Messager for Namespace<'_> {
         }
         let name = format!("{}:{name}", self.prefix);
         self.behind.register(Arc::new(Prefixed { name, protocol }))
+    }
+
+    fn register_control(&self, name: &str, handler: ControlHandler) -> Result<ControlId, RegisterError> {
+        if name.is_empty() {
+            return Err(RegisterError::BadName(name.to_owned()));
+        }
+        self.behind.register_control(&format!("{}:{name}", self.prefix), handler)
     }
 
     /// Leaves the job, for everybody who uses the messager behind this one.

@@ -6,14 +6,14 @@ use super::part;
 use crate::error::JoinError;
 use crate::place::Place;
 use posthaste_launch::{
-    Appointment, Detected, Foreign, JobId, JobKey, LooseEnv, Meeting, MeetingError, Rendezvous,
+    Appointment, Bulletin, Detected, Foreign, JobId, JobKey, LooseEnv, Meeting, MeetingError, Rendezvous,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Instant;
 
 /// This process's place in the job of that launcher.
 pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
-    let LooseEnv { key, clients, contexts, settings, .. } = LooseEnv::from_process()?;
+    let LooseEnv { key, clients, contexts, rendezvous, settings, .. } = LooseEnv::from_process()?;
     let (clients, contexts) = (part("clients", clients)?, part("contexts", contexts)?);
     let until = Instant::now() + settings.join_timeout;
     match blocking(move || Ok(launcher.connect(until)?)).await? {
@@ -21,7 +21,10 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
             let party = Party::new(meeting, &settings);
             join_found(party, clients, contexts, settings, None).await
         }
-        Foreign::Rendezvous(appointment) => {
+        Foreign::Rendezvous(mut appointment) => {
+            if let Some(place) = rendezvous {
+                appointment.place = place;
+            }
             let key = key.ok_or(JoinError::NoKey { launcher: appointment.launcher })?;
             let here = is_loopback(&appointment.place).then_some(Whereabouts::OneHost);
             let meeting = blocking(move || keep(&appointment, &key, until)).await?;
@@ -109,5 +112,9 @@ impl Meeting for Host {
 
     fn all_gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
         self.seat.all_gather(blob, deadline)
+    }
+
+    fn bulletin(&mut self) -> Option<Bulletin> {
+        self.seat.bulletin()
     }
 }

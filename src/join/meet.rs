@@ -115,7 +115,7 @@ pub(crate) async fn join_given(given: Given, party: Party) -> Result<Place, Join
         None => ((0..shape.ranks).collect(), alone(shape, &settings)?),
     };
     let place = Place::new(rank, shape, nodes, fds, neighbours, settings)?;
-    finish(place, party, job, &key, &whereabouts).await
+    finish(place, party, job, &key, &whereabouts, None).await
 }
 
 /// Memory and doorbell of a rank that shares them with nobody.
@@ -136,6 +136,8 @@ pub(crate) async fn join_found(
     let (rank, size) = (party.rank, party.size);
     let shape = JobShape { ranks: size, clients, contexts };
     let said = party.meeting.identity();
+    // A place of ours, which rank 0 serves.
+    let served_by = said.as_ref().map(|_| Rank(0));
     let drawn = match said {
         None if rank == 0 => {
             let refused = |source| JoinError::System { what: "draw the job's key", source };
@@ -184,7 +186,7 @@ pub(crate) async fn join_found(
         None => Whereabouts::Anywhere,
     };
     let place = Place::new(Rank(rank), shape, nodes, fds, group.len(), settings)?;
-    finish(place, party, job, &key, &whereabouts).await
+    finish(place, party, job, &key, &whereabouts, served_by).await
 }
 
 /// Who shares a host's memory.
@@ -237,13 +239,15 @@ async fn share(
     Ok((party, Shared { fds, by_rank }))
 }
 
-/// Says where this rank listens and learns it of the others, if any rank needs that.
+/// Says where this rank listens and learns it of the others, if any rank needs that. `served_by`: whose end is that of the
+/// meeting, if it is served by a rank.
 async fn finish(
     mut place: Place,
     party: Party,
     job: JobId,
     key: &JobKey,
     whereabouts: &Whereabouts,
+    served_by: Option<Rank>,
 ) -> Result<Place, JoinError> {
     let (rank, shape, one_node) = (place.rank(), place.shape(), place.is_one_node());
     let mut network = None;
@@ -281,10 +285,16 @@ async fn finish(
             network.learn(Rank(other as u32), &card.listens, card.incarnation);
         }
     }
+    let mut meeting = party.meeting;
     if let Some(network) = network {
         place.add_network(network.into_devices());
+        // A bulletin is asked for in a few bytes that the server's socket has room for.
+        if let Some(bulletin) = meeting.bulletin() {
+            let refused = |source| JoinError::System { what: "listen to who is gone", source };
+            place.listen(bulletin, served_by).map_err(refused)?;
+        }
     }
-    place.keep(party.meeting);
+    place.keep(meeting);
     Ok(place)
 }
 

@@ -130,8 +130,8 @@ impl Network {
     }
 
     /// The device of each client.
-    pub fn into_devices(self) -> Vec<Arc<dyn Device>> {
-        self.devices.into_iter().map(|device| device as Arc<dyn Device>).collect()
+    pub fn into_devices(self) -> Vec<Arc<TcpDevice>> {
+        self.devices
     }
 }
 

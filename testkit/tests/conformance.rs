@@ -14,6 +14,10 @@ fn over_send() -> EngineConfig {
     EngineConfig { oversend: true, ..EngineConfig::default() }
 }
 
+fn rendezvous() -> EngineConfig {
+    EngineConfig { rendezvous_bytes: Some(150), ..EngineConfig::default() }
+}
+
 /// A window in which a get of a page does not fit.
 fn tiny_over_send() -> EngineConfig {
     EngineConfig { credits: 1, get_window: 200, ..over_send() }
@@ -47,4 +51,18 @@ conformance_suite!(mod in_process_over_send, seeds 0..1, |_| {
 conformance_suite!(mod in_process_over_send_tiny, seeds 0..1, |_| {
     let limits = Limits { packets_per_pair: 1, max_inline: 80, max_eager: 96, fragment: 17, ..Limits::default() };
     InProcessHarness::new(limits).with_config(tiny_over_send())
+});
+conformance_suite!(mod simulated_rendezvous, seeds 600..604, |seed| {
+    SimHarness::new(seed, SimOptions { segment: 1 << 20, ..SimOptions::default() }).with_config(rendezvous())
+});
+conformance_suite!(mod simulated_rendezvous_tiny, seeds 700..704, |seed| {
+    let options = SimOptions { segment: 1 << 20, ..SimOptions::tiny() };
+    SimHarness::new(seed, options).with_config(EngineConfig { credits: 1, ..rendezvous() })
+});
+conformance_suite!(mod simulated_rendezvous_over_send, seeds 800..803, |seed| {
+    let options = SimOptions { segment: 1 << 20, native: false, ..SimOptions::tiny() };
+    SimHarness::new(seed, options).with_config(EngineConfig { credits: 1, ..rendezvous() })
+});
+conformance_suite!(mod in_process_rendezvous, seeds 0..1, |_| {
+    InProcessHarness::new(Limits::default()).with_config(rendezvous())
 });

@@ -108,3 +108,11 @@ conformance_suite!(mod shared_memory_over_send_tiny, seeds 0..1, |_| ShmHarness:
     1024,
     EngineConfig { credits: 1, oversend: true, get_window: 1000, ..EngineConfig::default() }
 ));
+conformance_suite!(mod shared_memory_rendezvous, seeds 0..1, |_| ShmHarness::new(
+    16 << 10,
+    EngineConfig { rendezvous_bytes: Some(5000), ..EngineConfig::default() }
+));
+conformance_suite!(mod shared_memory_rendezvous_over_send_tiny, seeds 0..1, |_| ShmHarness::new(
+    1024,
+    EngineConfig { credits: 1, oversend: true, rendezvous_bytes: Some(100), ..EngineConfig::default() }
+));

@@ -375,7 +375,12 @@ fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
                 .env("POSTHASTE_TEST_FAILPOINT", &plan)
                 // Few credits and narrow lanes lead to the points sooner.
                 .env("POSTHASTE_CREDITS", "32")
-                .env("POSTHASTE_LANE_BYTES", "4096");
+                .env("POSTHASTE_LANE_BYTES", "4096")
+                // And a message of any length is long.
+                .env(
+                    "POSTHASTE_RENDEZVOUS_BYTES",
+                    if name.starts_with("rendezvous.") { "64" } else { "never" },
+                );
             run(3, options, async |job| pass_through_everything(job).await);
             println!("{plan}: {:?}", start.elapsed());
         }

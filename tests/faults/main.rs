@@ -16,4 +16,7 @@ mod killed;
 mod leaving;
 mod limits;
 mod processes;
+mod rendezvous;
 mod stopped;
+
+const TRANSPORT: support::Transport = support::Transport::Shm;

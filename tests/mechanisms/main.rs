@@ -16,3 +16,5 @@ mod replay;
 mod sends;
 mod shims;
 mod streams;
+
+const TRANSPORT: support::Transport = support::Transport::Shm;

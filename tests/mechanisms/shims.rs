@@ -2,7 +2,7 @@
 
 use crate::support::{Options, is_payload, options, others, payload, run, run_as, soon};
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 fn over_send() -> Options {
     options().env("POSTHASTE_OVERSEND", "always")
@@ -45,10 +45,15 @@ async fn puts_and_gets(job: Job) {
 
 #[test]
 fn m_d13_puts_and_gets_are_the_same_natively() {
-    run_as("shims::m_d13_puts_and_gets_are_the_same_natively", 3, options(), async |job| {
-        puts_and_gets(job.clone()).await;
-        assert_eq!(job.handle().stats().one_sided, 0, "memory that is mapped needs no descriptor");
-    });
+    run_as(
+        "shims::m_d13_puts_and_gets_are_the_same_natively",
+        3,
+        options().env("POSTHASTE_OVERSEND", "auto"),
+        async |job| {
+            puts_and_gets(job.clone()).await;
+            assert_eq!(job.handle().stats().one_sided, 0, "memory that is mapped needs no descriptor");
+        },
+    );
 }
 
 #[test]
@@ -160,4 +165,189 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
         // Nothing else suffers from it.
         job.barrier().await.unwrap();
     });
+}
+
+#[test]
+fn m_d14_a_control_gets_past_messages_that_wait() {
+    const MESSAGES: usize = 400;
+    run(2, options(), async |job| {
+        let (arrived, controls) = (job.counter(), job.counter());
+        let (count, ticks) = (arrived.clone(), controls.clone());
+        let long = job.register("long", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let seen: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+        let (log, so_far) = (seen.clone(), arrived.clone());
+        let tick = job
+            .register_control("tick", move |from, payload: [u8; 16], _| {
+                assert_eq!(from, Rank(0));
+                assert_eq!(payload[8..], [7; 8]);
+                let number = u64::from_ne_bytes(payload[..8].try_into().unwrap());
+                log.lock().unwrap().push((number, so_far.value()));
+                ticks.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            // Nothing moves on this rank meanwhile.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            soon("all controls", controls.reach(200)).await;
+            soon("all messages", arrived.reach(MESSAGES as u64)).await;
+            let seen = seen.lock().unwrap().clone();
+            assert_eq!(seen.iter().map(|tick| tick.0).collect::<Vec<_>>(), (0..200).collect::<Vec<_>>());
+            assert!(seen[0].1 < MESSAGES as u64, "all messages were there before the first control");
+        } else {
+            let messages = (0..MESSAGES).map(|_| long.send(Rank(1), vec![1; 64 << 10]));
+            let controls = async {
+                for number in 0..200u64 {
+                    let mut payload = [7; 16];
+                    payload[..8].copy_from_slice(&number.to_ne_bytes());
+                    tick.send(Rank(1), payload).await.unwrap();
+                }
+            };
+            // The messages are started first.
+            let (sent, ()) = futures::future::join(futures::future::join_all(messages), controls).await;
+            assert!(sent.into_iter().all(|sent| sent.is_ok()));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler() {
+    run(2, options(), async |job| {
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let log = told.clone();
+        job.on_error(move |fault| log.lock().unwrap().push(fault));
+        let handler = |_, _: [u8; 16], _: &mut Scope| {};
+        let tick = if job.rank() == Rank(0) {
+            Some(job.register_control("only here", handler).unwrap())
+        } else {
+            None
+        };
+        assert!(matches!(job.register_control("", handler), Err(posthaste::RegisterError::BadName(_))));
+        if let Some(tick) = tick {
+            let again = job.register_control("only here", handler);
+            assert!(matches!(again, Err(posthaste::RegisterError::Taken(_))), "{again:?}");
+            tick.send(Rank(1), [1; 16]).await.unwrap();
+            assert!(tick.send(Rank(2), [1; 16]).await.is_err());
+        }
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let start = std::time::Instant::now();
+            while told.lock().unwrap().is_empty() && start.elapsed() < std::time::Duration::from_secs(30) {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert_eq!(*told.lock().unwrap(), [Fault::NoSuchProtocol(Rank(1))]);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d11_long_messages_go_straight_to_their_places() {
+    const LENGTHS: [usize; 10] =
+        [0, 99_999, 100_000, 7, 1 << 20, (4 << 20) + 1, 100_001, 20 << 20, 8, 300_000];
+    run(3, options().env("POSTHASTE_RENDEZVOUS_BYTES", "100000"), async |job| {
+        let arrived = job.counter();
+        let log: Arc<Mutex<Vec<(u32, u64, usize, bool)>>> = Arc::default();
+        let (count, seen) = (arrived.clone(), log.clone());
+        let message = job
+            .register("straight", move |m: Message, _: &mut Scope| {
+                let number = u64::from_ne_bytes(m.info().try_into().unwrap());
+                let whole = is_payload(number, &m.to_bytes());
+                seen.lock().unwrap().push((m.source().0, number, m.len(), whole));
+                count.add(1);
+            })
+            .unwrap();
+        let echo = job.service("echo", |bytes: Vec<u8>| async move { bytes }).unwrap();
+        job.barrier().await.unwrap();
+        for round in 0..3 {
+            for (n, len) in LENGTHS.into_iter().enumerate() {
+                let number = (round * LENGTHS.len() + n) as u64;
+                for to in job.ranks() {
+                    message.send(to, payload(number, len)).info(&number.to_ne_bytes()).await.unwrap();
+                }
+            }
+        }
+        soon("all messages", arrived.reach(9 * LENGTHS.len() as u64)).await;
+        let log = log.lock().unwrap().clone();
+        for source in 0..3 {
+            let of: Vec<_> = log.iter().filter(|entry| entry.0 == source).collect();
+            for (n, (_, number, len, whole)) in of.into_iter().enumerate() {
+                assert_eq!((*number, *len), (n as u64, LENGTHS[n % LENGTHS.len()]), "from rank {source}");
+                assert!(whole, "message {number} from rank {source}");
+            }
+        }
+        let long = 3 * 3 * LENGTHS.iter().filter(|len| **len >= 100_000).count() as u64;
+        assert_eq!(job.handle().stats().rendezvous, long);
+        // Requests are messages; answers are not.
+        let bytes = payload(5, 5_000_000);
+        assert!(echo.call(job.rank().next(3), bytes.clone()).await.unwrap() == bytes);
+        assert_eq!(job.handle().stats().rendezvous, long + 1);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d11_a_handler_that_chooses_its_buffer_gets_long_messages_there() {
+    run(2, options().env("POSTHASTE_RENDEZVOUS_BYTES", "1000"), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let head = job
+            .register_first_packet("head", move |first: posthaste::First<'_>, _: &mut Scope| {
+                let (count, number) = (count.clone(), first.total);
+                let limit = 3_000_000;
+                posthaste::Fill::Into {
+                    buffer: bytes::BytesMut::with_capacity(limit.min(first.total as usize)),
+                    limit,
+                    done: Box::new(move |_, head| {
+                        assert_eq!(head.len(), limit.min(number as usize));
+                        assert!(head == payload(number, number as usize)[..head.len()]);
+                        count.add(1);
+                    }),
+                }
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        for len in [1, 999, 1000, 2_999_999, 3_000_000, 3_000_001, 12_000_000] {
+            head.send(peer, payload(len as u64, len)).await.unwrap();
+        }
+        soon("all heads", arrived.reach(7)).await;
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d32_a_small_message_makes_the_far_side_inject_a_put() {
+    // A receiver answers a request to send with a place in its memory, and the sender's put goes there: over puts of the
+    // device as over sends.
+    for oversend in ["auto", "always"] {
+        let options = options().env("POSTHASTE_RENDEZVOUS_BYTES", "4096").env("POSTHASTE_OVERSEND", oversend);
+        run(2, options, async |job| {
+            let arrived = job.counter();
+            let count = arrived.clone();
+            let kept: Arc<Mutex<Vec<posthaste::OwnedMessage>>> = Arc::default();
+            let (message, mut stream) = job.stream("kept").unwrap();
+            job.barrier().await.unwrap();
+            let peer = Rank(1 - job.rank().0);
+            let send = async {
+                for number in 0..20u64 {
+                    message.send(peer, payload(number, 600_000)).await.unwrap();
+                }
+            };
+            let receive = async {
+                while count.value() < 20 {
+                    kept.lock().unwrap().push(stream.recv().await.unwrap());
+                    count.add(1);
+                }
+            };
+            futures::future::join(send, receive).await;
+            assert_eq!(job.handle().stats().rendezvous, 20);
+            // What is kept stays as it was put, whatever came after it.
+            for (number, message) in std::mem::take(&mut *kept.lock().unwrap()).into_iter().enumerate() {
+                assert!(is_payload(number as u64, &message.into_bytes()), "message {number}");
+            }
+            job.barrier().await.unwrap();
+        });
+    }
 }

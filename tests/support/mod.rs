@@ -11,6 +11,17 @@ use posthaste::{Job, JobShape, Rank};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// How the ranks of a test program's jobs reach each other; each program says it in its `TRANSPORT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Shared memory.
+    Shm,
+    /// Sockets.
+    Tcp,
+    /// Two nodes: memory within, sockets between.
+    Nodes,
+}
+
 /// How a job is started and how it is to end.
 pub struct Options {
     contexts: u16,
@@ -211,6 +222,11 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     for (name, value) in &options.env {
         launch = launch.env(name, value);
     }
+    launch = match crate::TRANSPORT {
+        Transport::Shm => launch,
+        Transport::Tcp => launch.tcp(true).env("POSTHASTE_DEVICE", "tcp"),
+        Transport::Nodes => launch.nodes(ranks.min(2)),
+    };
     for (rank, delay) in &options.delays {
         launch = launch.delay(*rank, *delay);
     }

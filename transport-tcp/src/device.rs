@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use posthaste_core::device::{Allocation, Doorbell, PeerDown};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{Caps, ContextId, Device, DeviceError, MemoryError, Port, Rank};
+use posthaste_core::{Caps, ContextId, Device, DeviceError, Fault, MemoryError, Port, Rank};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -93,6 +93,12 @@ impl TcpDevice {
     #[must_use]
     pub fn has_met(&self, rank: Rank) -> bool {
         self.hub.has_met(rank)
+    }
+
+    /// What somebody else says of a rank: that it is gone. Connections tell of the end of ranks that there are or were
+    /// any with, and whatever such a rank has sent counts; with a rank that there was none with, none is made any more.
+    pub fn gone(&self, rank: Rank, fault: Fault) {
+        self.hub.gone(rank, fault);
     }
 
     /// Ends everything at once, as the end of the process would: peers see a lost rank.

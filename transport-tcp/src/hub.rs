@@ -94,6 +94,8 @@ struct Table {
     streams: Vec<(u64, Weak<TcpStream>)>,
     settled: u64,
     tasks: Vec<AbortHandle>,
+    /// Ranks that are gone, which has yet to be reported.
+    gone: Vec<(Rank, Fault)>,
 }
 
 impl Table {
@@ -161,6 +163,10 @@ impl Hub {
     pub fn open(self: &Arc<Self>, runtime: Handle, peer_down: PeerDown) {
         *lock(&self.peer_down) = Some(peer_down);
         let _opened_once = self.runtime.set(runtime);
+        let gone = std::mem::take(&mut lock(&self.table).gone);
+        for (rank, fault) in gone {
+            self.tell(rank, fault);
+        }
         let waiting: Vec<_> = {
             let table = lock(&self.table);
             let dialing = table.stages.iter().filter(|(_, stage)| **stage == Stage::Dialing);
@@ -273,11 +279,35 @@ impl Hub {
         self.moved.notify_waiters();
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
-            let peer_down = lock(&self.peer_down).clone();
-            if let Some(peer_down) = peer_down {
-                peer_down(peer.rank, fault);
+            self.tell(peer.rank, fault);
+        }
+    }
+
+    fn tell(&self, rank: Rank, fault: Fault) {
+        let peer_down = lock(&self.peer_down).clone();
+        if let Some(peer_down) = peer_down {
+            peer_down(rank, fault);
+        }
+    }
+
+    /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
+    pub fn gone(&self, rank: Rank, fault: Fault) {
+        if rank == self.me || self.has_met(rank) {
+            return;
+        }
+        {
+            let mut table = lock(&self.table);
+            let Some(known) = table.ranks.get_mut(rank.index()) else { return };
+            if std::mem::replace(&mut known.told, true) {
+                return;
+            }
+            if lock(&self.peer_down).is_none() {
+                // Nobody wants to know yet.
+                table.gone.push((rank, fault));
+                return;
             }
         }
+        self.tell(rank, fault);
     }
 
     /// The engine has given a rank up: nothing of it is taken any more.

@@ -74,3 +74,20 @@ conformance_suite!(mod mixed_over_send, seeds 0..1, |_| TcpHarness::new(
     EngineConfig { oversend: true, ..EngineConfig::default() }
 )
 .mixed());
+// Long messages go straight to their places.
+conformance_suite!(mod rendezvous, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig { rendezvous_bytes: Some(5000), ..EngineConfig::default() }
+));
+conformance_suite!(mod tiny_rendezvous, seeds 0..1, |_| TcpHarness::new(
+    Mode::Encrypted,
+    tiny(),
+    EngineConfig { rendezvous_bytes: Some(100), ..one_credit() }
+));
+conformance_suite!(mod mixed_rendezvous_over_send, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig { rendezvous_bytes: Some(500), oversend: true, ..EngineConfig::default() }
+)
+.mixed());

@@ -108,7 +108,7 @@ impl Scope<'_> {
             info: owned_info(packet.info),
             body,
         });
-        if first {
+        if first && !peer.has_unknown_controls() {
             self.state.aside.push(index);
         }
         Verdict::Taken
@@ -117,7 +117,7 @@ impl Scope<'_> {
     /// Dispatches what was set aside, as far as its protocols are known by now. Returns the number of packets.
     #[cold]
     pub(super) fn retry_aside(&mut self) -> usize {
-        let now = (self.state.registry.version(), self.state.ready);
+        let now = (self.state.registry.version(), self.state.controls.version(), self.state.ready);
         if self.state.aside_seen == Some(now) {
             return 0;
         }
@@ -140,7 +140,9 @@ impl Scope<'_> {
                     Resolution::Hold | Resolution::Corrupt => {}
                 }
             }
-            if self.state.peer(index).has_aside() {
+            taken += self.retry_controls(index);
+            let peer = self.state.peer(index);
+            if peer.has_aside() || peer.has_unknown_controls() {
                 self.state.aside.push(index);
             }
         }

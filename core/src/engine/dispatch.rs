@@ -299,6 +299,13 @@ impl Scope<'_> {
                     wire::DECLARE => self.declared(index, bytes),
                     wire::GRANT => self.granted(index, bytes),
                     wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
+                    wire::REQUEST_TO_SEND => self.asked_to_send(index, packet.info, bytes),
+                    wire::CLEAR_TO_SEND => self.cleared_to_send(index, bytes),
+                    wire::SENT => self.landed(index),
+                    wire::CONTROL => {
+                        packet.body = Body::Short(bytes);
+                        self.control_arrived(index, packet.cookie, bytes)
+                    }
                     wire::PUT_DONE => self.put_done(index, packet.cookie, bytes),
                     wire::GET => self.get_asked(index, packet.cookie, bytes),
                     wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
@@ -395,6 +402,10 @@ impl Scope<'_> {
         if let Some(ticket) = Ticket::from_word(cookie) {
             self.end_request(index, rank, ticket, Err(fault));
         }
+        if cookie == 0 && refuse.index.get() == u16::MAX {
+            // It was a control.
+            self.state.report(fault);
+        }
         if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
             out.open = false;
             if out.refused.replace(fault).is_none() {
@@ -424,6 +435,7 @@ impl Scope<'_> {
             received: 0,
             into: Accept::Whole,
             whole: Vec::new(),
+            landing: None,
             refuse: None,
             settled: false,
         };
@@ -466,7 +478,7 @@ impl Scope<'_> {
     fn stream_data(&mut self, index: usize, body: &Body<'_>) -> Option<Verdict> {
         let assembly = self.state.peer(index).assembly.as_mut()?;
         let len = body.len() as u64;
-        if len == 0 || len > assembly.total - assembly.received {
+        if len == 0 || len > assembly.total - assembly.received || assembly.landing.is_some() {
             return None;
         }
         match &mut assembly.into {

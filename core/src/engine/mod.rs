@@ -9,24 +9,27 @@
 //! `Port::advance` can inject: the port lends its sending half, the engine lends its state, and a [`Scope`] is both.
 
 mod aside;
+mod control;
 mod credit;
 mod dispatch;
 mod oversend;
 mod pattern;
 mod peer;
 mod queue;
+mod rendezvous;
 mod rma;
 mod send;
 
+pub use control::ControlSent;
 pub use pattern::{PatternError, ReplayStart};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
 
 use crate::caps::Caps;
-use crate::device::{Inject, Port, SourceTable};
+use crate::control::Controls;
+use crate::device::{Inject, Memory, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
-use crate::memory::SharedSlice;
 use crate::protocol::{Credit, Protocol, Registry};
 use crate::route::RouteCaps;
 use crate::slot::{Completer, Outcome, SlotPool, Ticket};
@@ -57,6 +60,12 @@ pub struct EngineConfig {
     /// Bytes that a peer may have been asked for by gets over sends and that are not here yet; it keeps as many for
     /// them. The same on all ranks; at least 128.
     pub get_window: u64,
+    /// From this length in bytes on, a message asks its receiver for a place and goes straight there, whatever the device
+    /// says ([`Caps::rendezvous`]); `u64::MAX` for never. At least 64.
+    pub rendezvous_bytes: Option<u64>,
+    /// Bytes of this rank's memory that messages may land in at a time, until they are read; longer ones, and those for
+    /// which there is no place, go as streams.
+    pub landing_bytes: u64,
 }
 
 impl Default for EngineConfig {
@@ -68,6 +77,8 @@ impl Default for EngineConfig {
             max_message: 1 << 32,
             oversend: false,
             get_window: 4 << 20,
+            rendezvous_bytes: None,
+            landing_bytes: 256 << 20,
         }
     }
 }
@@ -150,9 +161,6 @@ impl Gates {
     }
 }
 
-/// A range of this rank's own memory that peers can reach, first byte and length; `None` if there is no such range.
-pub type OwnMemory = std::sync::Arc<dyn Fn(u64, u64) -> Option<SharedSlice> + Send + Sync>;
-
 /// Called with every asynchronous error that no future waits for (D17).
 pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 
@@ -174,10 +182,11 @@ pub struct State {
     pub(crate) known_protocols: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
-    /// Endpoint indices with packets that were set aside.
+    /// Endpoint indices with packets that were set aside, or with controls that are not registered.
     pub(crate) aside: Vec<usize>,
-    /// The registry's version, and whether the client was ready, when those were last looked at.
-    pub(crate) aside_seen: Option<(u64, bool)>,
+    /// The registry's version, that of the controls, and whether the client was ready, when those were last looked at.
+    pub(crate) aside_seen: Option<(u64, u64, bool)>,
+    pub(crate) controls: std::sync::Arc<Controls>,
     pub(crate) table: SourceTable,
     pub(crate) patterns: pattern::PatternStore,
     pub(crate) slots: Arc<SlotPool>,
@@ -185,8 +194,10 @@ pub struct State {
     pub(crate) timers: TimerWheel,
     pub(crate) stats: Stats,
     pub(crate) gates: Arc<Gates>,
-    /// What peers put to and get from where no device does it for them.
-    pub(crate) home: OwnMemory,
+    pub(crate) memory: std::sync::Arc<dyn Memory>,
+    pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
+    /// Messages up to this length in bytes go in one packet.
+    pub(crate) eager: usize,
     /// Room for what is read out of shared memory to go into a packet.
     pub(crate) scratch: Vec<u8>,
     pub(crate) closed: bool,
@@ -243,10 +254,12 @@ pub struct EngineParts {
     pub config: EngineConfig,
     /// The client's protocols.
     pub registry: Arc<Registry>,
+    /// The client's controls.
+    pub controls: std::sync::Arc<Controls>,
     /// The client's gates.
     pub gates: Arc<Gates>,
-    /// This rank's own memory.
-    pub home: OwnMemory,
+    /// The memory of this rank and of its peers.
+    pub memory: std::sync::Arc<dyn Memory>,
     /// Told of errors nobody waits for.
     pub errors: Option<ErrorHandler>,
     /// Milliseconds of the context's clock.
@@ -279,6 +292,7 @@ impl Engine {
             ready: false,
             aside: Vec::new(),
             aside_seen: None,
+            controls: parts.controls,
             table: SourceTable::default(),
             patterns: pattern::PatternStore::default(),
             slots: slots.clone(),
@@ -286,12 +300,19 @@ impl Engine {
             timers: TimerWheel::new(parts.now),
             stats: Stats::default(),
             gates: parts.gates,
-            home: parts.home,
+            landings: std::sync::Arc::new(rendezvous::Landings::new(
+                parts.me.rank,
+                parts.memory.clone(),
+                parts.config.landing_bytes,
+            )),
+            memory: parts.memory,
+            eager: 0,
             scratch: Vec::new(),
             closed: false,
             errors: parts.errors,
         };
         state.choose_over_send();
+        state.choose_rendezvous();
         (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
     }
 
@@ -462,6 +483,8 @@ impl State {
 
     fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
+        self.drop_controls(index, fault);
+        self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();

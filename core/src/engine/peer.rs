@@ -34,6 +34,10 @@ pub(crate) struct Peer {
     pub aside: Option<Box<super::aside::Aside>>,
     /// Puts and gets that go over sends, both ways.
     pub over: Option<Box<super::oversend::OverSend>>,
+    /// Messages that go straight to their places, both ways.
+    pub rendezvous: Option<Box<super::rendezvous::Rendezvous>>,
+    /// Controls that wait, both ways.
+    pub controls: Option<Box<super::control::PeerControls>>,
     /// What is at the head of the FIFO waits for the peer, and not for room.
     pub stuck: bool,
 }
@@ -88,6 +92,8 @@ pub(crate) struct Assembly {
     pub received: u64,
     pub into: Accept,
     pub whole: Vec<u8>,
+    /// Where the message goes that comes in no fragments.
+    pub landing: Option<super::rendezvous::Landing>,
     pub refuse: Option<Fault>,
     /// Its handler panicked at the first packet: it was answered and its credit given back.
     pub settled: bool,
@@ -109,6 +115,8 @@ impl Peer {
             unflushed: false,
             aside: None,
             over: None,
+            rendezvous: None,
+            controls: None,
             stuck: false,
         }
     }

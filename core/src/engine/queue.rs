@@ -85,14 +85,16 @@ impl Scope<'_> {
         let mut moved = 0;
         let mut busy = std::mem::take(&mut self.state.busy);
         busy.retain(|&index| {
+            moved += self.pump_controls(index);
             moved += self.pump_over(index);
+            moved += self.pump_clearance(index);
             moved += self.pump_peer(index);
             moved += self.pay_credit(index);
             self.state.hand_out_room(index);
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
-            peer.busy = waits || owes || peer.owes_over();
+            peer.busy = waits || owes || peer.owes_over() || peer.has_controls() || peer.owes_clearance();
             peer.busy
         });
         busy.append(&mut self.state.busy);
@@ -110,11 +112,8 @@ impl Scope<'_> {
                 Op::Jump => self.step_replay(index, front),
                 Op::Put if self.state.goes_over_send(index) => self.step_put(index, front),
                 Op::Get if self.state.goes_over_send(index) => self.step_get(index, front),
-                Op::Send
-                    if front.len > self.state.caps.max_eager as u64
-                        && front.source_kind == SourceKind::Held =>
-                {
-                    self.step_stream(index, front)
+                Op::Send if front.len > self.state.eager as u64 && front.source_kind == SourceKind::Held => {
+                    self.step_long(index, front)
                 }
                 _ => self.step_one(index, front),
             };
@@ -164,7 +163,7 @@ impl Scope<'_> {
 
     /// A message longer than one packet: a head and then fragments, with the cursor kept in the descriptor
     /// (`offset` is 0 before the head, then the bytes sent plus 1).
-    fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
+    pub(super) fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
         let mut info = [0; MAX_INFO];
         let fragment = self.state.caps.fragment as u64;
         let State { peers, table, .. } = &mut *self.state;

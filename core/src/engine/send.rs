@@ -145,13 +145,13 @@ impl Scope<'_> {
     /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
-        let State { peers, shape, stats, table, caps, routes, .. } = &mut *self.state;
+        let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
         let Some((_, peer)) = clear_way(peers, *shape, target) else { return false };
         if !peer.is_open(protocol) {
             return false;
         }
         let (source_kind, key, len, borrowed) = match source {
-            Whole::Bytes(bytes) if bytes.len() <= caps.max_eager => {
+            Whole::Bytes(bytes) if bytes.len() <= *eager => {
                 (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
             Whole::Bytes(_) => return false,
@@ -432,7 +432,7 @@ impl Scope<'_> {
         relaxed: bool,
     ) -> SendResult<'p> {
         let len = payload.len();
-        let max_eager = self.state.caps.max_eager;
+        let eager = self.state.eager;
         let State { peers, table, shape, routes, .. } = &mut *self.state;
         let target = shape.endpoint(index);
         let payload = match payload {
@@ -453,7 +453,7 @@ impl Scope<'_> {
             len: len as u64,
             ..Descriptor::default()
         };
-        let whole = len <= max_eager || matches!(payload, Payload::Loan(_));
+        let whole = len <= eager || matches!(payload, Payload::Loan(_));
         let empty = peers[index].as_ref().is_none_or(|peer| peer.queue_is_empty());
         if whole && (empty || relaxed) {
             if let Payload::Loan(loan) = &payload {
@@ -521,6 +521,7 @@ impl Scope<'_> {
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
+                self.pump_controls(index);
                 self.pump_over(index);
                 // A peer that is gone meanwhile needs no goodbye.
                 let _gone = self.system(index, wire::GOODBYE, 0, &[]);
@@ -532,7 +533,9 @@ impl Scope<'_> {
     #[must_use]
     pub fn has_queued(&self) -> bool {
         let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());
-        living.any(|peer| !peer.queue_is_empty() || peer.owes_over())
+        living.any(|peer| {
+            !peer.queue_is_empty() || peer.owes_over() || peer.has_controls() || peer.owes_clearance()
+        })
     }
 }
 

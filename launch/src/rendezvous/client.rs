@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::key::{JobId, JobKey};
 use crate::meeting::{Meeting, MeetingError};
+use crate::rendezvous::bulletin::Bulletin;
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
 use crate::rendezvous::wire::{ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message};
 
@@ -22,7 +23,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A rank's seat at a meeting.
 pub struct RendezvousClient {
-    connection: Connection,
+    /// None once it is a bulletin.
+    connection: Option<Connection>,
     rank: u32,
     size: u32,
     job: JobId,
@@ -30,7 +32,6 @@ pub struct RendezvousClient {
     place: String,
     round: u32,
     began: Instant,
-    failed: bool,
 }
 
 impl RendezvousClient {
@@ -39,7 +40,8 @@ impl RendezvousClient {
     /// # Errors
     /// The connection is gone.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.connection.stream.peer_addr()
+        let connection = self.connection.as_ref().ok_or(ErrorKind::NotConnected)?;
+        connection.stream.peer_addr()
     }
 }
 
@@ -160,7 +162,7 @@ impl Visit<'_> {
                 let job = <[u8; 16]>::try_from(body)
                     .map_err(|_| Attempt::Over(garbled("a job without identity")))?;
                 Ok(RendezvousClient {
-                    connection,
+                    connection: Some(connection),
                     rank: self.rank,
                     size: self.size,
                     job: JobId::from_bytes(job),
@@ -168,7 +170,6 @@ impl Visit<'_> {
                     place: place.to_owned(),
                     round: 0,
                     began: self.began,
-                    failed: false,
                 })
             }
             Kind::Failed => {
@@ -214,25 +215,35 @@ impl Meeting for RendezvousClient {
         if blob.len() > MAX_BLOB {
             return Err(MeetingError::TooLong { bytes: blob.len() });
         }
-        if self.failed {
-            return Err(self.gone("an earlier round has failed"));
-        }
-        let gathered = self.gather(blob, deadline);
-        self.failed = gathered.is_err();
-        gathered
+        let Some(connection) = self.connection.take() else {
+            return Err(self.gone("an earlier round has failed, or the meeting is over"));
+        };
+        // Given up unless all goes well.
+        let (connection, gathered) = self.gather(connection, blob, deadline)?;
+        self.connection = Some(connection);
+        Ok(gathered)
+    }
+
+    fn bulletin(&mut self) -> Option<Bulletin> {
+        Bulletin::new(self.connection.take()?)
     }
 }
 
 impl RendezvousClient {
-    fn gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
+    fn gather(
+        &mut self,
+        mut connection: Connection,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<(Connection, Vec<Vec<u8>>), MeetingError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let milliseconds = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let until = deadline.max(Instant::now()) + GRACE;
-        let given = self.connection.send(&message(Kind::Blob, self.round, milliseconds, blob), until);
+        let given = connection.send(&message(Kind::Blob, self.round, milliseconds, blob), until);
         // Whoever was told why before it could give everything finds that out by reading.
         let mut parts = Vec::new();
         while parts.len() < self.size as usize {
-            let (header, body) = self.connection.receive(until).map_err(|error| match &given {
+            let (header, body) = connection.receive(until).map_err(|error| match &given {
                 Err(problem) => self.gone(&problem.to_string()),
                 Ok(()) => self.gone(&error.to_string()),
             })?;
@@ -249,9 +260,9 @@ impl RendezvousClient {
             }
         }
         // The server may have gone on; all is here.
-        let _ = self.connection.send(&message(Kind::Taken, self.round, 0, &[]), until);
+        let _ = connection.send(&message(Kind::Taken, self.round, 0, &[]), until);
         self.round = self.round.wrapping_add(1);
-        Ok(parts)
+        Ok((connection, parts))
     }
 
     fn gone(&self, problem: &str) -> MeetingError {
@@ -269,21 +280,26 @@ fn waited(began: Instant) -> u64 {
 }
 
 /// A connection whose both sides have proven the key.
-struct Connection {
-    stream: TcpStream,
-    channel: Channel,
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) channel: Channel,
     /// What has come of messages, and how much of it has been taken.
-    content: Vec<u8>,
+    pub(crate) content: Vec<u8>,
     taken: usize,
 }
 
 impl Connection {
-    fn send(&mut self, message: &[u8], until: Instant) -> io::Result<()> {
+    pub(crate) fn send(&mut self, message: &[u8], until: Instant) -> io::Result<()> {
         let mut records = Vec::with_capacity(message.len() + 128);
         if !self.channel.seal(message, &mut records) {
             return Err(io::Error::other("the cipher failed"));
         }
         write_all(&self.stream, &records, until)
+    }
+
+    /// Keeps of what has come only what has not been taken.
+    pub(crate) fn forget_taken(&mut self) {
+        self.content.drain(..std::mem::take(&mut self.taken));
     }
 
     /// The next message.
@@ -298,7 +314,7 @@ impl Connection {
                     return Ok((header, body));
                 }
             }
-            self.content.drain(..std::mem::take(&mut self.taken));
+            self.forget_taken();
             let mut length = [0; 2];
             read_exact(&self.stream, &mut length, until)?;
             let length = record_length(length).ok_or_else(|| invalid("a record of an impossible length"))?;

@@ -13,8 +13,8 @@ pub(crate) type Round = Arc<Vec<Vec<u8>>>;
 enum Seat {
     Empty,
     Taken(String),
-    /// It was here and its connection has ended.
-    Left(String),
+    /// It was here and its connection has ended; whether it had said so.
+    Left(String, bool),
 }
 
 /// A meeting.
@@ -57,7 +57,7 @@ impl Gathering {
             Seat::Taken(first) => {
                 Err(Failure::ClaimedTwice { rank: hello.rank, first: first.clone(), second: who.to_owned() })
             }
-            Seat::Left(first) => Err(Failure::Refused(format!(
+            Seat::Left(first, _) => Err(Failure::Refused(format!(
                 "rank {} was here as {first} and has ended; the others do not wait for another",
                 hello.rank
             ))),
@@ -93,11 +93,11 @@ impl Gathering {
         Ok(Some(Arc::new(self.blobs.iter_mut().filter_map(Option::take).collect())))
     }
 
-    /// A rank's connection has ended.
-    pub(crate) fn leave(&mut self, rank: u32) {
+    /// A rank's connection has ended, after it had said so or without a word.
+    pub(crate) fn leave(&mut self, rank: u32, said: bool) {
         let seat = &mut self.seats[rank as usize];
         let Seat::Taken(who) = seat else { return };
-        *seat = Seat::Left(std::mem::take(who));
+        *seat = Seat::Left(std::mem::take(who), said);
         // Whoever does not wait yet hears of it when it does.
         if self.blobs.iter().any(Option::is_some)
             && let Some(failure) = self.first_left()
@@ -130,9 +130,17 @@ impl Gathering {
         self.failure.as_ref()
     }
 
+    /// Who is gone, and whether it had said so.
+    pub(crate) fn gone(&self) -> impl Iterator<Item = (u32, bool)> {
+        (0..).zip(&self.seats).filter_map(|(rank, seat)| match seat {
+            Seat::Left(_, said) => Some((rank, *said)),
+            _ => None,
+        })
+    }
+
     fn first_left(&self) -> Option<Failure> {
         (0..).zip(&self.seats).find_map(|(rank, seat)| match seat {
-            Seat::Left(who) => Some(Failure::Ended { rank, who: who.clone() }),
+            Seat::Left(who, _) => Some(Failure::Ended { rank, who: who.clone() }),
             _ => None,
         })
     }
@@ -195,13 +203,13 @@ mod tests {
         let ended = Failure::Ended { rank: 1, who: "p1".into() };
         let mut gathering = joined(3);
         gathering.give(0, 0, vec![], later).unwrap();
-        gathering.leave(1);
+        gathering.leave(1, false);
         assert_eq!(gathering.failure(), Some(&ended));
         // After a whole round nobody waits, and it may be the end of the meeting.
         let mut gathering = joined(2);
         gathering.give(0, 0, vec![], later).unwrap();
         gathering.give(1, 0, vec![], later).unwrap().unwrap();
-        gathering.leave(1);
+        gathering.leave(1, false);
         assert_eq!(gathering.failure(), None);
         assert_eq!(gathering.give(0, 1, vec![], later).unwrap_err(), ended);
     }

@@ -32,6 +32,8 @@ pub(crate) struct Member {
     /// When to close the connection of one that has been told to go, though it has not gone.
     pub(crate) closing: Option<Instant>,
     shut: bool,
+    /// It has said that it leaves.
+    pub(crate) left: bool,
 }
 
 /// Where a rank is in a round.
@@ -43,6 +45,8 @@ pub(crate) enum State {
     Waiting,
     /// It is being given all parts.
     Taking(u32),
+    /// It is part of the job and hears who is gone.
+    Watching,
 }
 
 enum Outgoing {
@@ -54,6 +58,8 @@ enum Outgoing {
 pub(crate) enum Said {
     Blob { round: u32, milliseconds: u32, blob: Vec<u8> },
     Taken { round: u32 },
+    Watch,
+    Leave,
 }
 
 /// Why there is no more to read.
@@ -76,6 +82,7 @@ impl Member {
             state: State::Idle,
             closing: None,
             shut: false,
+            left: false,
         }
     }
 
@@ -91,7 +98,7 @@ impl Member {
 
     /// Whether it may be left alone: it has all that it was due, and need not be told to go.
     pub(crate) fn is_settled(&self) -> bool {
-        self.state == State::Idle && !self.has_output() && self.closing.is_none()
+        matches!(self.state, State::Idle | State::Watching) && !self.has_output() && self.closing.is_none()
     }
 
     /// Tells it the job.
@@ -103,6 +110,16 @@ impl Member {
     pub(crate) fn give(&mut self, round: u32, parts: Round) {
         self.state = State::Taking(round);
         self.queue.push_back(Outgoing::Round { round, parts, next: 0 });
+    }
+
+    /// Tells it that a rank is gone, and whether that rank has said so itself.
+    pub(crate) fn tell_gone(&mut self, rank: u32, left: bool) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Gone, rank, u32::from(left), &[])));
+    }
+
+    /// Tells it that it will hear nothing more.
+    pub(crate) fn tell_closed(&mut self) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Closed, 0, 0, &[])));
     }
 
     /// Tells it why there is nothing more for it, and lets it go at the latest then.
@@ -221,6 +238,8 @@ fn take_messages(content: &mut Vec<u8>, said: &mut Vec<Said>) -> Result<(), Over
                 Said::Blob { round: header.first, milliseconds: header.second, blob: body.to_vec() }
             }
             Kind::Taken => Said::Taken { round: header.first },
+            Kind::Watch => Said::Watch,
+            Kind::Leave => Said::Leave,
             _ => return Err(Over::Garbage("a message that is not a rank's to send")),
         });
         content.drain(..HEADER + header.length as usize);

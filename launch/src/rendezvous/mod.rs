@@ -12,6 +12,7 @@
 //!  └──────────────────────────────┘                └──────────────────────────────┘
 //! ```
 
+mod bulletin;
 mod client;
 mod gathering;
 mod member;
@@ -36,6 +37,7 @@ use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
 use server::Server;
 
+pub use bulletin::{Bulletin, Notice};
 pub use client::RendezvousClient;
 
 /// Connections that the kernel may hold until they are accepted.

@@ -84,6 +84,7 @@ impl Server {
                 self.ending = Some(now + LINGER);
                 self.strangers.clear();
                 self.gathering.fail(Failure::Refused("whoever served the meeting has called it off".into()));
+                self.watching().for_each(Member::tell_closed);
             }
             self.serve_members(&found.members, now);
             if self.ending.is_none() {
@@ -249,6 +250,17 @@ impl Server {
                 member.state = State::Idle;
                 Ok(())
             }
+            (Said::Watch, State::Idle) => {
+                member.state = State::Watching;
+                for (rank, said) in self.gathering.gone() {
+                    member.tell_gone(rank, said);
+                }
+                Ok(())
+            }
+            (Said::Leave, State::Watching) => {
+                member.left = true;
+                Ok(())
+            }
             _ => Err(Over::Garbage("a message that was not its turn")),
         }
     }
@@ -284,10 +296,16 @@ impl Server {
                 tracing::warn!(rank = member.rank, what, "a rank broke the rules of the rendezvous");
             }
             if let Some(rank) = member.rank {
-                self.gathering.leave(rank);
+                self.gathering.leave(rank, member.left);
+                self.watching().for_each(|other| other.tell_gone(rank, member.left));
             }
         }
         any
+    }
+
+    /// The ranks that hear who is gone.
+    fn watching(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.members.iter_mut().filter(|member| member.state == State::Watching)
     }
 
     fn turn_away(&mut self, reason: &'static str) {

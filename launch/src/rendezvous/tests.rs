@@ -90,6 +90,9 @@ fn what_breaks_the_rules_ends_that_rank_and_is_told_to_those_who_wait() {
         message(Kind::Part, 0, 0, b"part"),
         message(Kind::Failed, 1, 0, b""),
         message(Kind::Join, 0, 0, b""),
+        message(Kind::Leave, 0, 0, b""),
+        message(Kind::Gone, 1, 0, b""),
+        [blob(0, b"one"), message(Kind::Watch, 0, 0, b"")].concat(),
         vec![0xff; HEADER],
         vec![0; 3 * MAX_RECORD],
     ];

@@ -9,6 +9,10 @@
 //!   │ ── Blob(round, time left) ────────────────▶ │
 //!   │ ◀─ Part(round, rank) × size  |  Failed ──── │
 //!   │ ── Taken(round) ──────────────────────────▶ │
+//!   │ ── Watch ─────────────────────────────────▶ │  once the rank is part of the job, for the rest of its life
+//!   │ ◀─ Gone(rank, how) … ────────────────────── │
+//!   │ ── Leave ─────────────────────────────────▶ │
+//!   │ ◀─ Closed ───────────────────────────────── │  the server ends, and nobody's end will be told any more
 //! ```
 //! Behind the handshake everything travels in records: two bytes of length, little-endian, and so many bytes of a Noise
 //! transport message. What they hold, put together, is a sequence of messages: a header of 16 bytes, and a body.
@@ -100,15 +104,19 @@ pub(crate) enum Kind {
     Part = 4,
     Taken = 5,
     Failed = 6,
+    Watch = 7,
+    Leave = 8,
+    Gone = 9,
+    Closed = 10,
 }
 
 /// The header of a message; what a kind does not use is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// The round, or the kind of failure.
+    /// The round, the kind of failure, or who is gone.
     pub(crate) first: u32,
-    /// Milliseconds left, or the rank of a part.
+    /// Milliseconds left, the rank of a part, or whether who is gone has said so.
     pub(crate) second: u32,
     /// Bytes of the body.
     pub(crate) length: u32,
@@ -137,6 +145,10 @@ impl Header {
             4 => (Kind::Part, MAX_BLOB),
             5 => (Kind::Taken, 0),
             6 => (Kind::Failed, MAX_FAILURE),
+            7 => (Kind::Watch, 0),
+            8 => (Kind::Leave, 0),
+            9 => (Kind::Gone, 0),
+            10 => (Kind::Closed, 0),
             _ => return None,
         };
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
@@ -290,7 +302,7 @@ mod tests {
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
         }
-        for kind in [0, 7, 255] {
+        for kind in [0, 11, 255] {
             let mut bytes = [0; HEADER];
             bytes[0] = kind;
             assert_eq!(Header::decode(&bytes), None);

@@ -24,7 +24,7 @@ impl InProcessHarness {
     /// With these sizes.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        let limits = Limits { segment: 256 << 10, ..limits };
+        let limits = Limits { segment: 1 << 20, ..limits };
         Self { limits, config: EngineConfig::default(), fabric: None, clients: Vec::new() }
     }
 

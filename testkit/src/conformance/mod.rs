@@ -8,6 +8,7 @@
 //! ```
 //! A failure prints its seed; `POSTHASTE_TEST_SEED=n` runs that seed alone, `POSTHASTE_TEST_SEEDS=n` runs `n` of them.
 
+pub mod controls;
 pub mod endings;
 pub mod flow;
 pub mod harnesses;
@@ -15,6 +16,7 @@ pub mod messages;
 pub mod one_sided;
 pub mod patterns;
 pub mod protocols;
+pub mod rendezvous;
 pub mod requests;
 pub mod soak;
 pub mod streams;
@@ -153,6 +155,14 @@ macro_rules! conformance_suite {
             patterns::replays_queue_behind_what_waits,
             patterns::sections_are_freed_and_reused,
             patterns::recorded_sends_are_replayed,
+            controls::controls_arrive_once_and_in_order,
+            controls::a_control_gets_past_what_is_queued,
+            controls::unknown_controls_wait_and_are_refused_once_ready,
+            controls::a_control_to_a_lost_peer_is_told,
+            rendezvous::long_messages_go_straight_to_their_places,
+            rendezvous::messages_that_are_kept_use_up_the_places,
+            rendezvous::a_receiver_lost_at_any_moment_ends_the_send,
+            rendezvous::a_sender_lost_at_any_moment_gives_the_place_back,
             endings::a_lost_peer_ends_what_depends_on_it,
             endings::what_a_lost_peer_sent_is_a_prefix,
             endings::a_stream_that_breaks_off_is_dropped,

@@ -29,6 +29,7 @@ pub struct World<H> {
     errors: Vec<Arc<Mutex<Vec<Fault>>>>,
     /// The settings ask for puts and gets over sends.
     forced: bool,
+    rendezvous: Option<u64>,
     /// For the test's own choices.
     pub random: Random,
 }
@@ -61,8 +62,17 @@ impl<H: Harness> World<H> {
             })
             .collect();
         let random = Random::new(harness.seed() ^ 0x5bd1_e995);
-        let forced = setup.config.oversend;
-        Self { harness, clients, paused: BTreeSet::new(), dead: BTreeSet::new(), errors, forced, random }
+        let (forced, rendezvous) = (setup.config.oversend, setup.config.rendezvous_bytes);
+        Self {
+            harness,
+            clients,
+            paused: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            errors,
+            forced,
+            rendezvous,
+            random,
+        }
     }
 
     /// The ranks.
@@ -83,6 +93,11 @@ impl<H: Harness> World<H> {
     /// Whether puts and gets go over sends.
     pub fn goes_over_send(&self) -> bool {
         self.forced || !(self.caps().native_put && self.caps().native_get)
+    }
+
+    /// The length from which on messages go straight to their places, if the settings say so.
+    pub fn rendezvous_from(&self) -> Option<usize> {
+        self.rendezvous.map(|bytes| bytes as usize)
     }
 
     /// The handle of an endpoint.

@@ -3,14 +3,17 @@
 use super::Input;
 use bytes::{Bytes, BytesMut};
 use posthaste_core::descriptor::Op;
-use posthaste_core::device::{Body, Inject, Injected, Loan, Packet, Port, Sink, Sources, Stop, Verdict};
-use posthaste_core::engine::{EngineConfig, EngineParts, Gates, OwnMemory, Work};
+use posthaste_core::device::{
+    Allocation, Body, Inject, Injected, Loan, Memory, Packet, Port, Sink, Sources, Stop, Verdict,
+};
+use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
 use posthaste_core::inprocess::Arena;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
 use posthaste_core::wire;
 use posthaste_core::{
-    Caps, ContextId, Descriptor, Endpoint, Engine, Fault, Flow, JobShape, MAX_INFO, Payload, Protocol,
-    ProtocolId, Rank, Scope,
+    Caps, ContextId, Descriptor, Endpoint, Engine, Fault, Flow, JobShape, MAX_INFO, MemoryError, Payload,
+    Protocol, ProtocolId, Rank, Scope,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -142,10 +145,25 @@ impl Protocol for Taker {
     }
 }
 
-/// A page that peers may put to and get from.
-fn memory() -> OwnMemory {
-    let arena = Arena::new(1, 4096);
-    Arc::new(move |offset, len| arena.slice(Rank(0), offset, len))
+/// Pages that peers may put to and get from.
+struct Pages(Arena);
+
+impl Memory for Pages {
+    fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.0.slice(rank, offset, len)
+    }
+
+    fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
+        self.0.allocate(Rank(0), len)
+    }
+
+    fn free(&self, allocation: Allocation) {
+        self.0.free(Rank(0), &allocation);
+    }
+}
+
+fn memory() -> Arc<dyn Memory> {
+    Arc::new(Pages(Arena::new(1, 1 << 21)))
 }
 
 /// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.
@@ -182,8 +200,9 @@ pub fn packets(data: &[u8]) {
                 ..EngineConfig::default()
             },
             registry,
+            controls: Arc::default(),
             gates: Arc::new(Gates::new(3)),
-            home: memory(),
+            memory: memory(),
             errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
             now: 0,
         },
@@ -284,8 +303,9 @@ mod tests {
                 caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry,
+                controls: Arc::default(),
                 gates: Arc::new(Gates::new(2)),
-                home: memory(),
+                memory: memory(),
                 errors: None,
                 now: 0,
             },
@@ -328,8 +348,9 @@ mod tests {
                 caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry: Arc::default(),
+                controls: Arc::default(),
                 gates: Arc::new(Gates::new(3)),
-                home: memory(),
+                memory: memory(),
                 errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
                 now: 0,
             },

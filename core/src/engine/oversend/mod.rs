@@ -145,7 +145,7 @@ impl OverSend {
 }
 
 impl Peer {
-    fn over(&mut self) -> &mut OverSend {
+    pub(super) fn over(&mut self) -> &mut OverSend {
         self.over.get_or_insert_default()
     }
 

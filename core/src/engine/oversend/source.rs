@@ -132,7 +132,7 @@ impl Scope<'_> {
     }
 
     /// Sends what is left of a put; `cursor` counts the bytes that were sent.
-    fn put_parts(&mut self, index: usize, put: &Descriptor, cursor: &mut u64) -> Stop {
+    pub(in super::super) fn put_parts(&mut self, index: usize, put: &Descriptor, cursor: &mut u64) -> Stop {
         let State { peers, table, scratch, routes, .. } = &mut *self.state;
         let caps = routes.of(put.rank);
         let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);

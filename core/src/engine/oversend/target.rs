@@ -22,7 +22,7 @@ impl Scope<'_> {
         if peer.fault.is_some() {
             return Some(Verdict::Taken);
         }
-        let memory = (self.state.home)(place, body.len() as u64);
+        let memory = self.state.memory.map(self.state.me.rank, place, body.len() as u64);
         if let Some(memory) = memory {
             match body {
                 Body::Short(bytes) => memory.write(bytes),
@@ -54,7 +54,7 @@ impl Scope<'_> {
             return None;
         }
         let idle = over.answers.is_empty();
-        let answer = match (self.state.home)(place, len) {
+        let answer = match self.state.memory.map(self.state.me.rank, place, len) {
             Some(memory) if idle && self.answer_now(index, memory) => return Some(Verdict::Taken),
             Some(memory) => {
                 let key = self.state.table.held.insert(Bytes::from(memory.to_vec()));
@@ -104,7 +104,7 @@ impl Scope<'_> {
     }
 
     /// Sends a record of the messager's own past everything that is queued.
-    fn aside_of_queue(
+    pub(in super::super) fn aside_of_queue(
         &mut self,
         index: usize,
         protocol: u16,

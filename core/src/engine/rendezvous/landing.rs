@@ -1,0 +1,142 @@
+//! Where messages land whose data goes straight to its place: memory of this rank that peers can put to, taken when a peer
+//! asks and given back when the message has been read.
+
+use crate::device::{Allocation, Lease, LeaseOwner, Memory};
+use crate::ids::Rank;
+use crate::memory::SharedSlice;
+use crate::sync::{Mutex, lock};
+use slab::Slab;
+use std::sync::Arc;
+
+/// What is kept for the next message rather than given back to the device, which would have to make it anew.
+const KEPT: u64 = 64 << 20;
+/// Landings are multiples of this, so that they fit the next message of about the same length.
+const STEP: u64 = 64 << 10;
+
+/// All landings of one context.
+pub(crate) struct Landings {
+    me: Rank,
+    memory: Arc<dyn Memory>,
+    /// Most bytes that messages may have taken at a time.
+    limit: u64,
+    inner: Mutex<Inner>,
+}
+
+impl std::fmt::Debug for Landings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Landings").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    used: Slab<Allocation>,
+    used_bytes: u64,
+    free: Vec<Allocation>,
+    free_bytes: u64,
+}
+
+/// A place for one message. Dropped, it is given back.
+pub(crate) struct Landing {
+    owner: Arc<Landings>,
+    key: usize,
+    /// First byte, as peers name it.
+    pub place: u64,
+    /// As long as the message.
+    pub slice: SharedSlice,
+    /// A peer may still write to it.
+    exposed: bool,
+    /// A lease gives it back.
+    leased: bool,
+}
+
+impl std::fmt::Debug for Landing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Landing").field("place", &self.place).field("len", &self.slice.len()).finish()
+    }
+}
+
+impl Landings {
+    pub fn new(me: Rank, memory: Arc<dyn Memory>, limit: u64) -> Self {
+        Self { me, memory, limit, inner: Mutex::new(Inner::default()) }
+    }
+
+    /// A place for `len` bytes; `None` if there is no room.
+    pub fn take(self: &Arc<Self>, len: u64) -> Option<Landing> {
+        let wanted = len.max(1).checked_next_multiple_of(STEP)?;
+        let mut inner = lock(&self.inner);
+        let fits = |free: &Allocation| (wanted..=wanted.saturating_mul(2)).contains(&free.len);
+        let kept = inner.free.iter().position(fits);
+        let allocation = match kept {
+            Some(at) => {
+                let allocation = inner.free.swap_remove(at);
+                inner.free_bytes -= allocation.len;
+                allocation
+            }
+            None if inner.used_bytes.checked_add(wanted).is_none_or(|bytes| bytes > self.limit) => {
+                return None;
+            }
+            None => self.memory.allocate(wanted).ok()?,
+        };
+        let place = allocation.offset;
+        let Some(slice) = self.memory.map(self.me, place, len) else {
+            self.memory.free(allocation);
+            return None;
+        };
+        inner.used_bytes += allocation.len;
+        let key = inner.used.insert(allocation);
+        Some(Landing { owner: self.clone(), key, place, slice, exposed: true, leased: false })
+    }
+
+    fn give_back(&self, key: usize, exposed: bool) {
+        let mut inner = lock(&self.inner);
+        let Some(allocation) = inner.used.try_remove(key) else { return };
+        inner.used_bytes -= allocation.len;
+        if exposed {
+            // Whoever was to write there broke the rules and may go on writing: it is never used again (I3).
+            return;
+        }
+        if inner.free_bytes + allocation.len <= KEPT {
+            inner.free_bytes += allocation.len;
+            inner.free.push(allocation);
+        } else {
+            drop(inner);
+            self.memory.free(allocation);
+        }
+    }
+}
+
+impl Drop for Landings {
+    fn drop(&mut self) {
+        for allocation in std::mem::take(&mut lock(&self.inner).free) {
+            self.memory.free(allocation);
+        }
+    }
+}
+
+impl LeaseOwner for Landings {
+    fn release(&self, grant: u64) {
+        self.give_back(grant as usize, false);
+    }
+}
+
+impl Landing {
+    /// No peer writes to it any more: all is there, or its process is gone.
+    pub fn settle(&mut self) {
+        self.exposed = false;
+    }
+
+    /// The message, all of which is there, until the lease is dropped.
+    pub fn into_lease(mut self) -> Lease {
+        self.leased = true;
+        Lease::new(self.slice, self.owner.clone(), self.key as u64)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if !self.leased {
+            self.owner.give_back(self.key, self.exposed);
+        }
+    }
+}

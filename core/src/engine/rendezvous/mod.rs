@@ -1,0 +1,322 @@
+//! Messages that go straight to their places (D11).
+//!
+//! ```text
+//!   sender                                              receiver
+//!   at the head of the FIFO --REQUEST_TO_SEND---------> takes memory of its own, a landing
+//!   injects a put of the message <-----CLEAR_TO_SEND--- "there", past everything that is queued
+//!   ========================= the device moves it ====> the landing
+//!   the next descriptor ------SENT--------------------> the handler, with a lease on the landing
+//! ```
+//! The clearance is a remote get (D32): a small message that makes the far side inject a put. Nothing gets past a message
+//! at the head of its FIFO, so that the receiver has at most one landing per peer that is not whole, and order is that of
+//! streams. A receiver that has no place, or whose handler wants to choose one, says so: then the message goes as a stream.
+//!
+//! The clearance waits in no FIFO but has a place of its own with the peer, reserved when the request came: two ranks that
+//! send to each other cannot wait for each other.
+
+mod landing;
+
+pub(crate) use landing::{Landing, Landings};
+
+use super::dispatch::Resolution;
+use super::peer::{Assembly, Peer};
+use super::send::owned_info;
+use super::{Scope, State};
+use crate::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
+use crate::device::{Body, RemoteMemory, Sources, Stop, Verdict};
+use crate::error::Fault;
+use crate::ids::ProtocolId;
+use crate::protocol::{Accept, Incoming};
+use crate::slot::{Outcome, Value};
+use crate::wire;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes that are put before others have their turn.
+const AT_A_TIME: u64 = 8 << 20;
+
+/// Messages between this endpoint and one other that go straight to their places.
+#[derive(Debug, Default)]
+pub(crate) struct Rendezvous {
+    /// How far the message at the head of the FIFO is.
+    stage: Stage,
+    /// What the peer is to be told: a place, or that there is none.
+    clearance: Option<Option<u64>>,
+    /// Parts were put since somebody counted.
+    moved: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Stage {
+    /// Nothing was asked.
+    #[default]
+    Idle,
+    /// The peer was asked for a place for so many bytes.
+    Asked { len: u64 },
+    /// The peer's memory under that key is the place, and so many bytes were put there.
+    Cleared { key: usize, sent: u64 },
+    /// There is none.
+    Streamed,
+}
+
+impl Peer {
+    /// Whether the peer waits for a place.
+    pub fn owes_clearance(&self) -> bool {
+        self.rendezvous.as_ref().is_some_and(|rendezvous| rendezvous.clearance.is_some())
+    }
+
+    fn rendezvous(&mut self) -> &mut Rendezvous {
+        self.rendezvous.get_or_insert_default()
+    }
+}
+
+impl State {
+    /// Finds out up to which length messages go in one packet.
+    pub(super) fn choose_rendezvous(&mut self) {
+        let shortest = self.shortest_rendezvous(&self.caps);
+        self.eager = self.caps.max_eager.min(usize::try_from(shortest - 1).unwrap_or(usize::MAX));
+    }
+
+    fn shortest_rendezvous(&self, caps: &crate::caps::Caps) -> u64 {
+        self.config.rendezvous_bytes.unwrap_or(caps.rendezvous as u64).max(64)
+    }
+
+    /// The peer is gone.
+    pub(super) fn drop_rendezvous(&mut self, index: usize, fault: Fault) {
+        let Some(peer) = self.peers[index].as_mut() else { return };
+        // Who was cut off may be alive, and writing; so may others after this side's own end.
+        let gone = !matches!(fault, Fault::PeerCorrupt(_) | Fault::Shutdown);
+        if let Some(landing) = peer.assembly.as_mut().and_then(|assembly| assembly.landing.as_mut())
+            && gone
+        {
+            landing.settle();
+        }
+        if let Some(rendezvous) = peer.rendezvous.take()
+            && let Stage::Cleared { key, .. } = rendezvous.stage
+        {
+            self.table.remote.try_remove(key);
+        }
+    }
+}
+
+impl Scope<'_> {
+    /// Goes on with a message that is longer than one packet. `None`: no room, or the peer has not answered.
+    pub(super) fn step_long(&mut self, index: usize, front: Descriptor) -> Option<Option<Outcome>> {
+        let caps = self.state.routes.of(front.rank);
+        let straight =
+            front.protocol.0 >= wire::FIRST_USER && front.len >= self.state.shortest_rendezvous(caps);
+        if !straight {
+            return self.step_stream(index, front);
+        }
+        let peer = self.state.peer(index);
+        peer.stuck = false;
+        let done = match peer.rendezvous().stage {
+            Stage::Idle => self.ask_to_send(index, &front),
+            Stage::Asked { .. } => {
+                peer.stuck = true;
+                None
+            }
+            Stage::Cleared { key, sent } => self.put_message(index, &front, key, sent),
+            Stage::Streamed => self.step_stream(index, front),
+        };
+        if done.is_some() {
+            let rendezvous = self.state.peer(index).rendezvous();
+            if let Stage::Cleared { key, .. } = std::mem::take(&mut rendezvous.stage) {
+                self.state.table.remote.try_remove(key);
+            }
+        }
+        done
+    }
+
+    fn ask_to_send(&mut self, index: usize, front: &Descriptor) -> Option<Option<Outcome>> {
+        let mut info = [0; MAX_INFO];
+        let len = self.state.peer(index).fifo.as_ref().map_or(0, |fifo| fifo.front_info(&mut info));
+        let request = wire::StreamBegin {
+            total: front.len.into(),
+            cookie: front.cookie.into(),
+            protocol: front.protocol.0.into(),
+            reserved: [0; 6],
+        };
+        match self.aside_of_queue(index, wire::REQUEST_TO_SEND, 0, &info[..len], request.as_bytes()) {
+            Stop::Done => {}
+            Stop::Full => return None,
+            Stop::Fault(fault) => return Some(Some(Err(fault))),
+        }
+        crate::failpoint!("rendezvous.asked");
+        let peer = self.state.peer(index);
+        peer.stuck = true;
+        peer.rendezvous().stage = Stage::Asked { len: front.len };
+        None
+    }
+
+    /// Puts what is left of a message to its place, and says when it is all there.
+    fn put_message(
+        &mut self,
+        index: usize,
+        front: &Descriptor,
+        key: usize,
+        sent: u64,
+    ) -> Option<Option<Outcome>> {
+        let mut now = sent;
+        let mut stop = Stop::Done;
+        while now < front.len && stop == Stop::Done {
+            if now - sent >= AT_A_TIME {
+                self.state.peer(index).rendezvous().moved += 1;
+                stop = Stop::Full;
+                break;
+            }
+            stop = self.put_part(index, front, key, &mut now);
+        }
+        self.state.peer(index).rendezvous().stage = Stage::Cleared { key, sent: now };
+        if stop == Stop::Done {
+            crate::failpoint!("rendezvous.put.done");
+            stop = self.aside_of_queue(index, wire::SENT, 0, &[], &[]);
+        }
+        match stop {
+            Stop::Done => {
+                self.state.stats.rendezvous += 1;
+                Some(Some(Ok(Value::Unit)))
+            }
+            Stop::Full => None,
+            Stop::Fault(fault) => Some(Some(Err(fault))),
+        }
+    }
+
+    fn put_part(&mut self, index: usize, front: &Descriptor, key: usize, sent: &mut u64) -> Stop {
+        let put = Descriptor {
+            op: Op::Put,
+            source_kind: SourceKind::Held,
+            rank: front.rank,
+            context: front.context,
+            region: key as u32,
+            source: front.source,
+            ..Descriptor::default()
+        };
+        if self.state.goes_over_send(index) {
+            self.state.peer(index).over();
+            return self.put_parts(index, &Descriptor { len: front.len, ..put }, sent);
+        }
+        let most = (self.state.routes.of(front.rank).max_eager as u64).max(1);
+        let len = most.min(front.len - *sent);
+        let part =
+            Descriptor { len, offset: *sent, source: [front.source[0], front.source[1] + *sent], ..put };
+        let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+        let stop = self.inject.inject(std::slice::from_ref(&part), &sources).stop;
+        if stop == Stop::Done {
+            crate::failpoint!("rendezvous.put.part");
+            *sent += len;
+        }
+        stop
+    }
+
+    /// The peer has answered: a place, or none. `None`: it was not asked.
+    pub(super) fn cleared_to_send(&mut self, index: usize, place: &[u8]) -> Option<Verdict> {
+        let State { peers, table, memory, routes, .. } = &mut *self.state;
+        let peer = peers[index].as_mut().filter(|peer| peer.fault.is_none());
+        let Some(peer) = peer else { return Some(Verdict::Taken) };
+        let rank = peer.endpoint.rank;
+        let rendezvous = peer.rendezvous.as_mut()?;
+        let Stage::Asked { len } = rendezvous.stage else { return None };
+        rendezvous.stage = if place.is_empty() {
+            Stage::Streamed
+        } else {
+            let offset = u64::from_le_bytes(place.try_into().ok()?);
+            offset.checked_add(len)?;
+            let mappable = routes.of(rank).mappable;
+            let mapped = if mappable { Some(memory.map(rank, offset, len)?) } else { None };
+            let key = table.remote.insert(RemoteMemory { rank, offset, len, mapped });
+            Stage::Cleared { key, sent: 0 }
+        };
+        peer.stuck = false;
+        crate::failpoint!("rendezvous.cleared");
+        self.state.mark_busy(index);
+        Some(Verdict::Taken)
+    }
+
+    /// The peer has a message that wants a place. `None`: it cannot have.
+    pub(super) fn asked_to_send(&mut self, index: usize, info: &[u8], bytes: &[u8]) -> Option<Verdict> {
+        let begin = wire::StreamBegin::read_from_bytes(bytes).ok()?;
+        let (protocol, total) = (ProtocolId(begin.protocol.get()), begin.total.get());
+        let peer = self.state.peer(index);
+        if peer.fault.is_some() {
+            return Some(Verdict::Taken);
+        }
+        let begun = peer.assembly.is_some() || peer.owes_clearance();
+        if begun || total > self.state.config.max_message || protocol.0 < wire::FIRST_USER {
+            return None;
+        }
+        crate::failpoint!("rendezvous.requested");
+        let landing = match self.resolve(index, protocol) {
+            Resolution::Corrupt => return None,
+            Resolution::Local(local, _) => {
+                let behind = self.state.peer(index).has_aside() && !self.state.overtakes(local);
+                let chooses = self.state.registry.get(local).is_none_or(|handler| handler.chooses_buffer());
+                if behind || chooses { None } else { self.state.landings.take(total) }
+            }
+            // Streams know what becomes of it.
+            Resolution::Hold | Resolution::Refused(_) => None,
+        };
+        let place = landing.as_ref().map(|landing| landing.place);
+        let peer = self.state.peer(index);
+        if landing.is_some() {
+            peer.assembly = Some(Assembly {
+                protocol,
+                cookie: begin.cookie.get(),
+                info: owned_info(info),
+                total,
+                received: 0,
+                into: Accept::Whole,
+                whole: Vec::new(),
+                landing,
+                refuse: None,
+                settled: false,
+            });
+        }
+        peer.rendezvous().clearance = Some(place);
+        if self.pump_clearance(index) == 0 {
+            self.state.mark_busy(index);
+        }
+        Some(Verdict::Taken)
+    }
+
+    /// Tells the peer where its message goes, if it waits for that. Returns the number of records sent, and of parts that
+    /// were put meanwhile.
+    pub(super) fn pump_clearance(&mut self, index: usize) -> usize {
+        let peer = self.state.peers[index].as_mut().filter(|peer| peer.fault.is_none());
+        let Some(rendezvous) = peer.and_then(|peer| peer.rendezvous.as_mut()) else { return 0 };
+        let moved = std::mem::take(&mut rendezvous.moved);
+        let Some(place) = rendezvous.clearance else { return moved };
+        let bytes = place.map(u64::to_le_bytes);
+        let body: &[u8] = bytes.as_ref().map_or(&[], |bytes| bytes);
+        if self.aside_of_queue(index, wire::CLEAR_TO_SEND, 0, &[], body) != Stop::Done {
+            return moved;
+        }
+        crate::failpoint!("rendezvous.granted");
+        self.state.peer(index).rendezvous().clearance = None;
+        moved + 1
+    }
+
+    /// A message is at its place. `None`: it had none.
+    pub(super) fn landed(&mut self, index: usize) -> Option<Verdict> {
+        let peer = self.state.peer(index);
+        if peer.fault.is_some() {
+            return Some(Verdict::Taken);
+        }
+        if peer.owes_clearance() || peer.assembly.as_ref()?.landing.is_none() {
+            return None;
+        }
+        crate::failpoint!("rendezvous.landed");
+        let Assembly { protocol, cookie, info, landing, .. } = peer.assembly.take()?;
+        let mut landing = landing?;
+        landing.settle();
+        let source = self.state.shape.endpoint(index);
+        if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
+            let body = Body::Lease(landing.into_lease());
+            self.dispatch_late(
+                Incoming { source, info: info.as_bytes(), body, protocol, cookie },
+                local,
+                flow,
+            );
+        }
+        Some(Verdict::Taken)
+    }
+}

@@ -1,0 +1,100 @@
+//! Tells the devices over sockets which ranks are gone, also those that this rank never had a connection with.
+
+use posthaste_core::{Fault, Rank};
+use posthaste_launch::{Bulletin, Notice};
+use posthaste_tcp::TcpDevice;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// The task that listens.
+pub(crate) struct Herald {
+    task: JoinHandle<()>,
+    farewell: oneshot::Sender<Return>,
+}
+
+/// The way back for what the task listens with.
+type Return = SyncSender<Bulletin>;
+
+impl Herald {
+    /// Listens for the devices of all clients. `server`: the rank that serves the news, if one does; their end without a
+    /// word is its end.
+    pub fn start(
+        bulletin: Bulletin,
+        server: Option<Rank>,
+        devices: Vec<Arc<TcpDevice>>,
+    ) -> io::Result<Herald> {
+        let socket = TcpStream::from_std(bulletin.socket()?)?;
+        let (farewell, leaving) = oneshot::channel::<Return>();
+        let task = tokio::spawn(async move {
+            let mut bulletin = bulletin;
+            tokio::select! {
+                biased;
+                asked = leaving => {
+                    if let Ok(asked) = asked {
+                        // Whoever asked waits for it.
+                        let _ = asked.send(bulletin);
+                    }
+                }
+                () = listen(&socket, &mut bulletin, server, &devices) => {}
+            }
+        });
+        Ok(Herald { task, farewell })
+    }
+
+    /// Tells the others that this rank leaves in order. Blocks for a moment.
+    pub fn leave(self) {
+        let (sender, bulletin) = sync_channel(1);
+        // Nobody listens any more if the news have ended.
+        if self.farewell.send(sender).is_ok()
+            && let Ok(bulletin) = bulletin.recv()
+            && let Err(error) = bulletin.leave()
+        {
+            tracing::debug!(%error, "the others could not be told that this rank leaves");
+        }
+        self.task.abort();
+    }
+}
+
+async fn listen(
+    socket: &TcpStream,
+    bulletin: &mut Bulletin,
+    server: Option<Rank>,
+    devices: &[Arc<TcpDevice>],
+) {
+    let tell = |rank: u32, fault: fn(Rank) -> Fault| {
+        for device in devices {
+            device.gone(Rank(rank), fault(Rank(rank)));
+        }
+    };
+    loop {
+        let ready = socket.readable().await;
+        let news = socket.try_io(tokio::io::Interest::READABLE, || {
+            let news = bulletin.read()?;
+            // So that the runtime waits for the socket again.
+            if news.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(news) }
+        });
+        match ready.and(news) {
+            Ok(news) => {
+                for notice in news {
+                    match notice {
+                        Notice::Ended(rank) => tell(rank, Fault::PeerLost),
+                        Notice::Left(rank) => tell(rank, Fault::PeerClosed),
+                        _ => return,
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::debug!(%error, "there are no more news of the other ranks");
+                if let Some(server) = server {
+                    tell(server.0, Fault::PeerLost);
+                }
+                return;
+            }
+        }
+    }
+}

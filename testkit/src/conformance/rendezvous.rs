@@ -1,0 +1,154 @@
+//! Messages that go straight to their places. The rest of the suite says what they have in common with others.
+
+use super::tools::{at, bytes_of};
+use super::{Harness, Log, Message, Outbox, Probe, Received, World};
+use posthaste_core::device::Body;
+use posthaste_core::{Messager, Rank};
+use std::sync::{Arc, Mutex};
+
+fn went_straight<H: Harness>(world: &World<H>, from: Rank) -> u64 {
+    world.clients[from.index()].contexts()[0].stats().rendezvous
+}
+
+/// Long messages from both sides at once, among short ones: each arrives once and in order, and goes straight to its place.
+pub fn long_messages_go_straight_to_their_places<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 8);
+    let Some(threshold) = world.rendezvous_from() else { return };
+    let log = Log::default();
+    let protocol = world.record("straight", &log);
+    let lens = [30_000, threshold, threshold - 1, 3, 12_345, 0, 30_000, 7_001];
+    let pairs = [(Rank(0), Rank(1)), (Rank(1), Rank(0)), (Rank(0), Rank(0))];
+    let messages = pairs.map(|(from, to)| {
+        let filled = |n| Message::filled(at(from), at(to), protocol, n, n % 113, lens[n % lens.len()]);
+        (0..3 * lens.len()).map(filled).collect::<Vec<_>>()
+    });
+    let mut outboxes: Vec<_> = pairs
+        .iter()
+        .zip(&messages)
+        .map(|(pair, messages)| Outbox::new(at(pair.0), messages.clone()))
+        .collect();
+    world.send_all(&mut outboxes);
+    world.until("all arrive", |_| log.len() >= 9 * lens.len());
+    world.a_while();
+    for ((from, to), messages) in pairs.iter().zip(&messages) {
+        log.check(at(*from), at(*to), messages);
+    }
+    let long = 3 * lens.iter().filter(|len| **len >= threshold).count() as u64;
+    assert_eq!((went_straight(&world, Rank(0)), went_straight(&world, Rank(1))), (2 * long, long));
+}
+
+/// What was said, and the message that was kept.
+type Kept = (Vec<u8>, Body<'static>);
+
+/// Where there is no room for another message that is kept, messages go as streams, and straight again once there is.
+pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.landing_bytes = 128 << 10);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let kept: Arc<Mutex<Vec<Kept>>> = Arc::default();
+    for rank in world.ranks() {
+        let (log, kept) = (log.clone(), kept.clone());
+        world.register(
+            rank,
+            Probe::new("kept", move |scope, message| {
+                let bytes = bytes_of(&message.body);
+                let (at, source) = (scope.me(), message.source);
+                log.push(Received {
+                    at,
+                    source,
+                    protocol: String::new(),
+                    info: message.info.to_vec(),
+                    bytes: bytes.clone(),
+                });
+                let body = match message.body {
+                    Body::Lease(lease) => Body::Lease(lease),
+                    _ => return,
+                };
+                kept.lock().expect("no panic under this lock").push((bytes, body));
+            }),
+        );
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let protocol = posthaste_core::ProtocolId(0);
+    let mut sent = Vec::new();
+    for round in 1..=3 {
+        let messages: Vec<_> =
+            (0..8).map(|n| Message::filled(from, to, protocol, round * 8 + n, n, 20_000 + n)).collect();
+        sent.extend(messages.clone());
+        world.send_all(&mut [Outbox::new(from, messages)]);
+        world.until("they arrive", |_| log.len() == 8 * round);
+        let kept = std::mem::take(&mut *kept.lock().expect("no panic under this lock"));
+        // Devices may lend pages of their own as well.
+        for (bytes, body) in &kept {
+            assert!(bytes_of(body) == *bytes, "what is kept stays as it came");
+        }
+        assert_eq!(went_straight(&world, Rank(0)), 2 * round as u64, "two places, each kept");
+    }
+    log.check(from, to, &sent);
+}
+
+/// A receiver that dies at any moment of a long message: the send ends with its loss, and its buffer is free.
+pub fn a_receiver_lost_at_any_moment_ends_the_send<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("lost", &log);
+    let steps = world.random.below(200);
+    let buffer = bytes::Bytes::from(vec![7; 40_000]);
+    let fault = posthaste_core::Fault::PeerLost(Rank(1));
+    let args = posthaste_core::engine::SendArgs {
+        target: at(Rank(1)),
+        protocol,
+        cookie: 0,
+        info: &[],
+        relaxed: false,
+    };
+    let sent = world.enter(at(Rank(0)), |scope| {
+        let payload = posthaste_core::Payload::Owned(buffer.clone());
+        scope.send(&args, payload, posthaste_core::engine::Wait::Await).map_err(|(error, _)| error)
+    });
+    let Ok(posthaste_core::engine::Sent::Queued(ticket)) = sent else {
+        panic!("it waits for its place: {sent:?}")
+    };
+    for _ in 0..steps {
+        world.step();
+    }
+    world.kill(Rank(1));
+    match world.outcome(at(Rank(0)), ticket) {
+        Ok(_) => {}
+        Err(other) => assert_eq!(other, fault),
+    }
+    world.until("it is told", |world| !world.errors(Rank(0)).is_empty());
+    world.a_while();
+    assert!(buffer.is_unique(), "the sender's buffer is its own again");
+}
+
+/// A sender that dies at any moment of a long message: the place it had is free for others.
+pub fn a_sender_lost_at_any_moment_gives_the_place_back<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.landing_bytes = 64 << 10);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("again", &log);
+    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
+    let mut outbox = Outbox::new(at(lost), (0..50).map(|_| Message::new(to, protocol, vec![1; 40_000])));
+    for _ in 0..world.random.below(300) {
+        outbox.pump(&world);
+        world.step();
+    }
+    world.kill(lost);
+    world.until("it is told", |world| !world.errors(to).is_empty());
+    let had = log.len();
+    for n in 1..=3 {
+        let message = Message::filled(at(other), at(to), protocol, n, 0, 40_000);
+        world.send_all(&mut [Outbox::new(at(other), [message.clone()])]);
+        world.until("it arrives", |_| log.len() == had + n);
+        assert!(log.of(at(other), at(to))[n - 1].bytes == message.payload);
+    }
+    assert_eq!(went_straight(&world, other), 3, "there is one place, and it is free");
+}

@@ -1,0 +1,17 @@
+//! The faults again, between ranks that reach each other over sockets only.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+const TRANSPORT: support::Transport = support::Transport::Tcp;
+
+#[path = "../faults/collectives.rs"]
+mod collectives;
+#[path = "../faults/futures.rs"]
+mod futures;
+#[path = "../faults/killed.rs"]
+mod killed;
+#[path = "../faults/leaving.rs"]
+mod leaving;
+#[path = "../faults/stopped.rs"]
+mod stopped;

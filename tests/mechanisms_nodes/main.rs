@@ -1,0 +1,27 @@
+//! The mechanisms again, between ranks on two nodes: over shared memory within, over sockets between them.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+const TRANSPORT: support::Transport = support::Transport::Nodes;
+
+#[path = "../mechanisms/calls.rs"]
+mod calls;
+#[path = "../mechanisms/collectives.rs"]
+mod collectives;
+#[path = "../mechanisms/components.rs"]
+mod components;
+#[path = "../mechanisms/contexts.rs"]
+mod contexts;
+#[path = "../mechanisms/errors.rs"]
+mod errors;
+#[path = "../mechanisms/memory.rs"]
+mod memory;
+#[path = "../mechanisms/replay.rs"]
+mod replay;
+#[path = "../mechanisms/sends.rs"]
+mod sends;
+#[path = "../mechanisms/shims.rs"]
+mod shims;
+#[path = "../mechanisms/streams.rs"]
+mod streams;
