@@ -1,4 +1,4 @@
-//! Starts, equips and supervises the ranks of a Posthaste job on one host, and reads in a rank what it was given.
+//! Starts, equips and supervises the ranks of a Posthaste job, and reads in a rank what it was given.
 //!
 //! ```text
 //!  launcher process                                    rank r
@@ -13,6 +13,10 @@
 //! A **doorbell** is a pipe. Its rank holds the only read end, every rank holds the write end; so the kernel itself tells
 //! all peers of a death (`POLLERR` on the write end), provided that nobody else keeps the read end. The launcher
 //! therefore gives up its copy as soon as the rank has it.
+//!
+//! Ranks of one **node** share an arena and ring each other's doorbells. A host is a node, unless [`Launch::nodes`] makes
+//! several of one, and [`Launch::run_on`] takes as many hosts as a list names. Ranks of different nodes find each other
+//! at a [`Rendezvous`], which the launcher serves, or at whatever [`Meeting`] the launcher of somebody else offers.
 //!
 //! ```no_run
 //! use posthaste_launch::Launch;

@@ -17,15 +17,23 @@ use rustix::process::{Pid, Signal, kill_process};
 #[test]
 fn role() {
     let dir = || PathBuf::from(std::env::var("POSTHASTE_TEST_DIR").unwrap());
+    // Not like other processes of a test: nothing but the end of its input may end it.
+    if std::env::var("POSTHASTE_TEST_ROLE").is_ok_and(|role| role == "agent") {
+        std::process::exit(run_agent());
+    }
     match assigned().as_deref() {
         None => return,
-        Some("agent") => std::process::exit(run_agent()),
         // A head in a process of its own: its output and its death are looked at.
         Some("head") => {
             let script = std::env::var("POSTHASTE_TEST_SCRIPT").unwrap();
             let label = std::env::var_os("POSTHASTE_TEST_LABEL").is_some();
             let job = shell(&script).ranks(4).label(label).forward_signals(true);
-            let outcome = job.grace(Duration::from_millis(300)).run_on(&hosts(&dir(), TWO));
+            let mut list = hosts(&dir(), TWO);
+            if std::env::var_os("POSTHASTE_TEST_NEVER").is_some() {
+                let touch = format!("touch {}/asked; exec sleep 100", dir().display());
+                list = list.remote_shell(["/bin/sh", "-c", &touch]);
+            }
+            let outcome = job.grace(Duration::from_millis(300)).run_on(&list);
             let outcome = outcome.unwrap();
             eprintln!("OUTCOME {outcome}");
             std::process::exit(outcome.exit_code());
@@ -270,4 +278,15 @@ fn signals_reach_the_ranks_of_all_hosts() {
         assert_eq!(child.wait().unwrap().code(), Some(code));
         eventually("no rank is left", || !pids.iter().any(|pid| runs(*pid)));
     }
+}
+
+#[test]
+fn a_job_that_has_not_begun_can_be_ended_too() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = head(dir.path(), "exit 0");
+    let mut child = command.env("POSTHASTE_TEST_NEVER", "1").stderr(Stdio::null()).spawn().unwrap();
+    eventually("the remote shells were asked", || dir.path().join("asked").exists());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{assigned, process_of, watchdog};
-use posthaste_launch::{JobId, JobKey, Meeting, MeetingError, Rendezvous, RendezvousClient};
+use posthaste_launch::{
+    Bulletin, JobId, JobKey, Meeting, MeetingError, Notice, Rendezvous, RendezvousClient,
+};
 
 #[test]
 fn role() {
@@ -342,6 +344,46 @@ fn the_server_stays_until_all_have_taken_the_last_answer() {
     });
 }
 
+/// The next news of a bulletin.
+fn news(bulletin: &mut Bulletin) -> Vec<Notice> {
+    let mut heard = Vec::new();
+    common::eventually("there are news", || {
+        heard = bulletin.read().unwrap();
+        !heard.is_empty()
+    });
+    heard
+}
+
+#[test]
+fn after_the_meeting_ranks_hear_who_is_gone() {
+    let _dog = watchdog();
+    let place = serve(4);
+    let mut seats = ranks(&place, &[0, 1, 2, 3], 4, |_, mut seat| {
+        seat.all_gather(b"", within(20_000)).unwrap();
+        seat
+    });
+    let mut zero = seats.remove(0).bulletin().unwrap();
+    let one = seats.remove(0).bulletin().unwrap();
+    let two = seats.remove(0).bulletin().unwrap();
+    assert!(zero.read().unwrap().is_empty());
+    drop(one);
+    assert_eq!(news(&mut zero), [Notice::Ended(1)]);
+    two.leave().unwrap();
+    assert_eq!(news(&mut zero), [Notice::Left(2)]);
+    // Whoever asks later hears of those who went before.
+    let mut three = seats.remove(0);
+    let mut late = three.bulletin().unwrap();
+    assert!(three.bulletin().is_none() && three.all_gather(b"", within(5000)).is_err());
+    let mut heard = news(&mut late);
+    while heard.len() < 2 {
+        heard.extend(news(&mut late));
+    }
+    assert_eq!(heard, [Notice::Ended(1), Notice::Left(2)]);
+    drop(place);
+    assert_eq!((news(&mut zero), news(&mut late)), (vec![Notice::Closed], vec![Notice::Closed]));
+    common::eventually("the connection ends", || zero.read().is_err());
+}
+
 #[test]
 fn garbage_is_dropped_and_ranks_meet_meanwhile() {
     let _dog = watchdog();
@@ -422,7 +464,7 @@ fn a_genuine_rank_gets_in_past_a_thousand_slow_sockets() {
 fn a_session_may_be_cut_at_any_byte() {
     let _dog = watchdog();
     // What each side of a session of one round says: see the lengths in the protocol's description.
-    let (up, down) = (84 + 34 + (18 + 16 + 3) + 34, 49 + (18 + 32) + 2 * (18 + 16 + 3));
+    let (up, down) = (84 + 34 + (18 + 16 + 3) + 34, 49 + (18 + 32) + 18 + 2 * (16 + 3));
     let cases: Vec<(usize, usize)> =
         (0..=up).map(|at| (at, usize::MAX)).chain((0..=down).map(|at| (usize::MAX, at))).collect();
     let next = AtomicUsize::new(0);
@@ -469,8 +511,8 @@ fn cut_session(up_to: usize, down_to: usize, up: usize, down: usize) {
             let error = zero.unwrap_err();
             assert!(matches!(error, MeetingError::Ended { rank: 1, .. }), "{at}: {error}");
         }
-        // Its part was given, so that the other one has all.
-        (_, usize::MAX) => assert!(zero_met, "{at}: {zero:?} {one:?}"),
+        // Its part was given, so that the other one has all, unless it came when the rank was gone.
+        (up_to, usize::MAX) => assert!(zero_met || up_to == part, "{at}: {zero:?} {one:?}"),
         // The cut races with the proof that the rank sends upon the answer.
         (_, down_to) if down_to < 49 + 50 => assert_eq!(zero_met, one_met, "{at}: {zero:?} {one:?}"),
         (_, down_to) => {

@@ -250,13 +250,18 @@ impl Head {
 
     /// Ends all ranks, and their agents if that takes too long.
     fn end(&mut self, signal: Signal) {
-        for (_, link) in self.links.iter_mut().filter(|(_, link)| !link.over) {
+        for (node, link) in self.links.iter_mut().filter(|(_, link)| !link.over) {
             if link.started {
                 link.signal(signal);
-            } else {
-                link.over = true;
-                link.kill();
+                continue;
             }
+            link.over = true;
+            link.kill();
+            // Ranks that were never there cannot tell that they were ended.
+            let rank = self.nodes.iter().position(|other| other == node).unwrap_or_default() as u32;
+            let after = self.began.elapsed();
+            let cause = Cause::Signal(signal.as_raw());
+            self.first_failure.get_or_insert(Failure { rank, pid: None, cause, after });
         }
         self.deadline.get_or_insert_with(|| Instant::now() + self.grace + SLACK);
     }

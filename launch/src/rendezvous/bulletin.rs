@@ -41,6 +41,7 @@ impl Bulletin {
         let until = Instant::now() + PATIENCE;
         connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
         connection.stream.set_nonblocking(true).ok()?;
+        connection.forget_taken();
         Some(Bulletin { connection, input: Vec::new() })
     }
 

@@ -151,7 +151,7 @@ impl Visit<'_> {
             .and_then(|()| read_exact(&stream, &mut answer, until))
             .map_err(|error| Attempt::Again(format!("it does not go on with the handshake ({error})")))?;
         let channel = self.judge(place, initiator, &answer)?;
-        let mut connection = Connection { stream, channel, content: Vec::new() };
+        let mut connection = Connection { stream, channel, content: Vec::new(), taken: 0 };
         let finish = connection.channel.finish().ok_or_else(|| again("the cipher failed"))?;
         let until = self.deadline.min(Instant::now() + STEP);
         let (header, body) = write_all(&connection.stream, &finish, until)
@@ -283,8 +283,9 @@ fn waited(began: Instant) -> u64 {
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     pub(crate) channel: Channel,
-    /// What has come of messages.
+    /// What has come of messages, and how much of it has been taken.
     pub(crate) content: Vec<u8>,
+    taken: usize,
 }
 
 impl Connection {
@@ -296,18 +297,24 @@ impl Connection {
         write_all(&self.stream, &records, until)
     }
 
+    /// Keeps of what has come only what has not been taken.
+    pub(crate) fn forget_taken(&mut self) {
+        self.content.drain(..std::mem::take(&mut self.taken));
+    }
+
     /// The next message.
     fn receive(&mut self, until: Instant) -> io::Result<(Header, Vec<u8>)> {
         let invalid = |what| io::Error::new(ErrorKind::InvalidData, what);
         loop {
-            if let Some((bytes, behind)) = self.content.split_first_chunk::<HEADER>() {
+            if let Some((bytes, behind)) = self.content[self.taken..].split_first_chunk::<HEADER>() {
                 let header = Header::decode(bytes).ok_or_else(|| invalid("a message of no known kind"))?;
                 if let Some(body) = behind.get(..header.length as usize) {
                     let body = body.to_vec();
-                    self.content.drain(..HEADER + body.len());
+                    self.taken += HEADER + body.len();
                     return Ok((header, body));
                 }
             }
+            self.forget_taken();
             let mut length = [0; 2];
             read_exact(&self.stream, &mut length, until)?;
             let length = record_length(length).ok_or_else(|| invalid("a record of an impossible length"))?;

@@ -9,7 +9,7 @@ use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
 use crate::rendezvous::wire::{Failure, HEADER, Header, Kind, MAX_RECORD, message};
 
-/// Sealed bytes that may wait for the socket before more are sealed.
+/// How much is sealed at a time, and then waits for the socket, up to the last message's length.
 const OUTPUT: usize = 64 << 10;
 /// Reads in a row before others get their turn.
 const READS: usize = 16;
@@ -192,41 +192,39 @@ impl Member {
         Ok(())
     }
 
-    /// Seals more if all that was sealed is sent.
+    /// Seals more if all that was sealed is sent. Messages share records: sealing costs by the record.
     fn refill(&mut self) -> bool {
         if self.sent < self.output.len() {
             return true;
         }
         self.output.clear();
         self.sent = 0;
-        while self.output.len() < OUTPUT {
-            let sealed = match self.queue.front_mut() {
-                None => {
-                    // A member that has been given everything keeps no buffer.
-                    if self.output.is_empty() {
-                        self.output = Vec::new();
-                    }
-                    return true;
+        let mut content = Vec::new();
+        while content.len() < OUTPUT {
+            let Some(outgoing) = self.queue.front_mut() else { break };
+            let done = match outgoing {
+                Outgoing::Message(bytes) => {
+                    content.extend_from_slice(bytes);
+                    true
                 }
-                Some(Outgoing::Message(bytes)) => self.channel.seal(bytes, &mut self.output),
-                Some(Outgoing::Round { round, parts, next }) => {
-                    let part = message(Kind::Part, *round, *next as u32, &parts[*next]);
+                Outgoing::Round { round, parts, next } => {
+                    let part = &parts[*next];
+                    let header = Header::new(Kind::Part, *round, *next as u32, part.len());
+                    content.extend_from_slice(&header.encode());
+                    content.extend_from_slice(part);
                     *next += 1;
-                    if *next < parts.len() {
-                        if self.channel.seal(&part, &mut self.output) {
-                            continue;
-                        }
-                        return false;
-                    }
-                    self.channel.seal(&part, &mut self.output)
+                    *next == parts.len()
                 }
             };
-            self.queue.pop_front();
-            if !sealed {
-                return false;
+            if done {
+                self.queue.pop_front();
             }
         }
-        true
+        if content.is_empty() {
+            // A member that has been given everything keeps no buffer.
+            self.output = Vec::new();
+        }
+        self.channel.seal(&content, &mut self.output)
     }
 }
 

@@ -19,6 +19,8 @@ mod member;
 mod noise;
 mod server;
 mod stranger;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::io;
