@@ -278,9 +278,6 @@ impl Scope<'_> {
     #[cold]
     fn system_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         let rank = packet.source.rank;
-        if packet.protocol.0 == wire::PUT && self.state.peer(index).has_to_tell() {
-            return Verdict::Hold;
-        }
         let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
         let understood = match packet.protocol.0 {
             wire::REPLY => {

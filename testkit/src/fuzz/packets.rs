@@ -239,7 +239,10 @@ pub fn packets(data: &[u8]) {
             (0..6, wire::DECLARE) => {
                 declare(u16::from(input.byte() % 8), input.byte() % 4, &[b'a' + input.byte() % 8])
             }
-            (0..6, wire::STREAM_BEGIN) => {
+            (0..6, wire::GET) => u64::from(input.byte()).to_le_bytes().to_vec(),
+            (0..6, wire::CLEAR_TO_SEND) => input.word().to_le_bytes().to_vec(),
+            (0..6, wire::SENT) => Vec::new(),
+            (0..6, wire::STREAM_BEGIN | wire::REQUEST_TO_SEND) => {
                 let (total, of) =
                     (u64::from(input.byte()) * 2, wire::FIRST_USER + u16::from(input.byte() % 8));
                 let of = if of % 8 == 7 { wire::REPLY } else { of };

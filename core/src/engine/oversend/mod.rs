@@ -30,6 +30,9 @@ use std::collections::VecDeque;
 const PART_COST: u64 = 64;
 /// Longest part of a get in bytes.
 const LONGEST_PART: u64 = 1 << 20;
+/// Runs of packets with the same end that are kept until they are acknowledged. What is beyond that is told to have failed:
+/// it takes a peer as many puts of memory that is not there, between others, before it has heard of the first.
+const RUNS: usize = 4096;
 /// Payloads out of shared memory up to this length are copied into the packet rather than into a page of their own.
 const SCRATCH: usize = 2048;
 
@@ -152,11 +155,6 @@ impl Peer {
     /// Whether the peer is owed acknowledgements or answers.
     pub fn owes_over(&self) -> bool {
         self.over.as_ref().is_some_and(|over| !over.handled.is_empty() || !over.answers.is_empty())
-    }
-
-    /// Whether so many acknowledgements are owed that no more can be kept.
-    pub fn has_to_tell(&self) -> bool {
-        self.over.as_ref().is_some_and(|over| over.handled.len() >= 64)
     }
 }
 

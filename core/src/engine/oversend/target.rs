@@ -1,7 +1,7 @@
 //! What peers put to and get from this rank's memory.
 
 use super::super::{Scope, State};
-use super::{Answer, PART_COST, SCRATCH};
+use super::{Answer, PART_COST, RUNS, SCRATCH};
 use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Body, Sources, Stop, Verdict};
 use crate::error::Fault;
@@ -32,8 +32,10 @@ impl Scope<'_> {
         }
         let over = self.state.peer(index).over();
         over.arrived += 1;
+        let runs = over.handled.len();
         match over.handled.back_mut() {
             Some((upto, good)) if *good == memory.is_some() => *upto = over.arrived,
+            Some((upto, good)) if runs == RUNS => (*upto, *good) = (over.arrived, false),
             _ => over.handled.push_back((over.arrived, memory.is_some())),
         }
         self.state.mark_busy(index);
