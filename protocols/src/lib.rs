@@ -9,6 +9,7 @@
 pub mod buffer;
 pub mod codec;
 pub mod counter;
+pub mod datatype;
 pub mod exchange;
 pub mod flush;
 pub mod handler;
@@ -23,6 +24,7 @@ pub mod window;
 
 pub use buffer::Buffer;
 pub use counter::Counter;
+pub use datatype::Datatype;
 pub use exchange::Exchange;
 pub use handler::{ActiveMessage, Fill, First};
 pub use message::{Message, OwnedMessage};
