@@ -10,7 +10,7 @@ mod strided;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use strided::{Blocks, Source, Target};
+pub use strided::{Blocks, Piece, Source, Target};
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -40,6 +40,15 @@ impl Source<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Where it begins, and whether it is shared.
+    #[inline]
+    fn address(&self) -> (*const u8, bool) {
+        match self {
+            Source::Private(bytes) => (bytes.as_ptr(), false),
+            Source::Shared(slice) => (slice.as_ptr().cast_const(), true),
+        }
+    }
 }
 
 impl Target<'_> {
@@ -85,14 +94,7 @@ impl Target<'_> {
         {
             return false;
         }
-        let (to, to_shared) = match self {
-            Target::Private(bytes) => (bytes.as_mut_ptr(), false),
-            Target::Shared(slice) => (slice.as_ptr(), true),
-        };
-        let (from, from_shared) = match source {
-            Source::Private(bytes) => (bytes.as_ptr(), false),
-            Source::Shared(slice) => (slice.as_ptr().cast_const(), true),
-        };
+        let ((to, to_shared), (from, from_shared)) = (self.address(), source.address());
         // SAFETY: every block lies inside of both ranges (checked above), so that the offsets of the first ones are
         // inside, too; a private target is borrowed exclusively, so that it overlaps no source. Which of both is shared
         // is passed on.
@@ -109,6 +111,48 @@ impl Target<'_> {
         }
         true
     }
+
+    /// Copies single blocks from `source`, wherever each of them is; false if one of them is not inside on either side:
+    /// then those before it have been copied.
+    #[inline]
+    pub fn copy_pieces(&mut self, source: &Source<'_>, pieces: &[Piece]) -> bool {
+        let (to_len, from_len) = (self.len() as u64, source.len() as u64);
+        let ((to, to_shared), (from, from_shared)) = (self.address(), source.address());
+        for Piece { target, source, len } in pieces.iter().copied() {
+            // Negative offsets are beyond any memory as well.
+            let (target, source) = (target as u64, source as u64);
+            if len > to_len || target > to_len - len || len > from_len || source > from_len - len {
+                return false;
+            }
+            // SAFETY: the block lies inside of both ranges (just checked); a private target is borrowed exclusively, so
+            // that it overlaps no source. Which of both is shared is passed on.
+            unsafe {
+                let (to, from) = (to.add(target as usize), from.add(source as usize));
+                copy_block(to, from, len as usize, (to_shared, from_shared));
+            }
+        }
+        true
+    }
+
+    /// Where it begins, and whether it is shared.
+    #[inline]
+    fn address(&mut self) -> (*mut u8, bool) {
+        match self {
+            Target::Private(bytes) => (bytes.as_mut_ptr(), false),
+            Target::Shared(slice) => (slice.as_ptr(), true),
+        }
+    }
+}
+
+/// One block of bytes. All in bytes, from the beginning of either memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it goes to.
+    pub target: i64,
+    /// Where it comes from.
+    pub source: i64,
+    /// Length of it.
+    pub len: u64,
 }
 
 /// Equally long blocks at regular distances on both sides. All in bytes, from the beginning of either memory.
@@ -140,6 +184,7 @@ fn inside(first: i64, stride: i64, len: u64, count: u64, limit: usize) -> bool {
 }
 
 /// Blocks by address.
+#[derive(Clone, Copy)]
 pub(super) struct Run {
     pub to: *mut u8,
     pub from: *const u8,
@@ -156,7 +201,7 @@ impl Run {
     #[inline]
     unsafe fn copy(&self, _: bool, _: bool) {
         // SAFETY: as promised by the caller. Assembly may access both kinds of memory.
-        unsafe { super::x86::copy_blocks(self) }
+        unsafe { super::x86::copy_blocks(*self) }
     }
 
     /// # Safety
@@ -167,14 +212,35 @@ impl Run {
             let to = self.to.wrapping_offset(self.to_stride * index);
             let from = self.from.wrapping_offset(self.from_stride * index);
             // SAFETY: the block is one of those that the caller promised to be valid.
-            unsafe {
-                match (to_shared, from_shared) {
-                    (true, true) => super::copy_shared(to, from, self.len),
-                    (true, false) => super::copy_to_shared(to, from, self.len),
-                    (false, true) => super::copy_from_shared(to, from, self.len),
-                    (false, false) => std::ptr::copy_nonoverlapping(from, to, self.len),
-                }
-            }
+            unsafe { copy_block(to, from, self.len, (to_shared, from_shared)) }
+        }
+    }
+}
+
+/// Copies one block; which side is shared is told, target first.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes, and must not overlap unless both are shared.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize, _: (bool, bool)) {
+    // SAFETY: as promised by the caller. Assembly may access both kinds of memory.
+    unsafe { super::x86::copy_block(to, from, len) }
+}
+
+/// Copies one block; which side is shared is told, target first.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes, and must not overlap unless both are shared.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize, shared: (bool, bool)) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match shared {
+            (true, true) => super::copy_shared(to, from, len),
+            (true, false) => super::copy_to_shared(to, from, len),
+            (false, true) => super::copy_from_shared(to, from, len),
+            (false, false) => std::ptr::copy_nonoverlapping(from, to, len),
         }
     }
 }
@@ -287,6 +353,37 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn pieces_are_copied_each_to_its_own_place_and_refused_outside() {
+        let source: Vec<u8> = (0..4000u32).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
+        let mut pieces = Vec::new();
+        let (mut to, mut from) = (3, 3900);
+        for len in (1..70).chain([100]) {
+            from -= len as i64 + 3;
+            pieces.push(Piece { target: to, source: from, len });
+            to += len as i64 + len as i64 % 3;
+        }
+        let mut want = vec![0xee; 4000];
+        for Piece { target, source: from, len } in pieces.iter().copied() {
+            let (target, from, len) = (target as usize, from as usize, len as usize);
+            want[target..target + len].copy_from_slice(&source[from..from + len]);
+        }
+        let mut target = vec![0xee; 4000];
+        assert!(Target::from(&mut target).copy_pieces(&(&source).into(), &pieces));
+        assert!(target == want);
+        let shared = leaked(&vec![0xee; 4000]);
+        assert!(Target::from(shared).copy_pieces(&leaked(&source).into(), &pieces));
+        assert!(shared.to_vec() == want);
+        for (target, source_at, len) in
+            [(-1, 0, 1), (0, -1, 1), (93, 0, 8), (0, 93, 8), (0, 0, 101), (0, 0, u64::MAX), (i64::MIN, 0, 8)]
+        {
+            let mut memory = [0xee; 100];
+            let pieces = [Piece { target, source: source_at, len }];
+            assert!(!Target::from(&mut memory).copy_pieces(&(&source[..100]).into(), &pieces));
+            assert_eq!(memory, [0xee; 100]);
         }
     }
 

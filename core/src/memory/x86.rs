@@ -117,34 +117,42 @@ unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
 /// # Safety
 /// All blocks must be valid, to be written and to be read.
 #[inline]
-pub(super) unsafe fn copy_blocks(run: &Run) {
+pub(super) unsafe fn copy_blocks(run: Run) {
+    macro_rules! of_length {
+        ($($len:literal)*) => {
+            match run.len {
+                8 => blocks_of_words(run),
+                64 if has_wide() => blocks_of_lines(run),
+                $($len => each_block(run, |to, from| short(to, from, $len)),)*
+                ..=64 => blocks_of_any_length(run),
+                len => each_block(run, |to, from| copy(to, from, len)),
+            }
+        };
+    }
     // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
-    unsafe {
-        match run.len {
-            8 => blocks_of_words(run),
-            16 => blocks_of_vectors(run),
-            64 if has_wide() => blocks_of_lines(run),
-            ..=64 => blocks_of_pieces(run),
-            len => each_block(run, |to, from| copy(to, from, len)),
+    unsafe { of_length!(1 2 4 12 16 20 24 28 32 40 48 56) }
+}
+
+/// Calls `block` with the addresses of all blocks.
+#[inline(always)]
+fn each_block(run: Run, mut block: impl FnMut(*mut u8, *const u8)) {
+    // Behind the last block the addresses are not used any more.
+    let Run { mut to, mut from, to_stride, from_stride, count, .. } = run;
+    for _ in 0..count / 4 {
+        for _ in 0..4 {
+            block(to, from);
+            to = to.wrapping_offset(to_stride);
+            from = from.wrapping_offset(from_stride);
         }
     }
-}
-
-/// # Safety
-/// `block` must be sound for the addresses of all blocks.
-#[inline(always)]
-unsafe fn each_block(run: &Run, mut block: impl FnMut(*mut u8, *const u8)) {
-    let (mut to, mut from) = (run.to, run.from);
-    for _ in 0..run.count {
+    for _ in 0..count % 4 {
         block(to, from);
-        // Behind the last block the addresses are not used any more.
-        to = to.wrapping_offset(run.to_stride);
-        from = from.wrapping_offset(run.from_stride);
+        to = to.wrapping_offset(to_stride);
+        from = from.wrapping_offset(from_stride);
     }
 }
 
-/// # Safety
-/// The bytes must be valid, to be written and to be read.
+/// Loads and stores once. Both addresses must be valid for as many bytes as the register has.
 macro_rules! piece {
     ($to:expr, $from:expr, $register:ident, $modifier:literal, $mov:literal) => {
         asm!(
@@ -158,9 +166,40 @@ macro_rules! piece {
     };
 }
 
+/// Copies up to 64 bytes in pieces of 16, 8, 4, 2 and 1 that do not overlap.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline(always)]
+pub(super) unsafe fn short(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: `at` is what has been copied, and each piece is not longer than what is left.
+    unsafe {
+        while at + 16 <= len {
+            piece!(to.add(at), from.add(at), xmm_reg, "", "movdqu");
+            at += 16;
+        }
+        if len & 8 != 0 {
+            piece!(to.add(at), from.add(at), reg, "", "mov");
+            at += 8;
+        }
+        if len & 4 != 0 {
+            piece!(to.add(at), from.add(at), reg, ":e", "mov");
+            at += 4;
+        }
+        if len & 2 != 0 {
+            piece!(to.add(at), from.add(at), reg, ":x", "mov");
+            at += 2;
+        }
+        if len & 1 != 0 {
+            piece!(to.add(at), from.add(at), reg_byte, "", "mov");
+        }
+    }
+}
+
 /// # Safety
 /// All blocks must be valid; they have 8 bytes.
-unsafe fn blocks_of_words(run: &Run) {
+unsafe fn blocks_of_words(run: Run) {
     let (mut to, mut from) = (run.to, run.from);
     let fours = run.count / 4;
     // SAFETY: four blocks at a time, then the rest; each of them is valid as promised by the caller.
@@ -194,24 +233,17 @@ unsafe fn blocks_of_words(run: &Run) {
                 options(nostack)
             );
         }
-        let rest = Run { to, from, count: run.count % 4, ..*run };
-        each_block(&rest, |to, from| piece!(to, from, reg, "", "mov"));
+        let rest = Run { to, from, count: run.count % 4, ..run };
+        each_block(rest, |to, from| piece!(to, from, reg, "", "mov"));
     }
 }
 
 /// # Safety
-/// All blocks must be valid; they have 16 bytes.
-unsafe fn blocks_of_vectors(run: &Run) {
-    // SAFETY: as promised by the caller.
-    unsafe { each_block(run, |to, from| piece!(to, from, xmm_reg, "", "movdqu")) }
-}
-
-/// # Safety
 /// All blocks must be valid; they have 64 bytes. The processor must have AVX-512.
-unsafe fn blocks_of_lines(run: &Run) {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        each_block(run, |to, from| {
+unsafe fn blocks_of_lines(run: Run) {
+    each_block(run, |to, from| {
+        // SAFETY: the block is one of those that the caller promised to be valid.
+        unsafe {
             asm!(
                 "vmovdqu64 zmm16, [{from}]",
                 "vmovdqu64 [{to}], zmm16",
@@ -220,40 +252,31 @@ unsafe fn blocks_of_lines(run: &Run) {
                 out("zmm16") _,
                 options(nostack, preserves_flags)
             );
-        });
-    }
+        }
+    });
 }
 
-/// Blocks of any length, in pieces of 16, 8, 4, 2 and 1 bytes that do not overlap.
+/// # Safety
+/// All blocks must be valid, and have at most 64 bytes.
+unsafe fn blocks_of_any_length(run: Run) {
+    let len = run.len;
+    // SAFETY: the block is one of those that the caller promised to be valid.
+    each_block(run, |to, from| unsafe { short(to, from, len) });
+}
+
+/// Copies one block.
 ///
 /// # Safety
-/// All blocks must be valid.
-unsafe fn blocks_of_pieces(run: &Run) {
-    let len = run.len;
-    // SAFETY: `at` stays below len, and each piece within the block.
+/// Both ranges must be valid for `len` bytes.
+#[inline(always)]
+pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller.
     unsafe {
-        each_block(run, |to, from| {
-            let mut at = 0;
-            while at + 16 <= len {
-                piece!(to.add(at), from.add(at), xmm_reg, "", "movdqu");
-                at += 16;
-            }
-            if len & 8 != 0 {
-                piece!(to.add(at), from.add(at), reg, "", "mov");
-                at += 8;
-            }
-            if len & 4 != 0 {
-                piece!(to.add(at), from.add(at), reg, ":e", "mov");
-                at += 4;
-            }
-            if len & 2 != 0 {
-                piece!(to.add(at), from.add(at), reg, ":x", "mov");
-                at += 2;
-            }
-            if len & 1 != 0 {
-                piece!(to.add(at), from.add(at), reg_byte, "", "mov");
-            }
-        });
+        match len {
+            8 => piece!(to, from, reg, "", "mov"),
+            ..=64 => short(to, from, len),
+            _ => copy(to, from, len),
+        }
     }
 }
 

@@ -33,6 +33,10 @@ pub(super) struct Cursor {
     block: usize,
     /// Bytes of that block that are done.
     within: u64,
+    /// Bytes of an iteration.
+    width: u64,
+    /// Where its block begins, if there is only one.
+    only: Option<i64>,
 }
 
 /// A cursor together with its program.
@@ -42,36 +46,36 @@ pub(super) struct Machine<'p> {
 }
 
 impl Cursor {
-    /// At the first byte of `count` elements, the first of which is at `base`.
-    pub fn new(datatype: &Datatype, base: i64, count: u64) -> Cursor {
+    /// Goes to the first byte of `count` elements, the first of which is at `base`. In place, because a cursor is in
+    /// use at once: to move it would be to wait for what was just written.
+    pub fn start(&mut self, datatype: &Datatype, base: i64, count: u64) {
         let plan = datatype.plan();
         let extent = datatype.extent();
-        let mut cursor =
-            Cursor { frames: Vec::new(), leaf: 0, base, left: count, stride: extent, block: 0, within: 0 };
+        self.frames.clear();
         if datatype.size() == 0 || count == 0 {
-            cursor.left = 0;
-            return cursor;
+            self.left = 0;
+            return;
         }
-        if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..] {
-            let once = &plan.leaves[leaf];
-            let continued = (once.count as i64).checked_mul(once.stride) == Some(extent);
-            let total = once.count.checked_mul(count);
-            match (plan.unrolled, total) {
-                _ if once.count == 1 => cursor.set_leaf(leaf, base + offset, count, extent),
-                (_, Some(total)) if continued => cursor.set_leaf(leaf, base + offset, total, once.stride),
-                _ if count == 1 => cursor.set_leaf(leaf, base + offset, once.count, once.stride),
-                (Some(unrolled), _) if count >= UNROLL_MIN => cursor.set_leaf(unrolled, base, count, extent),
-                _ => cursor.enter(plan, base, count, extent),
-            }
-        } else {
-            cursor.enter(plan, base, count, extent);
+        let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..] else {
+            self.enter(plan, base, count, extent);
+            return;
+        };
+        let once = &plan.leaves[leaf];
+        let continued = (once.count as i64).checked_mul(once.stride) == Some(extent);
+        let total = once.count.checked_mul(count);
+        match (plan.unrolled, total) {
+            _ if once.count == 1 => self.set_leaf(plan, leaf, base + offset, count, extent),
+            (_, Some(total)) if continued => self.set_leaf(plan, leaf, base + offset, total, once.stride),
+            _ if count == 1 => self.set_leaf(plan, leaf, base + offset, once.count, once.stride),
+            (Some(unrolled), _) if count >= UNROLL_MIN => self.set_leaf(plan, unrolled, base, count, extent),
+            _ => self.enter(plan, base, count, extent),
         }
-        cursor
     }
 
     /// At the first of `len` consecutive bytes, which begin at `base`.
     pub fn of_bytes(base: i64, len: u64) -> Cursor {
-        Cursor { frames: Vec::new(), leaf: 0, base, left: len, stride: 1, block: 0, within: 0 }
+        let frames = Vec::new();
+        Cursor { frames, leaf: 0, base, left: len, stride: 1, block: 0, within: 0, width: 1, only: Some(0) }
     }
 
     fn enter(&mut self, plan: &Plan, base: i64, left: u64, stride: i64) {
@@ -79,9 +83,16 @@ impl Cursor {
         self.next_leaf(plan);
     }
 
-    fn set_leaf(&mut self, leaf: usize, base: i64, left: u64, stride: i64) {
+    #[inline]
+    fn set_leaf(&mut self, plan: &Plan, leaf: usize, base: i64, left: u64, stride: i64) {
         (self.leaf, self.base, self.left, self.stride) = (leaf, base, left, stride);
         (self.block, self.within) = (0, 0);
+        let once = &plan.leaves[leaf];
+        self.width = once.width;
+        self.only = match once.blocks[..] {
+            [block] => Some(block.offset),
+            _ => None,
+        };
     }
 
     /// Goes on to the leaf that comes next; no iterations are left at the end.
@@ -102,7 +113,7 @@ impl Cursor {
             match *step {
                 Step::Leaf { leaf, offset } => {
                     let once = &plan.leaves[leaf];
-                    self.set_leaf(leaf, base + offset, once.count, once.stride);
+                    self.set_leaf(plan, leaf, base + offset, once.count, once.stride);
                     return;
                 }
                 Step::Call { routine, offset, count, stride } => {
@@ -135,7 +146,7 @@ impl<'p> Machine<'p> {
     /// Bytes of an iteration.
     #[inline]
     pub fn width(&self) -> u64 {
-        self.plan.leaves[self.at.leaf].width
+        self.at.width
     }
 
     /// Iterations left, with this one.
@@ -163,42 +174,59 @@ impl<'p> Machine<'p> {
     /// The next byte, and how many bytes from it on are consecutive.
     #[inline]
     pub fn chunk(&self) -> (i64, u64) {
-        let blocks = self.blocks();
-        let block = blocks[self.at.block];
-        let first = self.at.base + block.offset + self.at.within as i64;
-        let iterations = if self.is_flat() { self.at.left } else { 1 };
-        (first, block.len * iterations - self.at.within)
+        let (first, len) = match self.at.only {
+            Some(offset) => {
+                (offset, if self.is_flat() { self.at.width * self.at.left } else { self.at.width })
+            }
+            None => {
+                let block = self.blocks()[self.at.block];
+                (block.offset, block.len)
+            }
+        };
+        (self.at.base + first + self.at.within as i64, len - self.at.within)
     }
 
     /// Whether the iterations of the leaf are one run of bytes.
     #[inline]
     pub fn is_flat(&self) -> bool {
-        let blocks = self.blocks();
-        blocks.len() == 1 && (self.at.stride == blocks[0].len as i64 || self.at.left == 1)
+        self.at.only.is_some() && (self.at.stride == self.at.width as i64 || self.at.left == 1)
     }
 
     /// Passes over bytes, no more than [`chunk`](Self::chunk) tells.
     #[inline]
     pub fn pass(&mut self, bytes: u64) {
-        let blocks = self.blocks();
-        let at = &mut *self.at;
-        at.within += bytes;
-        let len = blocks[at.block].len;
-        if at.within < len {
+        self.at.within += bytes;
+        let Cursor { within, width, left, .. } = *self.at;
+        if self.at.only.is_some() {
+            if within < width {
+                return;
+            }
+            // Mostly all of it; a division takes its time.
+            let iterations = if within == width * left { left } else { within / width };
+            self.at.within = within - iterations * width;
+            self.pass_iterations(iterations);
             return;
         }
-        if blocks.len() == 1 {
-            let iterations = at.within / len;
-            at.within -= iterations * len;
-            self.pass_iterations(iterations);
-        } else {
-            at.within = 0;
-            at.block += 1;
-            if at.block == blocks.len() {
-                at.block = 0;
-                self.pass_iterations(1);
-            }
+        let blocks = self.blocks();
+        if within == blocks[self.at.block].len {
+            self.settle(self.at.block + 1, 0);
         }
+    }
+
+    /// Goes on to a place in the iteration, or to the next one if there is no such block.
+    #[inline]
+    pub fn settle(&mut self, block: usize, within: u64) {
+        (self.at.block, self.at.within) = (block, within);
+        if block == self.blocks().len() {
+            (self.at.block, self.at.within) = (0, 0);
+            self.pass_iterations(1);
+        }
+    }
+
+    /// Which block of an iteration is next, if iterations have several.
+    #[inline]
+    pub fn block(&self) -> Option<usize> {
+        if self.at.only.is_some() { None } else { Some(self.at.block) }
     }
 
     /// Passes over iterations, no more than are left.

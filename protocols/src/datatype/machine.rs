@@ -41,7 +41,8 @@ impl Machine {
     pub fn new(layout: &Layout<'_>) -> Result<Machine, TransferError> {
         let Layout { datatype, count, base } = *layout;
         let remaining = layout.check(Side::Source, i64::MAX as u64)?;
-        let cursor = layout.cursor();
+        let mut cursor = Cursor::of_bytes(0, 0);
+        layout.start(&mut cursor);
         Ok(Machine { datatype: datatype.clone(), count, base, cursor, remaining })
     }
 

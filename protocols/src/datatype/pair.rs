@@ -6,7 +6,7 @@
 
 use super::body::Block;
 use super::cursor::Machine;
-use posthaste_core::memory::Blocks;
+use posthaste_core::memory::{Blocks, Piece};
 
 /// Most pieces into which an iteration of two leaves is divided.
 const PIECES_MAX: usize = 32;
@@ -23,6 +23,14 @@ pub(super) trait Mover {
     type Error;
     /// Copies blocks; all of them lie in the bounds that were checked.
     fn copy(&mut self, blocks: &Blocks) -> Result<(), Self::Error>;
+
+    /// Copies single blocks.
+    fn copy_pieces(&mut self, pieces: &[Piece]) -> Result<(), Self::Error> {
+        for Piece { target, source, len } in pieces.iter().copied() {
+            self.copy(&Blocks { target, target_stride: 0, source, source_stride: 0, len, count: 1 })?;
+        }
+        Ok(())
+    }
 }
 
 /// Copies `bytes` from where one machine is to where the other is; both have as many left at least.
@@ -75,19 +83,8 @@ fn step<M: Mover>(
             return both.copy(target, source, mover);
         }
     }
-    if scattered.max(gathered) == 0 {
-        let len = to_rest.min(from_rest).min(bytes);
-        mover.copy(&Blocks {
-            target: to,
-            target_stride: 0,
-            source: from,
-            source_stride: 0,
-            len,
-            count: 1,
-        })?;
-        target.pass(len);
-        source.pass(len);
-        return Ok(len);
+    if scattered.max(gathered) <= 1 {
+        return single(target, source, bytes, mover);
     }
     if scattered >= gathered {
         let (base, stride, width) = (target.base(), target.stride(), to_width as i64);
@@ -121,6 +118,83 @@ fn step<M: Mover>(
     Ok(gathered * from_width)
 }
 
+/// Copies what is contiguous on both sides, up to the end of an iteration of either, where there is no regularity.
+fn single<M: Mover>(
+    target: &mut Machine<'_>,
+    source: &mut Machine<'_>,
+    bytes: u64,
+    mover: &mut M,
+) -> Result<u64, M::Error> {
+    let mut pieces = [Piece::default(); PIECES_MAX];
+    let (mut to, mut from) = (Chunks::new(target), Chunks::new(source));
+    let (mut used, mut done) = (0, 0);
+    loop {
+        let len = to.rest.min(from.rest).min(bytes - done);
+        pieces[used] = Piece { target: to.place, source: from.place, len };
+        used += 1;
+        done += len;
+        let ended = to.pass(len) | from.pass(len) | (done == bytes);
+        if ended || used == PIECES_MAX {
+            mover.copy_pieces(&pieces[..used])?;
+            used = 0;
+        }
+        if ended {
+            to.settle(target, done);
+            from.settle(source, done);
+            return Ok(done);
+        }
+    }
+}
+
+/// The chunks of an iteration that are left.
+struct Chunks<'p> {
+    blocks: &'p [Block],
+    base: i64,
+    /// Of the current chunk; none if it is the only one.
+    block: Option<usize>,
+    place: i64,
+    rest: u64,
+}
+
+impl<'p> Chunks<'p> {
+    #[inline]
+    fn new(machine: &Machine<'p>) -> Self {
+        let (place, rest) = machine.chunk();
+        Chunks { blocks: machine.blocks(), base: machine.base(), block: machine.block(), place, rest }
+    }
+
+    /// Passes over bytes of the chunk; tells whether it was the last one.
+    #[inline]
+    fn pass(&mut self, bytes: u64) -> bool {
+        self.place += bytes as i64;
+        self.rest -= bytes;
+        if self.rest > 0 {
+            return false;
+        }
+        let Some(block) = &mut self.block else { return true };
+        *block += 1;
+        match self.blocks.get(*block) {
+            Some(next) => {
+                (self.place, self.rest) = (self.base + next.offset, next.len);
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// Brings the machine to where this is, so many bytes on.
+    #[inline]
+    fn settle(&self, machine: &mut Machine<'_>, bytes: u64) {
+        match self.block {
+            None => machine.pass(bytes),
+            Some(block) => {
+                let within = self.blocks.get(block).map_or(0, |current| current.len - self.rest);
+                machine.settle(block, within);
+            }
+        }
+    }
+}
+
 /// Calls `copy` for each block and for as many iterations as possible: with the block, the iterations done before, the
 /// bytes of the iteration before the block, and the number of iterations.
 #[inline]
@@ -146,14 +220,6 @@ fn tiled<M: Mover>(
         done += count;
     }
     Ok(())
-}
-
-/// A part of an iteration that is contiguous on both sides.
-#[derive(Clone, Copy, Default)]
-struct Piece {
-    to: i64,
-    from: i64,
-    len: u64,
 }
 
 /// Two leaves whose iterations, so many of the one and so many of the other, have the same number of bytes.
@@ -194,7 +260,7 @@ impl Both {
         let mut left = self.bytes;
         while left > 0 {
             let len = to.rest().min(from.rest());
-            self.pieces[self.used] = Piece { to: to.place(), from: from.place(), len };
+            self.pieces[self.used] = Piece { target: to.place(), source: from.place(), len };
             self.used += 1;
             to.pass(len);
             from.pass(len);
@@ -220,9 +286,9 @@ impl Both {
             let count = tile.min(self.count - done);
             for piece in &self.pieces[..self.used] {
                 mover.copy(&Blocks {
-                    target: piece.to + done as i64 * target_stride,
+                    target: piece.target + done as i64 * target_stride,
                     target_stride,
-                    source: piece.from + done as i64 * source_stride,
+                    source: piece.source + done as i64 * source_stride,
                     source_stride,
                     len: piece.len,
                     count,

@@ -52,6 +52,38 @@ pub(super) struct Plan {
     pub main: usize,
     /// An element as a leaf of one iteration, if it is a small one of several.
     pub unrolled: Option<usize>,
+    /// An element as equal blocks at equal distances, if it is that.
+    pub regular: Option<Regular>,
+}
+
+/// Equal blocks at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regular {
+    /// Where the first one begins.
+    pub first: i64,
+    /// Of a block.
+    pub len: u64,
+    pub count: u64,
+    pub stride: i64,
+}
+
+impl Regular {
+    /// So many of them, one extent apart, if that is regular as well.
+    #[inline]
+    pub fn repeat(self, count: u64, extent: i64) -> Option<Regular> {
+        let all = match self.count {
+            _ if count == 1 => self,
+            1 => Regular { count, stride: extent, ..self },
+            own if (own as i64).checked_mul(self.stride) == Some(extent) => {
+                Regular { count: own.checked_mul(count)?, ..self }
+            }
+            _ => return None,
+        };
+        if all.stride == all.len as i64 {
+            return Some(Regular { len: all.len.checked_mul(all.count)?, count: 1, ..all });
+        }
+        Some(all)
+    }
 }
 
 /// The plan of single bytes: a contiguous buffer is so many of them, one behind the other.
@@ -60,12 +92,21 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
     routines: vec![vec![Step::Leaf { leaf: 0, offset: 0 }]],
     main: 0,
     unrolled: None,
+    regular: None,
 });
 
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
-        let mut plan = Plan { leaves: Vec::new(), routines: Vec::new(), main: 0, unrolled: None };
+        let (leaves, routines) = (Vec::new(), Vec::new());
+        let mut plan = Plan { leaves, routines, main: 0, unrolled: None, regular: None };
         plan.main = plan.lower(body, &mut HashMap::new());
+        if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
+            && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
+            && let [block] = blocks[..]
+        {
+            let first = offset + block.offset;
+            plan.regular = Some(Regular { first, len: block.len, count: *count, stride: *stride });
+        }
         if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
             && plan.leaves[leaf].count > 1
             && plan.leaves[leaf].blocks_in_all() <= UNROLL_MAX

@@ -4,9 +4,10 @@ use super::cursor::{Cursor, Machine};
 use super::error::{Side, TransferError};
 use super::heuristic::{Method, Thresholds};
 use super::pair::{self, Mover};
+use super::plan::Regular;
 use super::signature::Signature;
 use super::{Datatype, Source, Target};
-use posthaste_core::memory::Blocks;
+use posthaste_core::memory::{Blocks, Piece};
 
 /// So many elements of a datatype in a memory, the first of which is at an offset.
 #[derive(Clone, Copy, Debug)]
@@ -78,9 +79,10 @@ impl<'d> Layout<'d> {
         }
     }
 
-    pub(super) fn cursor(&self) -> Cursor {
+    /// Brings a cursor to the first byte.
+    pub(super) fn start(&self, cursor: &mut Cursor) {
         // Checked before: a base beyond that would be outside of any memory.
-        Cursor::new(self.datatype, self.base as i64, self.count)
+        cursor.start(self.datatype, self.base as i64, self.count);
     }
 }
 
@@ -90,14 +92,22 @@ pub(super) struct Direct<'t, 's> {
     pub source: Source<'s>,
 }
 
+/// A block is not in the bounds that were checked, which cannot be.
+#[derive(Debug)]
+pub(super) struct OutOfBounds;
+
 impl Mover for Direct<'_, '_> {
     const IN_ORDER: bool = false;
-    /// A block that is not in the bounds that were checked.
-    type Error = Blocks;
+    type Error = OutOfBounds;
 
     #[inline]
-    fn copy(&mut self, blocks: &Blocks) -> Result<(), Blocks> {
-        if self.target.copy_blocks(&self.source, blocks) { Ok(()) } else { Err(*blocks) }
+    fn copy(&mut self, blocks: &Blocks) -> Result<(), OutOfBounds> {
+        if self.target.copy_blocks(&self.source, blocks) { Ok(()) } else { Err(OutOfBounds) }
+    }
+
+    #[inline]
+    fn copy_pieces(&mut self, pieces: &[Piece]) -> Result<(), OutOfBounds> {
+        if self.target.copy_pieces(&self.source, pieces) { Ok(()) } else { Err(OutOfBounds) }
     }
 }
 
@@ -138,10 +148,35 @@ pub fn redistribute<'t, 's>(
     source: impl Into<Source<'s>>,
     from: &Layout<'_>,
 ) -> Result<u64, TransferError> {
-    let (target, source) = (target.into(), source.into());
+    let (mut target, source) = (target.into(), source.into());
+    if let Some(blocks) = at_once(to, from)
+        && to.matches(from)
+        && target.copy_blocks(&source, &blocks)
+    {
+        return Ok(blocks.len * blocks.count);
+    }
     let bytes = checked((to, target.len() as u64), (from, source.len() as u64))?;
     direct(target, to, source, from, bytes)?;
     Ok(bytes)
+}
+
+/// All of a transfer as one loop over blocks, if it is that, and provided that both layouts have as many bytes.
+#[inline]
+fn at_once(to: &Layout<'_>, from: &Layout<'_>) -> Option<Blocks> {
+    let regular = |layout: &Layout<'_>| {
+        let element = layout.datatype.plan().regular?.repeat(layout.count, layout.datatype.extent())?;
+        let first = element.first.checked_add(i64::try_from(layout.base).ok()?)?;
+        Some(Regular { first, ..element })
+    };
+    let (to, from) = (regular(to)?, regular(from)?);
+    // A single block is as good as several without a gap.
+    let (len, count, target_stride, source_stride) = match (to.count, from.count) {
+        _ if to.len == from.len => (to.len, to.count, to.stride, from.stride),
+        (1, _) => (from.len, from.count, from.len as i64, from.stride),
+        (_, 1) => (to.len, to.count, to.stride, to.len as i64),
+        _ => return None,
+    };
+    Some(Blocks { target: to.first, target_stride, source: from.first, source_stride, len, count })
 }
 
 fn direct(
@@ -153,7 +188,9 @@ fn direct(
 ) -> Result<(), TransferError> {
     let (to_len, (low, high)) = (target.len() as u64, to.span());
     let mut mover = Direct { target, source };
-    let (mut to_cursor, mut from_cursor) = (to.cursor(), from.cursor());
+    let (mut to_cursor, mut from_cursor) = (Cursor::of_bytes(0, 0), Cursor::of_bytes(0, 0));
+    to.start(&mut to_cursor);
+    from.start(&mut from_cursor);
     let mut master = Machine { plan: from.datatype.plan(), at: &mut from_cursor };
     let mut worker = Machine { plan: to.datatype.plan(), at: &mut to_cursor };
     // The bounds of both programs were checked, so that no copy is refused.

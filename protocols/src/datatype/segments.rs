@@ -1,6 +1,6 @@
 //! Memory of a peer that is attached a segment at a time (G04).
 
-use super::cursor::Machine;
+use super::cursor::{Cursor, Machine};
 use super::error::{ProgramError, TransferError};
 use super::pair::{self, Mover};
 use super::redistribute::{Layout, checked};
@@ -148,7 +148,9 @@ fn transfer<S: Segments>(
     bytes: u64,
     mover: &mut Segmented<'_, S>,
 ) -> Result<u64, TransferError> {
-    let (mut to_cursor, mut from_cursor) = (to.cursor(), from.cursor());
+    let (mut to_cursor, mut from_cursor) = (Cursor::of_bytes(0, 0), Cursor::of_bytes(0, 0));
+    to.start(&mut to_cursor);
+    from.start(&mut from_cursor);
     let mut target = Machine { plan: to.datatype.plan(), at: &mut to_cursor };
     let mut source = Machine { plan: from.datatype.plan(), at: &mut from_cursor };
     pair::run(&mut target, &mut source, bytes, mover)?;
