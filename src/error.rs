@@ -52,6 +52,83 @@ pub enum JoinError {
         /// How many.
         number: u32,
     },
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Meeting(#[from] posthaste_launch::MeetingError),
+    /// The launcher that started this process could not be understood or reached.
+    #[error(transparent)]
+    Launcher(#[from] posthaste_launch::ForeignError),
+    /// The ranks meet over the network, and nothing proves that they belong together.
+    #[error(
+        "the ranks that {launcher} started meet over the network and need a secret in common: write 64 hexadecimal \
+         digits to a file of mode 0600 (`openssl rand -hex 32`) and name it in POSTHASTE_KEY_FILE on every rank"
+    )]
+    NoKey {
+        /// The launcher.
+        launcher: &'static str,
+    },
+    /// An address to listen on could not be found.
+    #[error("cannot listen on {wanted}: {problem}")]
+    Interface {
+        /// What was asked for, or what should be reached.
+        wanted: String,
+        /// What was seen, and what to do.
+        problem: String,
+    },
+    /// Ranks are on several nodes and may use shared memory only.
+    #[error(
+        "POSTHASTE_DEVICE=shm, but not all ranks share this rank's memory: unset it, or start all ranks on one host"
+    )]
+    Unreachable,
+    /// Sockets are to be used, but nobody tells the ranks of each other.
+    #[error(
+        "the ranks are to talk over sockets, but POSTHASTE_RENDEZVOUS is not set: start them with `posthaste run`"
+    )]
+    NoRendezvous,
+    /// Another rank said something that is not understood.
+    #[error(
+        "rank {rank} did not say {what} in a way that this version understands: all ranks need the same version"
+    )]
+    Stranger {
+        /// Which rank.
+        rank: u32,
+        /// What it should have said.
+        what: &'static str,
+    },
+    /// Another rank runs another version.
+    #[error(
+        "rank {rank} joins by version {said} of the protocol, this rank by {own}: build both from one source"
+    )]
+    Version {
+        /// Which rank.
+        rank: u32,
+        /// Its version.
+        said: u32,
+        /// This rank's version.
+        own: u32,
+    },
+    /// Another rank wants another number of clients or contexts.
+    #[error(
+        "rank {rank} has {} client(s) of {} context(s), this rank {} of {}: all ranks of a job have the same",
+        said.clients, said.contexts, own.clients, own.contexts
+    )]
+    Disagree {
+        /// Which rank.
+        rank: u32,
+        /// What it said.
+        said: posthaste_core::JobShape,
+        /// What this rank has.
+        own: posthaste_core::JobShape,
+    },
+    /// The operating system refused something.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// A protocol of the library's own could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),

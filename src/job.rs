@@ -1,58 +1,24 @@
 //! A job as its ranks see it.
 
 use crate::error::{Error, JoinError};
+use crate::place::Place;
 use bytes::Bytes;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
-    Caps, Client, ClientId, Context, ContextId, DeviceError, Fault, Handle, JobShape, Messager, Rank,
-    RegisterError, Scope, Stats, Sysdep,
+    Caps, Client, ClientId, Context, ContextId, Fault, Handle, JobShape, Messager, Rank, RegisterError,
+    Scope, Stats,
 };
-use posthaste_launch::Settings;
 use posthaste_protocols::{
     ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage,
     Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush,
     handler, pattern, service, stream,
 };
-use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// The sizes of a job's arena.
-pub(crate) fn sizes_of(settings: &Settings, shape: JobShape) -> Sizes {
-    let default = Sizes::default();
-    // The address space has 47 bits; half of it is plenty for all segments together.
-    let fair = (1u64 << 46) / u64::from(shape.ranks.max(1));
-    Sizes {
-        lane: settings.lane_bytes as u64,
-        pool: default.pool,
-        segment: settings.segment.unwrap_or(default.segment.min(fair)),
-    }
-}
-
-pub(crate) fn layout_of(shape: JobShape, sizes: Sizes) -> Result<Layout, LayoutError> {
-    Layout::new(shape, sizes)
-}
-
-pub(crate) fn host_of(
-    resources: HostResources,
-    sizes: Sizes,
-    sysdep: Arc<dyn Sysdep>,
-) -> Result<Arc<Host>, DeviceError> {
-    Host::new(resources, sizes, sysdep)
-}
-
-struct Process {
-    host: Arc<Host>,
-    sysdep: Arc<dyn Sysdep>,
-    settings: Settings,
-    /// A bit per client that was handed out.
-    clients: AtomicU32,
-}
 
 /// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
 /// [`leave`](Job::leave) does, and so does the end of the process.
@@ -72,7 +38,7 @@ struct Process {
 /// ```
 #[derive(Clone)]
 pub struct Job {
-    process: Arc<Process>,
+    place: Arc<Place>,
     client: Arc<Client>,
     exchange: Exchange,
     handle: Handle,
@@ -85,28 +51,21 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    pub(crate) async fn open(
-        host: Arc<Host>,
-        sysdep: Arc<dyn Sysdep>,
-        settings: Settings,
-    ) -> Result<Job, JoinError> {
-        let process = Arc::new(Process { host, sysdep, settings, clients: AtomicU32::new(0) });
-        Job::with_client(process, ClientId(0)).await
+    pub(crate) async fn open(place: Place) -> Result<Job, JoinError> {
+        Job::with_client(Arc::new(place), ClientId(0)).await
     }
 
-    async fn with_client(process: Arc<Process>, id: ClientId) -> Result<Job, JoinError> {
-        let clients = process.sysdep.personality().shape.clients;
-        let bit = 1u32.checked_shl(u32::from(id.0)).filter(|_| id.0 < clients);
-        let taken = bit.is_none_or(|bit| process.clients.fetch_or(bit, Ordering::AcqRel) & bit != 0);
-        if taken {
-            return Err(JoinError::Client { wanted: id.0, clients });
-        }
-        let settings = &process.settings;
+    async fn with_client(place: Arc<Place>, id: ClientId) -> Result<Job, JoinError> {
+        let settings = &place.settings;
         let client = Client::new(ClientParts {
             id,
-            device: process.host.device(id),
-            sysdep: process.sysdep.clone(),
-            config: EngineConfig { credits: settings.credits, ..EngineConfig::default() },
+            devices: place.take_client(id)?,
+            sysdep: place.sysdep.clone(),
+            config: EngineConfig {
+                credits: settings.credits,
+                oversend: settings.oversend,
+                ..EngineConfig::default()
+            },
             spin: settings.spin,
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;
@@ -114,7 +73,7 @@ impl Job {
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { process, client: Arc::new(client), exchange, handle })
+        Ok(Job { place, client: Arc::new(client), exchange, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -123,7 +82,7 @@ impl Job {
     /// # Errors
     /// If there is no such client or it was handed out before.
     pub async fn client(&self, number: u16) -> Result<Job, Error> {
-        Ok(Job::with_client(self.process.clone(), ClientId(number)).await?)
+        Ok(Job::with_client(self.place.clone(), ClientId(number)).await?)
     }
 
     /// This rank.
@@ -193,10 +152,16 @@ impl Job {
         &self.client
     }
 
-    /// What the device can do.
+    /// What can be done with every rank.
     #[must_use]
     pub fn caps(&self) -> Caps {
-        self.client.devices().first().map_or(Caps::send_only("none", 0), |device| *device.caps())
+        *self.client.caps().common()
+    }
+
+    /// What can be done with that rank: that of the device which reaches it.
+    #[must_use]
+    pub fn caps_of(&self, rank: Rank) -> Caps {
+        *self.client.caps().of(rank)
     }
 
     /// What context 0 has done so far.
@@ -606,6 +571,11 @@ impl Job {
             tokio::task::yield_now().await;
         }
         self.client.close().await;
+        if let Some(meeting) = self.place.end_meeting() {
+            // It may wait for the launcher.
+            let ended = tokio::task::spawn_blocking(move || drop(meeting)).await;
+            ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
+        }
         Ok(())
     }
 }

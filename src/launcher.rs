@@ -1,7 +1,7 @@
 //! Starting ranks from a program: what `join_or_local`, the command line and tests stand on.
 
 use crate::error::JoinError;
-use crate::job::{layout_of, sizes_of};
+use crate::place::{layout_of, sizes_of};
 use posthaste_core::JobShape;
 pub use posthaste_launch::{
     Cause, Failure, JobOutcome, Launch, LaunchError, Output, RankEnd, RunningJob, Settings, Signal,

@@ -20,6 +20,7 @@ mod error;
 mod job;
 mod join;
 pub mod launcher;
+mod place;
 
 pub use bytes::Bytes;
 pub use error::{Error, JoinError, Result};

@@ -18,6 +18,12 @@ pub struct Args {
     /// Clients of each rank.
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = value_parser!(u16).range(1..=32))]
     clients: u16,
+    /// Spread the ranks over so many nodes, which share no memory, as if they were hosts.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u32).range(1..=4096))]
+    nodes: u32,
+    /// How ranks reach each other: `auto` is over shared memory on one node and over sockets else.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     /// Pin each rank to one core.
     #[arg(long)]
     bind: bool,
@@ -32,6 +38,28 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// How ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// Over shared memory on one node, over sockets else.
+    Auto,
+    /// Over shared memory only.
+    Shm,
+    /// Over sockets only.
+    Tcp,
+}
+
+impl Device {
+    /// The value of `POSTHASTE_DEVICE`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
 /// Exit code for what the caller has to correct.
 const USAGE: i32 = 2;
 
@@ -39,12 +67,24 @@ const USAGE: i32 = 2;
 /// for a program that cannot be run, 127 for one that is not there.
 pub fn main(args: &Args) -> i32 {
     let Some((program, arguments)) = args.command.split_first() else { return USAGE };
+    if args.device == Some(Device::Shm) && args.nodes > 1 {
+        eprintln!(
+            "posthaste: --device shm reaches no rank of another node, and --nodes {} makes several: leave one of the two out",
+            args.nodes
+        );
+        return USAGE;
+    }
     let launch = prepare(Launch::program(program), args.ranks, args.clients, args.contexts);
     let launch = match launch {
         Ok(launch) => launch,
         Err(error) => return fail(&error, USAGE),
     };
+    let launch = match args.device {
+        Some(device) => launch.env("POSTHASTE_DEVICE", device.name()).tcp(device == Device::Tcp),
+        None => launch,
+    };
     let launch = launch
+        .nodes(args.nodes)
         .args(arguments)
         .bind(args.bind)
         .label(args.label)

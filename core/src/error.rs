@@ -66,6 +66,9 @@ pub enum Fault {
     /// Memory for the operation could not be had.
     #[error("out of memory: {0}")]
     OutOfMemory(&'static str),
+    /// A put or a get of memory that the target does not have.
+    #[error("peer {0} has no such memory: it was freed, or the key is not one that the peer told")]
+    NoSuchMemory(Rank),
     /// Two ranks called different collective operations where both should have called the same.
     #[error(
         "collective calls do not match: rank {} called {} where rank {} called {}",
@@ -91,7 +94,8 @@ impl Fault {
             | Fault::SchemaMismatch(rank)
             | Fault::RemotePanicked(rank)
             | Fault::Busy(rank)
-            | Fault::Undecodable(rank) => Some(rank),
+            | Fault::Undecodable(rank)
+            | Fault::NoSuchMemory(rank) => Some(rank),
             _ => None,
         }
     }

@@ -37,6 +37,14 @@ impl Heap {
         Some((offset, len))
     }
 
+    /// Whether all of the range is taken.
+    #[must_use]
+    pub fn holds(&self, offset: u64, len: u64) -> bool {
+        let Some(end) = offset.checked_add(len).filter(|end| *end <= self.size) else { return false };
+        let at = self.free.partition_point(|&(start, room)| start + room <= offset);
+        len == 0 || self.free.get(at).is_none_or(|&(start, _)| start >= end)
+    }
+
     /// Gives a range back that [`take`](Self::take) returned.
     pub fn give_back(&mut self, offset: u64, len: u64) {
         let at = self.free.partition_point(|&(other, _)| other < offset);
@@ -65,12 +73,16 @@ mod tests {
                 if let Some(range) = heap.take((seed >> 40) % (9 * GRANULE)) {
                     assert!(taken.iter().all(|t| range.0 + range.1 <= t.0 || t.0 + t.1 <= range.0));
                     taken.push(range);
+                    assert!(heap.holds(range.0, range.1) && heap.holds(range.0 + 1, range.1 - 1));
                 }
             } else {
                 let range = taken.swap_remove((seed >> 33) as usize % taken.len());
                 heap.give_back(range.0, range.1);
+                assert!(!heap.holds(range.0, range.1) && !heap.holds(range.0 + range.1 - 1, 1));
+                assert!(!heap.holds(range.0.saturating_sub(1), 2) && heap.holds(range.0, 0));
             }
         }
+        assert!(!heap.holds(64 * GRANULE, 1) && !heap.holds(u64::MAX, 2));
         for range in taken {
             heap.give_back(range.0, range.1);
         }

@@ -20,6 +20,7 @@ pub mod messager;
 pub mod protocol;
 #[cfg(unix)]
 pub mod reactor;
+pub mod route;
 pub mod slot;
 pub mod stats;
 pub mod sync;

@@ -6,6 +6,7 @@ use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
+use crate::route::{RouteCaps, Routes};
 use crate::sync::{Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
@@ -53,8 +54,8 @@ pub trait Messager: Send + Sync {
 pub struct ClientParts {
     /// Which client of the process.
     pub id: ClientId,
-    /// The device that carries its traffic.
-    pub device: Arc<dyn Device>,
+    /// The devices that carry its traffic; each rank is reached through the cheapest that can.
+    pub devices: Vec<Arc<dyn Device>>,
     /// The kernel.
     pub sysdep: Arc<dyn Sysdep>,
     /// Settings of the engines.
@@ -74,7 +75,8 @@ impl std::fmt::Debug for ClientParts {
 /// The messager over one device per peer.
 pub struct Client {
     id: ClientId,
-    devices: Vec<Arc<dyn Device>>,
+    routes: Routes,
+    caps: RouteCaps,
     sysdep: Arc<dyn Sysdep>,
     registry: crate::sync::Arc<Registry>,
     gates: crate::sync::Arc<Gates>,
@@ -96,9 +98,9 @@ impl Client {
     /// Makes the contexts; no driver runs yet.
     ///
     /// # Errors
-    /// If the device cannot make its ports.
+    /// If no device reaches a rank, or one cannot make its ports.
     pub fn new(parts: ClientParts) -> Result<Client, DeviceError> {
-        let ClientParts { id, device, sysdep, config, spin, driver_thread } = parts;
+        let ClientParts { id, devices, sysdep, config, spin, driver_thread } = parts;
         let personality = sysdep.personality();
         let shape = personality.shape;
         let spin = match spin {
@@ -109,6 +111,8 @@ impl Client {
             }
             None => Spin::Yield,
         };
+        let routes = Routes::new(devices, shape.ranks)?;
+        let caps = routes.caps();
         let registry = crate::sync::Arc::new(Registry::default());
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
@@ -118,14 +122,19 @@ impl Client {
             let me = Endpoint::new(personality.rank, context);
             let told = errors.clone();
             let (engine, slots) = Engine::new(
-                device.port(context)?,
+                routes.port(context, shape)?,
                 EngineParts {
                     me,
                     shape,
-                    caps: *device.caps(),
+                    caps: caps.clone(),
                     config,
                     registry: registry.clone(),
                     gates: gates.clone(),
+                    home: {
+                        // Devices know whom to tell of their peers, and so the contexts: this must not close the ring.
+                        let device = routes.device_for(me.rank).map(Arc::downgrade);
+                        Arc::new(move |offset, len| device.as_ref()?.upgrade()?.map(me.rank, offset, len))
+                    },
                     errors: Some(crate::sync::Arc::new(move |fault| {
                         let handler = lock(&told).clone();
                         if let Some(handler) = handler {
@@ -135,10 +144,10 @@ impl Client {
                     now: sysdep.now().as_millis() as u64,
                 },
             );
-            let shared = Shared::new(engine, slots, me, device.doorbell(context), sysdep.clone(), spin);
+            let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
             contexts.push(Handle::new(shared));
         }
-        Ok(Client { id, devices: vec![device], sysdep, registry, gates, contexts, errors, driver_thread })
+        Ok(Client { id, routes, caps, sysdep, registry, gates, contexts, errors, driver_thread })
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
@@ -147,9 +156,9 @@ impl Client {
     /// # Errors
     /// If the device cannot be opened.
     pub async fn open(&self) -> Result<(), DeviceError> {
-        let (contexts, devices) = (self.contexts.clone(), self.devices.clone());
+        let (contexts, routes) = (self.contexts.clone(), self.routes.clone());
         if !self.driver_thread {
-            open_devices(&contexts, &devices).await?;
+            open_devices(&contexts, &routes).await?;
             for context in &contexts {
                 tokio::spawn(Driver::new(context).run());
             }
@@ -160,7 +169,7 @@ impl Client {
         let main = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = runtime.map_err(os("cannot make the driver's runtime")).and_then(|runtime| {
-                runtime.block_on(open_devices(&contexts, &devices))?;
+                runtime.block_on(open_devices(&contexts, &routes))?;
                 Ok(runtime)
             });
             match result {
@@ -185,6 +194,15 @@ impl Client {
         })
     }
 
+    /// Starts the watch over the peers alone, for a caller that drives the contexts itself; [`open`](Self::open) does
+    /// both.
+    ///
+    /// # Errors
+    /// If a device cannot be opened.
+    pub async fn open_devices(&self) -> Result<(), DeviceError> {
+        open_devices(&self.contexts, &self.routes).await
+    }
+
     /// Which client of the process this is.
     #[must_use]
     pub fn id(&self) -> ClientId {
@@ -206,7 +224,13 @@ impl Client {
     /// The device that reaches the rank at the lowest cost.
     #[must_use]
     pub fn device_for(&self, rank: Rank) -> Option<&Arc<dyn Device>> {
-        self.devices.iter().filter(|device| device.reaches(rank)).min_by_key(|device| device.caps().cost)
+        self.routes.device_for(rank)
+    }
+
+    /// What can be done with each rank.
+    #[must_use]
+    pub fn caps(&self) -> &RouteCaps {
+        &self.caps
     }
 
     /// Sets who is told of errors that no future waits for (D17).
@@ -215,15 +239,18 @@ impl Client {
     }
 }
 
-async fn open_devices(contexts: &[Handle], devices: &[Arc<dyn Device>]) -> Result<(), DeviceError> {
-    let contexts = contexts.to_vec();
-    let down = Arc::new(move |rank: Rank, fault: Fault| {
-        for context in &contexts {
-            context.post_work(Work::PeerDown(rank, fault));
-        }
-    });
-    for device in devices {
-        device.open(down.clone()).await?;
+async fn open_devices(contexts: &[Handle], routes: &Routes) -> Result<(), DeviceError> {
+    for (at, device) in routes.devices().iter().enumerate() {
+        let (contexts, leads_through) = (contexts.to_vec(), routes.leading_through(at));
+        let down = move |rank: Rank, fault: Fault| {
+            // What the others know of the rank says nothing about what is still on its way through this one.
+            if leads_through(rank) {
+                for context in &contexts {
+                    context.post_work(Work::PeerDown(rank, fault));
+                }
+            }
+        };
+        device.open(Arc::new(down)).await?;
     }
     Ok(())
 }
@@ -266,7 +293,7 @@ impl Messager for Client {
     }
 
     fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+        self.routes.devices()
     }
 
     fn register(&self, protocol: Arc<dyn Protocol>) -> Result<ProtocolId, RegisterError> {
@@ -285,7 +312,7 @@ impl Messager for Client {
         for context in &self.contexts {
             context.post_run(|scope| scope.goodbye());
         }
-        for device in &self.devices {
+        for device in self.routes.devices() {
             device.close().await;
         }
         for context in &self.contexts {

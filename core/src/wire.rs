@@ -27,6 +27,16 @@ pub const STREAM_DATA: u16 = 5;
 pub const FLUSH: u16 = 6;
 /// "I leave; nothing follows."
 pub const GOODBYE: u16 = 7;
+/// Bytes for the target's memory; the cookie is the place of the first one.
+pub const PUT: u16 = 8;
+/// So many [`PUT`]s have been handled, as the cookie says. Without a body all since the last such record are in memory;
+/// otherwise it is why they are not, a number of [`code_of`] in two bytes.
+pub const PUT_DONE: u16 = 9;
+/// "Send me memory": the cookie is the place of the first byte, the body a length of 8 bytes.
+pub const GET: u16 = 10;
+/// The next bytes for the oldest [`GET`] that is not answered yet. If there is message info, there are none and will be
+/// none for that one: it is why, a number of [`code_of`] in two bytes.
+pub const GET_DATA: u16 = 11;
 
 /// Body of [`DECLARE`]; the name follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -90,6 +100,7 @@ pub fn code_of(fault: Fault) -> u16 {
         Fault::Busy(_) => 4,
         Fault::Undecodable(_) => 5,
         Fault::OutOfMemory(_) => 6,
+        Fault::NoSuchMemory(_) => 7,
         _ => 0,
     }
 }
@@ -104,6 +115,7 @@ pub fn fault_of(code: u16, peer: Rank) -> Fault {
         4 => Fault::Busy(peer),
         5 => Fault::Undecodable(peer),
         6 => Fault::OutOfMemory("on the peer"),
+        7 => Fault::NoSuchMemory(peer),
         _ => Fault::PeerClosed(peer),
     }
 }

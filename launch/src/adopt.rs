@@ -1,6 +1,7 @@
 //! Turns numbers from the environment into owned descriptors: the one place where that is done.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, OFlags, Stat};
@@ -8,6 +9,7 @@ use rustix::io::{Errno, FdFlags};
 
 use crate::env::FdNumbers;
 use crate::error::AdoptError;
+use crate::foreign::ForeignError;
 use crate::inherited::InheritedFds;
 
 /// Whether this process has adopted its descriptors.
@@ -32,12 +34,14 @@ impl Role {
 }
 
 /// Adopts the numbers if all of them are what the launcher made; if not, leaves all of them alone.
-pub(crate) fn adopt(numbers: &FdNumbers, rank: u32) -> Result<InheritedFds, AdoptError> {
+///
+/// This rank's doorbell is at `place` in the ring.
+pub(crate) fn adopt(numbers: &FdNumbers, place: u32) -> Result<InheritedFds, AdoptError> {
     // Relaxed is enough: the flag guards no other memory, only the right to go on, and a swap has one winner.
     if ADOPTED.swap(true, Ordering::Relaxed) {
         return Err(AdoptError::AlreadyAdopted);
     }
-    let checked = check_all(numbers, rank);
+    let checked = check_all(numbers, place);
     if checked.is_err() {
         ADOPTED.store(false, Ordering::Relaxed);
     }
@@ -55,7 +59,7 @@ pub(crate) fn adopt(numbers: &FdNumbers, rank: u32) -> Result<InheritedFds, Adop
     })
 }
 
-fn check_all(numbers: &FdNumbers, rank: u32) -> Result<(), AdoptError> {
+fn check_all(numbers: &FdNumbers, place: u32) -> Result<(), AdoptError> {
     let ring = numbers.ring.iter().map(|fd| (*fd, Role::Ring));
     let all = || [(numbers.arena, Role::Arena), (numbers.bell, Role::Bell)].into_iter().chain(ring.clone());
     for (fd, role) in all() {
@@ -65,7 +69,7 @@ fn check_all(numbers: &FdNumbers, rank: u32) -> Result<(), AdoptError> {
         check(borrowed, fd, role)?;
     }
     // A rank's own doorbell, seen from both ends, is one pipe; so numbers reused by chance are found out.
-    let own = *numbers.ring.get(rank as usize).ok_or(AdoptError::NotInherited)?;
+    let own = *numbers.ring.get(place as usize).ok_or(AdoptError::NotInherited)?;
     // SAFETY: both numbers were found open above; the borrows last for two calls of fstat.
     let (bell, own) = unsafe { (BorrowedFd::borrow_raw(numbers.bell), BorrowedFd::borrow_raw(own)) };
     same_pipe(bell, own, numbers.bell)?;
@@ -114,4 +118,32 @@ fn system(errno: Errno, fd: RawFd, role: Role) -> AdoptError {
         Errno::BADF => AdoptError::Gone { fd, role: role.name() },
         _ => AdoptError::System { fd, role: role.name(), source: errno.into() },
     }
+}
+
+/// Held from looking at a number to marking it as taken.
+static SOCKET: Mutex<()> = Mutex::new(());
+
+/// Takes over the socket that another launcher's process manager passed on under a number.
+///
+/// A descriptor that survived `exec` is not close-on-exec, and those that this process opens are: so a number that was
+/// given away anew, and one taken over before, are told apart from what was inherited.
+pub(crate) fn adopt_socket(fd: RawFd) -> Result<OwnedFd, ForeignError> {
+    // The lock guards no data that a panic could leave half changed.
+    let _guard = SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // SAFETY: the borrow ends with this function and is used for fcntl, fstat and getpeername only, which touch no
+    // memory of ours but their results, and answer EBADF for a number that is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let refused = |problem| ForeignError::NotInherited { fd, problem };
+    let flags = rustix::io::fcntl_getfd(borrowed).map_err(|_| refused("is not open"))?;
+    if flags.contains(FdFlags::CLOEXEC) {
+        return Err(refused("this process has opened or taken over itself"));
+    }
+    let stream = rustix::net::sockopt::socket_type(borrowed) == Ok(rustix::net::SocketType::STREAM);
+    if !stream || rustix::net::getpeername(borrowed).is_err() {
+        return Err(refused("is no connected socket"));
+    }
+    rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC).map_err(|_| refused("is not open"))?;
+    // SAFETY: the number was found to be open and inherited. Whoever started this process passed it on for it to own
+    // and told nobody else; the mark just set, under the lock, keeps every later call from coming here with it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -7,8 +7,9 @@ use zeroize::Zeroize;
 use crate::error::EnvError;
 use crate::fds::SharedFds;
 use crate::key::{JobId, JobKey};
-use crate::settings::{Settings, number, read};
-use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, RANK, SIZE, Vars};
+use crate::settings::Settings;
+use crate::values::{host_and_port, nodes, nodes_text, number, read};
+use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, NODES, RANK, RENDEZVOUS, SIZE, Vars};
 
 /// The most ranks that a job may have.
 pub const MAX_RANKS: u32 = 4096;
@@ -38,7 +39,7 @@ impl FdNumbers {
         self.bell
     }
 
-    /// The write ends of the doorbells of ranks 0 to n, in order.
+    /// The write ends of the doorbells of the node's ranks, in ascending order of ranks.
     pub fn ring(&self) -> &[RawFd] {
         &self.ring
     }
@@ -53,9 +54,11 @@ impl FdNumbers {
 /// | `POSTHASTE_SIZE` | the number of ranks, 1 to 4096 |
 /// | `POSTHASTE_CONTEXTS` | contexts per client, 1 to 4096, default 1 |
 /// | `POSTHASTE_CLIENTS` | clients, 1 to 4096, default 1 |
-/// | `POSTHASTE_KEY` | the job's secret, 64 hexadecimal digits |
-/// | `POSTHASTE_FDS` | `arena=3,bell=4,ring=5:6:7:8` |
+/// | `POSTHASTE_KEY` | the job's secret, 64 hexadecimal digits; if not set, it is read from `POSTHASTE_KEY_FILE` |
+/// | `POSTHASTE_FDS` | `arena=3,bell=4,ring=5:6:7:8`, the ring for the ranks of this rank's node |
 /// | `POSTHASTE_BROKER` | abstract name of the socket that hands descriptors out, where none are inherited |
+/// | `POSTHASTE_NODES` | the node of each rank, `0:0:1:1` or `0x2:1x2`, default node 0 for all |
+/// | `POSTHASTE_RENDEZVOUS` | `host:port` where the ranks meet that reach each other over sockets |
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEnv {
@@ -75,6 +78,10 @@ pub struct JobEnv {
     pub fds: Option<FdNumbers>,
     /// Who hands descriptors out, if anybody.
     pub broker: Option<String>,
+    /// The node of each rank; ranks of one node share memory. As long as the job has ranks.
+    pub nodes: Vec<u32>,
+    /// Where ranks meet that reach each other over sockets, as `host:port`; the host may be a name.
+    pub rendezvous: Option<String>,
     /// What the user tuned.
     pub settings: Settings,
 }
@@ -93,7 +100,7 @@ impl JobEnv {
         Ok(env)
     }
 
-    /// Reads a place in a job out of any environment; a pure function.
+    /// Reads a place in a job out of any environment; a pure function, unless the secret is in a file.
     ///
     /// Descriptor numbers read in this way cannot be adopted: they need not be those of this process.
     ///
@@ -119,7 +126,31 @@ impl JobEnv {
         if let Some(broker) = &self.broker {
             variables.push((BROKER, broker.clone()));
         }
+        if self.nodes.iter().any(|node| *node != 0) {
+            variables.push((NODES, nodes_text(&self.nodes)));
+        }
+        if let Some(rendezvous) = &self.rendezvous {
+            variables.push((RENDEZVOUS, rendezvous.clone()));
+        }
         variables
+    }
+
+    /// This rank's node.
+    pub fn node(&self) -> u32 {
+        self.nodes.get(self.rank as usize).copied().unwrap_or_default()
+    }
+
+    /// The ranks of this rank's node, this one among them, in ascending order: the order of the ring.
+    pub fn node_ranks(&self) -> Vec<u32> {
+        let node = self.node();
+        (0..self.size)
+            .filter(|rank| self.nodes.get(*rank as usize).copied().unwrap_or_default() == node)
+            .collect()
+    }
+
+    /// This rank's place among those of its node.
+    pub(crate) fn place_on_node(&self) -> u32 {
+        self.node_ranks().iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32
     }
 
     fn take(mut vars: Vars) -> Result<Option<Self>, EnvError> {
@@ -140,27 +171,41 @@ impl JobEnv {
         if rank >= size {
             return Err(EnvError::RankOutOfRange { rank, size });
         }
-        let mut parts =
-            |name| read(&mut vars, name, "a number from 1 to 4096", |text| number(text, 1, MAX_PARTS));
-        let contexts = parts(CONTEXTS)?.unwrap_or(1) as u32;
-        let clients = parts(CLIENTS)?.unwrap_or(1) as u32;
-        let key = take_key(&mut vars)?.ok_or(needed(KEY))?;
+        let LooseEnv { key, clients, contexts, settings } = LooseEnv::take(&mut vars, settings)?;
+        let key = key.ok_or(needed(KEY))?;
+        let nodes = read(
+            &mut vars,
+            NODES,
+            "the node of each rank, as in `0:0:1:1` or `0x2:1x2`, set by the launcher",
+            |text| nodes(text, MAX_RANKS),
+        )?
+        .unwrap_or_else(|| vec![0; size as usize]);
+        if nodes.len() != size as usize {
+            return Err(EnvError::NodesSize { seen: nodes.len(), size });
+        }
         let fds = read(
             &mut vars,
             FDS,
             "`arena=A,bell=B,ring=R0:R1:...` with distinct descriptor numbers from 3 on, set by the launcher",
             FdNumbers::parse,
         )?;
+        let on_node = nodes.iter().filter(|node| **node == nodes[rank as usize]).count();
         if let Some(fds) = &fds
-            && fds.ring.len() != size as usize
+            && fds.ring.len() != on_node
         {
-            return Err(EnvError::RingSize { seen: fds.ring.len(), size });
+            return Err(EnvError::RingSize { seen: fds.ring.len(), on_node, size });
         }
         let broker = read(&mut vars, BROKER, "1 to 107 letters, digits, dots or dashes", broker_name)?;
-        if fds.is_none() && broker.is_none() {
+        let rendezvous = read(
+            &mut vars,
+            RENDEZVOUS,
+            "a host, by name or address (IPv6 in brackets), a colon and a port, set by the launcher",
+            host_and_port,
+        )?;
+        if fds.is_none() && broker.is_none() && rendezvous.is_none() {
             return Err(needed(FDS));
         }
-        Ok(Some(Self { job, rank, size, contexts, clients, key, fds, broker, settings }))
+        Ok(Some(Self { job, rank, size, contexts, clients, key, fds, broker, nodes, rendezvous, settings }))
     }
 }
 
@@ -197,6 +242,45 @@ impl FdNumbers {
         let mut all: Vec<RawFd> = ring.iter().copied().chain([arena, bell]).collect();
         all.sort_unstable();
         all.windows(2).all(|pair| pair[0] != pair[1]).then_some(Self { arena, bell, ring, of_process: false })
+    }
+}
+
+/// What is set for the ranks of a job that another launcher starts.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LooseEnv {
+    /// The job's secret, out of `POSTHASTE_KEY` or the file that `POSTHASTE_KEY_FILE` names.
+    pub key: Option<JobKey>,
+    /// Clients per rank (`POSTHASTE_CLIENTS`).
+    pub clients: u32,
+    /// Contexts per client (`POSTHASTE_CONTEXTS`).
+    pub contexts: u32,
+    /// What the user tuned.
+    pub settings: Settings,
+}
+
+impl LooseEnv {
+    /// Reads what is set for this process.
+    ///
+    /// # Errors
+    /// A value cannot be had, the file of the key cannot be used, or a variable that starts with `POSTHASTE_` is
+    /// unknown.
+    pub fn from_process() -> Result<Self, EnvError> {
+        let mut vars = Vars::of_process()?;
+        let settings = Settings::take(&mut vars)?;
+        Self::take(&mut vars, settings)
+    }
+
+    fn take(vars: &mut Vars, settings: Settings) -> Result<Self, EnvError> {
+        let mut parts = |name| read(vars, name, "a number from 1 to 4096", |text| number(text, 1, MAX_PARTS));
+        let contexts = parts(CONTEXTS)?.unwrap_or(1) as u32;
+        let clients = parts(CLIENTS)?.unwrap_or(1) as u32;
+        let key = match (take_key(vars)?, &settings.key_file) {
+            (Some(key), _) => Some(key),
+            (None, Some(path)) => Some(JobKey::from_file(path)?),
+            (None, None) => None,
+        };
+        Ok(Self { key, clients, contexts, settings })
     }
 }
 

@@ -56,13 +56,34 @@ pub enum EnvError {
     },
     /// The descriptors listed do not fit the job.
     #[error(
-        "POSTHASTE_FDS lists {seen} doorbells but POSTHASTE_SIZE is {size}: both are set by the launcher"
+        "POSTHASTE_FDS lists {seen} doorbells but of the {size} ranks of POSTHASTE_SIZE {on_node} are on this \
+         node: the launcher sets them, and POSTHASTE_NODES if there are several nodes"
     )]
     RingSize {
         /// How many doorbells are listed.
         seen: usize,
+        /// How many ranks are on this rank's node.
+        on_node: usize,
         /// The size of the job.
         size: u32,
+    },
+    /// The nodes listed do not fit the job.
+    #[error(
+        "POSTHASTE_NODES tells the node of {seen} ranks but POSTHASTE_SIZE is {size}: both are set by the launcher"
+    )]
+    NodesSize {
+        /// How many ranks are listed.
+        seen: usize,
+        /// The size of the job.
+        size: u32,
+    },
+    /// The file with the job's secret cannot be used.
+    #[error("the key file {} (POSTHASTE_KEY_FILE) cannot be used: {problem}", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do; never what is in it.
+        problem: String,
     },
 }
 
@@ -252,6 +273,9 @@ pub enum BrokerError {
         /// The soft limit.
         limit: u64,
     },
+    /// An arena or doorbells for this host could not be made.
+    #[error(transparent)]
+    Host(#[from] HostFdsError),
     /// What came is not what a rank needs.
     #[error("the descriptors that came are not those of a rank: {0}")]
     Adopt(#[from] AdoptError),

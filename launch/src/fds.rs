@@ -1,4 +1,4 @@
-//! The descriptors that the launcher makes for a job: one arena, one doorbell per rank.
+//! The descriptors that the launcher makes for a node of a job: one arena, one doorbell per rank.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::env::MAX_RANKS;
 use crate::error::HostFdsError;
 use crate::inherited::InheritedFds;
 
-/// The descriptors of all ranks of a job on this host, as their maker holds them.
+/// The descriptors of all ranks of one node, as their maker holds them; they are counted from 0 on here.
 ///
 /// All are close-on-exec, and both ends of each doorbell are non-blocking.
 #[derive(Debug)]
@@ -47,7 +47,21 @@ impl HostFds {
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(HostFdsError::Ranks(ranks));
         }
-        check_limit(ranks, headroom)?;
+        check_limit(&[ranks], headroom)?;
+        Self::make(ranks, arena_bytes)
+    }
+
+    /// An arena of `arena_bytes` and the doorbells for each of several nodes, given how many ranks each has.
+    pub(crate) fn of_nodes(
+        counts: &[u32],
+        arena_bytes: u64,
+        headroom: u64,
+    ) -> Result<Vec<Self>, HostFdsError> {
+        check_limit(counts, headroom)?;
+        counts.iter().map(|ranks| Self::make(*ranks, arena_bytes)).collect()
+    }
+
+    fn make(ranks: u32, arena_bytes: u64) -> Result<Self, HostFdsError> {
         let (arena, kind) = arena::create(arena_bytes)?;
         let arena = above_stdio(arena).map_err(system("move the arena's descriptor"))?;
         let mut bells = Vec::with_capacity(ranks as usize);
@@ -103,8 +117,9 @@ impl HostFds {
 }
 
 /// Refuses a job that would meet the limit half way.
-fn check_limit(ranks: u32, headroom: u64) -> Result<(), HostFdsError> {
-    let needed = 1 + 2 * u64::from(ranks) + headroom;
+fn check_limit(counts: &[u32], headroom: u64) -> Result<(), HostFdsError> {
+    let ranks = counts.iter().sum();
+    let needed = counts.len() as u64 + 2 * u64::from(ranks) + headroom;
     match room_for(needed) {
         Ok(()) => Ok(()),
         Err((needed, limit)) => Err(HostFdsError::DescriptorLimit { ranks, needed, limit }),

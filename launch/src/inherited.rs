@@ -17,7 +17,7 @@ pub struct InheritedFds {
     pub arena: OwnedFd,
     /// The read end of this rank's doorbell, non-blocking.
     pub bell: OwnedFd,
-    /// The write ends of the doorbells of ranks 0 to n, in order, non-blocking.
+    /// The write ends of the doorbells of the node's ranks, in ascending order of ranks, non-blocking.
     pub ring: Vec<OwnedFd>,
 }
 
@@ -31,7 +31,7 @@ impl InheritedFds {
     /// launcher made, as in a process that a rank has started. The numbers are left alone then.
     pub fn adopt(env: &JobEnv) -> Result<Self, AdoptError> {
         let numbers = env.fds.as_ref().filter(|fds| fds.of_process).ok_or(AdoptError::NotInherited)?;
-        adopt::adopt(numbers, env.rank)
+        adopt::adopt(numbers, env.place_on_node())
     }
 
     /// Gets this rank's descriptors whichever way the environment names: inherited, or from the broker.
@@ -45,12 +45,12 @@ impl InheritedFds {
     }
 
     /// Checks descriptors that came from elsewhere than from the numbers in the environment.
-    pub(crate) fn verify(&self, rank: u32) -> Result<(), AdoptError> {
+    pub(crate) fn verify(&self, place: u32) -> Result<(), AdoptError> {
         let ring = self.ring.iter().map(|fd| (fd, Role::Ring));
         for (fd, role) in [(&self.arena, Role::Arena), (&self.bell, Role::Bell)].into_iter().chain(ring) {
             adopt::check(fd.as_fd(), fd.as_raw_fd(), role)?;
         }
-        let own = self.ring.get(rank as usize).ok_or(AdoptError::NotInherited)?;
+        let own = self.ring.get(place as usize).ok_or(AdoptError::NotInherited)?;
         adopt::same_pipe(self.bell.as_fd(), own.as_fd(), self.bell.as_raw_fd())
     }
 }

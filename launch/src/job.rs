@@ -1,6 +1,7 @@
 //! A job that runs, as its starter holds it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Child;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use crate::env::JobEnv;
 use crate::key::JobId;
 use crate::outcome::{Failure, JobOutcome, RankEnd};
 use crate::output::{Readers, Stream};
+use crate::rendezvous::Rendezvous;
 use crate::signals::Forwarded;
 
 /// A running job: its ranks live no longer than this value.
@@ -28,6 +30,8 @@ pub struct RunningJob {
     pub(crate) supervisor: Option<JoinHandle<()>>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) broker: Option<Broker>,
+    /// Where the ranks meet, if they reach each other over sockets.
+    pub(crate) rendezvous: Option<Rendezvous>,
     /// What ranks left to the broker need to know; the rank is filled in.
     pub(crate) join: Option<JobEnv>,
     pub(crate) broker_ranks: Vec<u32>,
@@ -46,7 +50,7 @@ impl RunningJob {
         lock(&self.shared.state).slots.len() as u32
     }
 
-    /// What the arena is made of.
+    /// What the arena is made of, or the arenas of several nodes.
     pub fn arena_kind(&self) -> &ArenaKind {
         &self.kind
     }
@@ -101,12 +105,37 @@ impl RunningJob {
         state.done.then(|| state.outcome())
     }
 
+    /// Waits for the first failure, or until all ranks have ended without one: then none. Ends, with the failure, also if
+    /// the other ranks go on.
+    pub fn wait_failure(&self) -> Option<Failure> {
+        let state = lock(&self.shared.state);
+        let state = self
+            .shared
+            .changed
+            .wait_while(state, |state| !state.done && state.first_failure.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        state.first_failure.clone()
+    }
+
+    /// Ends the job: the ranks that run get SIGTERM, and SIGKILL after the grace. Does not wait.
+    pub fn end(&self) {
+        let terminate = Forwarded { signal: Signal::TERM, to_group: false };
+        // If it has ended, there is nothing to do.
+        self.shared.forward(terminate);
+    }
+
+    /// Where the ranks meet, if this launcher serves such a place.
+    pub fn rendezvous(&self) -> Option<SocketAddr> {
+        self.rendezvous.as_ref().map(Rendezvous::address)
+    }
+
     /// How a rank ended; none while it runs, has yet to start, or does not exist. Never waits.
     pub fn try_wait(&self, rank: u32) -> Option<RankEnd> {
         match lock(&self.shared.state).slots.get(rank as usize)? {
             Slot::Ended(end) => Some(*end),
             Slot::Waiting | Slot::Running(_) => None,
             Slot::External => Some(RankEnd::External),
+            Slot::Elsewhere => Some(RankEnd::Elsewhere),
         }
     }
 
@@ -136,6 +165,7 @@ impl Drop for RunningJob {
             let _ = supervisor.join();
         }
         self.broker = None;
+        self.rendezvous = None;
     }
 }
 
@@ -168,6 +198,7 @@ pub(crate) enum Slot {
     Running(Child),
     Ended(RankEnd),
     External,
+    Elsewhere,
 }
 
 impl Shared {
@@ -222,6 +253,7 @@ impl State {
         let ranks = self.slots.iter().map(|slot| match slot {
             Slot::Ended(end) => *end,
             Slot::External => RankEnd::External,
+            Slot::Elsewhere => RankEnd::Elsewhere,
             Slot::Waiting | Slot::Running(_) => RankEnd::NotStarted,
         });
         JobOutcome {

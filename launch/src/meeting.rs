@@ -58,7 +58,10 @@ pub enum MeetingError {
         second: String,
     },
     /// A rank is not below the size, or ranks disagree about the size.
-    #[error("rank {rank} came to a job of {size} ranks saying that it has {said}")]
+    #[error(
+        "rank {rank} came to a job of {size} ranks saying that the job has {said}: ranks count from 0, and all have to \
+         be told the same size"
+    )]
     Size {
         /// The rank that came.
         rank: u32,
@@ -74,6 +77,43 @@ pub enum MeetingError {
         place: String,
         /// What was seen, and what to do.
         problem: String,
+    },
+    /// Whoever serves the meeting, or whoever came to it, has another key than this rank.
+    #[error(
+        "whoever serves the meeting at {place} has another key than rank {rank}: all ranks of a job need one key, and each \
+         job a place of its own"
+    )]
+    WrongKey {
+        /// Where.
+        place: String,
+        /// This rank.
+        rank: u32,
+    },
+    /// A rank that had come ended while others were waiting for it.
+    #[error(
+        "rank {rank}, {who}, has ended while the others were meeting at {place}: see what it has printed"
+    )]
+    Ended {
+        /// The rank.
+        rank: u32,
+        /// Its address and process.
+        who: String,
+        /// Where.
+        place: String,
+    },
+    /// Whoever served the meeting has ended, or does not answer any more.
+    #[error("whoever served the meeting at {place} is gone: {problem}")]
+    ServerGone {
+        /// Where.
+        place: String,
+        /// What was seen.
+        problem: String,
+    },
+    /// A rank may not give that much.
+    #[error("a rank gave {bytes} bytes to the others of the meeting, which takes at most 65536")]
+    TooLong {
+        /// How much it gave.
+        bytes: usize,
     },
     /// The launcher's service broke its own rules.
     #[error("{service} said `{said}`, which is not understood")]

@@ -17,6 +17,8 @@ pub enum RankEnd {
     NotStarted,
     /// It was left to the broker; whoever started it knows its end.
     External,
+    /// It is another launcher's: this one was told to start a part of the job only.
+    Elsewhere,
 }
 
 impl RankEnd {

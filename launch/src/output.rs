@@ -1,5 +1,6 @@
 //! What ranks print: passed on with a label, or kept.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -23,6 +24,16 @@ pub enum Output {
 pub(crate) enum Stream {
     Out = 0,
     Err = 1,
+}
+
+/// Who is given what ranks print, in pieces as they come.
+#[derive(Clone)]
+pub(crate) struct Relay(pub(crate) Arc<dyn Fn(u32, Stream, &[u8]) + Send + Sync>);
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Relay")
+    }
 }
 
 /// A line longer than this is passed on in pieces, so that a rank cannot fill the launcher's memory.
@@ -61,6 +72,21 @@ impl Readers {
                 Stream::Err => write_all(&mut io::stderr().lock(), text),
             };
             lines.clear();
+        })
+    }
+
+    /// Reads a stream to its end on a thread of its own, passing pieces on.
+    pub(crate) fn relay(
+        self: &Arc<Self>,
+        rank: u32,
+        stream: Stream,
+        from: impl Read + Send + 'static,
+        relay: Relay,
+    ) -> io::Result<()> {
+        self.read(rank, from, move |_, bytes| {
+            if let Some(bytes) = bytes {
+                (relay.0)(rank, stream, bytes);
+            }
         })
     }
 

@@ -1,9 +1,15 @@
 //! What a user may tune through the environment.
 
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::EnvError;
-use crate::vars::{CORES, CREDITS, DRIVER, LANE_BYTES, MEMORY_LIMIT, SEGMENT, SPIN_US, Vars};
+use crate::values::{bytes, interface, number, ports, read, seconds};
+use crate::vars::{
+    CORES, CREDITS, DEVICE, DRIVER, JOIN_TIMEOUT, KEY_FILE, LANE_BYTES, MEMORY_LIMIT, OVERSEND,
+    RENDEZVOUS_BYTES, SEGMENT, SPIN_US, TCP_INTERFACE, TCP_MODE, TCP_PORTS, TCP_TIMEOUT, Vars,
+};
 
 /// Who waits for the doorbell while no future is being polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,6 +20,31 @@ pub enum Driver {
     Task,
     /// A thread of its own (`thread`).
     Thread,
+}
+
+/// How ranks reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum DeviceChoice {
+    /// Ranks of one node over shared memory, others over sockets (`auto`).
+    #[default]
+    Auto,
+    /// Over shared memory (`shm`); a rank of another node is not reached.
+    Shm,
+    /// Over sockets (`tcp`), also on one node.
+    Tcp,
+}
+
+/// How connections between ranks are protected; SECURITY.md tells what each mode withstands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TcpMode {
+    /// Both sides prove that they have the job's key, and all that follows is encrypted (`encrypted`).
+    Encrypted,
+    /// Both sides prove that they have the job's key; what follows is as it is (`handshake-only`).
+    HandshakeOnly,
+    /// Whoever reaches the port is believed (`insecure`).
+    Insecure,
 }
 
 /// What a user may tune; every variable is optional.
@@ -27,6 +58,15 @@ pub enum Driver {
 /// | `POSTHASTE_SEGMENT` | virtual bytes per rank, as above | the library decides |
 /// | `POSTHASTE_DRIVER` | `task` or `thread` | `task` |
 /// | `POSTHASTE_CORES` | 1 to 65536 cores that the ranks of the host share; set by a launcher that binds | what the process may use |
+/// | `POSTHASTE_DEVICE` | `auto`, `shm` or `tcp` | `auto` |
+/// | `POSTHASTE_TCP_MODE` | `encrypted`, `handshake-only` or `insecure` | the library decides |
+/// | `POSTHASTE_TCP_INTERFACE` | the name of an interface, or one of its addresses | the library decides |
+/// | `POSTHASTE_TCP_PORTS` | `A-B`, ports to listen on | any |
+/// | `POSTHASTE_TCP_TIMEOUT` | seconds of a host's silence, up to three decimals; 0 for ever | 5 |
+/// | `POSTHASTE_JOIN_TIMEOUT` | seconds to wait for all ranks, at least 0.001 | 60 |
+/// | `POSTHASTE_OVERSEND` | `auto` or `always` | `auto` |
+/// | `POSTHASTE_RENDEZVOUS_BYTES` | bytes, at least 1, with K, M or G, or `never` | the library decides |
+/// | `POSTHASTE_KEY_FILE` | a file of 64 hexadecimal digits that only its owner, this user, may read | none |
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -44,6 +84,26 @@ pub struct Settings {
     pub driver: Driver,
     /// Cores that the ranks of this host share (`POSTHASTE_CORES`); none: those that the process may use.
     pub cores: Option<usize>,
+    /// How ranks reach each other (`POSTHASTE_DEVICE`).
+    pub device: DeviceChoice,
+    /// How connections are protected (`POSTHASTE_TCP_MODE`); none: the library decides.
+    pub tcp_mode: Option<TcpMode>,
+    /// The interface to listen on, by name or address (`POSTHASTE_TCP_INTERFACE`); none: the library decides.
+    pub tcp_interface: Option<String>,
+    /// The ports to listen on (`POSTHASTE_TCP_PORTS`); none: any.
+    pub tcp_ports: Option<RangeInclusive<u16>>,
+    /// After how much silence a host counts as lost (`POSTHASTE_TCP_TIMEOUT`); zero: never.
+    pub tcp_timeout: Duration,
+    /// How long to wait until all ranks have come (`POSTHASTE_JOIN_TIMEOUT`).
+    pub join_timeout: Duration,
+    /// Whether puts and gets are made of sends although the device has its own (`POSTHASTE_OVERSEND`).
+    pub oversend: bool,
+    /// From how many bytes on a send asks the receiver where to (`POSTHASTE_RENDEZVOUS_BYTES`); `u64::MAX` for never,
+    /// none: the library decides.
+    pub rendezvous_bytes: Option<u64>,
+    /// A file with the job's secret (`POSTHASTE_KEY_FILE`), for jobs whose launcher sets none;
+    /// [`JobKey::from_file`](crate::JobKey::from_file) reads it.
+    pub key_file: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -56,6 +116,15 @@ impl Default for Settings {
             segment: None,
             driver: Driver::Task,
             cores: None,
+            device: DeviceChoice::Auto,
+            tcp_mode: None,
+            tcp_interface: None,
+            tcp_ports: None,
+            tcp_timeout: Duration::from_secs(5),
+            join_timeout: Duration::from_secs(60),
+            oversend: false,
+            rendezvous_bytes: None,
+            key_file: None,
         }
     }
 }
@@ -105,47 +174,63 @@ impl Settings {
             cores: read(vars, CORES, "a number from 1 to 65536", |text| {
                 number(text, 1, 65536).map(|cores| cores as usize)
             })?,
+            ..Self::take_transport(vars, default)?
         })
     }
-}
 
-/// Takes and reads one variable; none if it is not set.
-pub(crate) fn read<T>(
-    vars: &mut Vars,
-    name: &'static str,
-    expected: &'static str,
-    parse: impl FnOnce(&str) -> Option<T>,
-) -> Result<Option<T>, EnvError> {
-    let Some(text) = vars.take(name) else { return Ok(None) };
-    match parse(&text) {
-        Some(value) => Ok(Some(value)),
-        None => Err(EnvError::Invalid { name, seen: excerpt(&text), expected }),
+    /// Those that tell how ranks find and reach each other.
+    fn take_transport(vars: &mut Vars, default: Self) -> Result<Self, EnvError> {
+        Ok(Self {
+            device: read(vars, DEVICE, "`auto`, `shm` or `tcp`", |text| match text {
+                "auto" => Some(DeviceChoice::Auto),
+                "shm" => Some(DeviceChoice::Shm),
+                "tcp" => Some(DeviceChoice::Tcp),
+                _ => None,
+            })?
+            .unwrap_or_default(),
+            tcp_mode: read(
+                vars,
+                TCP_MODE,
+                "`encrypted`, `handshake-only` or `insecure`",
+                |text| match text {
+                    "encrypted" => Some(TcpMode::Encrypted),
+                    "handshake-only" => Some(TcpMode::HandshakeOnly),
+                    "insecure" => Some(TcpMode::Insecure),
+                    _ => None,
+                },
+            )?,
+            tcp_interface: read(vars, TCP_INTERFACE, "an interface's name or an IP address", interface)?,
+            tcp_ports: read(vars, TCP_PORTS, "two ports from 1 to 65535, as in `5000-5999`", ports)?,
+            tcp_timeout: read(
+                vars,
+                TCP_TIMEOUT,
+                "seconds from 0 (never) to 86400, up to three decimals",
+                seconds,
+            )?
+            .unwrap_or(default.tcp_timeout),
+            join_timeout: read(
+                vars,
+                JOIN_TIMEOUT,
+                "seconds from 0.001 to 86400, up to three decimals",
+                |text| seconds(text).filter(|time| !time.is_zero()),
+            )?
+            .unwrap_or(default.join_timeout),
+            oversend: read(vars, OVERSEND, "`auto` or `always`", |text| match text {
+                "auto" => Some(false),
+                "always" => Some(true),
+                _ => None,
+            })?
+            .unwrap_or(default.oversend),
+            rendezvous_bytes: read(
+                vars,
+                RENDEZVOUS_BYTES,
+                "`never`, or a number of bytes, at least 1, optionally with the suffix K, M or G",
+                |text| if text == "never" { Some(u64::MAX) } else { bytes(text) },
+            )?,
+            key_file: read(vars, KEY_FILE, "the path of a file", |text| {
+                (!text.is_empty()).then(|| PathBuf::from(text))
+            })?,
+            ..default
+        })
     }
-}
-
-/// Decimal digits only: no sign, no blanks.
-pub(crate) fn number(text: &str, least: u64, most: u64) -> Option<u64> {
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    text.parse().ok().filter(|value| (least..=most).contains(value))
-}
-
-fn bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'K' | b'k' => (&text[..text.len() - 1], 10),
-        b'M' | b'm' => (&text[..text.len() - 1], 20),
-        b'G' | b'g' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    number(digits, 1, u64::MAX)?.checked_mul(1 << shift)
-}
-
-/// A value as an error shows it: at most 80 characters, control characters escaped.
-fn excerpt(text: &str) -> String {
-    let mut shown: String = text.chars().take(80).flat_map(char::escape_debug).collect();
-    if text.chars().nth(80).is_some() {
-        shown.push('…');
-    }
-    shown
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +18,10 @@ use crate::error::LaunchError;
 use crate::fds::HostFds;
 use crate::job::{RunningJob, Shared, Slot};
 use crate::key::{JobId, JobKey};
-use crate::output::{Output, Readers};
-use crate::settings::Settings;
+use crate::output::{Output, Readers, Relay};
+use crate::placement::{Part, Placement};
+use crate::rendezvous::Rendezvous;
+use crate::settings::{DeviceChoice, Settings};
 use crate::signals;
 use crate::supervisor::Supervisor;
 use crate::vars::{JOB_VARIABLES, process_variables};
@@ -48,6 +51,10 @@ pub struct Launch {
     pub(crate) stdout: Output,
     pub(crate) stderr: Output,
     no_program: Option<io::Error>,
+    nodes: u32,
+    tcp: bool,
+    part: Option<Part>,
+    pub(crate) relay: Option<Relay>,
 }
 
 impl Launch {
@@ -72,6 +79,10 @@ impl Launch {
             stdout: Output::Inherit,
             stderr: Output::Inherit,
             no_program: None,
+            nodes: 1,
+            tcp: false,
+            part: None,
+            relay: None,
         }
     }
 
@@ -89,6 +100,34 @@ impl Launch {
     /// The number of ranks, 1 to 4096; 1 by default.
     pub fn ranks(mut self, ranks: u32) -> Self {
         self.ranks = ranks;
+        self
+    }
+
+    /// Spreads the ranks in blocks over so many nodes, 1 by default: ranks of different nodes share no memory, as if they
+    /// were on different hosts, and the ranks meet as with [`tcp`](Self::tcp).
+    pub fn nodes(mut self, nodes: u32) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// Whether to serve a place on the loopback interface, for the life of the job, where ranks meet that reach each
+    /// other over sockets. It is served in any case if there are several nodes, or if `POSTHASTE_DEVICE` is `tcp`.
+    pub fn tcp(mut self, tcp: bool) -> Self {
+        self.tcp = tcp;
+        self
+    }
+
+    /// Starts one node's ranks of a job whose other ranks are started by others: whoever starts them all says what the
+    /// job is, and serves the place where they meet. The number of ranks is the part's; rank 0 reads nothing.
+    pub fn part(mut self, part: Part) -> Self {
+        self.ranks = part.nodes.len() as u32;
+        self.part = Some(part);
+        self
+    }
+
+    /// Gives what ranks print to inherited streams to somebody else than the launcher's own streams.
+    pub(crate) fn relay(mut self, relay: Relay) -> Self {
+        self.relay = Some(relay);
         self
     }
 
@@ -116,7 +155,7 @@ impl Launch {
         self
     }
 
-    /// The virtual size of the arena that all ranks share; has no default. Nothing of it is committed.
+    /// The virtual size of the arena that all ranks of a node share; has no default. Nothing of it is committed.
     pub fn arena_bytes(mut self, bytes: u64) -> Self {
         self.arena_bytes = Some(bytes);
         self
@@ -186,33 +225,28 @@ impl Launch {
     /// The description is wrong, a variable that the ranks would inherit would be refused by them, the system's limits
     /// are too low, or a rank cannot be started; then none is left.
     pub fn spawn(mut self) -> Result<RunningJob, LaunchError> {
-        let arena_bytes = self.check()?;
+        let Checked { arena_bytes, placement, tcp } = self.check()?;
         let cpus = if self.bind { allowed_cpus()? } else { Vec::new() };
         if self.bind {
             // A bound rank sees one core and could not tell that the others have theirs.
             self.envs.push((crate::vars::CORES.into(), cpus.len().to_string().into()));
         }
-        let piped = [self.stdout, self.stderr]
-            .iter()
-            .filter(|output| **output == Output::Capture || (self.label && **output == Output::Inherit))
-            .count() as u64;
-        // A pidfd takes the place of each doorbell's read end; the rest is for starting a rank, and the broker.
-        let mut fds = HostFds::with_headroom(self.ranks, arena_bytes, u64::from(self.ranks) * piped + 48)?;
-        let kind = fds.kind().clone();
-        let mut env = JobEnv {
-            job: JobId::random().map_err(system("draw the job's identity"))?,
-            rank: 0,
-            size: self.ranks,
-            contexts: self.contexts,
-            clients: self.clients,
-            key: JobKey::random().map_err(system("draw the job's key"))?,
-            fds: None,
-            broker: None,
-            settings: Settings::default(),
-        };
-        let broker = self.start_broker(&mut fds, &mut env)?;
-        let slots = (0..self.ranks)
-            .map(|rank| if self.broker_ranks.contains(&rank) { Slot::External } else { Slot::Waiting });
+        let piped = [self.stdout, self.stderr].iter().filter(|output| self.is_piped(**output)).count() as u64;
+        // A pidfd takes the place of each doorbell's read end; the rest is for starting a rank, and the broker. A rank
+        // that meets others holds a connection to here.
+        let each = piped + u64::from(tcp);
+        let headroom = placement.started().len() as u64 * each + 48;
+        let (nodes, counts): (Vec<u32>, Vec<u32>) = placement.counts().into_iter().unzip();
+        let mut fds = HostFds::of_nodes(&counts, arena_bytes, headroom)?;
+        let kind = fds[0].kind().clone();
+        let mut env = self.describe(&placement)?;
+        let rendezvous = if tcp { Some(serve(&mut env)?) } else { None };
+        let broker = self.start_broker(&mut fds[0], &mut env)?;
+        let slots = (0..self.ranks).map(|rank| match placement.starts(rank) {
+            true if self.broker_ranks.contains(&rank) => Slot::External,
+            true => Slot::Waiting,
+            false => Slot::Elsewhere,
+        });
         let shared =
             Arc::new(Shared::new(slots.collect()).map_err(system("make the supervisor's doorbell"))?);
         if self.forward_signals {
@@ -225,6 +259,7 @@ impl Launch {
             readers: Arc::clone(&readers),
             join: broker.as_ref().map(|_| env.clone()),
             broker,
+            rendezvous,
             broker_ranks: self.broker_ranks.iter().copied().collect(),
             job: env.job,
             kind,
@@ -233,7 +268,8 @@ impl Launch {
             watches: (0..self.ranks).map(|_| None).collect(),
             launch: self,
             env,
-            fds: Some(fds),
+            fds: nodes.into_iter().zip(fds).collect(),
+            placement,
             cpus,
             shared,
             readers,
@@ -250,6 +286,40 @@ impl Launch {
         Ok(job)
     }
 
+    /// Whether a stream of the ranks goes through this process.
+    pub(crate) fn is_piped(&self, output: Output) -> bool {
+        match output {
+            Output::Inherit => self.label || self.relay.is_some(),
+            Output::Capture => true,
+            Output::Null => false,
+        }
+    }
+
+    /// What every rank is told, but for its number.
+    fn describe(&self, placement: &Placement) -> Result<JobEnv, LaunchError> {
+        let (job, key, rendezvous) = match &self.part {
+            Some(part) => (part.job, part.key.clone(), Some(part.rendezvous.clone())),
+            None => (
+                JobId::random().map_err(system("draw the job's identity"))?,
+                JobKey::random().map_err(system("draw the job's key"))?,
+                None,
+            ),
+        };
+        Ok(JobEnv {
+            job,
+            rank: 0,
+            size: self.ranks,
+            contexts: self.contexts,
+            clients: self.clients,
+            key,
+            fds: None,
+            broker: None,
+            nodes: placement.nodes().to_vec(),
+            rendezvous,
+            settings: Settings::default(),
+        })
+    }
+
     /// Gives a command what is the same for all ranks.
     pub(crate) fn configure(&self, command: &mut Command) {
         if let Some(arg0) = &self.arg0 {
@@ -258,8 +328,8 @@ impl Launch {
         command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
     }
 
-    /// Checks the description; gives the arena's size.
-    fn check(&mut self) -> Result<u64, LaunchError> {
+    /// Checks the description.
+    fn check(&mut self) -> Result<Checked, LaunchError> {
         if let Some(error) = self.no_program.take() {
             return Err(LaunchError::CurrentProgram(error));
         }
@@ -272,9 +342,20 @@ impl Launch {
                 return invalid(format!("a rank has 1 to 4096 {what}, not {parts}"));
             }
         }
-        let out_of_range = |rank: &&u32| **rank >= self.ranks;
+        let placement = match &self.part {
+            Some(part) => Placement::of_part(part),
+            None => Placement::blocks(self.ranks, self.nodes),
+        };
+        let placement = placement.map_err(LaunchError::Invalid)?;
+        if placement.counts().len() > 1 && !self.broker_ranks.is_empty() {
+            return invalid("the broker hands descriptors out on one node only".into());
+        }
+        let out_of_range = |rank: &&u32| **rank >= self.ranks || !placement.starts(**rank);
         if let Some(rank) = self.delays.keys().chain(&self.broker_ranks).find(out_of_range) {
-            return invalid(format!("rank {rank} is not in a job of {} ranks", self.ranks));
+            return invalid(format!(
+                "rank {rank} is not one that is started of a job of {} ranks",
+                self.ranks
+            ));
         }
         if let Some(rank) = self.broker_ranks.iter().find(|rank| self.delays.contains_key(rank)) {
             return invalid(format!(
@@ -291,8 +372,19 @@ impl Launch {
         // Better one message here than the same from every rank.
         let inherited = process_variables()
             .filter(|(name, _)| !JOB_VARIABLES.contains(&name.as_str()) && !own.contains_key(name));
-        Settings::parse(inherited.chain(own.clone()))?;
-        self.arena_bytes.ok_or_else(|| LaunchError::Invalid("the arena's size is not given".into()))
+        let device = Settings::parse(inherited.chain(own.clone()))?.device;
+        if device == DeviceChoice::Shm && placement.has_many_nodes() {
+            return invalid(
+                "the ranks are on several nodes, which shared memory does not reach across: do not set \
+                 POSTHASTE_DEVICE to `shm`, or use one node"
+                    .into(),
+            );
+        }
+        let arena_bytes = self.arena_bytes;
+        let arena_bytes =
+            arena_bytes.ok_or_else(|| LaunchError::Invalid("the arena's size is not given".into()))?;
+        let wanted = self.tcp || device == DeviceChoice::Tcp || placement.has_many_nodes();
+        Ok(Checked { arena_bytes, placement, tcp: wanted && self.part.is_none() })
     }
 
     fn start_broker(&self, fds: &mut HostFds, env: &mut JobEnv) -> Result<Option<Broker>, LaunchError> {
@@ -306,6 +398,26 @@ impl Launch {
         env.broker = Some(broker.name().to_owned());
         Ok(Some(broker))
     }
+}
+
+/// A description that was found to be right.
+struct Checked {
+    arena_bytes: u64,
+    placement: Placement,
+    /// Whether to serve a place where the ranks meet.
+    tcp: bool,
+}
+
+/// Serves a place where the ranks meet, and says so to them.
+fn serve(env: &mut JobEnv) -> Result<Rendezvous, LaunchError> {
+    let bind = |address: IpAddr| {
+        Rendezvous::bind(SocketAddr::new(address, 0), env.size, env.key.clone(), Some(env.job))
+    };
+    // Some hosts have only one of the two.
+    let served = bind(Ipv4Addr::LOCALHOST.into()).or_else(|_| bind(Ipv6Addr::LOCALHOST.into()));
+    let served = served.map_err(system("serve a place on the loopback interface where the ranks meet"))?;
+    env.rendezvous = Some(served.address().to_string());
+    Ok(served)
 }
 
 /// The cores that this process may use.

@@ -3,7 +3,8 @@
 //! It starts them itself because the kernel sends a child its parent-death signal when the *thread* that started it
 //! ends: this one lives as long as any rank.
 
-use std::io;
+use std::collections::BTreeMap;
+use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::fds::HostFds;
 use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Output, Readers, Stream};
+use crate::placement::Placement;
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
@@ -28,8 +30,9 @@ use crate::watch::Watch;
 pub(crate) struct Supervisor {
     pub(crate) launch: Launch,
     pub(crate) env: JobEnv,
-    /// Kept until the last rank has been started.
-    pub(crate) fds: Option<HostFds>,
+    /// By node; kept until the last rank has been started.
+    pub(crate) fds: BTreeMap<u32, HostFds>,
+    pub(crate) placement: Placement,
     pub(crate) cpus: Vec<usize>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
@@ -177,17 +180,18 @@ impl Supervisor {
         state.slots[rank as usize] = Slot::Running(child);
         if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting)) {
             drop(state);
-            self.fds = None;
+            self.fds.clear();
         }
         Ok(())
     }
 
     fn command(&mut self, rank: u32) -> io::Result<Command> {
         let gone = || io::Error::other("the job's descriptors are gone");
-        let fds = self.fds.as_mut().ok_or_else(gone)?;
-        let bell = fds.take_bell(rank).ok_or_else(gone)?;
+        let mut env = JobEnv { rank, broker: None, ..self.env.clone() };
+        let fds = self.fds.get_mut(&env.node()).ok_or_else(gone)?;
+        let bell = fds.take_bell(env.place_on_node()).ok_or_else(gone)?;
         let shared = Arc::clone(fds.shared());
-        let env = JobEnv { rank, fds: Some(FdNumbers::of(&shared, &bell)), broker: None, ..self.env.clone() };
+        env.fds = Some(FdNumbers::of(&shared, &bell));
 
         let mut command = Command::new(&self.launch.program);
         self.launch.configure(&mut command);
@@ -195,11 +199,12 @@ impl Supervisor {
             command.env_remove(name);
         }
         command.envs(env.to_variables());
-        command.stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() });
+        let reads = rank == 0 && !self.placement.is_part();
+        command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
         command.stdout(self.stdio(self.launch.stdout)).stderr(self.stdio(self.launch.stderr));
         let cpu = (!self.cpus.is_empty()).then(|| {
             let mut set = CpuSet::new();
-            set.set(self.cpus[rank as usize % self.cpus.len()]);
+            set.set(self.cpus[self.placement.index(rank) % self.cpus.len()]);
             set
         });
         child::prepare(&mut command, shared, bell, cpu);
@@ -208,7 +213,7 @@ impl Supervisor {
 
     fn stdio(&self, output: Output) -> Stdio {
         match output {
-            Output::Inherit if self.launch.label => Stdio::piped(),
+            Output::Inherit if self.launch.is_piped(output) => Stdio::piped(),
             Output::Inherit => Stdio::inherit(),
             Output::Capture => Stdio::piped(),
             Output::Null => Stdio::null(),
@@ -218,18 +223,26 @@ impl Supervisor {
     /// Gives the child's piped streams their readers.
     fn attach(&self, rank: u32, child: &mut Child) -> io::Result<()> {
         if let Some(stream) = child.stdout.take() {
-            match self.launch.stdout {
-                Output::Capture => self.readers.capture(rank, Stream::Out, stream)?,
-                _ => self.readers.label(rank, Stream::Out, stream)?,
-            }
+            self.attach_stream(rank, Stream::Out, self.launch.stdout, stream)?;
         }
         if let Some(stream) = child.stderr.take() {
-            match self.launch.stderr {
-                Output::Capture => self.readers.capture(rank, Stream::Err, stream)?,
-                _ => self.readers.label(rank, Stream::Err, stream)?,
-            }
+            self.attach_stream(rank, Stream::Err, self.launch.stderr, stream)?;
         }
         Ok(())
+    }
+
+    fn attach_stream(
+        &self,
+        rank: u32,
+        stream: Stream,
+        output: Output,
+        from: impl Read + Send + 'static,
+    ) -> io::Result<()> {
+        match (output, &self.launch.relay) {
+            (Output::Capture, _) => self.readers.capture(rank, stream, from),
+            (_, Some(relay)) => self.readers.relay(rank, stream, from, relay.clone()),
+            (_, None) => self.readers.label(rank, stream, from),
+        }
     }
 
     /// Sleeps until a rank exits, somebody asks for something, or the next deadline.
@@ -324,7 +337,7 @@ impl Supervisor {
             }
         }
         drop(state);
-        self.fds = None;
+        self.fds.clear();
     }
 }
 

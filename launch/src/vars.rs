@@ -17,6 +17,8 @@ pub(crate) const CLIENTS: &str = "POSTHASTE_CLIENTS";
 pub(crate) const KEY: &str = "POSTHASTE_KEY";
 pub(crate) const FDS: &str = "POSTHASTE_FDS";
 pub(crate) const BROKER: &str = "POSTHASTE_BROKER";
+pub(crate) const NODES: &str = "POSTHASTE_NODES";
+pub(crate) const RENDEZVOUS: &str = "POSTHASTE_RENDEZVOUS";
 
 pub(crate) const LANE_BYTES: &str = "POSTHASTE_LANE_BYTES";
 pub(crate) const CREDITS: &str = "POSTHASTE_CREDITS";
@@ -25,12 +27,40 @@ pub(crate) const MEMORY_LIMIT: &str = "POSTHASTE_MEMORY_LIMIT";
 pub(crate) const SEGMENT: &str = "POSTHASTE_SEGMENT";
 pub(crate) const DRIVER: &str = "POSTHASTE_DRIVER";
 pub(crate) const CORES: &str = "POSTHASTE_CORES";
+pub(crate) const DEVICE: &str = "POSTHASTE_DEVICE";
+pub(crate) const TCP_MODE: &str = "POSTHASTE_TCP_MODE";
+pub(crate) const TCP_INTERFACE: &str = "POSTHASTE_TCP_INTERFACE";
+pub(crate) const TCP_PORTS: &str = "POSTHASTE_TCP_PORTS";
+pub(crate) const TCP_TIMEOUT: &str = "POSTHASTE_TCP_TIMEOUT";
+pub(crate) const JOIN_TIMEOUT: &str = "POSTHASTE_JOIN_TIMEOUT";
+pub(crate) const OVERSEND: &str = "POSTHASTE_OVERSEND";
+pub(crate) const RENDEZVOUS_BYTES: &str = "POSTHASTE_RENDEZVOUS_BYTES";
+pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 
 /// What the launcher sets for each rank.
-pub(crate) const JOB_VARIABLES: [&str; 8] = [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER];
+pub(crate) const JOB_VARIABLES: [&str; 10] =
+    [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS];
+/// Those that a user sets, too, where another launcher starts the ranks.
+const LOOSE_VARIABLES: [&str; 3] = [CONTEXTS, CLIENTS, KEY];
 /// What a user may set.
-pub(crate) const SETTING_VARIABLES: [&str; 7] =
-    [LANE_BYTES, CREDITS, SPIN_US, MEMORY_LIMIT, SEGMENT, DRIVER, CORES];
+pub(crate) const SETTING_VARIABLES: [&str; 16] = [
+    LANE_BYTES,
+    CREDITS,
+    SPIN_US,
+    MEMORY_LIMIT,
+    SEGMENT,
+    DRIVER,
+    CORES,
+    DEVICE,
+    TCP_MODE,
+    TCP_INTERFACE,
+    TCP_PORTS,
+    TCP_TIMEOUT,
+    JOIN_TIMEOUT,
+    OVERSEND,
+    RENDEZVOUS_BYTES,
+    KEY_FILE,
+];
 
 /// The product's variables that are set, all of them known.
 pub(crate) struct Vars(BTreeMap<&'static str, String>);
@@ -64,9 +94,10 @@ impl Vars {
         self.0.remove(name)
     }
 
-    /// The first variable of a job that is set.
+    /// The first variable that is set and that shows a launcher of ours.
     pub(crate) fn any_of_job(&self) -> Option<&'static str> {
-        JOB_VARIABLES.into_iter().find(|name| self.0.contains_key(name))
+        let shows = |name: &&'static str| !LOOSE_VARIABLES.contains(name) && self.0.contains_key(name);
+        JOB_VARIABLES.into_iter().find(shows)
     }
 }
 

@@ -264,6 +264,12 @@ fn another_user_gets_nothing() {
     let all = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
     std::fs::set_permissions(dir.path(), all.clone()).unwrap();
     std::fs::set_permissions(&program, all).unwrap();
+    // A child that another test forks holds the copy open for writing until it runs its own program.
+    eventually("nobody writes to the program", || {
+        let tried =
+            std::process::Command::new(&program).arg("--list").stdout(std::process::Stdio::null()).status();
+        !tried.is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy)
+    });
     let status = std::process::Command::new(program)
         .args(common::ROLE_ARGS)
         .env("POSTHASTE_TEST_ROLE", "other-user")

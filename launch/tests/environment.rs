@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{assigned, job_of, process_of, watchdog};
-use posthaste_launch::{Driver, EnvError, JobEnv, LaunchError, Output, Settings};
+use posthaste_launch::{DeviceChoice, Driver, EnvError, JobEnv, LaunchError, Output, Settings, TcpMode};
 
 #[test]
 fn role() {
@@ -93,6 +93,46 @@ fn variables_go_round() {
 }
 
 #[test]
+fn a_rank_knows_its_node_and_where_to_meet() {
+    let mut env = good();
+    env.retain(|(name, _)| name != "POSTHASTE_FDS" && name != "POSTHASTE_SIZE");
+    env.extend(variables(&[
+        ("POSTHASTE_SIZE", "5"),
+        ("POSTHASTE_NODES", "0:2:0x2:2"),
+        ("POSTHASTE_FDS", "arena=3,bell=4,ring=5:6"),
+        ("POSTHASTE_RENDEZVOUS", "[::1]:4000"),
+    ]));
+    let read = JobEnv::parse(env.clone()).unwrap().unwrap();
+    assert_eq!(read.nodes, [0, 2, 0, 0, 2]);
+    assert_eq!((read.node(), read.node_ranks()), (2, vec![1, 4]));
+    assert_eq!(read.rendezvous.as_deref(), Some("[::1]:4000"));
+    let again = read.to_variables().into_iter().map(|(name, value)| (name.to_owned(), value));
+    assert_eq!(format!("{:?}", JobEnv::parse(again).unwrap().unwrap()), format!("{read:?}"));
+    // Who meets others may have inherited nothing.
+    env.retain(|(name, _)| name != "POSTHASTE_FDS");
+    assert!(JobEnv::parse(env).unwrap().unwrap().fds.is_none());
+    assert_eq!(JobEnv::parse(good()).unwrap().unwrap().nodes, [0, 0]);
+}
+
+#[test]
+fn the_key_may_be_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    let mut env = good();
+    env.push(("POSTHASTE_KEY_FILE".into(), path.to_str().unwrap().into()));
+    // What the launcher sets comes first, and then nobody looks at the file.
+    assert_eq!(JobEnv::parse(env.clone()).unwrap().unwrap().key.as_bytes(), &[0xab; 32]);
+    env.retain(|(name, _)| name != "POSTHASTE_KEY");
+    assert!(matches!(JobEnv::parse(env.clone()), Err(EnvError::KeyFile { .. })));
+    std::fs::write(&path, "cd".repeat(32)).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    assert_eq!(JobEnv::parse(env).unwrap().unwrap().key.as_bytes(), &[0xcd; 32]);
+    // A file alone makes no job.
+    let alone = ("POSTHASTE_KEY_FILE".to_owned(), path.to_str().unwrap().to_owned());
+    assert!(JobEnv::parse([alone]).unwrap().is_none());
+}
+
+#[test]
 fn without_a_job_there_is_none() {
     assert!(JobEnv::parse(variables(&[("HOME", "/"), ("POSTHASTE_SPIN_US", "5")])).unwrap().is_none());
     assert!(JobEnv::parse(variables(&[("POSTHASTE_TEST_ROLE", "x")])).unwrap().is_none());
@@ -105,6 +145,13 @@ fn an_unknown_variable_suggests_the_nearest() {
         ("POSTHASTE_LANEBYTES", "POSTHASTE_LANE_BYTES"),
         ("POSTHASTE_SPIN", "POSTHASTE_SPIN_US"),
         ("POSTHASTE_CREDIT", "POSTHASTE_CREDITS"),
+        ("POSTHASTE_NODE", "POSTHASTE_NODES"),
+        ("POSTHASTE_DEVICES", "POSTHASTE_DEVICE"),
+        ("POSTHASTE_TCPMODE", "POSTHASTE_TCP_MODE"),
+        ("POSTHASTE_TCP_PORT", "POSTHASTE_TCP_PORTS"),
+        ("POSTHASTE_JOINTIMEOUT", "POSTHASTE_JOIN_TIMEOUT"),
+        ("POSTHASTE_KEYFILE", "POSTHASTE_KEY_FILE"),
+        ("POSTHASTE_RENDEZVOUS_BYTE", "POSTHASTE_RENDEZVOUS_BYTES"),
     ] {
         let error = Settings::parse(variables(&[(typo, "1")])).unwrap_err();
         assert_eq!(error, EnvError::Unknown { name: typo.into(), nearest });
@@ -137,7 +184,12 @@ fn a_partial_set_is_refused_and_never_means_alone() {
         }
     }
     for alone in good().into_iter().filter(|(name, _)| name.starts_with("POSTHASTE")) {
-        assert!(matches!(JobEnv::parse([alone]), Err(EnvError::Partial { .. })));
+        // A key is also given to ranks that another launcher starts.
+        let key = alone.0 == "POSTHASTE_KEY";
+        match JobEnv::parse([alone]) {
+            Ok(None) => assert!(key),
+            other => assert!(!key && matches!(other, Err(EnvError::Partial { .. })), "{other:?}"),
+        }
     }
 }
 
@@ -174,6 +226,33 @@ fn values_out_of_range_are_refused_by_name() {
         ("POSTHASTE_SEGMENT", "é"),
         ("POSTHASTE_DRIVER", "Task"),
         ("POSTHASTE_CORES", "0"),
+        ("POSTHASTE_NODES", ""),
+        ("POSTHASTE_NODES", "0x0"),
+        ("POSTHASTE_NODES", "0:4096"),
+        ("POSTHASTE_NODES", "0x4294967297"),
+        ("POSTHASTE_RENDEZVOUS", "host"),
+        ("POSTHASTE_RENDEZVOUS", ":80"),
+        ("POSTHASTE_RENDEZVOUS", "host:0"),
+        ("POSTHASTE_RENDEZVOUS", "host:65536"),
+        ("POSTHASTE_RENDEZVOUS", "::1:80"),
+        ("POSTHASTE_RENDEZVOUS", "[::1:80"),
+        ("POSTHASTE_RENDEZVOUS", "ho st:80"),
+        ("POSTHASTE_DEVICE", "TCP"),
+        ("POSTHASTE_TCP_MODE", "none"),
+        ("POSTHASTE_TCP_INTERFACE", ""),
+        ("POSTHASTE_TCP_INTERFACE", "a name with blanks"),
+        ("POSTHASTE_TCP_PORTS", "5000"),
+        ("POSTHASTE_TCP_PORTS", "5001-5000"),
+        ("POSTHASTE_TCP_PORTS", "0-5"),
+        ("POSTHASTE_TCP_PORTS", "1-65536"),
+        ("POSTHASTE_TCP_TIMEOUT", "-1"),
+        ("POSTHASTE_TCP_TIMEOUT", "0.0001"),
+        ("POSTHASTE_JOIN_TIMEOUT", "0"),
+        ("POSTHASTE_JOIN_TIMEOUT", "1e3"),
+        ("POSTHASTE_OVERSEND", "never"),
+        ("POSTHASTE_RENDEZVOUS_BYTES", "0"),
+        ("POSTHASTE_RENDEZVOUS_BYTES", "always"),
+        ("POSTHASTE_KEY_FILE", ""),
     ] {
         match with(name, value).unwrap_err() {
             EnvError::Invalid { name: named, seen, .. } => assert_eq!((named, &*seen), (name, value)),
@@ -181,7 +260,11 @@ fn values_out_of_range_are_refused_by_name() {
         }
     }
     assert_eq!(with("POSTHASTE_RANK", "2").unwrap_err(), EnvError::RankOutOfRange { rank: 2, size: 2 });
-    assert_eq!(with("POSTHASTE_SIZE", "3").unwrap_err(), EnvError::RingSize { seen: 2, size: 3 });
+    assert_eq!(with("POSTHASTE_SIZE", "3").unwrap_err(), EnvError::RingSize { seen: 2, on_node: 3, size: 3 });
+    let nodes = |text| with("POSTHASTE_NODES", text).unwrap_err();
+    assert_eq!(nodes("0:0:0"), EnvError::NodesSize { seen: 3, size: 2 });
+    assert_eq!(nodes("0"), EnvError::NodesSize { seen: 1, size: 2 });
+    assert_eq!(nodes("0:1"), EnvError::RingSize { seen: 2, on_node: 1, size: 2 });
     let twice = good().into_iter().chain(good());
     assert!(matches!(JobEnv::parse(twice), Err(EnvError::Repeated { .. })));
 }
@@ -207,12 +290,30 @@ fn settings_need_no_job() {
         ("POSTHASTE_SEGMENT", "64k"),
         ("POSTHASTE_DRIVER", "thread"),
         ("POSTHASTE_CORES", "7"),
+        ("POSTHASTE_DEVICE", "tcp"),
+        ("POSTHASTE_TCP_MODE", "handshake-only"),
+        ("POSTHASTE_TCP_INTERFACE", "fe80::1%eth0"),
+        ("POSTHASTE_TCP_PORTS", "5000-5009"),
+        ("POSTHASTE_TCP_TIMEOUT", "0.25"),
+        ("POSTHASTE_JOIN_TIMEOUT", "90"),
+        ("POSTHASTE_OVERSEND", "always"),
+        ("POSTHASTE_RENDEZVOUS_BYTES", "256K"),
+        ("POSTHASTE_KEY_FILE", "/run/secrets/key"),
     ]))
     .unwrap();
     assert_eq!((read.lane_bytes, read.credits), (1024, 65536));
     assert_eq!((read.spin, read.cores), (Some(Duration::ZERO), Some(7)));
     assert_eq!((read.memory_limit, read.segment), (Some(3 << 30), Some(64 << 10)));
     assert_eq!(read.driver, Driver::Thread);
+    assert_eq!((read.device, read.tcp_mode), (DeviceChoice::Tcp, Some(TcpMode::HandshakeOnly)));
+    assert_eq!((read.tcp_interface.as_deref(), read.tcp_ports), (Some("fe80::1%eth0"), Some(5000..=5009)));
+    assert_eq!((read.tcp_timeout, read.join_timeout), (Duration::from_millis(250), Duration::from_secs(90)));
+    assert_eq!((read.oversend, read.rendezvous_bytes), (true, Some(256 << 10)));
+    assert_eq!(read.key_file, Some("/run/secrets/key".into()));
+    let never = Settings::parse(variables(&[("POSTHASTE_RENDEZVOUS_BYTES", "never")])).unwrap();
+    assert_eq!(never.rendezvous_bytes, Some(u64::MAX));
+    let default = Settings::default();
+    assert_eq!((default.tcp_timeout.as_secs(), default.join_timeout.as_secs()), (5, 60));
     assert_eq!(Settings::parse([]).unwrap(), Settings::default());
 }
 
@@ -223,8 +324,9 @@ fn parse_bytes(bytes: &[u8]) {
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
     if let Ok(Some(env)) = JobEnv::parse(env) {
         assert!(env.rank < env.size && (1..=4096).contains(&env.size));
-        assert!(env.fds.is_some() || env.broker.is_some());
-        assert!(env.fds.is_none_or(|fds| fds.ring().len() == env.size as usize));
+        assert!(env.fds.is_some() || env.broker.is_some() || env.rendezvous.is_some());
+        let on_node = env.node_ranks().len();
+        assert!(env.fds.is_none_or(|fds| fds.ring().len() == on_node));
     }
 }
 

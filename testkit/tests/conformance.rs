@@ -10,6 +10,15 @@ fn one_credit() -> EngineConfig {
     EngineConfig { credits: 1, ..EngineConfig::default() }
 }
 
+fn over_send() -> EngineConfig {
+    EngineConfig { oversend: true, ..EngineConfig::default() }
+}
+
+/// A window in which a get of a page does not fit.
+fn tiny_over_send() -> EngineConfig {
+    EngineConfig { credits: 1, get_window: 200, ..over_send() }
+}
+
 conformance_suite!(mod in_process, seeds 0..1, |_| InProcessHarness::new(Limits::default()));
 conformance_suite!(mod in_process_tiny, seeds 0..1, |_| {
     let limits = Limits { packets_per_pair: 1, max_inline: 80, max_eager: 96, fragment: 17, ..Limits::default() };
@@ -23,6 +32,19 @@ conformance_suite!(mod simulated_tiny, seeds 100..106, |seed| SimHarness::new(se
 conformance_suite!(mod simulated_one_credit, seeds 200..204, |seed| {
     SimHarness::new(seed, SimOptions { lane_slots: 2, ..SimOptions::tiny() }).with_config(one_credit())
 });
-conformance_suite!(mod simulated_sends_only, seeds 300..302, |seed| {
+conformance_suite!(mod simulated_sends_only, seeds 300..303, |seed| {
     SimHarness::new(seed, SimOptions { native: false, ..SimOptions::default() })
+});
+conformance_suite!(mod simulated_sends_only_tiny, seeds 400..404, |seed| {
+    SimHarness::new(seed, SimOptions { native: false, ..SimOptions::tiny() }).with_config(tiny_over_send())
+});
+conformance_suite!(mod simulated_over_send, seeds 500..502, |seed| {
+    SimHarness::new(seed, SimOptions::default()).with_config(over_send())
+});
+conformance_suite!(mod in_process_over_send, seeds 0..1, |_| {
+    InProcessHarness::new(Limits::default()).with_config(over_send())
+});
+conformance_suite!(mod in_process_over_send_tiny, seeds 0..1, |_| {
+    let limits = Limits { packets_per_pair: 1, max_inline: 80, max_eager: 96, fragment: 17, ..Limits::default() };
+    InProcessHarness::new(limits).with_config(tiny_over_send())
 });

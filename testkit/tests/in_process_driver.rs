@@ -29,7 +29,7 @@ async fn job(limits: Limits) -> (Arc<Fabric>, Vec<Client>, Log) {
     for rank in (0..3).map(Rank) {
         let client = Client::new(ClientParts {
             id: ClientId(0),
-            device: fabric.device(ClientId(0), rank),
+            devices: vec![fabric.device(ClientId(0), rank)],
             sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, SHAPE), None)),
             config: EngineConfig { fifo_slots: 4, ..EngineConfig::default() },
             spin: Some(Duration::ZERO),

@@ -45,7 +45,7 @@ impl Harness for ShmHarness {
             let host = Host::new(resources, self.sizes, sysdep.clone()).expect("the arena is mapped");
             let client = Client::new(ClientParts {
                 id: ClientId(0),
-                device: host.device(ClientId(0)),
+                devices: vec![host.device(ClientId(0))],
                 sysdep,
                 config: setup.config,
                 spin: Some(Duration::ZERO),
@@ -99,4 +99,12 @@ conformance_suite!(mod shared_memory, seeds 0..1, |_| ShmHarness::new(16 << 10, 
 conformance_suite!(mod shared_memory_tiny, seeds 0..1, |_| ShmHarness::new(
     1024,
     EngineConfig { credits: 1, ..EngineConfig::default() }
+));
+conformance_suite!(mod shared_memory_over_send, seeds 0..1, |_| ShmHarness::new(
+    16 << 10,
+    EngineConfig { oversend: true, ..EngineConfig::default() }
+));
+conformance_suite!(mod shared_memory_over_send_tiny, seeds 0..1, |_| ShmHarness::new(
+    1024,
+    EngineConfig { credits: 1, oversend: true, get_window: 1000, ..EngineConfig::default() }
 ));

@@ -14,4 +14,5 @@ mod memory;
 mod pages;
 mod replay;
 mod sends;
+mod shims;
 mod streams;

@@ -18,14 +18,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a rank was given to take part: the arena, the read end of its own doorbell, the write ends of all.
+/// What a rank was given to take part: the arena, the read end of its own doorbell, the write ends of those of its node.
 #[derive(Debug)]
 pub struct HostResources {
     /// The arena's file.
     pub arena: OwnedFd,
     /// The read end of this rank's doorbell pipe, not blocking.
     pub bell: OwnedFd,
-    /// The write ends of the doorbell pipes of all ranks, by rank, not blocking.
+    /// The write ends of the doorbell pipes of this node's ranks, in the order of their ranks, not blocking.
     pub ring: Vec<OwnedFd>,
     /// Limit on the committed bytes of the whole job.
     pub memory_limit: Option<u64>,
@@ -66,16 +66,17 @@ impl Host {
                 problem: format!("{} is not a power of two of at least {MIN_RING}", sizes.lane),
             });
         }
-        if resources.ring.len() != shape.ranks as usize {
+        let local = personality.local_size();
+        if resources.ring.len() != local {
             return Err(DeviceError::Mismatch {
                 subject: "the inherited descriptors",
-                problem: format!("{} doorbells for {} ranks", resources.ring.len(), shape.ranks),
+                problem: format!("{} doorbells for {local} ranks of this node", resources.ring.len()),
             });
         }
         let layout = Layout::new(shape, sizes)?;
         let arena = Arena::map(resources.arena, layout, resources.memory_limit, sysdep.clone())?;
         arena.enter(personality.rank)?;
-        let link = Link::new(arena, personality.rank, resources.bell, resources.ring, sysdep)?;
+        let link = Link::new(arena, resources.bell, resources.ring, sysdep)?;
         let endpoints = usize::from(shape.clients) * usize::from(shape.contexts);
         let bells = if endpoints > 1 {
             (0..endpoints).map(|_| Arc::new(SharedBell::default())).collect()
@@ -141,7 +142,7 @@ impl Device for ShmDevice {
     }
 
     fn reaches(&self, rank: Rank) -> bool {
-        rank.0 < self.host.link.arena.layout().shape.ranks
+        self.host.link.is_local(rank)
     }
 
     fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
@@ -182,7 +183,9 @@ impl Device for ShmDevice {
     }
 
     fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
-        if !self.reaches(rank) {
+        // Pages of this rank that were not committed must not be touched, whoever asks for it.
+        let own = rank == self.host.link.me;
+        if !self.reaches(rank) || (own && !lock(&self.heap).holds(offset, len)) {
             return None;
         }
         let segment = self.host.link.arena.layout().segment(self.client, rank);

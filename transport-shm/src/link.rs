@@ -32,7 +32,8 @@ pub(crate) struct Link {
     pub arena: Arena,
     pub me: Rank,
     pub bell: Arc<Bell>,
-    ring: Vec<OwnedFd>,
+    /// By rank; none for ranks of other nodes.
+    ring: Vec<Option<OwnedFd>>,
     pub sysdep: Arc<dyn Sysdep>,
     pub fence: LightFence,
     gone: Vec<AtomicBool>,
@@ -49,17 +50,23 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// `ring`: of the ranks of this node, in their order.
     pub fn new(
         arena: Arena,
-        me: Rank,
         bell: OwnedFd,
         ring: Vec<OwnedFd>,
         sysdep: Arc<dyn Sysdep>,
     ) -> Result<Link, DeviceError> {
+        let personality = sysdep.personality();
+        let me = personality.rank;
+        let mut ring = ring.into_iter();
+        let ranks = (0..personality.shape.ranks).map(Rank);
+        let ring: Vec<Option<OwnedFd>> =
+            ranks.map(|rank| if personality.is_local(rank) { ring.next() } else { None }).collect();
         let os = |what: &'static str| move |e: rustix::io::Errno| DeviceError::Os { what, source: e.into() };
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("cannot make an epoll instance"))?;
         for (rank, pipe) in ring.iter().enumerate() {
-            if rank != me.index() {
+            if let (Some(pipe), true) = (pipe, rank != me.index()) {
                 // Errors are reported without being asked for: a pipe whose last read end was closed.
                 let data = epoll::EventData::new_u64(rank as u64);
                 epoll::add(&poll, pipe, data, epoll::EventFlags::ET).map_err(os("cannot watch a peer"))?;
@@ -85,9 +92,14 @@ impl Link {
         })
     }
 
+    /// Whether the rank is on this node.
+    pub fn is_local(&self, rank: Rank) -> bool {
+        self.ring.get(rank.index()).is_some_and(Option::is_some)
+    }
+
     /// Rings a rank's bell.
     pub fn ring(&self, rank: Rank) {
-        if let Some(pipe) = self.ring.get(rank.index()) {
+        if let Some(Some(pipe)) = self.ring.get(rank.index()) {
             ring(pipe);
         }
         self.glance();
@@ -130,7 +142,7 @@ impl Link {
     /// Returns whether the peer need not be looked for again: one that has not joined yet is looked for at each
     /// contact and now and then.
     pub fn watch(&self, rank: Rank) -> bool {
-        if rank == self.me || self.watched[rank.index()].load(Ordering::Relaxed) {
+        if rank == self.me || !self.is_local(rank) || self.watched[rank.index()].load(Ordering::Relaxed) {
             return true;
         }
         let Some(process) = self.arena.process(rank) else { return false };
@@ -341,7 +353,7 @@ mod tests {
         let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
         let (bell, own) = pipe();
         let ring = std::iter::once(own).chain((1..ranks).map(|_| pipe().1)).collect();
-        Link::new(arena, Rank(0), bell, ring, sysdep).expect("a link")
+        Link::new(arena, bell, ring, sysdep).expect("a link")
     }
 
     #[test]

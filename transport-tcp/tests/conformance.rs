@@ -49,3 +49,28 @@ conformance_suite!(mod encrypted, seeds 0..1, |_| TcpHarness::new(
 ));
 conformance_suite!(mod tiny_insecure, seeds 0..1, |_| TcpHarness::new(Mode::Insecure, tiny(), one_credit()));
 conformance_suite!(mod tiny_encrypted, seeds 0..1, |_| TcpHarness::new(Mode::Encrypted, tiny(), one_credit()));
+conformance_suite!(mod mixed, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig::default()
+)
+.mixed());
+conformance_suite!(mod tiny_mixed, seeds 0..1, |_| TcpHarness::new(Mode::Insecure, tiny(), one_credit())
+    .mixed());
+// The same over sends: no frame of a put or a get is ever sent.
+conformance_suite!(mod over_send, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig { oversend: true, ..EngineConfig::default() }
+));
+conformance_suite!(mod tiny_over_send, seeds 0..1, |_| TcpHarness::new(
+    Mode::Insecure,
+    tiny(),
+    EngineConfig { oversend: true, get_window: 1000, ..one_credit() }
+));
+conformance_suite!(mod mixed_over_send, seeds 0..1, |_| TcpHarness::new(
+    Mode::HandshakeOnly,
+    usual(),
+    EngineConfig { oversend: true, ..EngineConfig::default() }
+)
+.mixed());

@@ -14,6 +14,7 @@ mod memcpy;
 mod pingpong;
 mod pipeline;
 mod process;
+mod sockets;
 mod ticker;
 mod wake;
 
@@ -28,6 +29,9 @@ pub const NAMES: &[&str] = &[
     "descriptor_loop",
     "eventfd_asyncfd_wake",
     "ticker_alone",
+    "tcp_pingpong",
+    "tcp_stream",
+    "tcp_aead_stream",
 ];
 
 /// What a limit is measured with. Each uses those that mean something to it.
@@ -107,6 +111,9 @@ pub fn run(name: &str, args: &LimitArgs) -> Result<Measurement, LimitError> {
         "descriptor_loop" => descriptors::run(args),
         "eventfd_asyncfd_wake" => wake::run(args),
         "ticker_alone" => ticker::run(args),
+        "tcp_pingpong" => sockets::pingpong(args),
+        "tcp_stream" => sockets::stream(args),
+        "tcp_aead_stream" => sockets::sealed(args),
         _ => Err(LimitError::Unknown(name.to_owned())),
     }
 }

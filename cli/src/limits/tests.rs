@@ -50,6 +50,13 @@ fn memcpy_from_shared() {
 }
 
 #[test]
+fn tcp() {
+    figure("tcp_pingpong", 8, "us");
+    figure("tcp_stream", 64 << 10, "GB/s");
+    figure("tcp_aead_stream", 1 << 20, "GB/s");
+}
+
+#[test]
 fn descriptor_loop() {
     for size in [8, 1024] {
         figure("descriptor_loop", size, "us");

@@ -1,6 +1,6 @@
 //! Starting the processes that a row needs.
 
-use super::{Args, Plan};
+use super::{Args, Device, Plan};
 use posthaste::launcher::{self, Launch, Output};
 use std::process::Command;
 use std::time::Duration;
@@ -47,13 +47,19 @@ fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let launch = Launch::program(program).args([
         "perf-rank".to_owned(),
-        bench.name.to_owned(),
+        bench.program.unwrap_or(bench.name).to_owned(),
         format!("--size={}", plan.size),
         format!("--seconds={}", args.seconds),
         format!("--face={}", plan.face.name()),
         format!("--runtime={}", plan.runtime.name()),
     ]);
-    let launch = launcher::prepare(launch, ranks, 1, 1).map_err(|error| error.to_string())?;
+    let mut launch = launcher::prepare(launch, ranks, 1, 1).map_err(|error| error.to_string())?;
+    if bench.device == Device::Tcp {
+        launch = launch.env("POSTHASTE_DEVICE", "tcp");
+    }
+    for (name, value) in bench.env {
+        launch = launch.env(name, value);
+    }
     let job = launch
         .bind(ranks == 2 && plan.runtime == super::Runtime::CurrentThread)
         .stdout(Output::Capture)

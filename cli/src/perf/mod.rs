@@ -27,6 +27,9 @@ pub struct Args {
     /// Seconds to measure each row.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// The benchmarks of this device, with its ranks reaching each other through it.
+    #[arg(long, default_value = "shm")]
+    device: Device,
     /// Only this face of a context (default: both).
     #[arg(long)]
     face: Option<Face>,
@@ -42,6 +45,16 @@ pub struct Args {
     /// Measure without the limits beside.
     #[arg(long)]
     no_limits: bool,
+}
+
+/// How the ranks of a benchmark reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// Shared memory.
+    Shm,
+    /// Sockets, over the loopback interface.
+    Tcp,
 }
 
 /// Which face of a context the operations go through.
@@ -88,6 +101,8 @@ impl Runtime {
 pub struct Row {
     /// The benchmark.
     pub bench: &'static str,
+    /// What it goes through.
+    pub device: Device,
     /// Payload bytes, or what the benchmark counts.
     pub size: usize,
     /// `handle` or `context`.
@@ -122,13 +137,38 @@ pub struct Bench {
     bar: Option<f64>,
     faces: bool,
     ranks: u32,
+    device: Device,
+    /// What its ranks run, where that is called otherwise.
+    program: Option<&'static str>,
+    /// What its ranks are told besides.
+    env: &'static [(&'static str, &'static str)],
 }
 
 const K: usize = 1024;
 const M: usize = 1024 * K;
 
 const fn bench(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
-    Bench { name, sizes, unit, higher_is_better: false, limit: None, bar: None, faces: true, ranks: 2 }
+    Bench {
+        name,
+        sizes,
+        unit,
+        higher_is_better: false,
+        limit: None,
+        bar: None,
+        faces: true,
+        ranks: 2,
+        device: Device::Shm,
+        program: None,
+        env: &[],
+    }
+}
+
+const fn tcp(bench: Bench) -> Bench {
+    Bench { device: Device::Tcp, ..bench }
+}
+
+const fn fast(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
+    Bench { higher_is_better: true, ..bench(name, sizes, unit) }
 }
 
 /// All benchmarks, in the order of the report.
@@ -155,11 +195,23 @@ pub const BENCHES: &[Bench] = &[
     Bench { faces: false, ranks: 16, ..bench("oversubscribed", &[64], "s") },
     Bench { bar: Some(1.0), faces: false, ranks: 33, ..bench("memory_silent", &[0], "KiB") },
     Bench { bar: Some(64.0), faces: false, ranks: 33, ..bench("memory_talking", &[0], "KiB") },
+    tcp(Bench { limit: Some(("tcp_pingpong", 1.0)), bar: Some(1.0), ..bench("am_latency", &[8], "us") }),
+    tcp(Bench { limit: Some(("tcp_pingpong", 2.0)), bar: Some(1.1), ..bench("call_latency", &[8], "us") }),
+    tcp(Bench { bar: Some(4.0), ..fast("am_rate", &[8], "M/s") }),
+    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), ..fast("am_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
+    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), faces: false,
+                ..fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
+    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), faces: false,
+                ..fast("get_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
+    tcp(Bench { limit: Some(("tcp_aead_stream", 1.0)), bar: Some(0.9), program: Some("am_bandwidth"),
+                env: &[("POSTHASTE_TCP_MODE", "encrypted")], ..fast("encrypted_am_bandwidth", &[M], "GB/s") }),
+    tcp(Bench { ..bench("replay", &[8, K], "us") }),
+    tcp(Bench { bar: Some(1.0), faces: false, ranks: 8, ..bench("idle_cpu", &[0], "%") }),
 ];
 
 impl Bench {
-    fn by_name(name: &str) -> Option<&'static Bench> {
-        BENCHES.iter().find(|bench| bench.name == name)
+    fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
+        BENCHES.iter().filter(move |bench| bench.device == device)
     }
 }
 
@@ -175,7 +227,7 @@ struct Plan {
 /// Runs the command; the exit code.
 pub fn main(args: &Args) -> i32 {
     if args.list {
-        for bench in BENCHES {
+        for bench in Bench::of(args.device) {
             println!("{}", bench.name);
         }
         return 0;
@@ -230,14 +282,12 @@ pub fn main(args: &Args) -> i32 {
 fn plan(args: &Args) -> Result<Vec<Plan>, String> {
     let mut chosen: Vec<&'static Bench> = Vec::new();
     for name in &args.bench {
-        let known = || BENCHES.iter().map(|bench| bench.name).collect::<Vec<_>>().join(", ");
-        chosen.push(
-            Bench::by_name(name)
-                .ok_or_else(|| format!("no benchmark is called `{name}`; there are {}", known()))?,
-        );
+        let known = || Bench::of(args.device).map(|bench| bench.name).collect::<Vec<_>>().join(", ");
+        let found = Bench::of(args.device).find(|bench| bench.name == name);
+        chosen.push(found.ok_or_else(|| format!("no benchmark is called `{name}`; there are {}", known()))?);
     }
     if chosen.is_empty() {
-        chosen.extend(BENCHES);
+        chosen.extend(Bench::of(args.device));
     }
     let mut plans = Vec::new();
     for bench in chosen {
@@ -274,6 +324,7 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
     let limit = before.zip(after).map(|(a, b)| (a + b) / 2.0);
     Ok(Row {
         bench: bench.name,
+        device: bench.device,
         size,
         face: face.name(),
         runtime: runtime.name(),

@@ -278,6 +278,9 @@ impl Scope<'_> {
     #[cold]
     fn system_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         let rank = packet.source.rank;
+        if packet.protocol.0 == wire::PUT && self.state.peer(index).has_to_tell() {
+            return Verdict::Hold;
+        }
         let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
         let understood = match packet.protocol.0 {
             wire::REPLY => {
@@ -285,6 +288,8 @@ impl Scope<'_> {
                 Some(Verdict::Taken)
             }
             wire::STREAM_DATA => self.stream_data(index, &body),
+            wire::PUT => self.put_arrived(index, packet.cookie, &body),
+            wire::GET_DATA => self.get_data(index, packet.info, body),
             what => {
                 let Body::Short(bytes) = body else {
                     self.cut_off(rank);
@@ -294,6 +299,8 @@ impl Scope<'_> {
                     wire::DECLARE => self.declared(index, bytes),
                     wire::GRANT => self.granted(index, bytes),
                     wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
+                    wire::PUT_DONE => self.put_done(index, packet.cookie, bytes),
+                    wire::GET => self.get_asked(index, packet.cookie, bytes),
                     wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
                     wire::FLUSH if self.state.peer(index).has_aside() => {
                         packet.body = Body::Short(bytes);

@@ -11,6 +11,7 @@
 mod aside;
 mod credit;
 mod dispatch;
+mod oversend;
 mod pattern;
 mod peer;
 mod queue;
@@ -25,7 +26,9 @@ use crate::caps::Caps;
 use crate::device::{Inject, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
+use crate::memory::SharedSlice;
 use crate::protocol::{Credit, Protocol, Registry};
+use crate::route::RouteCaps;
 use crate::slot::{Completer, Outcome, SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -49,11 +52,23 @@ pub struct EngineConfig {
     pub fifo_slots: usize,
     /// Longest message in bytes.
     pub max_message: u64,
+    /// Puts, gets and replays go over sends though the device could carry them out itself.
+    pub oversend: bool,
+    /// Bytes that a peer may have been asked for by gets over sends and that are not here yet; it keeps as many for
+    /// them. The same on all ranks; at least 128.
+    pub get_window: u64,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { credits: 1024, credit_bytes: 16 << 20, fifo_slots: 256, max_message: 1 << 32 }
+        Self {
+            credits: 1024,
+            credit_bytes: 16 << 20,
+            fifo_slots: 256,
+            max_message: 1 << 32,
+            oversend: false,
+            get_window: 4 << 20,
+        }
     }
 }
 
@@ -92,6 +107,8 @@ pub struct Gates(Box<[AtomicU32]>);
 
 impl Gates {
     const DOWN: u32 = 1 << 31;
+    /// Nothing is ever done inline.
+    const OVER_SEND: u32 = 1 << 30;
 
     /// All open.
     #[must_use]
@@ -113,6 +130,13 @@ impl Gates {
         }
     }
 
+    /// Puts and gets of that rank's memory are messages, which none done inline may overtake.
+    fn close_over_send(&self, rank: Rank) {
+        if let Some(gate) = self.0.get(rank.index()) {
+            gate.fetch_or(Self::OVER_SEND, Ordering::SeqCst);
+        }
+    }
+
     fn close_for_good(&self, rank: Rank) {
         if let Some(gate) = self.0.get(rank.index()) {
             gate.fetch_or(Self::DOWN, Ordering::SeqCst);
@@ -126,6 +150,9 @@ impl Gates {
     }
 }
 
+/// A range of this rank's own memory that peers can reach, first byte and length; `None` if there is no such range.
+pub type OwnMemory = std::sync::Arc<dyn Fn(u64, u64) -> Option<SharedSlice> + Send + Sync>;
+
 /// Called with every asynchronous error that no future waits for (D17).
 pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 
@@ -133,8 +160,12 @@ pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 pub struct State {
     pub(crate) me: Endpoint,
     pub(crate) shape: JobShape,
+    /// What the devices of all ranks can do.
     pub(crate) caps: Caps,
+    pub(crate) routes: RouteCaps,
     pub(crate) config: EngineConfig,
+    /// By endpoint index: puts and gets go over sends.
+    pub(crate) over_send: Box<[bool]>,
     pub(crate) peers: Vec<Option<Box<Peer>>>,
     /// Endpoint indices with something queued or owed.
     pub(crate) busy: Vec<usize>,
@@ -154,6 +185,10 @@ pub struct State {
     pub(crate) timers: TimerWheel,
     pub(crate) stats: Stats,
     pub(crate) gates: Arc<Gates>,
+    /// What peers put to and get from where no device does it for them.
+    pub(crate) home: OwnMemory,
+    /// Room for what is read out of shared memory to go into a packet.
+    pub(crate) scratch: Vec<u8>,
     pub(crate) closed: bool,
     pub(crate) errors: Option<ErrorHandler>,
 }
@@ -202,14 +237,16 @@ pub struct EngineParts {
     pub me: Endpoint,
     /// The job.
     pub shape: JobShape,
-    /// The device's capabilities.
-    pub caps: Caps,
+    /// What can be done with each rank.
+    pub caps: RouteCaps,
     /// Settings.
     pub config: EngineConfig,
     /// The client's protocols.
     pub registry: Arc<Registry>,
     /// The client's gates.
     pub gates: Arc<Gates>,
+    /// This rank's own memory.
+    pub home: OwnMemory,
     /// Told of errors nobody waits for.
     pub errors: Option<ErrorHandler>,
     /// Milliseconds of the context's clock.
@@ -228,11 +265,13 @@ impl Engine {
     pub fn new(port: Box<dyn Port>, parts: EngineParts) -> (Engine, Arc<SlotPool>) {
         let (slots, completer) = SlotPool::new();
         let endpoints = parts.shape.endpoints();
-        let state = State {
+        let mut state = State {
             me: parts.me,
             shape: parts.shape,
-            caps: parts.caps,
+            caps: *parts.caps.common(),
+            routes: parts.caps,
             config: parts.config,
+            over_send: Box::new([]),
             peers: (0..endpoints).map(|_| None).collect(),
             busy: Vec::new(),
             registry: parts.registry,
@@ -247,9 +286,12 @@ impl Engine {
             timers: TimerWheel::new(parts.now),
             stats: Stats::default(),
             gates: parts.gates,
+            home: parts.home,
+            scratch: Vec::new(),
             closed: false,
             errors: parts.errors,
         };
+        state.choose_over_send();
         (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
     }
 
@@ -419,6 +461,7 @@ impl State {
     }
 
     fn drop_queue(&mut self, index: usize, fault: Fault) {
+        self.drop_over(index);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
@@ -484,10 +527,16 @@ impl Scope<'_> {
         self.state.shape
     }
 
-    /// The device's capabilities.
+    /// What can be done with every rank.
     #[must_use]
     pub fn caps(&self) -> &Caps {
         &self.state.caps
+    }
+
+    /// What can be done with that rank.
+    #[must_use]
+    pub fn caps_of(&self, rank: Rank) -> &Caps {
+        self.state.routes.of(rank)
     }
 
     /// Counters of this context.

@@ -104,6 +104,13 @@ impl PatternStore {
     }
 }
 
+impl PatternStore {
+    /// A recorded descriptor, by its place in the buffer.
+    pub(super) fn recorded(&self, at: usize) -> Option<Descriptor> {
+        self.buffer.get(at).copied()
+    }
+}
+
 impl Scope<'_> {
     /// Stores recorded descriptors as a section. Their order per target is kept.
     ///
@@ -167,7 +174,7 @@ impl Scope<'_> {
                 continue;
             }
             let mut cursor = start;
-            if self.state.peer(index).queue_is_empty() {
+            if self.state.peer(index).queue_is_empty() && !self.state.goes_over_send(index) {
                 match self.inject_run(&mut cursor, end, 0) {
                     Some(Ok(true)) => continue,
                     Some(Ok(false)) => {}
@@ -199,10 +206,11 @@ impl Scope<'_> {
     /// which needs a ticket because the device reports completions. `None`: no room.
     #[inline]
     fn inject_run(&mut self, cursor: &mut usize, end: usize, ticket: u64) -> Option<Result<bool, Fault>> {
-        let State { patterns, table, caps, .. } = &mut *self.state;
+        let State { patterns, table, routes, .. } = &mut *self.state;
         let sources = Sources { info: &[], borrowed: &[], table };
-        let stop_at = if caps.mappable || ticket != 0 { end } else { end - 1 };
-        if ticket != 0 && !caps.mappable && *cursor + 1 == end {
+        let mappable = routes.of(patterns.buffer[*cursor].rank).mappable;
+        let stop_at = if mappable || ticket != 0 { end } else { end - 1 };
+        if ticket != 0 && !mappable && *cursor + 1 == end {
             let last = Descriptor { ticket, ..patterns.buffer[*cursor] };
             let injected = self.inject.inject(std::slice::from_ref(&last), &sources);
             *cursor += injected.taken;
@@ -239,6 +247,7 @@ impl Scope<'_> {
         self.state.gates.queued(target.rank, 1);
         self.state.stats.queued += 1;
         let peer = self.state.peer(index);
+        peer.unflushed = true;
         peer.queued_rma += 1;
         peer.push(&jump, &[]);
         self.state.mark_busy(index);
@@ -248,6 +257,9 @@ impl Scope<'_> {
 
     /// Goes on with a replay at the head of a FIFO. `None`: no room. `Some(None)`: injected, the device reports.
     pub(super) fn step_replay(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
+        if self.state.goes_over_send(index) {
+            return self.step_run(index, front);
+        }
         let end = front.len as usize;
         loop {
             let mut cursor = front.offset as usize;
@@ -276,7 +288,7 @@ impl Scope<'_> {
 }
 
 impl State {
-    fn replay_left(&mut self, jump: &Descriptor) {
+    pub(super) fn replay_left(&mut self, jump: &Descriptor) {
         let key = jump.region as usize;
         if let Some(section) = self.patterns.sections.get_mut(key) {
             section.active = section.active.saturating_sub(1);

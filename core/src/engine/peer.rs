@@ -32,6 +32,10 @@ pub(crate) struct Peer {
     pub unflushed: bool,
     /// What came for protocols that are not registered yet.
     pub aside: Option<Box<super::aside::Aside>>,
+    /// Puts and gets that go over sends, both ways.
+    pub over: Option<Box<super::oversend::OverSend>>,
+    /// What is at the head of the FIFO waits for the peer, and not for room.
+    pub stuck: bool,
 }
 
 /// A protocol in which this side sends to the peer.
@@ -104,6 +108,8 @@ impl Peer {
             assembly: None,
             unflushed: false,
             aside: None,
+            over: None,
+            stuck: false,
         }
     }
 

@@ -85,12 +85,14 @@ impl Scope<'_> {
         let mut moved = 0;
         let mut busy = std::mem::take(&mut self.state.busy);
         busy.retain(|&index| {
+            moved += self.pump_over(index);
             moved += self.pump_peer(index);
             moved += self.pay_credit(index);
             self.state.hand_out_room(index);
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
-            peer.busy = !peer.queue_is_empty() || !peer.room_waiters.is_empty() || owes;
+            let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
+            peer.busy = waits || owes || peer.owes_over();
             peer.busy
         });
         busy.append(&mut self.state.busy);
@@ -106,6 +108,8 @@ impl Scope<'_> {
             let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
+                Op::Put if self.state.goes_over_send(index) => self.step_put(index, front),
+                Op::Get if self.state.goes_over_send(index) => self.step_get(index, front),
                 Op::Send
                     if front.len > self.state.caps.max_eager as u64
                         && front.source_kind == SourceKind::Held =>

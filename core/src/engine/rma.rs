@@ -91,7 +91,9 @@ impl Scope<'_> {
         descriptor: Descriptor,
         ticket: Ticket,
     ) -> Result<Option<Ticket>, RmaError> {
-        if self.state.peer(index).queue_is_empty() {
+        let over_send = self.state.goes_over_send(index);
+        self.state.peer(index).unflushed = true;
+        if !over_send && self.state.peer(index).queue_is_empty() {
             let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
@@ -119,6 +121,9 @@ impl Scope<'_> {
         peer.queued_rma += 1;
         peer.push(&descriptor, &[]);
         self.state.mark_busy(index);
+        if over_send {
+            self.pump_peer(index);
+        }
         Ok(Some(ticket))
     }
 }

@@ -145,7 +145,7 @@ impl Scope<'_> {
     /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
-        let State { peers, shape, stats, table, caps, .. } = &mut *self.state;
+        let State { peers, shape, stats, table, caps, routes, .. } = &mut *self.state;
         let Some((_, peer)) = clear_way(peers, *shape, target) else { return false };
         if !peer.is_open(protocol) {
             return false;
@@ -155,7 +155,8 @@ impl Scope<'_> {
                 (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
             Whole::Bytes(_) => return false,
-            Whole::Loan(key, len) => (SourceKind::Loan, key, len, &[][..]),
+            Whole::Loan(key, len) if routes.of(target.rank).loans => (SourceKind::Loan, key, len, &[][..]),
+            Whole::Loan(..) => return false,
         };
         let descriptor = Descriptor {
             op: Op::Send,
@@ -432,8 +433,15 @@ impl Scope<'_> {
     ) -> SendResult<'p> {
         let len = payload.len();
         let max_eager = self.state.caps.max_eager;
-        let State { peers, table, shape, .. } = &mut *self.state;
+        let State { peers, table, shape, routes, .. } = &mut *self.state;
         let target = shape.endpoint(index);
+        let payload = match payload {
+            // The page is another device's, which does not reach this target.
+            Payload::Loan(loan) if !routes.of(target.rank).loans => {
+                Payload::Owned(Bytes::from(loan.memory.to_vec()))
+            }
+            payload => payload,
+        };
         let mut descriptor = Descriptor {
             op: Op::Send,
             source_kind: SourceKind::Borrowed,
@@ -513,16 +521,18 @@ impl Scope<'_> {
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {
+                self.pump_over(index);
                 // A peer that is gone meanwhile needs no goodbye.
                 let _gone = self.system(index, wire::GOODBYE, 0, &[]);
             }
         }
     }
 
-    /// Whether anything still waits in an injection FIFO of a living peer.
+    /// Whether anything still waits in an injection FIFO of a living peer, or is owed to one.
     #[must_use]
     pub fn has_queued(&self) -> bool {
-        self.state.peers.iter().flatten().any(|peer| peer.fault.is_none() && !peer.queue_is_empty())
+        let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());
+        living.any(|peer| !peer.queue_is_empty() || peer.owes_over())
     }
 }
 

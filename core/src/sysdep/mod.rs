@@ -27,6 +27,21 @@ impl Personality {
         Self { rank, shape, local_rank: rank.0, nodes: vec![0; shape.ranks as usize] }
     }
 
+    /// Ranks on the nodes of that number each, by rank.
+    #[must_use]
+    pub fn on_nodes(rank: Rank, shape: JobShape, nodes: Vec<u32>) -> Self {
+        let mine = nodes.get(rank.index()).copied();
+        let before = nodes.iter().take(rank.index()).filter(|&&node| Some(node) == mine).count();
+        Self { rank, shape, local_rank: before as u32, nodes }
+    }
+
+    /// Whether the rank is on this rank's node.
+    #[must_use]
+    pub fn is_local(&self, rank: Rank) -> bool {
+        let node = |rank: Rank| self.nodes.get(rank.index());
+        node(rank).is_some() && node(rank) == node(self.rank)
+    }
+
     /// Number of ranks on this rank's node.
     #[must_use]
     pub fn local_size(&self) -> usize {

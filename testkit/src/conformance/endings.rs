@@ -1,6 +1,5 @@
 //! How things end: a lost peer, a clean leave, shutdown.
 
-use super::one_sided::offered;
 use super::tools::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
@@ -54,28 +53,26 @@ fn start<H: Harness>(world: &mut World<H>) -> Pending {
         (flush, scope.operation(Some(Rank(1))).expect("it lives"))
     });
     let mut accesses = Vec::new();
-    if offered(world) {
-        let memory = world.memory(4096);
-        accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Put(Payload::Borrowed(&[1; 40]))));
-        accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Get(40)));
-        let put = Descriptor {
-            op: Op::Put,
-            source_kind: SourceKind::Region,
-            rank: Rank(1),
-            region: memory.remote[0][1] as u32,
-            len: 8,
-            source: [memory.local[0] as u64, 0],
-            ..Descriptor::default()
-        };
-        let replay = world.enter(from, |scope| {
-            let id = scope.store_pattern(vec![put, put]).expect("not empty");
-            scope.replay(id).expect("it lives")
-        });
-        if let ReplayStart::Queued(tickets) = replay {
-            accesses.extend(tickets);
-        }
-        assert!(!accesses.is_empty());
+    let memory = world.memory(4096);
+    accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Put(Payload::Borrowed(&[1; 40]))));
+    accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Get(40)));
+    let put = Descriptor {
+        op: Op::Put,
+        source_kind: SourceKind::Region,
+        rank: Rank(1),
+        region: memory.remote[0][1] as u32,
+        len: 8,
+        source: [memory.local[0] as u64, 0],
+        ..Descriptor::default()
+    };
+    let replay = world.enter(from, |scope| {
+        let id = scope.store_pattern(vec![put, put]).expect("not empty");
+        scope.replay(id).expect("it lives")
+    });
+    if let ReplayStart::Queued(tickets) = replay {
+        accesses.extend(tickets);
     }
+    assert!(!accesses.is_empty());
     Pending { outboxes, flush, accesses, own, sent }
 }
 
@@ -218,6 +215,47 @@ pub fn a_stream_that_breaks_off_is_dropped<H: Harness>(harness: H) {
         1 => {}
         _ => log.check(from, to, &[Message::filled(from, to, protocol, 1, 0, 3), long]),
     }
+}
+
+/// Puts and gets that are under way when their target dies each end once: well, or with its loss.
+pub fn long_accesses_to_a_lost_peer_end_once<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let memory = world.memory(32 << 10);
+    let (from, lost) = (Rank(0), Rank(1));
+    let mut open = Vec::new();
+    let mut others = Vec::new();
+    for round in 0..6u8 {
+        let bytes = vec![round; 20_000];
+        for to in [lost, Rank(2)] {
+            let put = Rma::Put(Payload::Owned(bytes::Bytes::from(bytes.clone())));
+            let accesses = [put, Rma::Get(10_000), Rma::PutFrom(memory.local[0], 0, 12_000)];
+            let tickets = accesses.map(|rma| world.access(&memory, from, to, 100, rma));
+            if to == lost { open.extend(tickets) } else { others.extend(tickets) }
+        }
+        for _ in 0..world.random.below(40) {
+            world.step();
+        }
+    }
+    world.kill(lost);
+    let mut ended_badly = 0;
+    for ticket in open.into_iter().flatten() {
+        match world.outcome(at(from), ticket) {
+            Ok(_) => {}
+            Err(fault) => {
+                assert_eq!(fault, Fault::PeerLost(lost));
+                ended_badly += 1;
+            }
+        }
+    }
+    for ticket in others.into_iter().flatten() {
+        assert!(world.outcome(at(from), ticket).is_ok(), "rank 2 lives");
+    }
+    world.until("it is told", |world| !world.errors(from).is_empty());
+    let put = Rma::Put(Payload::Borrowed(&[1; 8]));
+    let key = memory.remote[0][1];
+    let refused = world.enter(at(from), |scope| scope.rma(at(lost), key, 0, put));
+    assert_eq!(refused.expect_err("it is gone"), RmaError::Fault(Fault::PeerLost(lost)), "{ended_badly}");
+    assert_eq!(world.errors(from), [Fault::PeerLost(lost)]);
 }
 
 /// A peer that leaves in order is not lost: what it sent arrives, and then it is closed.

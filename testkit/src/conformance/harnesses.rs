@@ -43,7 +43,7 @@ impl Harness for InProcessHarness {
         for rank in (0..setup.ranks).map(Rank) {
             let client = Client::new(ClientParts {
                 id: ClientId(0),
-                device: fabric.device(ClientId(0), rank),
+                devices: vec![fabric.device(ClientId(0), rank)],
                 sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None)),
                 config: setup.config,
                 spin: Some(Duration::ZERO),

@@ -3,16 +3,12 @@
 use super::tools::at;
 use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
-use posthaste_core::engine::{Payload, Rma};
+use posthaste_core::descriptor::{Op, SourceKind};
+use posthaste_core::device::RemoteMemory;
+use posthaste_core::engine::{Payload, ReplayStart, Rma};
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::{Fault, Rank, RmaError};
+use posthaste_core::{Descriptor, Fault, Rank, RmaError};
 use std::sync::{Arc, OnceLock};
-
-/// Whether the device has puts and gets; the tests of this module and of patterns need them.
-pub(super) fn offered<H: Harness>(world: &World<H>) -> bool {
-    let caps = world.caps();
-    caps.native_put && caps.native_get
-}
 
 fn ends<H: Harness>(world: &mut World<H>, from: Rank, ticket: Option<posthaste_core::Ticket>) -> Bytes {
     world.access_ends(from, ticket)
@@ -21,9 +17,6 @@ fn ends<H: Harness>(world: &mut World<H>, from: Rank, ticket: Option<posthaste_c
 /// A get sees what was put before it, though nobody waited for the put; bytes around it are left alone.
 pub fn put_then_get<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(64 << 10);
     let mut model = vec![0u8; 64 << 10];
     let lens: Vec<usize> = world.sizes().into_iter().filter(|len| *len < 20_000).collect();
@@ -52,9 +45,6 @@ pub fn put_then_get<H: Harness>(harness: H) {
 /// The last of several puts to one place wins.
 pub fn put_then_put_in_program_order<H: Harness>(harness: H) {
     let mut world = World::new(harness, 3);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(8192);
     for round in 0..8u64 {
         let mut tickets = Vec::new();
@@ -79,9 +69,6 @@ pub fn put_then_put_in_program_order<H: Harness>(harness: H) {
 /// A get is not overtaken by a later put.
 pub fn get_then_put_sees_the_old_bytes<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(4096);
     let mut open = Vec::new();
     for value in 0..100u64 {
@@ -104,9 +91,6 @@ pub fn get_then_put_sees_the_old_bytes<H: Harness>(harness: H) {
 /// When a handler runs, the puts that precede its message are there.
 pub fn put_then_send_has_the_data_there<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let log = Log::default();
     let here: Arc<OnceLock<SharedSlice>> = Arc::default();
     for rank in world.ranks() {
@@ -169,9 +153,6 @@ pub fn put_then_send_has_the_data_there<H: Harness>(harness: H) {
 /// Regions as source and as destination.
 pub fn regions_are_put_and_got<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory: Memory = world.memory(8192);
     for len in [1usize, 8, 24, 64, 65, 1000] {
         let bytes = world.random.bytes(len);
@@ -187,12 +168,121 @@ pub fn regions_are_put_and_got<H: Harness>(harness: H) {
     }
 }
 
+/// Accesses of many packets, from both sides at once and mixed with long messages: all end, in program order.
+pub fn long_accesses_in_both_directions_keep_their_order<H: Harness>(harness: H) {
+    const LEN: usize = 30_000;
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("between", &log);
+    let memory = world.memory(48 << 10);
+    let pairs = [(Rank(0), Rank(1)), (Rank(1), Rank(0))];
+    let mut expected: Vec<(Rank, Option<posthaste_core::Ticket>, Vec<u8>)> = Vec::new();
+    let mut puts = Vec::new();
+    let mut now = [vec![0u8; LEN], vec![0u8; LEN]];
+    let mut outboxes = pairs.map(|(from, _)| Outbox::new(at(from), []));
+    let long = world.caps().max_eager * 3 + 7;
+    for round in 0..5 {
+        for (n, (from, to)) in pairs.into_iter().enumerate() {
+            // The whole, then a part of it, then all is overwritten: each get sees what was put last before it.
+            let place = 5 + round;
+            let whole = world.access(&memory, from, to, 3, Rma::Get(LEN as u64));
+            expected.push((from, whole, now[n].clone()));
+            let bytes = world.random.bytes(LEN - 100);
+            now[n][place as usize - 3..][..bytes.len()].copy_from_slice(&bytes);
+            let put = Rma::Put(Payload::Owned(Bytes::from(bytes)));
+            puts.push((from, world.access(&memory, from, to, place, put)));
+            outboxes[n].queue.push_back(Message::filled(at(from), at(to), protocol, round as usize, 3, long));
+            outboxes[n].pump(&world);
+            let none = world.access(&memory, from, to, place, Rma::Get(0));
+            expected.push((from, none, Vec::new()));
+            puts.push((from, world.access(&memory, from, to, 7, Rma::Put(Payload::Borrowed(&[])))));
+            let part = world.access(&memory, from, to, 1000, Rma::Get(9_001));
+            expected.push((from, part, now[n][997..][..9_001].to_vec()));
+        }
+        for _ in 0..world.random.below(60) {
+            world.step();
+        }
+    }
+    for (n, (from, ticket, bytes)) in expected.into_iter().enumerate() {
+        let got = ends(&mut world, from, ticket);
+        assert!(got == bytes, "get {n} of rank {from}: {} bytes", got.len());
+    }
+    for (from, ticket) in puts {
+        ends(&mut world, from, ticket);
+    }
+    world.send_all(&mut outboxes);
+    world.until("the messages arrive", |_| log.len() == 10);
+    for (n, (from, to)) in pairs.into_iter().enumerate() {
+        assert!(memory.bytes(to, 3, LEN) == now[n], "what rank {from} put");
+        let sent: Vec<_> =
+            (0..5).map(|round| Message::filled(at(from), at(to), protocol, round, 3, long)).collect();
+        log.check(at(from), at(to), &sent);
+    }
+}
+
+/// A put, a get or a replay of memory that its owner has not got ends with just that, and what else goes on is well. Where
+/// a device carries accesses out itself, it is the device that says what such a key leads to.
+pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if !world.goes_over_send() {
+        return;
+    }
+    let memory = world.memory(16 << 10);
+    let (from, to) = (Rank(0), Rank(1));
+    let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None };
+    let key = world.enter(at(from), |scope| scope.table().remote.insert(absent));
+    let put = |key: usize, len: u64| Descriptor {
+        op: Op::Put,
+        source_kind: SourceKind::Region,
+        rank: to,
+        region: key as u32,
+        len,
+        source: [memory.local[0] as u64, 0],
+        ..Descriptor::default()
+    };
+    let patterns = [
+        vec![put(memory.remote[0][1], 900), put(key, 900), put(memory.remote[0][1], 8)],
+        vec![put(memory.remote[0][1], 900)],
+    ];
+    let patterns = patterns.map(|run| world.enter(at(from), |scope| scope.store_pattern(run)));
+    let none = Fault::NoSuchMemory(to);
+    for round in 0..4u8 {
+        let mut tickets = Vec::new();
+        for len in [1, 5_000] {
+            let bytes = vec![round + 1; len];
+            let put = || Rma::Put(Payload::Owned(Bytes::from(bytes.clone())));
+            let start = |key: usize, offset: u64, rma: Rma<'_>| {
+                world.enter(at(from), |scope| scope.rma(at(to), key, offset, rma)).expect("it is in range")
+            };
+            tickets.push((start(key, 10, put()), true));
+            tickets.push((start(memory.remote[0][1], 10, put()), false));
+            tickets.push((start(key, 10, Rma::Get(len as u64)), true));
+            tickets.push((start(memory.remote[0][1], 10, Rma::Get(len as u64)), false));
+            tickets.push((start(key, 0, Rma::Put(Payload::Borrowed(&[]))), true));
+            for (id, bad) in patterns.iter().zip([true, false]) {
+                let id = *id.as_ref().expect("not empty");
+                let replay = world.enter(at(from), |scope| scope.replay(id)).expect("it exists");
+                let ReplayStart::Queued(parts) = replay else { panic!("nobody has acknowledged it yet") };
+                tickets.extend(parts.into_iter().map(|ticket| (Some(ticket), bad)));
+            }
+        }
+        for (n, (ticket, bad)) in tickets.into_iter().enumerate() {
+            let outcome = world.outcome(at(from), ticket.expect("over sends nothing is done at once"));
+            match outcome {
+                Ok(value) => assert!(
+                    !bad && (value.as_bytes().len() != 5_000 || value.as_bytes()[4_999] == round + 1),
+                    "{n}"
+                ),
+                Err(fault) => assert!(bad && fault == none, "{n}: {fault}"),
+            }
+        }
+    }
+    assert!(world.errors(from).is_empty() && world.errors(to).is_empty(), "nobody was cut off");
+}
+
 /// An access outside of the target memory, or of an unknown rank, is refused at once.
 pub fn out_of_range_is_refused<H: Harness>(harness: H) {
     let world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(4096);
     let key = memory.remote[0][1];
     let refused = |rank: Rank, key: usize, offset: u64, rma: Rma<'_>| {

@@ -1,6 +1,5 @@
 //! Recorded patterns and their replay.
 
-use super::one_sided::offered;
 use super::tools::at;
 use super::{Harness, Log, Memory, Message, Outbox, World};
 use posthaste_core::descriptor::{Op, SourceKind};
@@ -42,9 +41,6 @@ fn replay_ends<H: Harness>(world: &mut World<H>, start: ReplayStart) {
 /// A replay sends the bytes that are in the source when it is replayed.
 pub fn replays_read_the_payload_afresh<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(16 << 10);
     for runs in [1u64, 2, 7, 40] {
         let descriptors = (0..runs).map(|n| put(&memory, Rank(1), n * 100, 4096 + n * 100, 90)).collect();
@@ -66,9 +62,6 @@ pub fn replays_read_the_payload_afresh<H: Harness>(harness: H) {
 /// One pattern may go to several ranks, itself among them; many replays may be under way.
 pub fn a_pattern_reaches_several_targets<H: Harness>(harness: H) {
     let mut world = World::new(harness, 4);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(16 << 10);
     let targets = [Rank(2), Rank(0), Rank(3), Rank(1), Rank(2)];
     // The last put to a target goes to the same place as the first: their order per target is kept.
@@ -112,9 +105,6 @@ fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId) -> (Outbox, usiz
 /// A replay waits behind what waits already, keeps its place, and ends; a section lives as long as it is needed.
 pub fn replays_queue_behind_what_waits<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let log = Log::default();
     let protocol = world.record("fill", &log);
     let memory = world.memory(8192);
@@ -144,9 +134,6 @@ pub fn replays_queue_behind_what_waits<H: Harness>(harness: H) {
 /// Sections come and go; a freed one is not replayed, and its place is used again.
 pub fn sections_are_freed_and_reused<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let memory = world.memory(8192);
     let empty = world.enter(at(Rank(0)), |scope| scope.store_pattern(Vec::new()));
     assert!(matches!(empty, Err(PatternError::Empty)));
@@ -174,9 +161,6 @@ pub fn sections_are_freed_and_reused<H: Harness>(harness: H) {
 /// A pattern may hold sends; when it ends, its puts are there, and they are there before the handlers run.
 pub fn recorded_sends_are_replayed<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
-    if !offered(&world) {
-        return;
-    }
     let log = Log::default();
     let protocol = world.record("signal", &log);
     let memory = world.memory(8192);

@@ -1,6 +1,5 @@
 //! Everything at once, chosen at random, against a model.
 
-use super::one_sided::offered;
 use super::tools::{at, bytes_of};
 use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
@@ -84,7 +83,7 @@ pub fn everything_at_once<H: Harness>(harness: H) {
     });
     let log = Log::default();
     protocols(&world, &log);
-    let memory = offered(&world).then(|| world.memory(SHARE as u64 * 3));
+    let memory = world.memory(SHARE as u64 * 3);
     let sizes = world.sizes();
     let mut accesses = Accesses { model: BTreeMap::new(), open: Vec::new() };
     // One outbox per pair: the order of a pair is that of its outbox.
@@ -104,9 +103,7 @@ pub fn everything_at_once<H: Harness>(harness: H) {
                 outbox.queue.push_back(message);
             }
             4..6 => {
-                if let Some(memory) = &memory {
-                    accesses.one(&mut world, memory, from, to);
-                }
+                accesses.one(&mut world, &memory, from, to);
             }
             6 => {
                 outbox.pump(&world);
@@ -159,11 +156,9 @@ pub fn everything_at_once<H: Harness>(harness: H) {
             assert!(answer.as_ref().expect("answered").as_bytes() == sent[*n].payload, "answer {n}");
         }
     }
-    if let Some(memory) = &memory {
-        for ((from, to), model) in &accesses.model {
-            let place = (from.index() * SHARE) as u64;
-            assert!(memory.bytes(*to, place, SHARE) == *model, "what rank {from} put to rank {to}");
-        }
+    for ((from, to), model) in &accesses.model {
+        let place = (from.index() * SHARE) as u64;
+        assert!(memory.bytes(*to, place, SHARE) == *model, "what rank {from} put to rank {to}");
     }
     for rank in world.ranks() {
         assert!(world.errors(rank).is_empty(), "{:?}", world.errors(rank));

@@ -27,6 +27,8 @@ pub struct World<H> {
     paused: BTreeSet<Rank>,
     dead: BTreeSet<Rank>,
     errors: Vec<Arc<Mutex<Vec<Fault>>>>,
+    /// The settings ask for puts and gets over sends.
+    forced: bool,
     /// For the test's own choices.
     pub random: Random,
 }
@@ -59,7 +61,8 @@ impl<H: Harness> World<H> {
             })
             .collect();
         let random = Random::new(harness.seed() ^ 0x5bd1_e995);
-        Self { harness, clients, paused: BTreeSet::new(), dead: BTreeSet::new(), errors, random }
+        let forced = setup.config.oversend;
+        Self { harness, clients, paused: BTreeSet::new(), dead: BTreeSet::new(), errors, forced, random }
     }
 
     /// The ranks.
@@ -72,9 +75,14 @@ impl<H: Harness> World<H> {
         self.clients.iter().flat_map(|client| client.contexts()).map(Handle::me).collect()
     }
 
-    /// The device's capabilities.
+    /// What the devices can do for all ranks.
     pub fn caps(&self) -> Caps {
-        *self.clients[0].devices()[0].caps()
+        *self.clients[0].caps().common()
+    }
+
+    /// Whether puts and gets go over sends.
+    pub fn goes_over_send(&self) -> bool {
+        self.forced || !(self.caps().native_put && self.caps().native_get)
     }
 
     /// The handle of an endpoint.

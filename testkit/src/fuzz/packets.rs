@@ -4,7 +4,8 @@ use super::Input;
 use bytes::{Bytes, BytesMut};
 use posthaste_core::descriptor::Op;
 use posthaste_core::device::{Body, Inject, Injected, Loan, Packet, Port, Sink, Sources, Stop, Verdict};
-use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
+use posthaste_core::engine::{EngineConfig, EngineParts, Gates, OwnMemory, Work};
+use posthaste_core::inprocess::Arena;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
 use posthaste_core::wire;
 use posthaste_core::{
@@ -141,6 +142,12 @@ impl Protocol for Taker {
     }
 }
 
+/// A page that peers may put to and get from.
+fn memory() -> OwnMemory {
+    let arena = Arena::new(1, 4096);
+    Arc::new(move |offset, len| arena.slice(Rank(0), offset, len))
+}
+
 /// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.
 pub fn packets(data: &[u8]) {
     let mut input = Input(data);
@@ -165,10 +172,18 @@ pub fn packets(data: &[u8]) {
         EngineParts {
             me,
             shape,
-            caps: Caps::send_only("scripted", 256),
-            config: EngineConfig { credits: 4, credit_bytes: 1024, fifo_slots: 8, max_message: MAX_MESSAGE },
+            caps: Caps::send_only("scripted", 256).into(),
+            config: EngineConfig {
+                credits: 4,
+                credit_bytes: 1024,
+                fifo_slots: 8,
+                max_message: MAX_MESSAGE,
+                get_window: 512,
+                ..EngineConfig::default()
+            },
             registry,
             gates: Arc::new(Gates::new(3)),
+            home: memory(),
             errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
             now: 0,
         },
@@ -249,6 +264,10 @@ pub fn packets(data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use posthaste_core::Ticket;
+    use posthaste_core::device::RemoteMemory;
+    use posthaste_core::engine::Rma;
+    use posthaste_core::slot::SlotPool;
 
     #[test]
     fn what_a_peer_sends_after_it_broke_the_rules_does_not_count() {
@@ -262,10 +281,11 @@ mod tests {
             EngineParts {
                 me: Endpoint::new(Rank(0), ContextId(0)),
                 shape: JobShape { ranks: 2, clients: 1, contexts: 1 },
-                caps: Caps::send_only("scripted", 256),
+                caps: Caps::send_only("scripted", 256).into(),
                 config: EngineConfig::default(),
                 registry,
                 gates: Arc::new(Gates::new(2)),
+                home: memory(),
                 errors: None,
                 now: 0,
             },
@@ -291,5 +311,99 @@ mod tests {
         for len in [8, 9] {
             assert_eq!(send(wire::FIRST_USER, &vec![1; len]), (1, corrupt), "{len} bytes");
         }
+    }
+
+    /// An engine with a put and a get at rank 2 under way, to which peers say things.
+    fn with_accesses(
+        say: impl FnOnce(&mut dyn FnMut(u32, u16, u64, &[u8]), [Ticket; 2], &SlotPool),
+    ) -> Vec<Fault> {
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
+        let (mut engine, slots) = Engine::new(
+            Box::new(Scripted { arrived: arrived.clone(), room: 16 }),
+            EngineParts {
+                me: Endpoint::new(Rank(0), ContextId(0)),
+                shape: JobShape { ranks: 3, clients: 1, contexts: 1 },
+                caps: Caps::send_only("scripted", 256).into(),
+                config: EngineConfig::default(),
+                registry: Arc::default(),
+                gates: Arc::new(Gates::new(3)),
+                home: memory(),
+                errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
+                now: 0,
+            },
+        );
+        let memory = RemoteMemory { rank: Rank(2), offset: 0, len: 64, mapped: None };
+        let key = engine.scope().table().remote.insert(memory);
+        let target = Endpoint::new(Rank(2), ContextId(0));
+        let accesses = [Rma::Put(Payload::Borrowed(&[1; 40])), Rma::Get(16)];
+        let tickets = accesses
+            .map(|rma| engine.scope().rma(target, key, 0, rma).expect("in range").expect("nobody answered"));
+        let mut said = |rank: u32, protocol: u16, cookie: u64, body: &[u8]| {
+            arrived.lock().expect("one thread").push_back(Made {
+                source: Endpoint::new(Rank(rank), ContextId(0)),
+                protocol: ProtocolId(protocol),
+                cookie,
+                info: Vec::new(),
+                body: body.to_vec(),
+                short: true,
+            });
+            engine.advance(16);
+        };
+        say(&mut said, tickets, &slots);
+        told.lock().expect("one thread").clone()
+    }
+
+    #[test]
+    fn an_acknowledgement_or_an_answer_ends_nothing_of_another_peer() {
+        for (protocol, cookie, body) in [(wire::PUT_DONE, 1, &[][..]), (wire::GET_DATA, 0, &[7; 16])] {
+            let told = with_accesses(|say, tickets, slots| {
+                say(1, protocol, cookie, body);
+                assert!(
+                    tickets.iter().all(|ticket| slots.take(*ticket).is_none()),
+                    "rank 1 was asked for nothing"
+                );
+                say(2, wire::PUT_DONE, 1, &[]);
+                say(2, wire::GET_DATA, 0, &[7; 16]);
+                assert!(slots.take(tickets[0]).expect("done").is_ok());
+                assert_eq!(slots.take(tickets[1]).expect("answered").expect("well").as_bytes(), [7; 16]);
+            });
+            assert_eq!(told, [Fault::PeerCorrupt(Rank(1))]);
+        }
+    }
+
+    #[test]
+    fn who_answers_more_than_was_asked_is_cut_off() {
+        let code = &7u16.to_le_bytes()[..];
+        for (protocol, cookie, body) in [
+            (wire::PUT_DONE, 2, &[][..]),
+            (wire::PUT_DONE, 0, &[]),
+            (wire::PUT_DONE, 1, &[7]),
+            (wire::GET_DATA, 0, &[7; 17]),
+            (wire::GET_DATA, 0, &[]),
+            (wire::GET, 0, &[0; 7]),
+            (wire::GET, 0, &u64::MAX.to_le_bytes()),
+            (wire::GET, 0, &(4u64 << 20).to_le_bytes()),
+        ] {
+            let told = with_accesses(|say, tickets, slots| {
+                say(2, protocol, cookie, body);
+                for ticket in tickets {
+                    let fault = slots.take(ticket).expect("it ended with its peer").expect_err("badly");
+                    assert_eq!(fault, Fault::PeerCorrupt(Rank(2)));
+                }
+            });
+            assert_eq!(told, [Fault::PeerCorrupt(Rank(2))], "{protocol} {cookie} {body:?}");
+        }
+        let told = with_accesses(|say, tickets, slots| {
+            say(2, wire::PUT_DONE, 1, code);
+            let refused = slots.take(tickets[0]).expect("refused").expect_err("there is no such memory");
+            assert_eq!(refused, Fault::NoSuchMemory(Rank(2)));
+            // Absurd places are refused, too, and cut nobody off.
+            say(1, wire::PUT, u64::MAX - 3, &[1; 8]);
+            say(1, wire::GET, u64::MAX - 3, &8u64.to_le_bytes());
+            assert!(slots.take(tickets[1]).is_none());
+        });
+        assert_eq!(told, []);
     }
 }

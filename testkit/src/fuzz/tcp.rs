@@ -95,7 +95,7 @@ pub fn tcp_session(bytes: &[u8]) {
     let device = Arc::new(TcpDevice::new(own, book.clone()).expect("a free port"));
     let client = Client::new(ClientParts {
         id: ClientId(0),
-        device: device.clone(),
+        devices: vec![device.clone()],
         sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), SHAPE), None)),
         config: Default::default(),
         spin: Some(Duration::ZERO),

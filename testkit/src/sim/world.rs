@@ -2,9 +2,9 @@
 
 use super::{SimFabric, SimOptions};
 use futures::FutureExt;
-use posthaste_core::engine::{EngineConfig, Work};
+use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
-use posthaste_core::{Client, ClientId, Fault, JobShape, Messager, Rank};
+use posthaste_core::{Client, ClientId, JobShape, Messager, Rank};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
@@ -17,16 +17,8 @@ use std::time::Duration;
 /// # Panics
 /// If the device cannot be opened, or has to wait for that.
 pub fn open_without_driver(client: &Client) {
-    let contexts = client.contexts().to_vec();
-    let down = Arc::new(move |rank: Rank, fault: Fault| {
-        for context in &contexts {
-            context.post_work(Work::PeerDown(rank, fault));
-        }
-    });
-    for device in client.devices() {
-        let opened = device.open(down.clone()).now_or_never();
-        opened.expect("opening takes no time").expect("the device opens");
-    }
+    let opened = client.open_devices().now_or_never();
+    opened.expect("opening takes no time").expect("the devices open");
 }
 
 /// A simulated job with one client per rank.
@@ -58,7 +50,7 @@ impl SimWorld {
             .map(|rank| {
                 let client = Client::new(ClientParts {
                     id: ClientId(0),
-                    device: fabric.device(ClientId(0), Rank(rank)),
+                    devices: vec![fabric.device(ClientId(0), Rank(rank))],
                     sysdep: fabric.sysdep(Rank(rank)),
                     config,
                     spin: Some(Duration::ZERO),

@@ -2,11 +2,13 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod job;
+pub mod near;
 
 use posthaste_core::engine::EngineConfig;
+use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits as FabricLimits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+use posthaste_core::{Client, ClientId, Device, JobShape, LinuxSysdep, Messager, Rank};
 use posthaste_tcp::{AddressBook, JobKey, Limits, Memory, Mode, TcpConfig, TcpDevice};
 use posthaste_testkit::conformance::{Harness, Setup, describe, tell};
 use posthaste_testkit::sim::open_without_driver;
@@ -29,9 +31,19 @@ pub fn runtime() -> Runtime {
 
 /// A client over a device.
 pub fn client(device: Arc<TcpDevice>, rank: Rank, shape: JobShape, config: EngineConfig) -> Arc<Client> {
+    client_of(vec![device], rank, shape, config)
+}
+
+/// A client over several devices.
+fn client_of(
+    devices: Vec<Arc<dyn Device>>,
+    rank: Rank,
+    shape: JobShape,
+    config: EngineConfig,
+) -> Arc<Client> {
     let client = Client::new(ClientParts {
         id: ClientId(0),
-        device,
+        devices,
         sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None)),
         config,
         spin: Some(Duration::ZERO),
@@ -48,6 +60,9 @@ pub struct TcpHarness {
     devices: Vec<Arc<TcpDevice>>,
     dead: BTreeSet<Rank>,
     runtime: Option<Runtime>,
+    /// Ranks of one parity are near each other, and reach each other in another way.
+    mixed: bool,
+    fabric: Option<Arc<Fabric>>,
 }
 
 impl TcpHarness {
@@ -60,7 +75,15 @@ impl TcpHarness {
             devices: Vec::new(),
             dead: BTreeSet::new(),
             runtime: None,
+            mixed: false,
+            fabric: None,
         }
+    }
+
+    /// Ranks of one parity reach each other, and themselves, through the in-process device.
+    pub fn mixed(mut self) -> Self {
+        self.mixed = true;
+        self
     }
 }
 
@@ -70,10 +93,25 @@ impl Harness for TcpHarness {
         let inside = runtime.enter();
         let shape = JobShape { ranks: setup.ranks, clients: 1, contexts: setup.contexts };
         let book = Arc::new(AddressBook::new(setup.ranks));
+        if self.mixed {
+            let limits = FabricLimits {
+                packets_per_pair: 4,
+                max_inline: 100,
+                max_eager: 1000,
+                fragment: 300,
+                segment: 1 << 20,
+            };
+            self.fabric = Some(InProcessFabric::with_limits(shape, limits));
+        }
         for rank in (0..setup.ranks).map(Rank) {
-            let config = config(rank, shape, self.mode, self.limits);
+            let mut config = config(rank, shape, self.mode, self.limits);
+            let near = self.fabric.as_ref().map(|fabric| near::near(fabric.device(ClientId(0), rank), rank));
+            if let Some(near) = &near {
+                config.memory = Memory::Of(near.clone());
+            }
             let device = Arc::new(TcpDevice::new(config, book.clone()).expect("a free port"));
-            let client = client(device.clone(), rank, shape, setup.config);
+            let devices = near.into_iter().chain([device.clone() as Arc<dyn Device>]).collect();
+            let client = client_of(devices, rank, shape, setup.config);
             open_without_driver(&client);
             self.clients.push(client);
             self.devices.push(device);
@@ -105,6 +143,9 @@ impl Harness for TcpHarness {
             return;
         }
         self.devices[rank.index()].abort();
+        if let Some(fabric) = &self.fabric {
+            fabric.kill(rank);
+        }
         for (client, device) in self.clients.iter().zip(&self.devices) {
             // Who has never had a connection with the rank is told by the launcher.
             if !device.has_met(rank) {

@@ -1,23 +1,35 @@
 //! Becoming part of a job.
 
-use crate::error::JoinError;
-use crate::job::{Job, host_of, sizes_of};
-use crate::{Error, launcher};
-use posthaste_core::{JobShape, LinuxSysdep, Personality, Rank, Sysdep};
-use posthaste_launch::{HostFds, InheritedFds, JobEnv, Settings};
-use posthaste_shm::HostResources;
-use std::sync::Arc;
+mod foreign;
+mod meet;
+mod network;
 
-/// Joins the job that this process was started for.
+use crate::error::JoinError;
+use crate::job::Job;
+use crate::place::{Place, layout_of, sizes_of};
+use crate::{Error, launcher};
+use meet::{Given, Party, blocking, join_given};
+use network::Whereabouts;
+use posthaste_core::{JobShape, Rank};
+use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, Rendezvous, Settings};
+use std::time::Instant;
+
+/// Joins the job that this process was started for: by a launcher of this library, or by one of those that it knows:
+/// Open MPI and other PMIx launchers, MPICH and other PMI-1 launchers, Slurm, Kubernetes' indexed jobs, and whatever
+/// sets torchrun's variables.
+///
+/// Ranks that other launchers started find out who is on their host, and share memory with those. Under launchers that
+/// have no key-value space rank 0 serves the place where they meet, and all need `POSTHASTE_KEY_FILE`.
 ///
 /// # Errors
-/// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone.
+/// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone. Otherwise what was seen
+/// in the environment, or who did not come within `POSTHASTE_JOIN_TIMEOUT` (60 s).
 ///
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join() -> Result<Job, Error> {
-    match JobEnv::from_process().map_err(JoinError::from)? {
-        Some(env) => Ok(join_as(env).await?),
+    match place().await? {
+        Some(place) => Ok(Job::open(place).await?),
         None => Err(JoinError::NoJob.into()),
     }
 }
@@ -31,8 +43,8 @@ pub async fn join() -> Result<Job, Error> {
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
-    if let Some(env) = JobEnv::from_process().map_err(JoinError::from)? {
-        return Ok(join_as(env).await?);
+    if let Some(place) = place().await? {
+        return Ok(Job::open(place).await?);
     }
     let launch = launcher::current_program(ranks)?;
     let job = launch.forward_signals(true).spawn().map_err(JoinError::from)?;
@@ -61,44 +73,70 @@ pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let settings = Settings::from_process().map_err(JoinError::from)?;
     let shape = JobShape { ranks: 1, clients, contexts };
     let sizes = sizes_of(&settings, shape);
-    let bytes = crate::job::layout_of(shape, sizes).map_err(JoinError::from)?.total();
+    let bytes = layout_of(shape, sizes).map_err(JoinError::from)?.total();
     let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
     let fds = fds.local(0).map_err(Error::from)?;
-    Ok(enter(Rank(0), shape, settings, fds).await?)
+    check_runtime()?;
+    let place = Place::new(Rank(0), shape, vec![0], fds, 1, settings)?;
+    Ok(Job::open(place).await?)
 }
 
-async fn join_as(env: JobEnv) -> Result<Job, JoinError> {
+/// This process's place in the job that it was started for; none if it was started for none.
+async fn place() -> Result<Option<Place>, JoinError> {
+    if let Some(env) = JobEnv::from_process()? {
+        check_runtime()?;
+        return place_of(env).await.map(Some);
+    }
+    let Some(launcher) = posthaste_launch::detect(&|name| std::env::var(name).ok())? else { return Ok(None) };
+    check_runtime()?;
+    foreign::place_of(launcher).await.map(Some)
+}
+
+/// A place that a launcher of ours gave.
+async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let fds = if env.fds.is_some() {
-        InheritedFds::obtain(&env)?
-    } else {
+        Some(InheritedFds::obtain(&env)?)
+    } else if env.broker.is_some() {
         // Asking the broker blocks for a moment.
-        let asked = tokio::task::spawn_blocking({
-            let env = env.clone();
-            move || InheritedFds::obtain(&env)
-        });
-        asked.await.map_err(|_| JoinError::Runtime("the runtime was shut down while joining"))??
+        let asked = env.clone();
+        Some(blocking(move || Ok(InheritedFds::obtain(&asked)?)).await?)
+    } else {
+        None
     };
     let (clients, contexts) = (part("clients", env.clients)?, part("contexts", env.contexts)?);
     let shape = JobShape { ranks: env.size, clients, contexts };
-    enter(Rank(env.rank), shape, env.settings.clone(), fds).await
+    let settings = env.settings.clone();
+    let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
+    let fds = match fds {
+        Some(fds) if one_node && settings.device != DeviceChoice::Tcp => {
+            return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings);
+        }
+        // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
+        fds => fds.filter(|_| settings.device != DeviceChoice::Tcp),
+    };
+    let place = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
+    let (key, until) = (env.key.clone(), Instant::now() + settings.join_timeout);
+    let (meeting, met_at) = blocking(move || {
+        let meeting = Rendezvous::meet(&[place], env.rank, env.size, &key, until)?;
+        let met_at = meeting.address();
+        let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
+        Ok((meeting, met_at.map_err(lost)?))
+    })
+    .await?;
+    let given = Given {
+        job: env.job,
+        key: env.key,
+        shape,
+        nodes: env.nodes,
+        fds,
+        whereabouts: Whereabouts::Beyond(met_at),
+        settings: settings.clone(),
+    };
+    join_given(given, Party::new(Box::new(meeting), &settings)).await
 }
 
 fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
     u16::try_from(number).map_err(|_| JoinError::TooMany { what, number })
-}
-
-async fn enter(rank: Rank, shape: JobShape, settings: Settings, fds: InheritedFds) -> Result<Job, JoinError> {
-    check_runtime()?;
-    let sysdep: Arc<dyn Sysdep> =
-        Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), settings.cores));
-    let resources = HostResources {
-        arena: fds.arena,
-        bell: fds.bell,
-        ring: fds.ring,
-        memory_limit: settings.memory_limit,
-    };
-    let host = host_of(resources, sizes_of(&settings, shape), sysdep.clone())?;
-    Job::open(host, sysdep, settings).await
 }
 
 /// The doorbell needs the runtime's I/O driver, deadlines its timer.

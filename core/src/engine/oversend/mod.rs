@@ -1,0 +1,247 @@
+//! Puts and gets over sends (D13): for devices that have no puts and gets of their own, and wherever the settings say so.
+//!
+//! ```text
+//!   source                                      target
+//!   put in the FIFO --PUT, PUT, ..------------> copied to its memory, counted
+//!   ends <-----------------------PUT_DONE n---- once per advance
+//!
+//!   get in the FIFO --GET, GET, ..------------> copied out of its memory at once
+//!   its value <------------GET_DATA, GET_DATA-- at once, or as there is room
+//! ```
+//! All of it are packets of the pair's lane, in the order of its FIFO, so that the order of puts, gets and sends is that of
+//! the lane. A put is acknowledged by a count and a get is answered in its turn: a peer names none of this side's
+//! operations, and can end none but its own.
+//!
+//! A get asks for parts within a window ([`EngineConfig::get_window`](super::EngineConfig::get_window)), which bounds what
+//! the target keeps for it. Whoever cannot ask for more lets nothing behind it pass; answers and acknowledgements wait for
+//! nobody, so that two ranks that get from each other cannot wait for each other.
+
+mod source;
+mod target;
+
+use super::State;
+use super::peer::Peer;
+use crate::error::Fault;
+use crate::memory::SharedSlice;
+use crate::slot::{Ticket, Value};
+use std::collections::VecDeque;
+
+/// What a part of a get counts for besides its bytes.
+const PART_COST: u64 = 64;
+/// Longest part of a get in bytes.
+const LONGEST_PART: u64 = 1 << 20;
+/// Payloads out of shared memory up to this length are copied into the packet rather than into a page of their own.
+const SCRATCH: usize = 2048;
+
+/// What goes over sends between this endpoint and one other.
+#[derive(Debug, Default)]
+pub(crate) struct OverSend {
+    /// Packets of puts that were sent, ever.
+    puts: u64,
+    /// As many of them were handled.
+    puts_done: u64,
+    /// Gets that were begun, ever.
+    gets_begun: u64,
+    /// As many of them have ended.
+    gets_ended: u64,
+    /// What was asked for and is not all here, oldest first.
+    gets: VecDeque<OpenGet>,
+    /// The parts that were asked for: length, and what is missing of it.
+    parts: VecDeque<(u64, u64)>,
+    /// What they count for.
+    asked: u64,
+    /// Operations that end when what they consist of has been handled.
+    ends: VecDeque<End>,
+    /// The operation whose packets are being sent.
+    begun: Option<End>,
+    /// Packets of the peer's puts that were handled, and not acknowledged yet: up to which number, and whether their bytes
+    /// are in memory.
+    handled: VecDeque<(u64, bool)>,
+    /// Packets of the peer's puts, ever.
+    arrived: u64,
+    /// Answers to the peer's gets that found no room yet.
+    answers: VecDeque<Answer>,
+    /// What they count for.
+    answering: u64,
+}
+
+/// Parts of operations of this side: the numbers of the first packet and get, and those behind the last.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    puts: (u64, u64),
+    gets: (u64, u64),
+    ticket: u64,
+    fault: Option<Fault>,
+}
+
+#[derive(Debug)]
+struct OpenGet {
+    ticket: Option<Ticket>,
+    len: u64,
+    asked: u64,
+    received: u64,
+    fault: Option<Fault>,
+    into: Landing,
+}
+
+/// Where the bytes of a get go.
+#[derive(Debug)]
+enum Landing {
+    Value(Vec<u8>),
+    /// The value came in one piece.
+    Whole(Value),
+    Region(SharedSlice),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// Bytes held under a key: how many, and how many of them were sent.
+    Data { key: usize, len: u64, sent: u64 },
+    /// There is no such memory; so many bytes were asked for.
+    Refused { len: u64 },
+}
+
+impl Answer {
+    fn cost(self) -> u64 {
+        match self {
+            Answer::Data { len, .. } | Answer::Refused { len } => len + PART_COST,
+        }
+    }
+}
+
+impl OverSend {
+    /// Ends what has been handled: the tickets, and how.
+    fn ended(&mut self) -> Option<End> {
+        let front = self.ends.front()?;
+        let over = front.puts.1 <= self.puts_done && front.gets.1 <= self.gets_ended;
+        if over { self.ends.pop_front() } else { None }
+    }
+
+    /// The operation whose packets are sent now.
+    fn begin(&mut self, ticket: u64) -> &mut End {
+        let (put, get) = (self.puts, self.gets_begun);
+        self.begun.get_or_insert(End { puts: (put, put), gets: (get, get), ticket, fault: None })
+    }
+
+    /// All packets of that operation are sent.
+    fn sent(&mut self) {
+        if let Some(mut end) = self.begun.take() {
+            end.puts.1 = self.puts;
+            end.gets.1 = self.gets_begun;
+            self.ends.push_back(end);
+        }
+    }
+
+    /// Whoever has one of these packets or gets ends with a fault.
+    fn blame(&mut self, fault: Fault, concerns: impl Fn(&End) -> bool) {
+        let (puts, gets) = (self.puts, self.gets_begun);
+        if let Some(begun) = &mut self.begun {
+            (begun.puts.1, begun.gets.1) = (puts, gets);
+        }
+        for end in self.ends.iter_mut().chain(&mut self.begun).filter(|end| concerns(end)) {
+            end.fault.get_or_insert(fault);
+        }
+    }
+}
+
+impl Peer {
+    fn over(&mut self) -> &mut OverSend {
+        self.over.get_or_insert_default()
+    }
+
+    /// Whether the peer is owed acknowledgements or answers.
+    pub fn owes_over(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| !over.handled.is_empty() || !over.answers.is_empty())
+    }
+
+    /// Whether so many acknowledgements are owed that no more can be kept.
+    pub fn has_to_tell(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.handled.len() >= 64)
+    }
+}
+
+impl State {
+    /// Whether puts and gets of that endpoint's memory go over sends.
+    #[inline]
+    pub(super) fn goes_over_send(&self, index: usize) -> bool {
+        self.over_send.get(index).copied().unwrap_or(true)
+    }
+
+    /// Finds out which endpoints that are. What is put or got over sends is never done inline, which would overtake what
+    /// is on its way.
+    pub(super) fn choose_over_send(&mut self) {
+        let forced = self.config.oversend;
+        let chosen = (0..self.shape.endpoints()).map(|index| {
+            let rank = self.shape.endpoint(index).rank;
+            let caps = self.routes.of(rank);
+            let over_send = forced || !(caps.native_put && caps.native_get);
+            if over_send {
+                self.gates.close_over_send(rank);
+            }
+            over_send
+        });
+        self.over_send = chosen.collect();
+    }
+
+    /// Longest part of a get, and what may be asked for at a time.
+    fn get_limits(&self) -> (u64, u64) {
+        let window = self.config.get_window.max(2 * PART_COST);
+        let part = ((window / 4) & !7).clamp(8, LONGEST_PART);
+        (part, window)
+    }
+
+    /// Completes what has been handled of this side's operations.
+    fn settle_over(&mut self, index: usize) {
+        let State { peers, completer, .. } = self;
+        let Some(over) = peers[index].as_mut().and_then(|peer| peer.over.as_mut()) else { return };
+        while let Some(end) = over.ended() {
+            if let Some(ticket) = Ticket::from_word(end.ticket) {
+                completer.complete(ticket, end.fault.map_or(Ok(Value::Unit), Err));
+            }
+        }
+    }
+
+    /// The peer is gone: its operations have ended or will, and it gets no answers.
+    pub(super) fn drop_over(&mut self, index: usize) {
+        let Some(peer) = self.peers[index].as_mut() else { return };
+        peer.stuck = false;
+        let Some(over) = peer.over.take() else { return };
+        for answer in over.answers {
+            if let Answer::Data { key, .. } = answer {
+                self.table.held.try_remove(key);
+            }
+        }
+    }
+}
+
+/// The length of the next part: at most `most`, and so that no word of the memory lies in two parts, if that is possible.
+fn cut(offset: u64, left: u64, most: u64) -> u64 {
+    if left <= most {
+        return left;
+    }
+    let odd = (offset + most) % 8;
+    if most > odd { most - odd } else { most }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::cut;
+
+    #[test]
+    fn parts_end_where_words_end() {
+        assert_eq!(cut(3, 10, 10), 10);
+        assert_eq!(cut(0, 100, 33), 32);
+        assert_eq!(cut(3, 100, 33), 29);
+        assert_eq!(cut(1, 100, 5), 5, "shorter than a word");
+        for offset in 0..16 {
+            let (mut at, mut left) = (offset, 1000);
+            while left > 0 {
+                let len = cut(at, left, 17);
+                assert!(len > 0 && len <= 17);
+                (at, left) = (at + len, left - len);
+                assert!(left == 0 || at % 8 == 0);
+            }
+            assert_eq!(at, offset + 1000);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What peers put to and get from this rank's memory.
+
+use super::super::{Scope, State};
+use super::{Answer, PART_COST, SCRATCH};
+use crate::descriptor::{Descriptor, Op, SourceKind};
+use crate::device::{Body, Sources, Stop, Verdict};
+use crate::error::Fault;
+use crate::ids::ProtocolId;
+use crate::memory::SharedSlice;
+use crate::wire;
+use bytes::Bytes;
+
+impl Scope<'_> {
+    /// Bytes for this rank's memory. They are there when this returns: before anything that the peer sent behind them.
+    pub(in super::super) fn put_arrived(
+        &mut self,
+        index: usize,
+        place: u64,
+        body: &Body<'_>,
+    ) -> Option<Verdict> {
+        let peer = self.state.peer(index);
+        if peer.fault.is_some() {
+            return Some(Verdict::Taken);
+        }
+        let memory = (self.state.home)(place, body.len() as u64);
+        if let Some(memory) = memory {
+            match body {
+                Body::Short(bytes) => memory.write(bytes),
+                Body::Owned(bytes) => memory.write(bytes),
+                Body::Lease(lease) => memory.copy_from(lease.memory()),
+            }
+        }
+        let over = self.state.peer(index).over();
+        over.arrived += 1;
+        match over.handled.back_mut() {
+            Some((upto, good)) if *good == memory.is_some() => *upto = over.arrived,
+            _ => over.handled.push_back((over.arrived, memory.is_some())),
+        }
+        self.state.mark_busy(index);
+        Some(Verdict::Taken)
+    }
+
+    /// The peer asks for memory. It is copied now, so that nothing behind the question can change the answer. `None`: the
+    /// peer asks for more than may be asked for.
+    pub(in super::super) fn get_asked(&mut self, index: usize, place: u64, len: &[u8]) -> Option<Verdict> {
+        let len = u64::from_le_bytes(len.try_into().ok()?);
+        let (longest, window) = self.state.get_limits();
+        let peer = self.state.peer(index);
+        if peer.fault.is_some() {
+            return Some(Verdict::Taken);
+        }
+        let over = peer.over();
+        if len > longest || over.answering + len + PART_COST > window {
+            return None;
+        }
+        let idle = over.answers.is_empty();
+        let answer = match (self.state.home)(place, len) {
+            Some(memory) if idle && self.answer_now(index, memory) => return Some(Verdict::Taken),
+            Some(memory) => {
+                let key = self.state.table.held.insert(Bytes::from(memory.to_vec()));
+                Answer::Data { key, len, sent: 0 }
+            }
+            None => Answer::Refused { len },
+        };
+        let over = self.state.peer(index).over();
+        over.answering += answer.cost();
+        over.answers.push_back(answer);
+        self.state.mark_busy(index);
+        Some(Verdict::Taken)
+    }
+
+    /// Answers with one packet, if it is one and there is room.
+    fn answer_now(&mut self, index: usize, memory: SharedSlice) -> bool {
+        let State { table, scratch, routes, shape, .. } = &mut *self.state;
+        let caps = routes.of(shape.endpoint(index).rank);
+        if memory.len() > caps.max_eager {
+            return false;
+        }
+        if memory.len() <= caps.max_inline.min(SCRATCH) {
+            scratch.resize(memory.len(), 0);
+            memory.read(scratch);
+            let bytes = std::mem::take(scratch);
+            let done = self.aside_of_queue(index, wire::GET_DATA, 0, &[], &bytes);
+            self.state.scratch = bytes;
+            return done == Stop::Done;
+        }
+        let key = table.local.insert(memory);
+        let data = Descriptor {
+            source_kind: SourceKind::Region,
+            source: [key as u64, 0],
+            len: memory.len() as u64,
+            ..self.packet(index, wire::GET_DATA)
+        };
+        let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+        let stop = self.inject.inject(std::slice::from_ref(&data), &sources).stop;
+        self.state.table.local.remove(key);
+        stop == Stop::Done
+    }
+
+    fn packet(&self, index: usize, protocol: u16) -> Descriptor {
+        let target = self.state.shape.endpoint(index);
+        let (rank, context) = (target.rank, target.context);
+        Descriptor { op: Op::Send, rank, context, protocol: ProtocolId(protocol), ..Descriptor::default() }
+    }
+
+    /// Sends a record of the messager's own past everything that is queued.
+    fn aside_of_queue(
+        &mut self,
+        index: usize,
+        protocol: u16,
+        cookie: u64,
+        info: &[u8],
+        bytes: &[u8],
+    ) -> Stop {
+        let record = Descriptor {
+            source_kind: SourceKind::Borrowed,
+            info_len: info.len() as u8,
+            len: bytes.len() as u64,
+            cookie,
+            ..self.packet(index, protocol)
+        };
+        let sources = Sources { info, borrowed: bytes, table: &self.state.table };
+        self.inject.inject(std::slice::from_ref(&record), &sources).stop
+    }
+
+    /// Sends acknowledgements and answers that are owed, as far as there is room. Returns how many.
+    pub(in super::super) fn pump_over(&mut self, index: usize) -> usize {
+        let mut moved = 0;
+        while let Some(handled) = self.over_owed(index, |over| over.handled.front().copied()) {
+            let (count, good) = handled;
+            let code = wire::code_of(Fault::NoSuchMemory(self.state.me.rank)).to_le_bytes();
+            let why: &[u8] = if good { &[] } else { &code };
+            if self.aside_of_queue(index, wire::PUT_DONE, count, &[], why) != Stop::Done {
+                return moved;
+            }
+            self.state.peer(index).over().handled.pop_front();
+            moved += 1;
+        }
+        while let Some(answer) = self.over_owed(index, |over| over.answers.front().copied()) {
+            if !self.send_answer(index, answer) {
+                return moved;
+            }
+            let over = self.state.peer(index).over();
+            over.answering -= answer.cost();
+            over.answers.pop_front();
+            moved += 1;
+        }
+        moved
+    }
+
+    fn over_owed<T>(&self, index: usize, what: impl Fn(&super::OverSend) -> Option<T>) -> Option<T> {
+        let peer = self.state.peers[index].as_ref()?;
+        peer.over.as_ref().and_then(|over| what(over)).filter(|_| peer.fault.is_none())
+    }
+
+    /// Sends what is left of an answer; true if that was all.
+    fn send_answer(&mut self, index: usize, answer: Answer) -> bool {
+        let Answer::Data { key, len, mut sent } = answer else {
+            let code = wire::code_of(Fault::NoSuchMemory(self.state.me.rank)).to_le_bytes();
+            return self.aside_of_queue(index, wire::GET_DATA, 0, &code, &[]) == Stop::Done;
+        };
+        let caps = self.state.routes.of(self.state.shape.endpoint(index).rank);
+        let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);
+        loop {
+            let left = len - sent;
+            let part = if left <= eager { left } else { fragment };
+            let data = Descriptor {
+                source_kind: SourceKind::Held,
+                source: [key as u64, sent],
+                len: part,
+                ..self.packet(index, wire::GET_DATA)
+            };
+            let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+            if self.inject.inject(std::slice::from_ref(&data), &sources).stop != Stop::Done {
+                if let Some(front) = self.state.peer(index).over().answers.front_mut() {
+                    *front = Answer::Data { key, len, sent };
+                }
+                return false;
+            }
+            sent += part;
+            if sent >= len {
+                self.state.table.held.try_remove(key);
+                return true;
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! A rank's way to a meeting, and its seat there.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::key::{JobId, JobKey};
+use crate::meeting::{Meeting, MeetingError};
+use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
+use crate::rendezvous::wire::{ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message};
+
+/// The first and the longest pause between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+/// How long one connection may take to come about, as others may be tried.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long the server may take for a step of the handshake.
+const STEP: Duration = Duration::from_secs(5);
+/// How much longer than the others' time to wait for the server's word about them.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A rank's seat at a meeting.
+pub struct RendezvousClient {
+    connection: Connection,
+    rank: u32,
+    size: u32,
+    job: JobId,
+    key: JobKey,
+    place: String,
+    round: u32,
+    began: Instant,
+    failed: bool,
+}
+
+impl RendezvousClient {
+    /// Where the meeting is served, as this rank reached it.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.connection.stream.peer_addr()
+    }
+}
+
+impl fmt::Debug for RendezvousClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RendezvousClient");
+        shown.field("rank", &self.rank).field("size", &self.size).field("place", &self.place);
+        shown.finish_non_exhaustive()
+    }
+}
+
+/// See [`Rendezvous::meet`](crate::Rendezvous::meet).
+pub(crate) fn meet(
+    places: &[String],
+    rank: u32,
+    size: u32,
+    key: &JobKey,
+    deadline: Instant,
+) -> Result<RendezvousClient, MeetingError> {
+    if rank >= size {
+        return Err(MeetingError::Size { rank, size, said: size });
+    }
+    let visit = Visit { began: Instant::now(), rank, size, key, deadline };
+    let mut pause = PAUSES.0;
+    let mut last = String::from("no address is given");
+    loop {
+        for place in places {
+            for address in visit.resolve(place).unwrap_or_else(|problem| {
+                last = problem;
+                Vec::new()
+            }) {
+                match visit.attempt(place, address) {
+                    Ok(client) => return Ok(client),
+                    Err(Attempt::Over(error)) => return Err(error),
+                    Err(Attempt::Again(problem)) => last = format!("{address}: {problem}"),
+                }
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || places.is_empty() {
+            let problem = format!(
+                "{last}, tried for {:.1} s; start whoever serves it, see that this host reaches it, or raise \
+                 POSTHASTE_JOIN_TIMEOUT",
+                visit.began.elapsed().as_secs_f64()
+            );
+            return Err(MeetingError::Refused { place: places.join(", "), problem });
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+/// Why an attempt came to nothing.
+enum Attempt {
+    /// It may be otherwise soon.
+    Again(String),
+    /// It will never be otherwise.
+    Over(MeetingError),
+}
+
+struct Visit<'a> {
+    began: Instant,
+    rank: u32,
+    size: u32,
+    key: &'a JobKey,
+    deadline: Instant,
+}
+
+impl Visit<'_> {
+    /// The addresses of a place, within the time that is left: the system's resolver knows no deadline.
+    fn resolve(&self, place: &str) -> Result<Vec<SocketAddr>, String> {
+        if let Ok(address) = place.parse() {
+            return Ok(vec![address]);
+        }
+        let (sender, receiver) = mpsc::channel();
+        let name = place.to_owned();
+        let resolver = std::thread::Builder::new().name("resolver".into());
+        let started = resolver.spawn(move || {
+            // Nobody may be waiting any more.
+            let _ = sender.send(name.to_socket_addrs().map(Vec::from_iter));
+        });
+        started.map_err(|error| format!("{place}: {error}"))?;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(Ok(addresses)) => Ok(addresses),
+            Ok(Err(error)) => Err(format!("{place}: {error}")),
+            Err(_) => Err(format!("{place}: the name was not resolved in time")),
+        }
+    }
+
+    fn attempt(&self, place: &str, address: SocketAddr) -> Result<RendezvousClient, Attempt> {
+        let again = |problem: &str| Attempt::Again(problem.to_owned());
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT))
+            .map_err(|error| Attempt::Again(error.to_string()))?;
+        // Where nobody listens, a connection may by chance find itself.
+        if stream.local_addr().is_ok_and(|local| local == address) {
+            return Err(again("nobody listens there"));
+        }
+        stream.set_nodelay(true).map_err(|error| Attempt::Again(error.to_string()))?;
+        let hello_of = Hello { rank: self.rank, size: self.size, pid: std::process::id() };
+        let (initiator, first) =
+            hello(self.key, hello_of).ok_or_else(|| again("the system has no random numbers"))?;
+        let until = self.deadline.min(Instant::now() + STEP);
+        let mut answer = [0; ANSWER];
+        write_all(&stream, &first, until)
+            .and_then(|()| read_exact(&stream, &mut answer, until))
+            .map_err(|error| Attempt::Again(format!("it does not go on with the handshake ({error})")))?;
+        let channel = self.judge(place, initiator, &answer)?;
+        let mut connection = Connection { stream, channel, content: Vec::new() };
+        let finish = connection.channel.finish().ok_or_else(|| again("the cipher failed"))?;
+        let until = self.deadline.min(Instant::now() + STEP);
+        let (header, body) = write_all(&connection.stream, &finish, until)
+            .and_then(|()| connection.receive(until))
+            .map_err(|error| Attempt::Again(format!("it gives this rank no seat ({error})")))?;
+        match header.kind {
+            Kind::Welcome => {
+                let job = <[u8; 16]>::try_from(body)
+                    .map_err(|_| Attempt::Over(garbled("a job without identity")))?;
+                Ok(RendezvousClient {
+                    connection,
+                    rank: self.rank,
+                    size: self.size,
+                    job: JobId::from_bytes(job),
+                    key: self.key.clone(),
+                    place: place.to_owned(),
+                    round: 0,
+                    began: self.began,
+                    failed: false,
+                })
+            }
+            Kind::Failed => {
+                let failure = Failure::decode(header.first, &body)
+                    .ok_or_else(|| Attempt::Over(garbled("a failure of no known kind")))?;
+                Err(Attempt::Over(failure.into_error(place, self.size, waited(self.began))))
+            }
+            _ => Err(Attempt::Over(garbled("a message that is not the server's to send"))),
+        }
+    }
+
+    /// Reads the answer to the first message.
+    fn judge(&self, place: &str, initiator: Initiator, answer: &[u8; ANSWER]) -> Result<Channel, Attempt> {
+        let refused = |problem: &str| {
+            Attempt::Over(MeetingError::Refused { place: place.to_owned(), problem: problem.to_owned() })
+        };
+        let wrong_key = || MeetingError::WrongKey { place: place.to_owned(), rank: self.rank };
+        match Status::from_byte(answer[0]) {
+            Some(Status::Proceed) => initiator.answered(answer).ok_or_else(|| Attempt::Over(wrong_key())),
+            Some(Status::Key) => Err(Attempt::Over(wrong_key())),
+            Some(Status::Version) => {
+                Err(refused("it speaks another version: all ranks and the launcher need one"))
+            }
+            None => Err(refused("something else listens there; give the job another port")),
+        }
+    }
+}
+
+impl Meeting for RendezvousClient {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn identity(&self) -> Option<(JobId, JobKey)> {
+        Some((self.job, self.key.clone()))
+    }
+
+    fn all_gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
+        if blob.len() > MAX_BLOB {
+            return Err(MeetingError::TooLong { bytes: blob.len() });
+        }
+        if self.failed {
+            return Err(self.gone("an earlier round has failed"));
+        }
+        let gathered = self.gather(blob, deadline);
+        self.failed = gathered.is_err();
+        gathered
+    }
+}
+
+impl RendezvousClient {
+    fn gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let milliseconds = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+        let until = deadline.max(Instant::now()) + GRACE;
+        let given = self.connection.send(&message(Kind::Blob, self.round, milliseconds, blob), until);
+        // Whoever was told why before it could give everything finds that out by reading.
+        let mut parts = Vec::new();
+        while parts.len() < self.size as usize {
+            let (header, body) = self.connection.receive(until).map_err(|error| match &given {
+                Err(problem) => self.gone(&problem.to_string()),
+                Ok(()) => self.gone(&error.to_string()),
+            })?;
+            match header.kind {
+                Kind::Part if (header.first, header.second as usize) == (self.round, parts.len()) => {
+                    parts.push(body);
+                }
+                Kind::Failed => {
+                    let failure = Failure::decode(header.first, &body)
+                        .ok_or_else(|| garbled("a failure of no known kind"))?;
+                    return Err(failure.into_error(&self.place, self.size, waited(self.began)));
+                }
+                _ => return Err(garbled("a message out of order")),
+            }
+        }
+        // The server may have gone on; all is here.
+        let _ = self.connection.send(&message(Kind::Taken, self.round, 0, &[]), until);
+        self.round = self.round.wrapping_add(1);
+        Ok(parts)
+    }
+
+    fn gone(&self, problem: &str) -> MeetingError {
+        MeetingError::ServerGone { place: self.place.clone(), problem: problem.to_owned() }
+    }
+}
+
+fn garbled(said: &str) -> MeetingError {
+    MeetingError::Garbled { service: "the rendezvous", said: said.to_owned() }
+}
+
+/// Seconds since then, begun ones included.
+fn waited(began: Instant) -> u64 {
+    began.elapsed().as_secs() + 1
+}
+
+/// A connection whose both sides have proven the key.
+struct Connection {
+    stream: TcpStream,
+    channel: Channel,
+    /// What has come of messages.
+    content: Vec<u8>,
+}
+
+impl Connection {
+    fn send(&mut self, message: &[u8], until: Instant) -> io::Result<()> {
+        let mut records = Vec::with_capacity(message.len() + 128);
+        if !self.channel.seal(message, &mut records) {
+            return Err(io::Error::other("the cipher failed"));
+        }
+        write_all(&self.stream, &records, until)
+    }
+
+    /// The next message.
+    fn receive(&mut self, until: Instant) -> io::Result<(Header, Vec<u8>)> {
+        let invalid = |what| io::Error::new(ErrorKind::InvalidData, what);
+        loop {
+            if let Some((bytes, behind)) = self.content.split_first_chunk::<HEADER>() {
+                let header = Header::decode(bytes).ok_or_else(|| invalid("a message of no known kind"))?;
+                if let Some(body) = behind.get(..header.length as usize) {
+                    let body = body.to_vec();
+                    self.content.drain(..HEADER + body.len());
+                    return Ok((header, body));
+                }
+            }
+            let mut length = [0; 2];
+            read_exact(&self.stream, &mut length, until)?;
+            let length = record_length(length).ok_or_else(|| invalid("a record of an impossible length"))?;
+            let mut record = vec![0; length];
+            read_exact(&self.stream, &mut record, until)?;
+            if !self.channel.open(&record, &mut self.content) {
+                return Err(invalid("a record that is not genuine"));
+            }
+        }
+    }
+}
+
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(late()) } else { Ok(left) }
+}
+
+fn late() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "it does not answer")
+}
+
+fn read_exact(mut stream: &TcpStream, mut buffer: &mut [u8], until: Instant) -> io::Result<()> {
+    while !buffer.is_empty() {
+        stream.set_read_timeout(Some(left(until)?))?;
+        match stream.read(buffer) {
+            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "it has closed the connection")),
+            Ok(count) => buffer = &mut buffer[count..],
+            Err(error) if is_wait(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(until)?))?;
+        match stream.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if is_wait(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a wait was cut short or its time is over, which the caller looks at.
+fn is_wait(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}

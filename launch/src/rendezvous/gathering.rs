@@ -1,0 +1,226 @@
+//! Who is there, who gave what, and why it came to nothing: the state of a meeting, without any input or output.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::wire::{Failure, Hello};
+
+/// What all ranks gave in one round.
+pub(crate) type Round = Arc<Vec<Vec<u8>>>;
+
+/// A rank's place at the table.
+#[derive(Debug)]
+enum Seat {
+    Empty,
+    Taken(String),
+    /// It was here and its connection has ended.
+    Left(String),
+}
+
+/// A meeting.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    seats: Vec<Seat>,
+    round: u32,
+    blobs: Vec<Option<Vec<u8>>>,
+    /// When the first of those that wait gives up.
+    deadline: Option<Instant>,
+    failure: Option<Failure>,
+}
+
+impl Gathering {
+    pub(crate) fn new(size: u32) -> Self {
+        let seats = (0..size).map(|_| Seat::Empty).collect();
+        Self { seats, round: 0, blobs: vec![None; size as usize], deadline: None, failure: None }
+    }
+
+    /// A rank has proven the key; who it is, or why it cannot stay.
+    pub(crate) fn join(&mut self, hello: Hello, who: &str) -> Result<(), Failure> {
+        let size = self.seats.len() as u32;
+        if hello.size != size || hello.rank >= size {
+            let failure = Failure::Size { rank: hello.rank, size, said: hello.size };
+            // The others would wait for it in vain; once all are there it is a stranger's error.
+            if self.seats.iter().any(|seat| matches!(seat, Seat::Empty)) {
+                self.fail(failure.clone());
+            }
+            return Err(failure);
+        }
+        if let Some(failure) = &self.failure {
+            return Err(Failure::Refused(format!("the meeting has failed before: {}", told(failure))));
+        }
+        let seat = &mut self.seats[hello.rank as usize];
+        match seat {
+            Seat::Empty => {
+                *seat = Seat::Taken(who.to_owned());
+                Ok(())
+            }
+            Seat::Taken(first) => {
+                Err(Failure::ClaimedTwice { rank: hello.rank, first: first.clone(), second: who.to_owned() })
+            }
+            Seat::Left(first) => Err(Failure::Refused(format!(
+                "rank {} was here as {first} and has ended; the others do not wait for another",
+                hello.rank
+            ))),
+        }
+    }
+
+    /// A rank gives its part; all parts if it was the last one missing. Wrong order is the rank's error.
+    pub(crate) fn give(
+        &mut self,
+        rank: u32,
+        round: u32,
+        blob: Vec<u8>,
+        gives_up: Instant,
+    ) -> Result<Option<Round>, Failure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let slot = &mut self.blobs[rank as usize];
+        if round != self.round || slot.is_some() {
+            return Err(Failure::Refused(format!("rank {rank} gave a part that was not its turn")));
+        }
+        *slot = Some(blob);
+        if let Some(failure) = self.first_left() {
+            self.fail(failure.clone());
+            return Err(failure);
+        }
+        self.deadline = Some(self.deadline.map_or(gives_up, |other| other.min(gives_up)));
+        if self.blobs.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        self.round = self.round.wrapping_add(1);
+        self.deadline = None;
+        Ok(Some(Arc::new(self.blobs.iter_mut().filter_map(Option::take).collect())))
+    }
+
+    /// A rank's connection has ended.
+    pub(crate) fn leave(&mut self, rank: u32) {
+        let seat = &mut self.seats[rank as usize];
+        let Seat::Taken(who) = seat else { return };
+        *seat = Seat::Left(std::mem::take(who));
+        // Whoever does not wait yet hears of it when it does.
+        if self.blobs.iter().any(Option::is_some)
+            && let Some(failure) = self.first_left()
+        {
+            self.fail(failure);
+        }
+    }
+
+    /// Ends the meeting; what came first counts.
+    pub(crate) fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.deadline = None;
+    }
+
+    /// Notices that somebody's time is over.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            let missing = (0..).zip(&self.blobs).filter(|(_, blob)| blob.is_none()).map(|(rank, _)| rank);
+            self.fail(Failure::Missing(missing.collect()));
+        }
+    }
+
+    /// When to call [`tick`](Self::tick).
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Why the meeting came to nothing, if it did.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    fn first_left(&self) -> Option<Failure> {
+        (0..).zip(&self.seats).find_map(|(rank, seat)| match seat {
+            Seat::Left(who) => Some(Failure::Ended { rank, who: who.clone() }),
+            _ => None,
+        })
+    }
+}
+
+fn told(failure: &Failure) -> String {
+    failure.clone().into_error("the meeting", 0, 0).to_string()
+}
+
+/// The end of a wait that a rank says is so many milliseconds away; a day at most.
+pub(crate) fn gives_up(now: Instant, milliseconds: u32) -> Instant {
+    now + Duration::from_millis(u64::from(milliseconds)).min(Duration::from_secs(86_400))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(size: u32) -> Gathering {
+        let mut gathering = Gathering::new(size);
+        for rank in 0..size {
+            gathering.join(Hello { rank, size, pid: rank }, &format!("p{rank}")).unwrap();
+        }
+        gathering
+    }
+
+    #[test]
+    fn a_round_is_complete_when_all_have_given() {
+        let later = Instant::now() + Duration::from_secs(60);
+        let mut gathering = joined(3);
+        for round in 0..3 {
+            assert_eq!(gathering.give(2, round, vec![2], later).unwrap(), None);
+            assert_eq!(gathering.give(0, round, vec![0], later).unwrap(), None);
+            assert_eq!(gathering.deadline(), Some(later));
+            let all = gathering.give(1, round, vec![1], later).unwrap().unwrap();
+            assert_eq!(*all, [[0], [1], [2]]);
+            assert_eq!(gathering.deadline(), None);
+        }
+        // What is not its turn is that rank's error alone.
+        assert!(matches!(gathering.give(0, 2, vec![], later), Err(Failure::Refused(_))));
+        assert_eq!(gathering.failure(), None);
+    }
+
+    #[test]
+    fn the_first_deadline_counts_and_names_who_has_not_given() {
+        let now = Instant::now();
+        let mut gathering = joined(4);
+        gathering.give(2, 0, vec![], now + Duration::from_secs(9)).unwrap();
+        gathering.give(0, 0, vec![], now + Duration::from_secs(3)).unwrap();
+        gathering.tick(now + Duration::from_secs(2));
+        assert_eq!(gathering.failure(), None);
+        gathering.tick(now + Duration::from_secs(3));
+        assert_eq!(gathering.failure(), Some(&Failure::Missing(vec![1, 3])));
+        assert_eq!(gathering.give(1, 0, vec![], now).unwrap_err(), Failure::Missing(vec![1, 3]));
+    }
+
+    #[test]
+    fn a_death_matters_to_those_who_wait_and_to_those_who_will() {
+        let later = Instant::now() + Duration::from_secs(60);
+        let ended = Failure::Ended { rank: 1, who: "p1".into() };
+        let mut gathering = joined(3);
+        gathering.give(0, 0, vec![], later).unwrap();
+        gathering.leave(1);
+        assert_eq!(gathering.failure(), Some(&ended));
+        // After a whole round nobody waits, and it may be the end of the meeting.
+        let mut gathering = joined(2);
+        gathering.give(0, 0, vec![], later).unwrap();
+        gathering.give(1, 0, vec![], later).unwrap().unwrap();
+        gathering.leave(1);
+        assert_eq!(gathering.failure(), None);
+        assert_eq!(gathering.give(0, 1, vec![], later).unwrap_err(), ended);
+    }
+
+    #[test]
+    fn a_number_has_one_owner_and_sizes_agree() {
+        let mut gathering = joined(2);
+        let second = gathering.join(Hello { rank: 1, size: 2, pid: 9 }, "other").unwrap_err();
+        let twice = Failure::ClaimedTwice { rank: 1, first: "p1".into(), second: "other".into() };
+        assert_eq!(second, twice);
+        for (rank, said) in [(2, 2), (0, 3), (u32::MAX, u32::MAX)] {
+            let failure = gathering.join(Hello { rank, size: said, pid: 9 }, "other").unwrap_err();
+            assert_eq!(failure, Failure::Size { rank, size: 2, said });
+            assert_eq!(gathering.failure(), None, "all are there already");
+        }
+        let mut gathering = Gathering::new(2);
+        gathering.join(Hello { rank: 0, size: 3, pid: 9 }, "other").unwrap_err();
+        let why = Failure::Size { rank: 0, size: 2, said: 3 };
+        assert_eq!(gathering.failure(), Some(&why));
+        assert!(matches!(gathering.join(Hello { rank: 0, size: 2, pid: 1 }, "p0"), Err(Failure::Refused(_))));
+    }
+}

@@ -1,0 +1,123 @@
+//! Where ranks meet that cannot, or need not, inherit anything: a place on the network that proves the job's key, and
+//! has it proven, before anything is said.
+//!
+//! ```text
+//!  launcher, or rank 0                             every rank
+//!  ┌──────────────────────────────┐                ┌──────────────────────────────┐
+//!  │ Rendezvous::serve            │ ◀── address ── │ Rendezvous::meet             │
+//!  │   one thread: `server`       │                │   blocks: `client`           │
+//!  │   ├ strangers   (no proof)   │                │                              │
+//!  │   ├ members     (proof)      │ ══ encrypted ═ │ Meeting::all_gather(blob)    │
+//!  │   └ gathering   (who, what)  │                │   ▶ the blobs of all ranks   │
+//!  └──────────────────────────────┘                └──────────────────────────────┘
+//! ```
+
+mod client;
+mod gathering;
+mod member;
+mod noise;
+mod server;
+mod stranger;
+mod wire;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::env::MAX_RANKS;
+use crate::key::{JobId, JobKey};
+use crate::meeting::MeetingError;
+use server::Server;
+
+pub use client::RendezvousClient;
+
+/// Connections that the kernel may hold until they are accepted.
+const BACKLOG: i32 = 4096;
+
+/// A place where the ranks of a job meet, served by a thread of this process.
+///
+/// Dropping it ends the meeting for those who still wait, and waits up to five seconds until every rank has taken what
+/// it was due: a rank that serves the place may drop it as soon as it has met the others itself. Drop it where blocking
+/// is allowed.
+#[derive(Debug)]
+pub struct Rendezvous {
+    address: SocketAddr,
+    job: JobId,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rendezvous {
+    /// Serves a meeting of `size` ranks that have `key`, on a listener of the caller's choice.
+    ///
+    /// `job` is what the ranks are told to be their job's identity; if none is given, one is drawn.
+    ///
+    /// # Errors
+    /// The size is none that a job can have, or the system refuses a thread, a descriptor or random numbers.
+    pub fn serve(listener: TcpListener, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
+        if !(1..=MAX_RANKS).contains(&size) {
+            let text = format!("a job has 1 to {MAX_RANKS} ranks, not {size}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let job = job.map_or_else(JobId::random, Ok)?;
+        listener.set_nonblocking(true)?;
+        // Again, with room for all ranks at once: the standard library asks for less.
+        rustix::net::listen(&listener, BACKLOG)?;
+        let address = listener.local_addr()?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let server = Server::new(listener, Arc::clone(&stop), job, key, size);
+        let thread = std::thread::Builder::new().name("rendezvous".into()).spawn(move || server.run())?;
+        Ok(Self { address, job, stop, thread: Some(thread) })
+    }
+
+    /// As [`serve`](Self::serve), on that address; port 0 takes any.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve), and the address cannot be had.
+    pub fn bind(address: SocketAddr, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
+        Self::serve(TcpListener::bind(address)?, size, key, job)
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The job's identity, as the ranks are told.
+    pub fn job(&self) -> JobId {
+        self.job
+    }
+
+    /// Goes to a meeting as one rank of so many; blocks until this rank has its seat.
+    ///
+    /// `places` are tried in turn, each a `host:port` whose host may be a name. Whoever serves it may start later:
+    /// names that do not resolve, refused, unreachable and broken connections are tried again until the deadline.
+    ///
+    /// # Errors
+    /// Nobody serves the meeting until the deadline ([`MeetingError::Refused`]); at once: whoever serves it has another
+    /// key or counts another number of ranks, the rank does not fit or is claimed by another process, or the meeting
+    /// has failed already.
+    pub fn meet(
+        places: &[String],
+        rank: u32,
+        size: u32,
+        key: &JobKey,
+        deadline: Instant,
+    ) -> Result<RendezvousClient, MeetingError> {
+        client::meet(places, rank, size, key, deadline)
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! What travels between those who meet: lengths, messages, and why a meeting fails.
+//!
+//! ```text
+//! rank                                          server
+//!   │ ── clear part, psk, e ────────────────────▶ │
+//!   │ ◀─ status, e, ee ────────────────────────── │  the server has proven that it has the key
+//!   │ ── record: Join ──────────────────────────▶ │  the rank has, now and not in a recording
+//!   │ ◀─ Welcome(job) ─────────────────────────── │  its number is its own from here on
+//!   │ ── Blob(round, time left) ────────────────▶ │
+//!   │ ◀─ Part(round, rank) × size  |  Failed ──── │
+//!   │ ── Taken(round) ──────────────────────────▶ │
+//! ```
+//! Behind the handshake everything travels in records: two bytes of length, little-endian, and so many bytes of a Noise
+//! transport message. What they hold, put together, is a sequence of messages: a header of 16 bytes, and a body.
+
+use std::net::SocketAddr;
+
+use crate::meeting::MeetingError;
+
+/// Bytes of a blob at most.
+pub(crate) const MAX_BLOB: usize = 64 << 10;
+/// Bytes of a record's content at most.
+pub(crate) const MAX_RECORD: usize = 16 << 10;
+/// Bytes that the cipher adds to a record's content.
+pub(crate) const TAG: usize = 16;
+/// An ephemeral key and a tag.
+pub(crate) const PROOF: usize = 32 + TAG;
+/// Bytes of the clear part of a rank's first message.
+pub(crate) const CLEAR: usize = 36;
+/// Bytes of a rank's first message.
+pub(crate) const HELLO: usize = CLEAR + PROOF;
+/// Bytes of the answer to it.
+pub(crate) const ANSWER: usize = 1 + PROOF;
+/// Bytes of a message's header.
+pub(crate) const HEADER: usize = 16;
+/// Bytes of the record with which a rank proves that it is there now.
+pub(crate) const FINISH: usize = 2 + HEADER + TAG;
+
+const MAGIC: [u8; 20] = *b"posthaste rendezvous";
+const VERSION: u16 = 1;
+/// The longest description of a failure: the list of all ranks of the largest job.
+const MAX_FAILURE: usize = 32 << 10;
+/// The longest text in one.
+const MAX_TEXT: usize = 400;
+
+/// Who a rank says it is, bound by the proof of the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) pid: u32,
+}
+
+impl Hello {
+    pub(crate) fn encode(self) -> [u8; CLEAR] {
+        let mut bytes = [0; CLEAR];
+        bytes[..20].copy_from_slice(&MAGIC);
+        bytes[20..22].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.size.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.pid.to_le_bytes());
+        bytes
+    }
+
+    /// None for what is no rank's first message; otherwise whether it speaks our version.
+    pub(crate) fn decode(bytes: &[u8; CLEAR]) -> Option<Result<Self, Status>> {
+        if bytes[..20] != MAGIC {
+            return None;
+        }
+        if bytes[20..24] != [VERSION.to_le_bytes()[0], VERSION.to_le_bytes()[1], 0, 0] {
+            return Some(Err(Status::Version));
+        }
+        Some(Ok(Self { size: word(bytes, 24), rank: word(bytes, 28), pid: word(bytes, 32) }))
+    }
+}
+
+/// The first byte of the answer; all but `Proceed` end the connection. Nothing vouches for it: whoever can change it
+/// could as well have cut the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Proceed = 1,
+    Version = 2,
+    Key = 3,
+}
+
+impl Status {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Proceed, Self::Version, Self::Key].into_iter().find(|status| *status as u8 == byte)
+    }
+}
+
+/// What a message is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Join = 1,
+    Welcome = 2,
+    Blob = 3,
+    Part = 4,
+    Taken = 5,
+    Failed = 6,
+}
+
+/// The header of a message; what a kind does not use is zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// The round, or the kind of failure.
+    pub(crate) first: u32,
+    /// Milliseconds left, or the rank of a part.
+    pub(crate) second: u32,
+    /// Bytes of the body.
+    pub(crate) length: u32,
+}
+
+impl Header {
+    pub(crate) fn new(kind: Kind, first: u32, second: u32, length: usize) -> Self {
+        Self { kind, first, second, length: length as u32 }
+    }
+
+    pub(crate) fn encode(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[0] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&self.first.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.second.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// None for an unknown kind, or a body longer than its kind may have.
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        let (kind, most) = match bytes[0] {
+            1 => (Kind::Join, 0),
+            2 => (Kind::Welcome, 16),
+            3 => (Kind::Blob, MAX_BLOB),
+            4 => (Kind::Part, MAX_BLOB),
+            5 => (Kind::Taken, 0),
+            6 => (Kind::Failed, MAX_FAILURE),
+            _ => return None,
+        };
+        let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
+        (bytes[1..4] == [0; 3] && header.length as usize <= most).then_some(header)
+    }
+}
+
+/// A message as it travels.
+pub(crate) fn message(kind: Kind, first: u32, second: u32, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + body.len());
+    bytes.extend_from_slice(&Header::new(kind, first, second, body.len()).encode());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Why a meeting fails, or somebody is not let in; what the server knows of a [`MeetingError`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failure {
+    Missing(Vec<u32>),
+    ClaimedTwice { rank: u32, first: String, second: String },
+    Size { rank: u32, size: u32, said: u32 },
+    Ended { rank: u32, who: String },
+    Refused(String),
+}
+
+impl Failure {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        let code = match self {
+            Self::Missing(ranks) => {
+                ranks.iter().for_each(|rank| body.extend_from_slice(&rank.to_le_bytes()));
+                1
+            }
+            Self::ClaimedTwice { rank, first, second } => {
+                body.extend_from_slice(&rank.to_le_bytes());
+                put_text(&mut body, first);
+                put_text(&mut body, second);
+                2
+            }
+            Self::Size { rank, size, said } => {
+                [rank, size, said].iter().for_each(|word| body.extend_from_slice(&word.to_le_bytes()));
+                3
+            }
+            Self::Ended { rank, who } => {
+                body.extend_from_slice(&rank.to_le_bytes());
+                put_text(&mut body, who);
+                4
+            }
+            Self::Refused(problem) => {
+                put_text(&mut body, problem);
+                5
+            }
+        };
+        message(Kind::Failed, code, 0, &body)
+    }
+
+    pub(crate) fn decode(code: u32, body: &[u8]) -> Option<Self> {
+        let mut rest = body;
+        let failure = match code {
+            1 => {
+                let ranks = rest.chunks_exact(4).map(|bytes| word(bytes, 0)).collect();
+                rest = rest.chunks_exact(4).remainder();
+                Self::Missing(ranks)
+            }
+            2 => Self::ClaimedTwice {
+                rank: take_word(&mut rest)?,
+                first: take_text(&mut rest)?,
+                second: take_text(&mut rest)?,
+            },
+            3 => Self::Size {
+                rank: take_word(&mut rest)?,
+                size: take_word(&mut rest)?,
+                said: take_word(&mut rest)?,
+            },
+            4 => Self::Ended { rank: take_word(&mut rest)?, who: take_text(&mut rest)? },
+            5 => Self::Refused(take_text(&mut rest)?),
+            _ => return None,
+        };
+        rest.is_empty().then_some(failure)
+    }
+
+    /// The error of a rank that came to `place` for a job of `size` ranks and waited so long.
+    pub(crate) fn into_error(self, place: &str, size: u32, seconds: u64) -> MeetingError {
+        let place = place.to_owned();
+        match self {
+            Self::Missing(missing) => MeetingError::Missing { place, size, seconds, missing },
+            Self::ClaimedTwice { rank, first, second } => {
+                MeetingError::ClaimedTwice { rank, place, first, second }
+            }
+            Self::Size { rank, size, said } => MeetingError::Size { rank, size, said },
+            Self::Ended { rank, who } => MeetingError::Ended { rank, who, place },
+            Self::Refused(problem) => MeetingError::Refused { place, problem },
+        }
+    }
+}
+
+/// A process as others are told of it.
+pub(crate) fn who(address: SocketAddr, pid: u32) -> String {
+    format!("{address} (pid {pid})")
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn take_word(rest: &mut &[u8]) -> Option<u32> {
+    let (bytes, behind) = rest.split_at_checked(4)?;
+    *rest = behind;
+    Some(word(bytes, 0))
+}
+
+fn put_text(body: &mut Vec<u8>, text: &str) {
+    let end = (0..=text.len().min(MAX_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    body.extend_from_slice(&(end as u32).to_le_bytes());
+    body.extend_from_slice(&text.as_bytes()[..end]);
+}
+
+/// A text; what would disturb a terminal or a log is escaped.
+fn take_text(rest: &mut &[u8]) -> Option<String> {
+    let length = take_word(rest)? as usize;
+    let (bytes, behind) = rest.split_at_checked(length).filter(|_| length <= MAX_TEXT)?;
+    *rest = behind;
+    let text = String::from_utf8_lossy(bytes);
+    Some(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_message_goes_round_and_nothing_else_is_one() {
+        let hello = Hello { rank: 3, size: 4, pid: 77 };
+        let bytes = hello.encode();
+        assert_eq!(Hello::decode(&bytes), Some(Ok(hello)));
+        for at in 0..24 {
+            let mut broken = bytes;
+            broken[at] ^= 0x40;
+            let wanted = if at < 20 { None } else { Some(Err(Status::Version)) };
+            assert_eq!(Hello::decode(&broken), wanted, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn no_header_announces_more_than_its_kind_may_have() {
+        for (kind, most) in [(Kind::Join, 0), (Kind::Welcome, 16), (Kind::Blob, MAX_BLOB), (Kind::Taken, 0)] {
+            let header = Header::new(kind, 1, 2, most);
+            assert_eq!(Header::decode(&header.encode()), Some(header));
+            assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
+            assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
+        }
+        for kind in [0, 7, 255] {
+            let mut bytes = [0; HEADER];
+            bytes[0] = kind;
+            assert_eq!(Header::decode(&bytes), None);
+        }
+    }
+
+    #[test]
+    fn failures_go_round_and_pieces_of_them_are_none() {
+        for failure in [
+            Failure::Missing((0..4096).collect()),
+            Failure::ClaimedTwice { rank: 1, first: "a".into(), second: "é".repeat(1000) },
+            Failure::Size { rank: 1, size: 2, said: 3 },
+            Failure::Ended { rank: 7, who: String::new() },
+            Failure::Refused("no".into()),
+        ] {
+            let bytes = failure.encode();
+            let (header, body) = bytes.split_at(HEADER);
+            let header = Header::decode(header.try_into().unwrap()).unwrap();
+            assert_eq!((header.kind, header.length as usize), (Kind::Failed, body.len()));
+            let mut wanted = failure.clone();
+            if let Failure::ClaimedTwice { second, .. } = &mut wanted {
+                second.truncate(MAX_TEXT);
+            }
+            assert_eq!(Failure::decode(header.first, body), Some(wanted));
+            if !matches!(failure, Failure::Missing(_)) {
+                for cut in 0..body.len() {
+                    assert_eq!(Failure::decode(header.first, &body[..cut]), None, "cut at {cut}");
+                }
+            }
+            for code in [0, 6, u32::MAX] {
+                assert_eq!(Failure::decode(code, body), None);
+            }
+        }
+        let hostile = Failure::Refused("a\n\u{1b}[2Jb".into()).encode();
+        let read = Failure::decode(5, &hostile[HEADER..]).unwrap();
+        assert_eq!(read, Failure::Refused("a\u{fffd}\u{fffd}[2Jb".into()));
+    }
+}
