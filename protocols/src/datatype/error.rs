@@ -1,6 +1,7 @@
 //! What can be wrong with a datatype, a program or a transfer.
 
 use super::signature::Signature;
+use posthaste_core::RmaError;
 use thiserror::Error;
 
 /// Why a datatype cannot be made.
@@ -116,9 +117,24 @@ pub enum TransferError {
         /// Of the layout, in bytes.
         size: u64,
     },
+    /// A message that was not sent with a layout.
+    #[error("the message does not say which elements it has: send it with `send_typed`")]
+    Untyped,
     /// A segment of an exported memory could not be attached. What lies before it may have been moved.
     #[error("segment {0} of the exported memory cannot be attached")]
     Segment(u64),
+}
+
+/// Why a put or a get between layouts was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TypedError {
+    /// The layouts do not match, or not their memories. No byte was moved.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// As for other puts and gets.
+    #[error(transparent)]
+    Rma(#[from] RmaError),
 }
 
 /// One of the layouts of a transfer.

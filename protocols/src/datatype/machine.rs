@@ -96,6 +96,16 @@ impl Machine {
         self.passed(Side::Target, len, bytes, moved.is_ok())
     }
 
+    /// Passes over the next bytes of the layout, as many as there are, without moving them; returns how many.
+    pub fn skip(&mut self, bytes: u64) -> u64 {
+        let bytes = self.remaining.min(bytes);
+        let mut contiguous = Cursor::of_bytes(0, bytes);
+        let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
+        let Ok(()) = pair::run(&mut Running::of_bytes(&mut contiguous), &mut own, bytes, &mut pair::Nothing);
+        self.remaining -= bytes;
+        bytes
+    }
+
     fn passed(&mut self, side: Side, len: usize, bytes: u64, moved: bool) -> Result<u64, TransferError> {
         if !moved {
             // Not reached: the bounds of the whole layout were checked.

@@ -29,6 +29,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod access;
 mod body;
 mod builder;
 mod cursor;
@@ -42,16 +43,21 @@ mod plan;
 pub mod program;
 mod redistribute;
 mod segments;
+mod send;
 mod signature;
 
+pub use access::LayoutAccess;
+pub(crate) use access::{CHUNK, Request};
 pub use body::{Block, MAX_DEPTH};
 pub use element::{ElementKind, Elementary};
-pub use error::{DatatypeError, ProgramError, Side, TransferError};
+pub use error::{DatatypeError, ProgramError, Side, TransferError, TypedError};
 pub use heuristic::{Method, Thresholds};
 pub use machine::Machine;
 pub use posthaste_core::memory::{Source, Target};
+pub(crate) use redistribute::checked;
 pub use redistribute::{Layout, redistribute, redistribute_staged, redistribute_with};
 pub use segments::{Export, Segments, SlicedMemory, pull, push};
+pub(crate) use send::zeros;
 pub use signature::Signature;
 
 use body::{Body, Facts};

@@ -33,6 +33,18 @@ pub(super) trait Mover {
     }
 }
 
+/// Copies nothing: the machines go on, and that is all.
+pub(super) struct Nothing;
+
+impl Mover for Nothing {
+    const IN_ORDER: bool = false;
+    type Error = std::convert::Infallible;
+
+    fn copy(&mut self, _: &Blocks) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
 /// Copies `bytes` from where one machine is to where the other is; both have as many left at least.
 pub(super) fn run<M: Mover>(
     target: &mut Machine<'_>,

@@ -112,7 +112,7 @@ impl Mover for Direct<'_, '_> {
 }
 
 /// What is checked before the first byte moves: bounds and signatures. Returns the number of bytes.
-pub(super) fn checked(
+pub(crate) fn checked(
     (target, target_len): (&Layout<'_>, u64),
     (source, source_len): (&Layout<'_>, u64),
 ) -> Result<u64, TransferError> {

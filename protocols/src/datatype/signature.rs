@@ -2,6 +2,11 @@
 
 use super::element::ElementKind;
 
+/// Length in bytes of a signature in message info.
+const SIGNATURE_BYTES: usize = 40;
+/// Its beginning; the last byte is the kind.
+const MAGIC: &[u8; 8] = b"posthas\0";
+
 /// 2^61 - 1, prime.
 const MODULUS: u64 = (1 << 61) - 1;
 /// Two numbers without a pattern below the modulus.
@@ -32,6 +37,34 @@ impl Signature {
     #[must_use]
     pub fn of(kind: ElementKind) -> Signature {
         Signature { elements: 1, bytes: kind.size(), kind: Some(kind), hash: [kind as u64; 2] }
+    }
+
+    /// As bytes, little-endian, for message info.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; SIGNATURE_BYTES] {
+        let mut bytes = [0; SIGNATURE_BYTES];
+        let words = [self.elements, self.bytes, self.hash[0], self.hash[1]];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[7] = self.kind.map_or(0, |kind| kind as u8);
+        for (into, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            into.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` if it is something else.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Signature> {
+        let bytes: &[u8; SIGNATURE_BYTES] = bytes.try_into().ok()?;
+        let (head, words) = bytes.split_at(8);
+        let kind = match u64::from(head[7]) {
+            0 => None,
+            number => Some(ElementKind::from_number(number)?),
+        };
+        let word = |at: usize| u64::from_le_bytes(words[at * 8..at * 8 + 8].try_into().unwrap_or_default());
+        let hash = [word(2), word(3)];
+        let known = head[..7] == MAGIC[..7] && hash.into_iter().all(is_residue);
+        known.then(|| Signature { elements: word(0), bytes: word(1), kind, hash })
     }
 
     /// Of this sequence and then another; `None` if their lengths do not fit 64 bits.
@@ -148,6 +181,16 @@ mod tests {
         assert_eq!(million, pair.repeat(1000).and_then(|part| part.repeat(1000)).expect("fits"));
         assert_eq!((million.elements, million.bytes, million.kind), (2_000_000, 12_000_000, None));
         assert_eq!(Signature::of(U8).repeat(9).expect("short").kind, Some(U8));
+        for signature in [million, pair, Signature::of(F32), Signature::EMPTY] {
+            let bytes = signature.to_bytes();
+            assert_eq!(Signature::from_bytes(&bytes), Some(signature));
+            assert_eq!(Signature::from_bytes(&bytes[1..]), None);
+            for at in 0..8 {
+                let mut changed = bytes;
+                changed[at] ^= 0x40;
+                assert_eq!(Signature::from_bytes(&changed), None);
+            }
+        }
     }
 
     #[test]
