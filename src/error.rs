@@ -1,6 +1,7 @@
 //! The errors of the facade.
 
 use posthaste_core::{CallError, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError};
+use posthaste_protocols::datatype::{DatatypeError, ProgramError, TransferError, TypedError};
 use thiserror::Error;
 
 /// Why this process could not become part of a job.
@@ -162,6 +163,18 @@ pub enum Error {
     /// See [`Fault`].
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// See [`DatatypeError`].
+    #[error(transparent)]
+    Datatype(#[from] DatatypeError),
+    /// See [`ProgramError`].
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// See [`TransferError`].
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// See [`TypedError`].
+    #[error(transparent)]
+    Typed(#[from] TypedError),
     /// Input or output failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),

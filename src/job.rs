@@ -10,9 +10,9 @@ use posthaste_core::{
     Scope, Stats,
 };
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Control, Counter, Element, Exchange, Fill, First, Message, MessageStream,
-    OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec,
-    flush, handler, pattern, service, stream,
+    ActiveMessage, Buffer, Control, Counter, Element, Exchange, Fill, First, LayoutAccess, Message,
+    MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions,
+    Window, codec, flush, handler, pattern, service, stream,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,6 +41,7 @@ pub struct Job {
     place: Arc<Place>,
     client: Arc<Client>,
     exchange: Exchange,
+    layouts: LayoutAccess,
     handle: Handle,
 }
 
@@ -71,10 +72,11 @@ impl Job {
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;
         let exchange = Exchange::new(&client)?;
+        let layouts = LayoutAccess::new(&client)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { place, client: Arc::new(client), exchange, handle })
+        Ok(Job { place, client: Arc::new(client), exchange, layouts, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -481,7 +483,7 @@ impl Job {
     /// # Cancel safety
     /// Not cancel safe: the other ranks wait until this one leaves.
     pub async fn shmalloc<T: Element>(&self, len: usize) -> Result<Window<T>, Error> {
-        Ok(Window::allocate(&self.client, &self.exchange, len).await?)
+        Ok(Window::allocate(&self.client, &self.exchange, &self.layouts, len).await?)
     }
 
     /// Allocates a region of `len` bytes on this rank, zeroed.

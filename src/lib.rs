@@ -70,6 +70,22 @@ pub use posthaste_protocols::{
     Pattern, Recorder, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
 };
 
+pub use posthaste_protocols::datatype::{self, Datatype};
+/// The datatype of a `#[repr(C)]` struct, from its fields.
+///
+/// ```
+/// use posthaste::structure;
+/// #[repr(C)]
+/// struct Cell {
+///     kind: u8,
+///     values: [f64; 2],
+/// }
+/// let cell = structure!(Cell { kind: u8, values: [f64; 2] })?;
+/// assert_eq!((cell.size(), cell.extent()), (17, 24));
+/// # Ok::<(), posthaste::datatype::DatatypeError>(())
+/// ```
+pub use posthaste_protocols::structure;
+
 /// The parts beneath, for those who replace one of them.
 pub mod components {
     pub use posthaste_core as core;

@@ -238,10 +238,16 @@ impl Launch {
             None => Placement::blocks(self.ranks, self.nodes),
         };
         let Checked { arena_bytes, placement, tcp, .. } = self.check(placement)?;
-        let cpus = if self.bind { allowed_cpus()? } else { Vec::new() };
-        if self.bind {
-            // A bound rank sees one core and could not tell that the others have theirs.
-            self.envs.push((crate::vars::CORES.into(), cpus.len().to_string().into()));
+        let (bind, several) = (self.bind, self.nodes > 1 && self.part.is_none());
+        let mut cpus = if bind || several { allowed_cpus()? } else { Vec::new() };
+        if bind || several {
+            // A bound rank sees one core and could not tell that the others have theirs; ranks of one of several nodes on
+            // this host could not tell that they have a part of them only.
+            let share = (cpus.len() / self.nodes as usize).max(1);
+            self.envs.push((crate::vars::CORES.into(), share.to_string().into()));
+        }
+        if !bind {
+            cpus.clear();
         }
         let piped = [self.stdout, self.stderr].iter().filter(|output| self.is_piped(**output)).count() as u64;
         // A pidfd takes the place of each doorbell's read end; the rest is for starting a rank, and the broker. A rank

@@ -10,6 +10,7 @@ pub mod buffer;
 pub mod codec;
 pub mod control;
 pub mod counter;
+pub mod datatype;
 pub mod exchange;
 pub mod flush;
 pub mod handler;
@@ -25,6 +26,7 @@ pub mod window;
 pub use buffer::Buffer;
 pub use control::Control;
 pub use counter::Counter;
+pub use datatype::{Datatype, Layout, LayoutAccess};
 pub use exchange::Exchange;
 pub use handler::{ActiveMessage, Fill, First};
 pub use message::{Message, OwnedMessage};
@@ -33,4 +35,6 @@ pub use pattern::{Pattern, Recorder};
 pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
-pub use window::{Element, Get, GetInto, Put, PutElement, Region, RegionKey, RemoteRegion, Window};
+pub use window::{
+    Element, Get, GetInto, GetTyped, Put, PutElement, PutTyped, Region, RegionKey, RemoteRegion, Window,
+};

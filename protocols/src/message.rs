@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use posthaste_core::device::Body;
+use posthaste_core::memory::Source;
 use posthaste_core::protocol::{Credit, Incoming};
 use posthaste_core::{Endpoint, Lease, Rank};
 use std::borrow::Cow;
@@ -86,6 +87,14 @@ impl<'a> Message<'a> {
     /// Copies as many bytes as fit from the start of the payload; returns how many.
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         body_copy(&self.0.body, target)
+    }
+
+    /// The payload where it is.
+    pub(crate) fn source_bytes(&self) -> Source<'_> {
+        match &self.0.body {
+            Body::Lease(lease) => Source::Shared(lease.memory()),
+            other => Source::Private(body_slice(other).unwrap_or_default()),
+        }
     }
 
     /// Reads a plain value at a byte offset; `None` if it is not inside.

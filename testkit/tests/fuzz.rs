@@ -1,6 +1,6 @@
 //! The fuzz targets, driven for a moment by random bytes; `fuzz/` drives them for longer and by coverage.
 
-use posthaste_testkit::fuzz::{environment, lane_reader, lane_writer, packets};
+use posthaste_testkit::fuzz::{environment, lane_reader, lane_writer, packets, program};
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, any, proptest};
 
@@ -21,6 +21,12 @@ proptest! {
     #[test]
     fn packets_are_of_any_kind(data in vec(any::<u8>(), 0..2000)) {
         packets(&data);
+    }
+
+    #[test]
+    fn programs_of_datatypes_are_of_any_kind(data in vec(any::<u8>(), 0..300)) {
+        program(&data);
+        program(&[&[0], &data[..]].concat());
     }
 
     #[test]

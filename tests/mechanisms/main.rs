@@ -8,6 +8,7 @@ mod calls;
 mod collectives;
 mod components;
 mod contexts;
+mod datatypes;
 mod early;
 mod errors;
 mod memory;

@@ -6,8 +6,11 @@
 //! both.
 #![allow(unsafe_code)]
 
+mod strided;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+pub use strided::{Blocks, Piece, Source, Target};
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

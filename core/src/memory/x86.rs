@@ -4,6 +4,7 @@
 //! loops over the 16-byte registers that every x86-64 has.
 #![allow(unsafe_code)]
 
+use super::strided::Run;
 use std::arch::asm;
 
 /// From this many bytes on `rep movsb` is as fast as any loop.
@@ -108,6 +109,174 @@ unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
             tail = out(xmm_reg) _,
             options(nostack)
         );
+    }
+}
+
+/// Copies equally long blocks.
+///
+/// # Safety
+/// All blocks must be valid, to be written and to be read.
+#[inline]
+pub(super) unsafe fn copy_blocks(run: Run) {
+    macro_rules! of_length {
+        ($($len:literal)*) => {
+            match run.len {
+                8 => blocks_of_words(run),
+                64 if has_wide() => blocks_of_lines(run),
+                $($len => each_block(run, |to, from| short(to, from, $len)),)*
+                ..=64 => blocks_of_any_length(run),
+                len => each_block(run, |to, from| copy(to, from, len)),
+            }
+        };
+    }
+    // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
+    unsafe { of_length!(1 2 4 12 16 20 24 28 32 40 48 56) }
+}
+
+/// Calls `block` with the addresses of all blocks.
+#[inline(always)]
+fn each_block(run: Run, mut block: impl FnMut(*mut u8, *const u8)) {
+    // Behind the last block the addresses are not used any more.
+    let Run { mut to, mut from, to_stride, from_stride, count, .. } = run;
+    for _ in 0..count / 4 {
+        for _ in 0..4 {
+            block(to, from);
+            to = to.wrapping_offset(to_stride);
+            from = from.wrapping_offset(from_stride);
+        }
+    }
+    for _ in 0..count % 4 {
+        block(to, from);
+        to = to.wrapping_offset(to_stride);
+        from = from.wrapping_offset(from_stride);
+    }
+}
+
+/// Loads and stores once. Both addresses must be valid for as many bytes as the register has.
+macro_rules! piece {
+    ($to:expr, $from:expr, $register:ident, $modifier:literal, $mov:literal) => {
+        asm!(
+            concat!($mov, " {piece", $modifier, "}, [{from}]"),
+            concat!($mov, " [{to}], {piece", $modifier, "}"),
+            from = in(reg) $from,
+            to = in(reg) $to,
+            piece = out($register) _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Copies up to 64 bytes in pieces of 16, 8, 4, 2 and 1 that do not overlap.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline(always)]
+pub(super) unsafe fn short(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: `at` is what has been copied, and each piece is not longer than what is left.
+    unsafe {
+        while at + 16 <= len {
+            piece!(to.add(at), from.add(at), xmm_reg, "", "movdqu");
+            at += 16;
+        }
+        if len & 8 != 0 {
+            piece!(to.add(at), from.add(at), reg, "", "mov");
+            at += 8;
+        }
+        if len & 4 != 0 {
+            piece!(to.add(at), from.add(at), reg, ":e", "mov");
+            at += 4;
+        }
+        if len & 2 != 0 {
+            piece!(to.add(at), from.add(at), reg, ":x", "mov");
+            at += 2;
+        }
+        if len & 1 != 0 {
+            piece!(to.add(at), from.add(at), reg_byte, "", "mov");
+        }
+    }
+}
+
+/// # Safety
+/// All blocks must be valid; they have 8 bytes.
+unsafe fn blocks_of_words(run: Run) {
+    let (mut to, mut from) = (run.to, run.from);
+    let fours = run.count / 4;
+    // SAFETY: four blocks at a time, then the rest; each of them is valid as promised by the caller.
+    unsafe {
+        if fours > 0 {
+            asm!(
+                "2:",
+                "mov {a}, [{from}]",
+                "mov {b}, [{from} + {from1}]",
+                "mov {c}, [{from} + 2 * {from1}]",
+                "mov {d}, [{from} + {from3}]",
+                "lea {from}, [{from} + 4 * {from1}]",
+                "mov [{to}], {a}",
+                "mov [{to} + {to1}], {b}",
+                "mov [{to} + 2 * {to1}], {c}",
+                "mov [{to} + {to3}], {d}",
+                "lea {to}, [{to} + 4 * {to1}]",
+                "dec {left}",
+                "jnz 2b",
+                a = out(reg) _,
+                b = out(reg) _,
+                c = out(reg) _,
+                d = out(reg) _,
+                from = inout(reg) from,
+                to = inout(reg) to,
+                from1 = in(reg) run.from_stride,
+                to1 = in(reg) run.to_stride,
+                from3 = in(reg) run.from_stride.wrapping_mul(3),
+                to3 = in(reg) run.to_stride.wrapping_mul(3),
+                left = inout(reg) fours => _,
+                options(nostack)
+            );
+        }
+        let rest = Run { to, from, count: run.count % 4, ..run };
+        each_block(rest, |to, from| piece!(to, from, reg, "", "mov"));
+    }
+}
+
+/// # Safety
+/// All blocks must be valid; they have 64 bytes. The processor must have AVX-512.
+unsafe fn blocks_of_lines(run: Run) {
+    each_block(run, |to, from| {
+        // SAFETY: the block is one of those that the caller promised to be valid.
+        unsafe {
+            asm!(
+                "vmovdqu64 zmm16, [{from}]",
+                "vmovdqu64 [{to}], zmm16",
+                from = in(reg) from,
+                to = in(reg) to,
+                out("zmm16") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    });
+}
+
+/// # Safety
+/// All blocks must be valid, and have at most 64 bytes.
+unsafe fn blocks_of_any_length(run: Run) {
+    let len = run.len;
+    // SAFETY: the block is one of those that the caller promised to be valid.
+    each_block(run, |to, from| unsafe { short(to, from, len) });
+}
+
+/// Copies one block.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline(always)]
+pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match len {
+            8 => piece!(to, from, reg, "", "mov"),
+            ..=64 => short(to, from, len),
+            _ => copy(to, from, len),
+        }
     }
 }
 

@@ -4,12 +4,15 @@ mod get;
 mod own;
 mod put;
 mod region;
+mod typed;
 
 pub use get::{Get, GetInto};
 pub use put::{Put, PutElement};
 pub use region::{Region, RegionKey, RemoteRegion};
+pub use typed::{GetTyped, PutTyped};
 
 use crate::buffer::Buffer;
+use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, PART_BYTES};
 use crate::operation::Pending;
 use bytes::Bytes;
@@ -37,6 +40,8 @@ pub(crate) struct Part {
     pub rank: Rank,
     pub mapped: Option<SharedSlice>,
     pub len: u64,
+    /// Where it is, as its owner names it.
+    pub place: u64,
     /// Key in the context's table of remote memory.
     pub remote: usize,
 }
@@ -51,6 +56,8 @@ pub(crate) struct Memory {
     pub alive: AtomicBool,
     pub size: u32,
     device: Arc<dyn Device>,
+    /// How layouts are reached where memory is not mapped; windows have it.
+    layouts: Option<LayoutAccess>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -167,7 +174,12 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Not cancel safe: the other ranks wait until this one leaves.
-    pub async fn allocate(client: &Client, exchange: &Exchange, len: usize) -> Result<Window<T>, RmaError> {
+    pub async fn allocate(
+        client: &Client,
+        exchange: &Exchange,
+        layouts: &LayoutAccess,
+        len: usize,
+    ) -> Result<Window<T>, RmaError> {
         let handle = first_context(client)?;
         let me = handle.me().rank;
         let device = client.device_for(me).ok_or(RmaError::Unreachable(me))?.clone();
@@ -211,6 +223,7 @@ impl<T: Element> Window<T> {
                 rank: remote.rank,
                 mapped: remote.mapped,
                 len: remote.len,
+                place: remote.offset,
                 remote: key,
             })
             .collect();
@@ -221,6 +234,7 @@ impl<T: Element> Window<T> {
             alive: AtomicBool::new(true),
             size: client.peers().ranks,
             device,
+            layouts: Some(layouts.clone()),
             handle,
         };
         let number = making.made();

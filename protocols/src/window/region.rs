@@ -183,7 +183,7 @@ impl Region {
 /// ```
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
 }
 
 impl RemoteRegion {
@@ -204,7 +204,8 @@ impl RemoteRegion {
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped };
         let keys = add_remote(&handle, vec![remote]).await;
-        let parts = keys.into_iter().map(|remote| Part { rank, mapped, len: key.len, remote }).collect();
+        let (len, place) = (key.len, key.offset);
+        let parts = keys.into_iter().map(|remote| Part { rank, mapped, len, place, remote }).collect();
         Ok(RemoteRegion {
             memory: Arc::new(Memory {
                 id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),
@@ -213,6 +214,7 @@ impl RemoteRegion {
                 alive: AtomicBool::new(true),
                 size,
                 device,
+                layouts: None,
                 handle,
             }),
         })

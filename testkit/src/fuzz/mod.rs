@@ -1,11 +1,13 @@
 //! What a hostile peer, or a wrong environment, can make of the bytes that it controls: functions of any bytes, for a
 //! fuzzer and for property tests. Each ends in a panic if something is not as it must be, and else returns.
 
+mod datatype;
 mod environment;
 mod lane;
 mod packets;
 mod tcp;
 
+pub use datatype::program;
 pub use environment::environment;
 pub use lane::{lane_reader, lane_writer};
 pub use packets::packets;

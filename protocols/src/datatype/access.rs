@@ -1,0 +1,156 @@
+//! Layouts of memory that is not mapped here: its owner scatters and gathers, by the program that it is sent.
+
+use super::error::Side;
+use super::{Datatype, Layout, Machine, Source};
+use crate::buffer::Buffer;
+use crate::message::Message;
+use crate::service::{Call, Service, register_inline};
+use bytes::Bytes;
+use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RegisterError, Scope};
+use std::sync::{Arc, Weak};
+
+const NAME: &str = "posthaste.layouts";
+/// Most bytes that one request moves: what a peer can make this rank keep for an answer.
+pub(crate) const CHUNK: u64 = 1 << 20;
+
+const PUT: u64 = 1;
+const GET: u64 = 2;
+/// Words of message info.
+const WORDS: usize = 8;
+
+/// Which bytes of which layout a request is about.
+///
+/// ```text
+///   info      kind | length of the program | place | length | base | count | first | bytes
+///   payload   program | for puts: the bytes
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// The memory as its owner names it.
+    pub place: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Of the layout, from the beginning of the memory.
+    pub base: u64,
+    /// Elements of the layout.
+    pub count: u64,
+    /// Bytes of the layout that come before those of this request.
+    pub first: u64,
+    /// Bytes that are put or asked for.
+    pub bytes: u64,
+}
+
+impl Request {
+    fn info(&self, kind: u64, program: u64) -> [u8; WORDS * 8] {
+        let Request { place, len, base, count, first, bytes } = *self;
+        let mut info = [0; WORDS * 8];
+        let words = [kind, program, place, len, base, count, first, bytes];
+        for (into, word) in info.chunks_exact_mut(8).zip(words) {
+            into.copy_from_slice(&word.to_le_bytes());
+        }
+        info
+    }
+
+    /// Kind, length of the program, and the rest.
+    fn parse(info: &[u8]) -> Option<(u64, u64, Request)> {
+        let words: &[u8; WORDS * 8] = info.try_into().ok()?;
+        let mut words =
+            words.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+        let mut word = || words.next().unwrap_or_default();
+        let (kind, program) = (word(), word());
+        let (place, len, base, count) = (word(), word(), word(), word());
+        Some((kind, program, Request { place, len, base, count, first: word(), bytes: word() }))
+    }
+}
+
+/// Puts and gets between layouts where memory is not mapped: one per client, registered before it is opened.
+///
+/// A peer that sends nonsense is answered with a fault: its program is checked, the memory must be one that this rank
+/// shares, and what one request moves is limited.
+#[derive(Clone, Debug)]
+pub struct LayoutAccess {
+    service: Service<Bytes, Bytes>,
+}
+
+impl LayoutAccess {
+    /// Registers it with a client.
+    ///
+    /// # Errors
+    /// If it is registered already.
+    pub fn new(client: &Client) -> Result<LayoutAccess, RegisterError> {
+        let handle: Handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        let me = handle.me().rank;
+        // Devices know whom to tell of their peers, and so the protocols: this must not close the ring.
+        let device = client.device_for(me).map(Arc::downgrade);
+        let handler = move |message: Message<'_>, _: &mut Scope<'_>| answer(&message, me, device.as_ref());
+        Ok(LayoutAccess { service: register_inline(client, handle, NAME, handler)? })
+    }
+
+    /// Asks a peer to scatter bytes. The payload has the program before them.
+    pub(crate) fn put(
+        &self,
+        rank: Rank,
+        program: usize,
+        payload: Bytes,
+        request: &Request,
+    ) -> Call<'_, Handle> {
+        self.service.call_bytes(rank, payload).info(&request.info(PUT, program as u64))
+    }
+
+    /// Asks a peer to gather bytes, by this program.
+    pub(crate) fn get(&self, rank: Rank, program: Bytes, request: &Request) -> Call<'_, Handle> {
+        let info = request.info(GET, program.len() as u64);
+        self.service.call_bytes(rank, program).info(&info)
+    }
+}
+
+/// What a peer asks for is done at once, so that nothing that it sends behind it is there before.
+fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) -> Result<Buffer, Fault> {
+    let undecodable = || Fault::Undecodable(me);
+    let (kind, program, request) = Request::parse(message.info()).ok_or_else(undecodable)?;
+    let payload = message.source_bytes();
+    let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
+    let datatype = Datatype::from_bytes(&program).map_err(|error| {
+        tracing::warn!(source = %message.source(), %error, "a program was refused");
+        undecodable()
+    })?;
+    let layout = Layout::new(&datatype, request.count).at(request.base);
+    let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
+    let inside = request.first <= size && request.bytes <= size - request.first;
+    if !inside || request.bytes > CHUNK {
+        return Err(undecodable());
+    }
+    let memory = device
+        .and_then(Weak::upgrade)
+        .and_then(|device| device.map(me, request.place, request.len))
+        .ok_or(Fault::NoSuchMemory(me))?;
+    let mut machine = Machine::new(&layout).map_err(|_| undecodable())?;
+    machine.skip(request.first);
+    match kind {
+        PUT if data.len() as u64 == request.bytes => {
+            machine.scatter(memory, data).map_err(|_| undecodable())?;
+            Ok(Buffer::copy(&[]))
+        }
+        GET if data.is_empty() => {
+            let mut bytes = vec![0; request.bytes as usize];
+            machine.gather(memory, &mut bytes).map_err(|_| undecodable())?;
+            Ok(bytes.into())
+        }
+        _ => Err(undecodable()),
+    }
+}
+
+/// The program, as a private copy, and what is behind it.
+fn split<'m>(payload: &Source<'m>, program: u64) -> Option<(Vec<u8>, Source<'m>)> {
+    let len = payload.len() as u64;
+    let rest = len.checked_sub(program)?;
+    match payload {
+        Source::Private(bytes) => {
+            let (program, data) = bytes.split_at_checked(program as usize)?;
+            Some((program.to_vec(), Source::Private(data)))
+        }
+        Source::Shared(slice) => {
+            Some((slice.slice(0, program)?.to_vec(), Source::Shared(slice.slice(program, rest)?)))
+        }
+    }
+}

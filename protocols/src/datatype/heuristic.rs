@@ -1,0 +1,45 @@
+//! Whether data goes straight or over staging memory (G06).
+
+use super::redistribute::Layout;
+
+/// How a transfer between two layouts is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Each byte is copied once, from layout to layout.
+    Direct,
+    /// Each byte is copied twice, through contiguous memory.
+    Staged,
+}
+
+/// When a transfer is done which way: staged, if the mean chunk is at most `granularity` or all of it is less than
+/// `size`, and else direct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Of the mean contiguous chunk, in bytes.
+    pub granularity: u64,
+    /// Of all bytes of the transfer.
+    pub size: u64,
+    /// Staging memory in bytes; it is filled and drained as often as it takes.
+    pub staging: usize,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self { granularity: 0, size: 0, staging: 16 << 10 }
+    }
+}
+
+impl Thresholds {
+    /// How data gets from one layout to another. The finer one of the two counts; contiguous data on either side is
+    /// always direct, because a single copy is all it takes.
+    #[must_use]
+    pub fn method(&self, to: &Layout<'_>, from: &Layout<'_>) -> Method {
+        let contiguous = |layout: &Layout<'_>| layout.datatype.is_contiguous();
+        if contiguous(to) || contiguous(from) {
+            return Method::Direct;
+        }
+        let mean = to.datatype.mean_chunk().min(from.datatype.mean_chunk());
+        let total = from.size().unwrap_or(u64::MAX);
+        if mean <= self.granularity || total < self.size { Method::Staged } else { Method::Direct }
+    }
+}

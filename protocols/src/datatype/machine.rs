@@ -1,0 +1,118 @@
+//! The data gather/scatter machine (DGSM): between a layout and contiguous memory, some bytes at a time (G02).
+
+use super::cursor::{Cursor, Machine as Running};
+use super::error::{Side, TransferError};
+use super::pair;
+use super::redistribute::{Direct, Layout};
+use super::{Datatype, Source, Target};
+
+/// Runs the program of a layout in steps: each activation is told how many bytes to process, and where the contiguous
+/// ones are now; the next one goes on where it stopped.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, Machine};
+///
+/// let every_other = Datatype::of::<u16>().vector(4, 1, 2)?;
+/// let mut machine = Machine::new(&Layout::new(&every_other, 1))?;
+/// let object: Vec<u8> = (0..14).collect();
+/// let mut staging = [0; 5];
+/// assert_eq!(machine.gather(&object, &mut staging)?, 5);
+/// assert_eq!(staging, [0, 1, 4, 5, 8]);
+/// assert_eq!(machine.gather(&object, &mut staging)?, 3); // the rest
+/// assert_eq!(staging[..3], [9, 12, 13]);
+/// assert_eq!(machine.remaining(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Machine {
+    datatype: Datatype,
+    count: u64,
+    base: u64,
+    cursor: Cursor,
+    remaining: u64,
+}
+
+impl Machine {
+    /// A machine at the first byte of a layout.
+    ///
+    /// # Errors
+    /// If the bytes of the layout cannot be counted, or its base is beyond any memory.
+    pub fn new(layout: &Layout<'_>) -> Result<Machine, TransferError> {
+        let Layout { datatype, count, base } = *layout;
+        let remaining = layout.check(Side::Source, i64::MAX as u64)?;
+        let mut cursor = Cursor::of_bytes(0, 0);
+        layout.start(&mut cursor);
+        Ok(Machine { datatype: datatype.clone(), count, base, cursor, remaining })
+    }
+
+    /// Bytes that are left.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// Whether all of the layout lies in a memory; a machine is given the same memory at each activation.
+    fn check(&self, side: Side, len: usize) -> Result<(), TransferError> {
+        Layout::new(&self.datatype, self.count).at(self.base).check(side, len as u64).map(|_| ())
+    }
+
+    /// Packs the next bytes of the layout into `out`, as many as there are and fit; returns how many.
+    ///
+    /// # Errors
+    /// If the layout is not inside of the memory. Nothing was copied then.
+    pub fn gather<'m, 'o>(
+        &mut self,
+        memory: impl Into<Source<'m>>,
+        out: impl Into<Target<'o>>,
+    ) -> Result<u64, TransferError> {
+        let (memory, out) = (memory.into(), out.into());
+        self.check(Side::Source, memory.len())?;
+        let bytes = self.remaining.min(out.len() as u64);
+        let mut contiguous = Cursor::of_bytes(0, bytes);
+        let mut mover = Direct { target: out, source: memory };
+        let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
+        let moved = pair::run(&mut Running::of_bytes(&mut contiguous), &mut own, bytes, &mut mover);
+        self.passed(Side::Source, memory.len(), bytes, moved.is_ok())
+    }
+
+    /// Unpacks `data` into the next bytes of the layout, as many as there are; returns how many.
+    ///
+    /// # Errors
+    /// If the layout is not inside of the memory. Nothing was copied then.
+    pub fn scatter<'m, 'd>(
+        &mut self,
+        memory: impl Into<Target<'m>>,
+        data: impl Into<Source<'d>>,
+    ) -> Result<u64, TransferError> {
+        let (memory, data) = (memory.into(), data.into());
+        let len = memory.len();
+        self.check(Side::Target, len)?;
+        let bytes = self.remaining.min(data.len() as u64);
+        let mut contiguous = Cursor::of_bytes(0, bytes);
+        let mut mover = Direct { target: memory, source: data };
+        let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
+        let moved = pair::run(&mut own, &mut Running::of_bytes(&mut contiguous), bytes, &mut mover);
+        self.passed(Side::Target, len, bytes, moved.is_ok())
+    }
+
+    /// Passes over the next bytes of the layout, as many as there are, without moving them; returns how many.
+    pub fn skip(&mut self, bytes: u64) -> u64 {
+        let bytes = self.remaining.min(bytes);
+        let mut contiguous = Cursor::of_bytes(0, bytes);
+        let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
+        let Ok(()) = pair::run(&mut Running::of_bytes(&mut contiguous), &mut own, bytes, &mut pair::Nothing);
+        self.remaining -= bytes;
+        bytes
+    }
+
+    fn passed(&mut self, side: Side, len: usize, bytes: u64, moved: bool) -> Result<u64, TransferError> {
+        if !moved {
+            // Not reached: the bounds of the whole layout were checked.
+            let (low, high) = self.datatype.span(self.count);
+            return Err(TransferError::OutOfBounds { side, low, high, len: len as u64 });
+        }
+        self.remaining -= bytes;
+        Ok(bytes)
+    }
+}

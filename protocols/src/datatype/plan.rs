@@ -1,0 +1,188 @@
+//! A program as the machines run it: its loops around blocks become *leaves*, which are copied as a whole.
+
+use super::body::{Block, Body, Item};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+/// A loop of so many blocks in all is unrolled into the iterations of the loop around it.
+const UNROLL_MAX: u64 = 16;
+/// Likewise beside other blocks of a body.
+const UNROLL_BESIDE_MAX: u64 = 8;
+
+/// Blocks that are repeated at a regular distance: what a copy loop can do in one go.
+#[derive(Clone, Debug)]
+pub(super) struct Leaf {
+    /// Of one iteration, in order.
+    pub blocks: Arc<[Block]>,
+    /// Bytes of one iteration.
+    pub width: u64,
+    /// Iterations.
+    pub count: u64,
+    /// From one iteration to the next, in bytes.
+    pub stride: i64,
+}
+
+impl Leaf {
+    fn blocks_in_all(&self) -> u64 {
+        self.count.saturating_mul(self.blocks.len() as u64)
+    }
+
+    /// The same as blocks of a single iteration. For few of them.
+    fn unrolled(&self, offset: i64) -> impl Iterator<Item = Block> + '_ {
+        (0..self.count as i64).flat_map(move |iteration| {
+            let base = offset + iteration * self.stride;
+            self.blocks.iter().map(move |block| Block { offset: base + block.offset, len: block.len })
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// A leaf by number, at an offset.
+    Leaf { leaf: usize, offset: i64 },
+    /// A routine by number, run so many times.
+    Call { routine: usize, offset: i64, count: u64, stride: i64 },
+}
+
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub leaves: Vec<Leaf>,
+    pub routines: Vec<Vec<Step>>,
+    /// Number of the routine that is one element.
+    pub main: usize,
+    /// An element as a leaf of one iteration, if it is a small one of several.
+    pub unrolled: Option<usize>,
+    /// An element as equal blocks at equal distances, if it is that.
+    pub regular: Option<Regular>,
+}
+
+/// Equal blocks at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regular {
+    /// Where the first one begins.
+    pub first: i64,
+    /// Of a block.
+    pub len: u64,
+    pub count: u64,
+    pub stride: i64,
+}
+
+impl Regular {
+    /// So many of them, one extent apart, if that is regular as well.
+    #[inline]
+    pub fn repeat(self, count: u64, extent: i64) -> Option<Regular> {
+        let all = match self.count {
+            _ if count == 1 => self,
+            1 => Regular { count, stride: extent, ..self },
+            own if (own as i64).checked_mul(self.stride) == Some(extent) => {
+                Regular { count: own.checked_mul(count)?, ..self }
+            }
+            _ => return None,
+        };
+        if all.stride == all.len as i64 {
+            return Some(Regular { len: all.len.checked_mul(all.count)?, count: 1, ..all });
+        }
+        Some(all)
+    }
+}
+
+/// The plan of single bytes: a contiguous buffer is so many of them, one behind the other.
+pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
+    leaves: vec![Leaf { blocks: Arc::new([Block { offset: 0, len: 1 }]), width: 1, count: 1, stride: 1 }],
+    routines: vec![vec![Step::Leaf { leaf: 0, offset: 0 }]],
+    main: 0,
+    unrolled: None,
+    regular: None,
+});
+
+impl Plan {
+    pub fn new(body: &Arc<Body>) -> Plan {
+        let (leaves, routines) = (Vec::new(), Vec::new());
+        let mut plan = Plan { leaves, routines, main: 0, unrolled: None, regular: None };
+        plan.main = plan.lower(body, &mut HashMap::new());
+        if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
+            && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
+            && let [block] = blocks[..]
+        {
+            let first = offset + block.offset;
+            plan.regular = Some(Regular { first, len: block.len, count: *count, stride: *stride });
+        }
+        if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
+            && plan.leaves[leaf].count > 1
+            && plan.leaves[leaf].blocks_in_all() <= UNROLL_MAX
+        {
+            let blocks = plan.leaves[leaf].unrolled(offset).collect();
+            plan.unrolled = Some(plan.leaf(blocks, 1, 0));
+        }
+        plan
+    }
+
+    fn leaf(&mut self, blocks: Arc<[Block]>, count: u64, stride: i64) -> usize {
+        let width = blocks.iter().map(|block| block.len).sum();
+        self.leaves.push(Leaf { blocks, width, count, stride });
+        self.leaves.len() - 1
+    }
+
+    /// Makes a routine of one run of a body; returns its number.
+    fn lower(&mut self, body: &Arc<Body>, known: &mut HashMap<usize, usize>) -> usize {
+        let key = Arc::as_ptr(body) as usize;
+        if let Some(number) = known.get(&key) {
+            return *number;
+        }
+        let mut steps = Vec::new();
+        let mut blocks: Vec<Block> = Vec::new();
+        for item in &body.items {
+            let repeated = match item {
+                Item::Block(block) => {
+                    blocks.push(*block);
+                    continue;
+                }
+                Item::Loop(repeated) => repeated,
+            };
+            let routine = self.lower(&repeated.body, known);
+            let step = self.repeated(routine, repeated.offset, repeated.count, repeated.stride);
+            match step {
+                Step::Leaf { leaf, offset }
+                    if body.items.len() > 1 && self.leaves[leaf].blocks_in_all() <= UNROLL_BESIDE_MAX =>
+                {
+                    blocks.extend(self.leaves[leaf].unrolled(offset));
+                }
+                step => {
+                    self.flush(&mut blocks, &mut steps);
+                    steps.push(step);
+                }
+            }
+        }
+        self.flush(&mut blocks, &mut steps);
+        self.routines.push(steps);
+        known.insert(key, self.routines.len() - 1);
+        self.routines.len() - 1
+    }
+
+    /// A routine so many times: a leaf, if it is one.
+    fn repeated(&mut self, routine: usize, offset: i64, count: u64, stride: i64) -> Step {
+        let [Step::Leaf { leaf, offset: inner }] = self.routines[routine][..] else {
+            return Step::Call { routine, offset, count, stride };
+        };
+        let once = &self.leaves[leaf];
+        if count == 1 {
+            return Step::Leaf { leaf, offset: offset + inner };
+        }
+        if once.count == 1 {
+            let blocks = once.blocks.clone();
+            return Step::Leaf { leaf: self.leaf(blocks, count, stride), offset: offset + inner };
+        }
+        if once.blocks_in_all() <= UNROLL_MAX && count > once.count {
+            let blocks = once.unrolled(inner).collect();
+            return Step::Leaf { leaf: self.leaf(blocks, count, stride), offset };
+        }
+        Step::Call { routine, offset, count, stride }
+    }
+
+    fn flush(&mut self, blocks: &mut Vec<Block>, steps: &mut Vec<Step>) {
+        if !blocks.is_empty() {
+            let leaf = self.leaf(std::mem::take(blocks).into(), 1, 0);
+            steps.push(Step::Leaf { leaf, offset: 0 });
+        }
+    }
+}

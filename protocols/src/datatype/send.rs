@@ -1,0 +1,93 @@
+//! Messages that are sent from one layout and received into another.
+
+use super::error::{Side, TransferError, TypedError};
+use super::{Layout, Machine, Signature, Source, Target};
+use crate::buffer::Buffer;
+use crate::handler::ActiveMessage;
+use crate::message::Message;
+use crate::send::SendMessage;
+use posthaste_core::context::Face;
+use posthaste_core::{Fault, Rank, RmaError};
+
+/// From this many bytes on, a message is packed into page memory of the device, if there is some.
+const LOAN_MIN: u64 = 4096;
+
+impl<F: Face> ActiveMessage<F> {
+    /// Sends the elements of a layout, packed. The message says which elements it has, for
+    /// [`Message::scatter`](Message::scatter); its info is used for that. What is borrowed is packed before this returns.
+    ///
+    /// # Errors
+    /// If the layout is not inside of the memory, or there is no memory to pack it.
+    ///
+    /// # Cancel safety
+    /// See [`SendMessage`].
+    pub fn send_typed<'s>(
+        &self,
+        target: Rank,
+        memory: impl Into<Source<'s>>,
+        layout: &Layout<'_>,
+    ) -> Result<SendMessage<'_, F>, TypedError> {
+        let memory = memory.into();
+        let size = layout.check(Side::Source, memory.len() as u64)?;
+        let count = layout.count;
+        let signature = layout.signature().ok_or(TransferError::Count { side: Side::Source, count })?;
+        let mut machine = Machine::new(layout)?;
+        let loan = if size >= LOAN_MIN { self.loan(size as usize) } else { None };
+        let packed: Buffer = match loan {
+            Some(loan) => {
+                machine.gather(memory, loan.memory)?;
+                loan.into()
+            }
+            None => {
+                let mut bytes = zeros(size)?;
+                machine.gather(memory, &mut bytes)?;
+                bytes.into()
+            }
+        };
+        Ok(self.send(target, packed).info(&signature.to_bytes()))
+    }
+}
+
+impl Message<'_> {
+    /// Which elements the message has, if it was sent with [`ActiveMessage::send_typed`].
+    #[must_use]
+    pub fn signature(&self) -> Option<Signature> {
+        Signature::from_bytes(self.info())
+    }
+
+    /// Unpacks a message that was sent with [`ActiveMessage::send_typed`] into a layout of the same elements. Returns the
+    /// number of bytes.
+    ///
+    /// # Errors
+    /// If the elements are others, or the layout is not inside of the memory. Nothing was copied then.
+    pub fn scatter<'t>(
+        &self,
+        memory: impl Into<Target<'t>>,
+        layout: &Layout<'_>,
+    ) -> Result<u64, TransferError> {
+        let memory = memory.into();
+        let theirs = self.signature().ok_or(TransferError::Untyped)?;
+        let count = layout.count;
+        let ours = layout.signature().ok_or(TransferError::Count { side: Side::Target, count })?;
+        if theirs != ours {
+            let (source_signature, target_signature) = (Box::new(theirs), Box::new(ours));
+            return Err(TransferError::Signature { source_signature, target_signature });
+        }
+        let size = layout.check(Side::Target, memory.len() as u64)?;
+        let data = self.source_bytes();
+        if data.len() as u64 != size {
+            return Err(TransferError::Length { len: data.len() as u64, size });
+        }
+        Machine::new(layout)?.scatter(memory, data)
+    }
+}
+
+/// So many zeros, if there is memory for them.
+pub(crate) fn zeros(len: u64) -> Result<Vec<u8>, TypedError> {
+    let mut bytes = Vec::new();
+    let full = RmaError::Fault(Fault::OutOfMemory("there is none to pack a layout"));
+    let len = usize::try_from(len).map_err(|_| full.clone())?;
+    bytes.try_reserve_exact(len).map_err(|_| full)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}

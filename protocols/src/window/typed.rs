@@ -1,0 +1,374 @@
+//! Puts and gets between layouts.
+
+use super::{Element, Memory, Part, RemoteRegion, Window, send_to_rma};
+use crate::datatype::{
+    CHUNK, Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TypedError, checked,
+    redistribute_with,
+};
+use crate::service::Call;
+use bytes::Bytes;
+use posthaste_core::slot::Value;
+use posthaste_core::{CallError, Fault, Handle, Rank, RmaError};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
+use zerocopy::IntoBytes;
+
+/// Requests of one operation that are on their way at a time.
+const AT_ONCE: usize = 4;
+
+/// A request for some of the bytes.
+struct Asked<'w> {
+    call: Call<'w, Handle>,
+    bytes: u64,
+    /// Told after those before it.
+    answer: Option<Result<Value, CallError>>,
+}
+
+/// Polls the first requests, which starts them in order; ready with the answer of the first one and its number of bytes,
+/// or `None` when there is no request.
+fn poll_first(
+    calls: &mut VecDeque<Asked<'_>>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<(Result<Value, CallError>, u64)>> {
+    for asked in calls.iter_mut().take(AT_ONCE).filter(|asked| asked.answer.is_none()) {
+        if let Poll::Ready(answer) = Pin::new(&mut asked.call).poll(cx) {
+            asked.answer = Some(answer);
+        }
+    }
+    let Some(first) = calls.front_mut() else { return Poll::Ready(None) };
+    let Some(answer) = first.answer.take() else { return Poll::Pending };
+    let bytes = first.bytes;
+    calls.pop_front();
+    Poll::Ready(Some((answer, bytes)))
+}
+
+fn call_to_rma(error: CallError, rank: Rank) -> RmaError {
+    match error {
+        CallError::Fault(fault) => fault.into(),
+        CallError::Send(error) => send_to_rma(error),
+        _ => Fault::Undecodable(rank).into(),
+    }
+}
+
+impl Memory {
+    fn layouts(&self, rank: Rank) -> Result<&LayoutAccess, RmaError> {
+        self.layouts.as_ref().ok_or(RmaError::Unreachable(rank))
+    }
+
+    /// Copies to mapped memory now, or packs; returns what there is to be sent.
+    fn put_typed(
+        &self,
+        thresholds: &Thresholds,
+        (rank, to): (Rank, &Layout<'_>),
+        (source, from): (&[u8], &Layout<'_>),
+    ) -> Result<VecDeque<Asked<'_>>, TypedError> {
+        let part = self.check(rank.index(), rank, 0, 0)?;
+        if let Some(target) = self.inline(part, 0, part.len) {
+            redistribute_with(thresholds, target, to, source, from)?;
+            return Ok(VecDeque::new());
+        }
+        let bytes = checked((to, part.len), (from, source.len() as u64))?;
+        let (layouts, program) = (self.layouts(rank)?, to.datatype.to_bytes());
+        let mut pack = Machine::new(from)?;
+        let mut calls = VecDeque::new();
+        let mut first = 0;
+        while first < bytes {
+            let request = request(part, to, first, bytes);
+            let mut payload = crate::datatype::zeros(program.len() as u64 + request.bytes)?;
+            let (head, data) = payload.split_at_mut(program.len());
+            head.copy_from_slice(&program);
+            pack.gather(source, data)?;
+            let call = layouts.put(rank, program.len(), payload.into(), &request);
+            calls.push_back(Asked { call, bytes: request.bytes, answer: None });
+            first += request.bytes;
+        }
+        Ok(calls)
+    }
+}
+
+/// The request for the bytes of a layout from `first` on, as many as one may ask for.
+fn request(part: &Part, layout: &Layout<'_>, first: u64, all: u64) -> Request {
+    Request {
+        place: part.place,
+        len: part.len,
+        base: layout.base,
+        count: layout.count,
+        first,
+        bytes: CHUNK.min(all - first),
+    }
+}
+
+impl<T: Element> Window<T> {
+    /// Puts the elements of a layout to those of another one in a rank's part; both have the same elements, and shapes
+    /// of their own (G07). Bases of layouts are in bytes, from the beginning of the part and of `source`.
+    ///
+    /// Memory that is mapped is written straight from the source, other memory by its owner. What is borrowed is copied
+    /// before this returns: the put is started then, and awaiting it means that the data is at the target. Concurrent
+    /// accesses to words of 8 bytes see them whole where the blocks of both layouts are such words.
+    ///
+    /// # Cancel safety
+    /// Dropped, a put to memory that is mapped is done all the same; another one is done in parts or not at all.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<f64>(100).await?; // a matrix of 10 × 10, row by row
+    /// let column = Datatype::of::<f64>().vector(10, 1, 10)?;
+    /// let values: Vec<f64> = (0..10).map(f64::from).collect();
+    /// let packed = Datatype::of::<f64>();
+    /// // Ten numbers become column 3.
+    /// let to = Layout::new(&column, 1).at(3 * 8);
+    /// window.put_typed(job.rank(), &to, &values, &Layout::new(&packed, 10)).await?;
+    /// assert_eq!((window.load(43), window.load(44)), (Some(4.0), Some(0.0)));
+    /// let back = window.get_typed(job.rank(), &to, vec![0.0; 10], &Layout::new(&packed, 10)).await?;
+    /// assert_eq!(back, values);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn put_typed<S: Element>(
+        &self,
+        rank: Rank,
+        to: &Layout<'_>,
+        source: &[S],
+        from: &Layout<'_>,
+    ) -> PutTyped<'_> {
+        self.put_typed_with(&Thresholds::default(), rank, to, source, from)
+    }
+
+    /// As [`put_typed`](Self::put_typed), straight or staged as these thresholds say where memory is mapped (G06).
+    ///
+    /// # Cancel safety
+    /// As for `put_typed`.
+    pub fn put_typed_with<S: Element>(
+        &self,
+        thresholds: &Thresholds,
+        rank: Rank,
+        to: &Layout<'_>,
+        source: &[S],
+        from: &Layout<'_>,
+    ) -> PutTyped<'_> {
+        match self.memory.put_typed(thresholds, (rank, to), (source.as_bytes(), from)) {
+            Ok(calls) => PutTyped { rank, calls, outcome: Ok(()) },
+            Err(error) => PutTyped { rank, calls: VecDeque::new(), outcome: Err(error) },
+        }
+    }
+
+    /// Gets the elements of a layout in a rank's part into those of another one, in a buffer that is given back; see
+    /// [`put_typed`](Self::put_typed).
+    ///
+    /// # Cancel safety
+    /// Cancel safe; the buffer is dropped with the future.
+    pub fn get_typed<S: Element>(
+        &self,
+        rank: Rank,
+        from: &Layout<'_>,
+        into: Vec<S>,
+        to: &Layout<'_>,
+    ) -> GetTyped<'_, S> {
+        self.get_typed_with(&Thresholds::default(), rank, from, into, to)
+    }
+
+    /// As [`get_typed`](Self::get_typed), straight or staged as these thresholds say where memory is mapped (G06).
+    ///
+    /// # Cancel safety
+    /// As for `get_typed`.
+    pub fn get_typed_with<S: Element>(
+        &self,
+        thresholds: &Thresholds,
+        rank: Rank,
+        from: &Layout<'_>,
+        into: Vec<S>,
+        to: &Layout<'_>,
+    ) -> GetTyped<'_, S> {
+        GetTyped {
+            memory: &self.memory,
+            thresholds: *thresholds,
+            rank,
+            from: Place::of(from),
+            to: Place::of(to),
+            buffer: Some(into),
+            remote: None,
+        }
+    }
+}
+
+impl RemoteRegion {
+    /// The region in segments of so many bytes, to be attached one at a time (G04); `None` if it is not mapped here.
+    #[must_use]
+    pub fn segments(&self, size: u64) -> Option<SlicedMemory> {
+        self.memory.parts.first()?.mapped.map(|mapped| SlicedMemory::new(mapped, size))
+    }
+}
+
+/// A put between layouts. Ready when the data is at the target.
+///
+/// # Cancel safety
+/// See [`Window::put_typed`].
+#[must_use = "whether a put went well is told to who awaits it"]
+pub struct PutTyped<'w> {
+    rank: Rank,
+    /// Requests that have not ended, in order.
+    calls: VecDeque<Asked<'w>>,
+    outcome: Result<(), TypedError>,
+}
+
+impl std::fmt::Debug for PutTyped<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PutTyped").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl Future for PutTyped<'_> {
+    type Output = Result<(), TypedError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.calls.is_empty() {
+            ready!(poll_proceed(cx)).made_progress();
+            return Poll::Ready(self.outcome.clone());
+        }
+        self.poll_calls(cx)
+    }
+}
+
+impl PutTyped<'_> {
+    #[cold]
+    fn poll_calls(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
+        while let Some((answer, _)) = ready!(poll_first(&mut self.calls, cx)) {
+            if let Err(error) = answer {
+                self.calls.clear();
+                self.outcome = Err(call_to_rma(error, self.rank).into());
+            }
+        }
+        Poll::Ready(self.outcome.clone())
+    }
+}
+
+/// A layout that owns its datatype.
+struct Place {
+    datatype: Datatype,
+    count: u64,
+    base: u64,
+}
+
+impl Place {
+    fn of(layout: &Layout<'_>) -> Place {
+        let Layout { datatype, count, base } = *layout;
+        Place { datatype: datatype.clone(), count, base }
+    }
+
+    fn layout(&self) -> Layout<'_> {
+        Layout::new(&self.datatype, self.count).at(self.base)
+    }
+}
+
+/// A get that asks its target.
+struct Remote<'w> {
+    /// Unpacks what comes.
+    machine: Machine,
+    program: Bytes,
+    /// Requests that have not ended, in order.
+    calls: VecDeque<Asked<'w>>,
+    asked: u64,
+    all: u64,
+}
+
+/// A get between layouts. Ready with the buffer.
+///
+/// # Cancel safety
+/// Cancel safe; the buffer is dropped with the future.
+#[must_use = "a get does nothing until it is awaited"]
+pub struct GetTyped<'w, S> {
+    memory: &'w Arc<Memory>,
+    thresholds: Thresholds,
+    rank: Rank,
+    from: Place,
+    to: Place,
+    buffer: Option<Vec<S>>,
+    /// Made when the memory is not mapped, or something precedes.
+    remote: Option<Box<Remote<'w>>>,
+}
+
+impl<S> Unpin for GetTyped<'_, S> {}
+
+impl<S> std::fmt::Debug for GetTyped<'_, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GetTyped").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl<'w, S: Element> GetTyped<'w, S> {
+    /// Copies from mapped memory, or prepares to ask; true if all is done.
+    fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
+        let (from, to) = (self.from.layout(), self.to.layout());
+        let part = self.memory.check(self.rank.index(), self.rank, 0, 0)?;
+        if let Some(source) = self.memory.inline(part, 0, part.len) {
+            redistribute_with(&self.thresholds, into, &to, source, &from)?;
+            return Ok(true);
+        }
+        let all = checked((&to, into.len() as u64), (&from, part.len))?;
+        let program = self.from.datatype.to_bytes().into();
+        let machine = Machine::new(&to)?;
+        self.remote = Some(Box::new(Remote { machine, program, calls: VecDeque::new(), asked: 0, all }));
+        Ok(all == 0)
+    }
+
+    fn go_on(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), TypedError>> {
+        let (memory, rank) = (self.memory, self.rank);
+        let Some(remote) = self.remote.as_mut() else { return Poll::Ready(Ok(())) };
+        loop {
+            while remote.calls.len() < AT_ONCE && remote.asked < remote.all {
+                let part = memory.check(rank.index(), rank, 0, 0)?;
+                let request = request(part, &self.from.layout(), remote.asked, remote.all);
+                let call = memory.layouts(rank)?.get(rank, remote.program.clone(), &request);
+                remote.calls.push_back(Asked { call, bytes: request.bytes, answer: None });
+                remote.asked += request.bytes;
+            }
+            let Some((answer, wanted)) = ready!(poll_first(&mut remote.calls, cx)) else {
+                return Poll::Ready(Ok(()));
+            };
+            let value = answer.map_err(|error| call_to_rma(error, rank))?;
+            if value.as_bytes().len() as u64 != wanted {
+                return Poll::Ready(Err(RmaError::from(Fault::PeerCorrupt(rank)).into()));
+            }
+            remote.machine.scatter(&mut *into, value.as_bytes())?;
+        }
+    }
+}
+
+impl<S: Element> Future for GetTyped<'_, S> {
+    type Output = Result<Vec<S>, TypedError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(mut buffer) = this.buffer.take() else {
+            // Polled again after its end.
+            return Poll::Ready(Err(RmaError::from(Fault::Shutdown).into()));
+        };
+        let into = buffer.as_mut_slice().as_mut_bytes();
+        if this.remote.is_none() {
+            let Poll::Ready(coop) = poll_proceed(cx) else {
+                this.buffer = Some(buffer);
+                return Poll::Pending;
+            };
+            coop.made_progress();
+            if this.start(into)? {
+                return Poll::Ready(Ok(buffer));
+            }
+        }
+        match this.go_on(cx, into) {
+            Poll::Ready(result) => Poll::Ready(result.map(|()| buffer)),
+            Poll::Pending => {
+                this.buffer = Some(buffer);
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! Non-contiguous data: programs, machines, and transfers between layouts.
+
+use crate::support::{Options, options, run, run_as, soon};
+use posthaste::datatype::{
+    Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
+    pull, push, redistribute,
+};
+use posthaste::{Job, Message, Rank, RmaError, Scope, structure};
+use std::sync::{Arc, Mutex};
+
+fn over_send() -> Options {
+    options().env("POSTHASTE_OVERSEND", "always")
+}
+
+/// Every `step`th of so many numbers.
+fn strided(count: u64, step: i64) -> Datatype {
+    Datatype::of::<u32>().vector(count, 1, step).unwrap()
+}
+
+fn numbers(first: u32, count: u32) -> Vec<u32> {
+    (first..first + count).collect()
+}
+
+fn bytes_of(numbers: &[u32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+}
+
+#[repr(C)]
+struct Particle {
+    id: u32,
+    place: [f64; 3],
+    charge: i8,
+}
+
+#[test]
+fn m_g01_a_program_is_told_to_another_process_which_runs_it_for_many_objects() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u8>(4096).await.unwrap();
+        if job.rank() == Rank(0) {
+            let particle = structure!(Particle { id: u32, place: [f64; 3], charge: i8 }).unwrap();
+            // A million of them, every third: still a few instructions.
+            let many = particle.vector(1_000_000, 1, 3).unwrap();
+            let program = many.to_bytes();
+            assert!(program.len() < 100, "{} bytes", program.len());
+            window.store_slice(0, &(program.len() as u64).to_le_bytes()).unwrap();
+            window.store_slice(8, &program).unwrap();
+            job.barrier().await.unwrap();
+        } else {
+            job.barrier().await.unwrap();
+            let len = window.get_slice(Rank(0), 0, 8).await.unwrap();
+            let len = u64::from_le_bytes(len.try_into().unwrap()) as usize;
+            let program = window.get_slice(Rank(0), 8, len).await.unwrap();
+            let many = Datatype::from_bytes(&program).unwrap();
+            assert_eq!((many.size(), many.chunks()), (29_000_000, 2_000_000));
+            assert_eq!((many.mean_chunk(), many.extent()), (14, 3 * 40 * 999_999 + 40));
+            let own = structure!(Particle { id: u32, place: [f64; 3], charge: i8 }).unwrap();
+            assert_eq!(many.signature(), own.contiguous(1_000_000).unwrap().signature());
+            // One program serves many objects: two of them, here, in one memory.
+            let memory: Vec<u8> = (0..many.extent() + 80).map(|at| (at % 253) as u8).collect();
+            for base in [0u64, 40] {
+                let mut machine = Machine::new(&Layout::new(&many, 1).at(base)).unwrap();
+                let mut packed = vec![0; 29_000_000];
+                machine.gather(&memory, &mut packed).unwrap();
+                for (index, record) in packed.chunks_exact(29).enumerate() {
+                    let at = base as usize + index * 120;
+                    let want = [&memory[at..at + 4], &memory[at + 8..at + 33]].concat();
+                    assert_eq!(record, want, "record {index}");
+                }
+            }
+            // What is no program is refused before it is run.
+            let mut changed = program;
+            *changed.last_mut().unwrap() = 9;
+            Datatype::from_bytes(&changed).unwrap_err();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_g02_a_machine_goes_on_with_each_message_where_the_last_one_ended() {
+    run(2, options(), async |job| {
+        const SIZE: u64 = 4 * 10_000;
+        let to_type = Datatype::of::<u32>().hvector(2_500, 4, 20).unwrap();
+        let scattering =
+            Arc::new(Mutex::new((Machine::new(&Layout::new(&to_type, 1)).unwrap(), vec![0xee; 2_500 * 20])));
+        let (state, arrived) = (scattering.clone(), job.counter());
+        let count = arrived.clone();
+        let piece = job
+            .register("piece", move |m: Message, _: &mut Scope| {
+                let (machine, memory) = &mut *state.lock().unwrap();
+                // Each piece is in a place of its own.
+                let moved = machine.scatter(&mut *memory, &*m.bytes()).unwrap();
+                assert_eq!(moved, m.len() as u64);
+                count.add(moved);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        let source = bytes_of(&numbers(0, 30_000));
+        let from_type = strided(10_000, 3);
+        let mut gathering = Machine::new(&Layout::new(&from_type, 1)).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        // Pieces of no relation to the blocks of either side.
+        for len in [1usize, 2, 3, 5, 7, 1000, 13, 4096, 9999].into_iter().cycle() {
+            if gathering.remaining() == 0 {
+                break;
+            }
+            let mut staging = vec![0; len];
+            let filled = gathering.gather(&source, &mut staging).unwrap() as usize;
+            piece.send(peer, staging[..filled].to_vec()).await.unwrap();
+        }
+        soon("all pieces", arrived.reach(SIZE)).await;
+        let (machine, memory) = scattering.lock().unwrap().clone();
+        assert_eq!(machine.remaining(), 0);
+        for (index, row) in memory.chunks(20).enumerate() {
+            let want: Vec<u32> = (0..4).map(|column| 3 * (4 * index as u32 + column)).collect();
+            assert_eq!(row[..16], bytes_of(&want), "row {index}");
+            assert_eq!(row.get(16..), Some(&[0xee; 4][..]).filter(|_| row.len() == 20), "behind row {index}");
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Pushes to, and pulls from, all ranks: what must be where follows from the program alone, and both variants check it.
+async fn pushes_and_pulls(job: Job) {
+    const SIDE: u64 = 300;
+    let (me, size) = (job.rank().0, job.size() as u32);
+    let row = Datatype::of::<u32>().contiguous(SIDE).unwrap();
+    let column = Datatype::of::<u32>().vector(SIDE, 1, SIDE as i64).unwrap().resized(0, 4).unwrap();
+    let window = job.shmalloc::<u32>((SIDE * SIDE) as usize * size as usize).await.unwrap();
+    let part = SIDE * SIDE * 4;
+    let mine = numbers(me << 20, (SIDE * SIDE) as u32);
+    for to in job.ranks() {
+        // Rows become columns at the target, in this rank's part of it.
+        let there = Layout::new(&column, SIDE).at(u64::from(me) * part);
+        window.put_typed(to, &there, &mine, &Layout::new(&row, SIDE)).await.unwrap();
+        // Behind it, in program order.
+        let corner = (u64::from(me) * SIDE * SIDE) as usize;
+        assert_eq!(window.get(to, corner + 1).await.unwrap(), mine[SIDE as usize]);
+    }
+    job.barrier().await.unwrap();
+    let own = window.to_vec();
+    for from in 0..size {
+        let block = &own[(from as u64 * SIDE * SIDE) as usize..][..(SIDE * SIDE) as usize];
+        for (index, number) in block.iter().enumerate() {
+            let (i, j) = (index as u32 / SIDE as u32, index as u32 % SIDE as u32);
+            assert_eq!(*number, (from << 20) + j * SIDE as u32 + i, "element {i}, {j} of rank {from}");
+        }
+    }
+    for from in job.ranks() {
+        // Every third column of a peer's part, each into every second place of a row.
+        let here = Datatype::of::<u32>().vector(SIDE, 1, 2).unwrap().resized(0, 8 * SIDE as i64).unwrap();
+        let sparse = column.resized(0, 12).unwrap();
+        let there = Layout::new(&sparse, SIDE / 3).at(u64::from(me) * part);
+        let into = vec![7; (SIDE / 3 * SIDE * 2) as usize];
+        let got = window.get_typed(from, &there, into, &Layout::new(&here, SIDE / 3)).await.unwrap();
+        for (index, pair) in got.chunks_exact(2).enumerate() {
+            let (i, j) = (index as u32 / SIDE as u32, index as u32 % SIDE as u32);
+            assert_eq!(pair, [(me << 20) + 3 * i * SIDE as u32 + j, 7], "element {i}, {j} from {from}");
+        }
+    }
+    job.barrier().await.unwrap();
+    window.free().await.unwrap();
+}
+
+#[test]
+fn m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping() {
+    run_as(
+        "datatypes::m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping",
+        3,
+        options(),
+        async |job| {
+            pushes_and_pulls(job.clone()).await;
+            let stats = job.handle().stats();
+            assert_eq!(stats.one_sided, 0, "nothing was asked of the peers");
+        },
+    );
+}
+
+#[test]
+fn m_g03_layouts_are_pushed_and_pulled_over_sends() {
+    run_as("datatypes::m_g03_layouts_are_pushed_and_pulled_over_sends", 3, over_send(), async |job| {
+        pushes_and_pulls(job.clone()).await;
+    });
+}
+
+#[test]
+fn m_g03_large_layouts_are_moved_over_sends_in_parts() {
+    run(2, over_send(), async |job| {
+        // More than a request may move: several of them, each going on in the middle of a block.
+        const COUNT: u64 = 100_003;
+        let block = Datatype::of::<u32>().contiguous(15).unwrap();
+        let there = block.hvector(COUNT, 1, 64).unwrap();
+        let window = job.shmalloc::<u32>((COUNT * 16) as usize).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let mine = numbers(job.rank().0 << 28, 15 * COUNT as u32);
+        let (to, from) = (Layout::new(&there, 1), Layout::new(&block, COUNT));
+        window.put_typed(peer, &to, &mine, &from).await.unwrap();
+        job.barrier().await.unwrap();
+        let own = window.to_vec();
+        for (index, row) in own.chunks_exact(16).enumerate() {
+            let first = (peer.0 << 28) + 15 * index as u32;
+            assert_eq!((&row[..15], row[15]), (&numbers(first, 15)[..], 0), "block {index}");
+        }
+        let back = window.get_typed(peer, &to, vec![0; 15 * COUNT as usize], &from).await.unwrap();
+        assert!(back == mine);
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Tells which segments were attached.
+struct Told(SlicedMemory, Vec<u64>);
+
+impl Segments for Told {
+    fn segment_size(&self) -> u64 {
+        self.0.segment_size()
+    }
+
+    fn attach(&mut self, segment: u64) -> Option<posthaste::components::core::memory::SharedSlice> {
+        self.1.push(segment);
+        self.0.attach(segment)
+    }
+}
+
+#[test]
+fn m_g04_an_exported_object_is_attached_segment_by_segment() {
+    run(2, options(), async |job| {
+        let blocks = Datatype::of::<u32>().hvector(100, 5, 44).unwrap();
+        let local = Datatype::of::<u32>().contiguous(500).unwrap();
+        let board = job.shmalloc::<u8>(1024).await.unwrap();
+        let region = job.region(10_000).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        // Handle, base, count and program, in shared memory.
+        let export = Export { handle: region.key(), base: 36, count: 2, datatype: blocks.clone() };
+        let told = export.to_bytes();
+        board.store_slice(0, &(told.len() as u64).to_le_bytes()).unwrap();
+        board.store_slice(8, &told).unwrap();
+        region.write(0, &bytes_of(&numbers(job.rank().0 << 20, 2500))).unwrap();
+        job.barrier().await.unwrap();
+        let len = board.get_slice(peer, 0, 8).await.unwrap();
+        let len = u64::from_le_bytes(len.try_into().unwrap()) as usize;
+        let import = Export::from_bytes(&board.get_slice(peer, 8, len).await.unwrap()).unwrap();
+        assert_eq!((import.rank(), import.base, import.count), (peer, 36, 2));
+        let remote = job.remote_region(import.handle).await.unwrap();
+        let number = |index: u64| {
+            (peer.0 << 20) + (36 + index / 500 * 4376 + index % 500 / 5 * 44) as u32 / 4 + (index % 5) as u32
+        };
+        let want: Vec<u32> = (0..1000).map(number).collect();
+        // Small segments, whose ends lie within blocks and within numbers.
+        for size in [4096u64, 1000, 64, 21, 3] {
+            let mut segments = Told(remote.segments(size).unwrap(), Vec::new());
+            let mut out = vec![0; 4000];
+            pull(&mut out, &Layout::new(&local, 2), &mut segments, &import).unwrap();
+            assert_eq!(out, bytes_of(&want), "segments of {size}");
+            let attached = &segments.1;
+            assert!(attached.windows(2).all(|pair| pair[0] < pair[1]), "one after the other: {attached:?}");
+            assert_eq!(attached.first(), Some(&(36 / size)));
+            assert_eq!(attached.last(), Some(&((36 + 4376 + 99 * 44 + 20 - 1) / size)));
+        }
+        job.barrier().await.unwrap();
+        for (round, size) in [1000u64, 7].into_iter().enumerate() {
+            let mine = numbers(1 + 1000 * round as u32 + 5000 * job.rank().0, 1000);
+            let mut segments = remote.segments(size).unwrap();
+            push(&mut segments, &import, &bytes_of(&mine), &Layout::new(&local, 2)).unwrap();
+            job.barrier().await.unwrap();
+            // The peer's, in this rank's own memory: what is between the blocks is as it was.
+            let mut own = vec![0; 10_000];
+            region.read(0, &mut own).unwrap();
+            let mut expected = bytes_of(&numbers(job.rank().0 << 20, 2500));
+            let theirs = bytes_of(&numbers(1 + 1000 * round as u32 + 5000 * peer.0, 1000));
+            redistribute(&mut expected, &Layout::new(&blocks, 2).at(36), &theirs, &Layout::new(&local, 2))
+                .unwrap();
+            assert!(own == expected, "segments of {size}");
+            job.barrier().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn m_g05_to_itself_a_rank_copies_without_attaching_anything() {
+    run(2, options(), async |job| {
+        // The source document's matrix: 10 × 10 numbers of 4 bytes, the elements of a column adjacent.
+        let row = strided(10, 10);
+        let column = Datatype::of::<u32>().contiguous(10).unwrap();
+        let matrix = numbers(100 * job.rank().0, 100);
+        let window = job.shmalloc::<u32>(100).await.unwrap();
+        for which in 0..10u64 {
+            let (to, from) = (Layout::new(&column, 1).at(40 * which), Layout::new(&row, 1).at(4 * which));
+            window.put_typed(job.rank(), &to, &matrix, &from).await.unwrap();
+        }
+        let transposed = window.to_vec();
+        for (index, number) in transposed.iter().enumerate() {
+            assert_eq!(*number, matrix[index % 10 * 10 + index / 10]);
+        }
+        let mut private = vec![0; 400];
+        let rows = row.resized(0, 4).unwrap();
+        redistribute(
+            &mut private,
+            &Layout::new(&rows, 10),
+            &bytes_of(&transposed),
+            &Layout::new(&column, 10),
+        )
+        .unwrap();
+        assert_eq!(private, bytes_of(&matrix));
+        assert_eq!(job.handle().stats().one_sided, 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_g06_the_mean_chunk_travels_with_the_program_and_decides_with_the_size() {
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let fine = strided(1000, 2);
+        let coarse = Datatype::of::<u32>().vector(10, 100, 101).unwrap();
+        let board = job.shmalloc::<u8>(100).await.unwrap();
+        let program = fine.to_bytes();
+        board.store_slice(0, &program).unwrap();
+        job.barrier().await.unwrap();
+        let theirs = Datatype::from_bytes(&board.get_slice(peer, 0, program.len()).await.unwrap()).unwrap();
+        assert_eq!((theirs.mean_chunk(), coarse.mean_chunk()), (4, 400));
+        let window = job.shmalloc::<u32>(2000).await.unwrap();
+        let source = numbers(0, 2000);
+        let (to, from) = (Layout::new(&theirs, 1), Layout::new(&coarse, 1));
+        for (granularity, size, method) in [
+            (3, 0, Method::Direct),
+            (4, 0, Method::Staged),
+            (0, 4000, Method::Direct),
+            (0, 4001, Method::Staged),
+        ] {
+            let thresholds = Thresholds { granularity, size, staging: 100 };
+            assert_eq!(thresholds.method(&to, &from), method);
+            // Either way the same arrives.
+            window.put_slice(peer, 0, &[0; 2000]).await.unwrap();
+            window.put_typed_with(&thresholds, peer, &to, &source, &from).await.unwrap();
+            let there = window.get_slice(peer, 0, 2000).await.unwrap();
+            for (index, pair) in there.chunks_exact(2).enumerate() {
+                assert_eq!(pair, [(index / 100 * 101 + index % 100) as u32, 0], "{method:?}");
+            }
+            let into = vec![0; 1010];
+            let back = window.get_typed_with(&thresholds, peer, &to, into, &from).await.unwrap();
+            for (index, number) in back.iter().enumerate().take(1009) {
+                assert_eq!(*number, if index % 101 == 100 { 0 } else { index as u32 }, "{method:?}");
+            }
+            job.barrier().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn m_g07_layouts_need_the_same_elements_and_not_the_same_shape() {
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let particle = structure!(Particle { id: u32, place: [f64; 3], charge: i8 }).unwrap();
+        // The same elements in another order of memory: places first, then ids, then charges; padded differently.
+        let planes = Datatype::structure(&[
+            (24 * 5000, 1, Datatype::of::<u32>()),
+            (0, 3, Datatype::of::<f64>()),
+            (28 * 5000, 1, Datatype::of::<i8>()),
+        ])
+        .unwrap();
+        assert_eq!(planes.signature(), particle.signature());
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let (into, here, arrived) = (got.clone(), planes.clone(), job.counter());
+        let count = arrived.clone();
+        let send = job
+            .register("particles", move |m: Message, _: &mut Scope| {
+                let mut memory = vec![0u8; 29 * 5000];
+                let words = Datatype::of::<u32>();
+                let refused = m.scatter(&mut memory, &Layout::new(&words, m.len() as u64 / 4));
+                assert!(matches!(refused, Err(TransferError::Signature { .. })), "{refused:?}");
+                assert!(memory.iter().all(|byte| *byte == 0), "nothing was moved");
+                let each = m.len() as u64 / 29;
+                assert_eq!(m.signature().unwrap().elements, 5 * each);
+                // One record: its fields lie far from each other.
+                if each == 1 {
+                    assert_eq!(m.scatter(&mut memory, &Layout::new(&here, 1)), Ok(29));
+                    into.lock().unwrap().push(memory);
+                }
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        let memory: Vec<u8> = (0..40 * 500).map(|at| (at % 251) as u8).collect();
+        for index in [0u64, 7] {
+            let layout = Layout::new(&particle, 1).at(40 * index);
+            send.send_typed(peer, &memory, &layout).unwrap().await.unwrap();
+        }
+        // Long ones are packed where the peer reads them.
+        send.send_typed(peer, &memory, &Layout::new(&particle, 500)).unwrap().await.unwrap();
+        soon("the messages", arrived.reach(3)).await;
+        for (index, out) in [0usize, 7].into_iter().zip(&*got.lock().unwrap()) {
+            let record = &memory[40 * index..40 * index + 40];
+            assert_eq!(out[..24], record[8..32]);
+            assert_eq!((&out[24 * 5000..][..4], out[28 * 5000]), (&record[..4], record[32]));
+        }
+        assert_eq!(job.stats().panics, 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+/// What is wrong is told before any byte moves, wherever the memory is.
+async fn refusals(job: Job) {
+    let peer = Rank(1 - job.rank().0);
+    let window = job.shmalloc::<u32>(100).await.unwrap();
+    let (words, floats) = (Datatype::of::<u32>(), Datatype::of::<f32>());
+    let (ten, eleven) = (Layout::new(&words, 10), Layout::new(&words, 11));
+    let source = numbers(1, 10);
+    for (to, from) in [(Layout::new(&floats, 10), ten), (eleven, ten), (ten, Layout::new(&floats, 10))] {
+        let put = window.put_typed(peer, &to, &source, &from).await;
+        assert!(matches!(put, Err(TypedError::Transfer(TransferError::Signature { .. }))), "{put:?}");
+        let get = window.get_typed(peer, &to, source.clone(), &from).await;
+        assert!(matches!(get, Err(TypedError::Transfer(TransferError::Signature { .. }))), "{get:?}");
+    }
+    for (to, from) in [(ten.at(361), ten), (ten, ten.at(1)), (eleven.at(400), eleven)] {
+        let put = window.put_typed(peer, &to, &source, &from).await;
+        assert!(matches!(put, Err(TypedError::Transfer(TransferError::OutOfBounds { .. }))), "{put:?}");
+    }
+    let unknown = window.put_typed(Rank(2), &ten, &source, &ten).await;
+    assert_eq!(unknown, Err(RmaError::UnknownRank { rank: Rank(2), size: 2 }.into()));
+    job.barrier().await.unwrap();
+    assert_eq!(window.to_vec(), [0; 100]);
+    let other = window.clone();
+    window.free().await.unwrap();
+    let freed = other.put_typed(peer, &ten, &source, &ten).await;
+    assert!(matches!(freed, Err(TypedError::Rma(RmaError::NoSuchWindow(_)))), "{freed:?}");
+    let freed = other.get_typed(peer, &ten, source, &ten).await;
+    assert!(matches!(freed, Err(TypedError::Rma(RmaError::NoSuchWindow(_)))), "{freed:?}");
+    job.barrier().await.unwrap();
+}
+
+#[test]
+fn error_layouts_that_do_not_match_move_nothing() {
+    run_as("datatypes::error_layouts_that_do_not_match_move_nothing", 2, options(), async |job| {
+        refusals(job.clone()).await;
+    });
+}
+
+#[test]
+fn error_layouts_that_do_not_match_move_nothing_over_sends() {
+    run_as(
+        "datatypes::error_layouts_that_do_not_match_move_nothing_over_sends",
+        2,
+        over_send(),
+        async |job| {
+            refusals(job.clone()).await;
+        },
+    );
+}
