@@ -2,6 +2,7 @@
 
 use super::{Face, Runtime};
 use clap::Args;
+use futures::stream::{FuturesOrdered, StreamExt};
 use posthaste::components::core::Face as ContextFace;
 use posthaste::{
     ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, TrySendError,
@@ -100,6 +101,8 @@ async fn run_owned(args: &RankArgs, job: &Job, context: &posthaste::Context) -> 
     bench.run(&args.bench).await
 }
 
+/// Puts or gets that are under way at once where they take time, as in a program that wants the bandwidth.
+const IN_FLIGHT: usize = 8;
 /// A message that means "stop".
 const STOP: u64 = u64::MAX;
 
@@ -136,6 +139,11 @@ impl<F: ContextFace> Bench<F> {
 
     async fn barrier(&self) -> Result<()> {
         self.drive(self.job.barrier()).await
+    }
+
+    /// Whether puts and gets of the peer's memory are done at once, so that it would gain nothing to start several.
+    fn maps(&self) -> bool {
+        self.job.caps_of(self.peer).mappable
     }
 
     fn leads(&self) -> bool {
@@ -423,10 +431,20 @@ impl<F: ContextFace> Bench<F> {
             let data = Bytes::from((0..self.size).map(|i| (i * 5) as u8).collect::<Vec<u8>>());
             let start = Instant::now();
             let mut count = 0u64;
-            while start.elapsed() < self.time {
-                for _ in 0..16 {
+            if self.maps() {
+                while start.elapsed() < self.time {
+                    for _ in 0..16 {
+                        count += 1;
+                        window.put_bytes(self.peer, 0, data.clone()).await?;
+                    }
+                }
+            } else {
+                let more = std::iter::from_fn(|| (start.elapsed() < self.time).then(|| data.clone()));
+                let puts = more.map(|data| window.put_bytes(self.peer, 0, data));
+                let mut puts = futures::stream::iter(puts).buffered(IN_FLIGHT);
+                while let Some(put) = puts.next().await {
+                    put?;
                     count += 1;
-                    window.put_bytes(self.peer, 0, data.clone()).await?;
                 }
             }
             figure(count as f64 * self.size as f64 / start.elapsed().as_secs_f64() / 1e9);
@@ -445,10 +463,24 @@ impl<F: ContextFace> Bench<F> {
             let mut buffer = vec![0u8; self.size];
             let start = Instant::now();
             let mut count = 0u64;
-            while start.elapsed() < self.time {
-                for _ in 0..16 {
+            if self.maps() {
+                while start.elapsed() < self.time {
+                    for _ in 0..16 {
+                        count += 1;
+                        buffer = window.get_into(self.peer, 0, buffer).await?;
+                    }
+                }
+            } else {
+                let mut gets = FuturesOrdered::new();
+                for _ in 0..IN_FLIGHT {
+                    gets.push_back(window.get_into(self.peer, 0, vec![0u8; self.size]));
+                }
+                while let Some(got) = gets.next().await {
+                    buffer = got?;
                     count += 1;
-                    buffer = window.get_into(self.peer, 0, buffer).await?;
+                    if start.elapsed() < self.time {
+                        gets.push_back(window.get_into(self.peer, 0, std::mem::take(&mut buffer)));
+                    }
                 }
             }
             figure(count as f64 * self.size as f64 / start.elapsed().as_secs_f64() / 1e9);
