@@ -1,6 +1,8 @@
 //! What the tests share: programs that are this test binary in another role, watchdogs, and a look at processes.
 #![allow(dead_code)]
 
+pub mod cut;
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
