@@ -8,6 +8,7 @@
 
 pub mod buffer;
 pub mod codec;
+pub mod collective;
 pub mod counter;
 pub mod exchange;
 pub mod flush;
