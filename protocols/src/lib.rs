@@ -12,6 +12,7 @@ pub mod collective;
 pub mod counter;
 pub mod exchange;
 pub mod flush;
+pub mod group;
 pub mod handler;
 pub mod message;
 pub mod namespace;
@@ -23,8 +24,10 @@ pub mod stream;
 pub mod window;
 
 pub use buffer::Buffer;
+pub use collective::{Algorithm, CollectiveError, InFlight, Reduce};
 pub use counter::Counter;
 pub use exchange::Exchange;
+pub use group::{Collectives, Group};
 pub use handler::{ActiveMessage, Fill, First};
 pub use message::{Message, OwnedMessage};
 pub use namespace::Namespace;

@@ -196,11 +196,6 @@ impl Run {
         &mut self.left[at.slice as usize * self.stride + usize::from(at.step)]
     }
 
-    /// The plan.
-    pub fn plan(&self) -> &Arc<Plan> {
-        &self.plan
-    }
-
     /// Whether everything is sent and received.
     #[inline]
     pub fn is_done(&self) -> bool {

@@ -51,12 +51,15 @@ impl Algorithm {
     /// group come to the same choice: it depends on nothing else.
     #[must_use]
     pub fn choose(kind: Kind, bytes: usize, size: usize, nodes: &[u32]) -> Algorithm {
-        let several_hosts = nodes.windows(2).any(|pair| pair[0] != pair[1]);
-        let hosts_are_shared = several_hosts && {
-            let mut sorted = nodes.to_vec();
-            sorted.sort_unstable();
-            sorted.windows(2).any(|pair| pair[0] == pair[1])
-        };
+        let mut sorted = nodes.to_vec();
+        sorted.sort_unstable();
+        let hosts_are_shared =
+            sorted.first() != sorted.last() && sorted.windows(2).any(|pair| pair[0] == pair[1]);
+        Self::best(kind, bytes, size, hosts_are_shared)
+    }
+
+    /// The same, where it is known whether there are several hosts with several members.
+    pub(crate) fn best(kind: Kind, bytes: usize, size: usize, hosts_are_shared: bool) -> Algorithm {
         let long = bytes >= 256 << 10 && size > 2 && size <= MOST_IN_RING;
         match kind {
             Kind::AllToAll => Algorithm::Pairwise,
