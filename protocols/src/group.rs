@@ -242,9 +242,8 @@ impl Group {
     /// As for [`Collectives::subset`].
     pub async fn subset(&self, ranks: &[usize]) -> Result<Group, CollectiveError> {
         let size = self.size();
-        let to_job = |rank: &usize| {
-            self.to_job(*rank).ok_or(CollectiveError::UnknownRank { rank: *rank, size })
-        };
+        let to_job =
+            |rank: &usize| self.to_job(*rank).ok_or(CollectiveError::UnknownRank { rank: *rank, size });
         let ranks = ranks.iter().map(to_job).collect::<Result<Vec<Rank>, _>>()?;
         self.collectives().subset(&ranks).await
     }

@@ -3,8 +3,8 @@
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
 //! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
-use super::outlet::{Outlet, Way};
 use super::layout::Layout;
+use super::outlet::{Outlet, Way};
 use super::plan::{Plan, Unfit};
 use super::reduce::Combiner;
 use super::run::{Input, Misfit, Run};
@@ -23,12 +23,23 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 const NAME: &str = "posthaste.collective";
 
 /// The collective operations of one client on one rank.
-#[derive(Debug)]
 pub(crate) struct Hub {
     state: Mutex<State>,
     pub(super) outlet: OnceLock<Outlet>,
     pub(super) me: Rank,
     pub(super) nodes: Box<[u32]>,
+}
+
+/// What is under way, for whoever looks why a job hangs.
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut hub = f.debug_struct("Hub");
+        hub.field("me", &self.me);
+        if let Ok(state) = self.state.try_lock() {
+            state.groups.iter().for_each(|(_, group)| group.describe(&mut hub));
+        }
+        hub.finish_non_exhaustive()
+    }
 }
 
 /// A call, as all members have to make it.
@@ -117,8 +128,7 @@ impl Hub {
         let world = Arc::new(world.ok_or(RegisterError::Closed)?);
         // The first group of every rank.
         state.add(GroupState::new(world, None));
-        let hub =
-            Arc::new(Hub { state: Mutex::new(state), outlet: OnceLock::new(), me, nodes: all.into() });
+        let hub = Arc::new(Hub { state: Mutex::new(state), outlet: OnceLock::new(), me, nodes: all.into() });
         let id = messager.register(Arc::new(Registered(hub.clone())))?;
         let context = Arc::downgrade(handle.shared_state());
         // Set once: this hub was made here.
@@ -343,14 +353,7 @@ impl Hub {
 
     /// Puts an operation back; one that was ended meanwhile ends now.
     #[inline]
-    fn put_back(
-        &self,
-        scope: &mut Scope<'_>,
-        state: &mut State,
-        at: usize,
-        operation: u64,
-        op: Box<Op>,
-    ) {
+    fn put_back(&self, scope: &mut Scope<'_>, state: &mut State, at: usize, operation: u64, op: Box<Op>) {
         let Some(group) = state.groups.get_mut(at) else { return };
         let failure = group.failure(operation);
         match group.slot(operation) {
@@ -442,9 +445,11 @@ impl Hub {
         at: usize,
         operation: u64,
     ) -> Guard<'g> {
-        let ticket = match state.groups.get(at).and_then(|group| {
-            group.slots.get(operation.checked_sub(group.base)? as usize)
-        }) {
+        let ticket = match state
+            .groups
+            .get(at)
+            .and_then(|group| group.slots.get(operation.checked_sub(group.base)? as usize))
+        {
             Some(Slot::Running(op)) => op.ticket,
             _ => return state,
         };
@@ -720,7 +725,8 @@ impl Hub {
     ) {
         let group = &mut state.groups[at];
         let member = &mut group.others[place];
-        member.started = member.started.max(operations);
+        let before = member.started;
+        member.started = before.max(operations);
         if !std::mem::take(&mut member.asked) {
             return;
         }
@@ -731,8 +737,12 @@ impl Hub {
             way.clear(&mut groups[at], at, operation, (place, phase, colour));
         }
         let group = &state.groups[at];
-        for operation in group.base..group.next() {
+        // The first that has to wait again asks again; those behind it need not.
+        for operation in before + WINDOW..group.next() {
             state = self.resume(scope, state, at, operation);
+            if state.groups.get(at).is_none_or(|group| group.others[place].asked) {
+                break;
+            }
         }
     }
 

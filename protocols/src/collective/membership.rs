@@ -69,11 +69,7 @@ impl Hub {
     }
 
     /// Makes a group of which the others hear from this rank: they wait for it, or do not know of it yet.
-    pub fn found(
-        self: &Arc<Self>,
-        members: Vec<Rank>,
-        origin: Origin,
-    ) -> Option<(usize, Arc<Membership>)> {
+    pub fn found(self: &Arc<Self>, members: Vec<Rank>, origin: Origin) -> Option<(usize, Arc<Membership>)> {
         let id = self.new_id();
         let (at, membership) = self.add(id, members, None)?;
         let hub = self.clone();
@@ -94,7 +90,10 @@ impl Hub {
     }
 
     /// A group that a peer has founded: the one whose founder and members these are, or any that was made on the fly.
-    pub fn take_offer(&self, wanted: Option<(Rank, &[Rank])>) -> Option<Result<(usize, Arc<Membership>), Fault>> {
+    pub fn take_offer(
+        &self,
+        wanted: Option<(Rank, &[Rank])>,
+    ) -> Option<Result<(usize, Arc<Membership>), Fault>> {
         let mut state = self.lock();
         if state.closed {
             return Some(Err(Fault::Shutdown));
@@ -127,11 +126,24 @@ impl Hub {
         }
     }
 
-    /// The last handle of a group is gone.
+    /// The last handle of a group is gone. As a rule all members drop it after the same operation; where something went
+    /// wrong this one may be the only one, and tells the others.
     pub fn abandon(self: &Arc<Self>, handle: &Handle, at: usize) {
         let hub = self.clone();
-        handle.post_run(move |_| {
+        handle.post_run(move |scope| {
             let mut state = hub.lock();
+            let Some(group) = state.groups.get(at) else { return };
+            let next = group.next();
+            let parent = group.parent.and_then(|(parent, _)| state.ids.get(&parent));
+            let parents = parent.and_then(|parent| state.groups.get(*parent)?.broken);
+            let cause = group.broken.or(parents).map(|(_, cause)| cause);
+            let lost = || {
+                let members = group.membership.members.iter();
+                members.filter_map(|member| state.down.get(member)).next().copied()
+            };
+            if let Some(cause) = cause.or_else(lost) {
+                state = hub.break_from(scope, state, at, next, cause);
+            }
             if let Some(group) = state.groups.get_mut(at) {
                 group.abandoned = true;
                 if group.slots.is_empty() {

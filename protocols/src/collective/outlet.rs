@@ -97,15 +97,16 @@ impl Way<'_, '_> {
         }
     }
 
-    /// Sends what waited for room; false: there is none again.
-    fn records(&mut self, to: Rank) -> bool {
-        while !self.peers[to.index()].congested {
-            let Some(record) = self.peers[to.index()].records.pop_front() else { return true };
+    /// Sends the records that waited, for as long as there is room.
+    fn records(&mut self, to: Rank) {
+        while !self.peers[to.index()].congested
+            && let Some(record) = self.peers[to.index()].records.pop_front()
+        {
+            // One for which there is no room after all goes back to its place.
             let behind = std::mem::take(&mut self.peers[to.index()].records);
             self.record(to, &record);
             self.peers[to.index()].records.extend(behind);
         }
-        false
     }
 
     /// Tells a member this rank's number for a group, before it is used for the first time.
@@ -190,8 +191,8 @@ impl Way<'_, '_> {
         }
         let peer = &mut self.peers[to.index()];
         if peer.congested {
-            if peer.waiting.last() != Some(&(at, operation)) {
-                peer.waiting.push((at, operation));
+            if peer.waiting.back() != Some(&(at, operation)) {
+                peer.waiting.push_back((at, operation));
             }
             return Ok(RunSent::Later);
         }
@@ -208,7 +209,7 @@ impl Way<'_, '_> {
             }
             Ok(Sent::Later(ticket, wait, _)) => {
                 self.congest(to, ticket, Some(wait));
-                self.peers[to.index()].waiting.push((at, operation));
+                self.peers[to.index()].waiting.push_back((at, operation));
                 if !self.peers[to.index()].congested {
                     // Room was made meanwhile: the next look finds it.
                     self.hub.look_again(to);
@@ -250,12 +251,12 @@ impl Hub {
             peer.promise = promise;
         }
         let mut way = Way { hub: self, scope, peers: &mut state.peers };
-        if way.records(to) {
-            let mut waiting = std::mem::take(&mut state.peers[to.index()].waiting);
-            waiting.dedup();
-            for (at, operation) in waiting {
-                state = self.resume(scope, state, at, operation);
-            }
+        way.records(to);
+        // As many as there is room for: those behind them keep their place.
+        while !state.peers[to.index()].congested
+            && let Some((at, operation)) = state.peers[to.index()].waiting.pop_front()
+        {
+            state = self.resume(scope, state, at, operation);
         }
         // Nobody wanted the place in the queue after all.
         if let Some(promise) = state.peers[to.index()].promise.take()

@@ -92,7 +92,8 @@ impl Plan {
         let colours = colours.collect::<Result<Box<[_]>, _>>()?;
         let steps = || colours.iter().flat_map(|colour| colour.steps.iter());
         let written = |block: usize| {
-            let hits = |step: &Step| step.task != Task::Send && step.blocks.iter().any(|other| other == block);
+            let hits =
+                |step: &Step| step.task != Task::Send && step.blocks.iter().any(|other| other == block);
             steps().any(hits)
         };
         let sends_input = kind.is_separate()

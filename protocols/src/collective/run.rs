@@ -129,8 +129,7 @@ impl Run {
                     _ => None,
                 };
                 if let Some(source) = source.and_then(|range| input.bytes.get(range))
-                    && let Some(target) =
-                        layout.place(plan, own, false).and_then(|range| work.get_mut(range))
+                    && let Some(target) = layout.place(plan, own, false).and_then(|range| work.get_mut(range))
                     && source.len() == target.len()
                 {
                     target.copy_from_slice(source);
@@ -223,9 +222,8 @@ impl Run {
     /// The receiver of a long message is there.
     pub fn cleared(&mut self, peer: usize, phase: u16, colour: u32) -> Result<(), Misfit> {
         let steps = &self.plan.colours.get(colour as usize).ok_or(Misfit)?.steps;
-        let is_it = |step: &Step| {
-            step.task == Task::Send && step.peer as usize == peer && step.phase == phase
-        };
+        let is_it =
+            |step: &Step| step.task == Task::Send && step.peer as usize == peer && step.phase == phase;
         let step = steps.iter().position(is_it).ok_or(Misfit)? as u16;
         self.clear.push((colour, step));
         let colours = self.plan.colours.len() as u32;
@@ -248,6 +246,16 @@ impl Run {
         })
     }
 
+    /// Whose messages are still to come or to go, as the group counts.
+    pub fn awaited(&self) -> Vec<usize> {
+        let everybody = self.plan.colours.iter().flat_map(|colour| &colour.steps);
+        let mut peers: Vec<usize> = everybody.map(|step| step.peer as usize).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| self.awaits(*peer));
+        peers
+    }
+
     /// Tries again what had to wait.
     pub fn resume(&mut self) {
         self.ready.extend(self.parked.drain(..));
@@ -258,10 +266,7 @@ impl Run {
     /// # Errors
     /// If a send fails for good.
     #[inline]
-    pub fn advance<E>(
-        &mut self,
-        mut transmit: impl FnMut(Outgoing<'_>) -> Result<Sent, E>,
-    ) -> Result<(), E> {
+    pub fn advance<E>(&mut self, mut transmit: impl FnMut(Outgoing<'_>) -> Result<Sent, E>) -> Result<(), E> {
         while let Some(at) = self.ready.pop_front() {
             let plan = self.plan.clone();
             let colour = self.colour(at.slice);
@@ -282,8 +287,7 @@ impl Run {
                 }
             });
             let payload = if more.is_empty() { first.unwrap_or_default() } else { &more[..] };
-            let out =
-                Outgoing { to: step.peer as usize, phase: step.phase, slice: at.slice, long, payload };
+            let out = Outgoing { to: step.peer as usize, phase: step.phase, slice: at.slice, long, payload };
             match transmit(out)? {
                 Sent::Done => self.finish(at, step),
                 Sent::Later => self.parked.push(at),
@@ -398,9 +402,9 @@ impl Run {
             Kind::Barrier => None,
             Kind::Reduce | Kind::Gather if !is_root => None,
             Kind::Broadcast if is_root => Some(input.bytes),
-            Kind::Scatter if is_root => {
-                Some(layout.place(&plan, plan.rank, true).map_or_else(Bytes::new, |own| input.bytes.slice(own)))
-            }
+            Kind::Scatter if is_root => Some(
+                layout.place(&plan, plan.rank, true).map_or_else(Bytes::new, |own| input.bytes.slice(own)),
+            ),
             Kind::Scatter | Kind::ReduceScatter => {
                 let own = layout.place(&plan, plan.rank, false).unwrap_or(0..0);
                 Some(Bytes::from(work).slice(own))

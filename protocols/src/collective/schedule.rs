@@ -66,10 +66,7 @@ impl Kind {
     /// Whether there is a block per rank.
     #[must_use]
     pub const fn has_block_per_rank(self) -> bool {
-        matches!(
-            self,
-            Kind::Gather | Kind::Scatter | Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter
-        )
+        matches!(self, Kind::Gather | Kind::Scatter | Kind::AllGather | Kind::AllToAll | Kind::ReduceScatter)
     }
 }
 

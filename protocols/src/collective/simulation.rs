@@ -224,9 +224,8 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
         .collect::<Option<Vec<Run>>>()?;
     let world = World { runs, wires: Vec::new(), random: Random(case.seed ^ 77), long: 0 };
     let (results, long) = world.finish();
-    let combined: Vec<u32> = (0..vector)
-        .map(|at| inputs.iter().map(|input| input[at]).reduce(&oracle).expect("a rank"))
-        .collect();
+    let combined: Vec<u32> =
+        (0..vector).map(|at| inputs.iter().map(|input| input[at]).reduce(&oracle).expect("a rank")).collect();
     let all: Vec<u32> = inputs.concat();
     for (rank, result) in results.into_iter().enumerate() {
         let own = rank * len..(rank + 1) * len;

@@ -187,6 +187,17 @@ impl GroupState {
         }
     }
 
+    /// What is under way.
+    pub fn describe(&self, to: &mut std::fmt::DebugStruct<'_, '_>) {
+        let running = |(at, slot): (usize, &Slot)| match slot {
+            Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
+            _ => None,
+        };
+        let running: Vec<_> = self.slots.iter().enumerate().filter_map(running).collect();
+        let state = (self.membership.id, self.next(), running, self.broken, &self.down);
+        to.field("group, next operation, those under way and whom they await, broken from, down", &state);
+    }
+
     /// The number of the next operation.
     #[inline]
     pub fn next(&self) -> u64 {
@@ -318,7 +329,7 @@ pub(super) struct Peer {
     /// Records that wait for room, in order.
     pub records: VecDeque<Bytes>,
     /// Operations that wait for room: group and number.
-    pub waiting: Vec<(usize, u64)>,
+    pub waiting: VecDeque<(usize, u64)>,
     /// Bytes of its messages for groups that are still to be made here.
     pub unclaimed: usize,
     /// Groups that it introduced and nobody has asked for.

@@ -193,12 +193,9 @@ impl Record {
                 let members = (0..bytes.len() / 4).map(|_| Rank(bytes.get_u32_le())).collect();
                 Record::Introduce { group, id: a, origin, members }
             }
-            CLEAR => Record::Clear {
-                group,
-                operation: a,
-                phase: u16::try_from(b >> 32).ok()?,
-                colour: b as u32,
-            },
+            CLEAR => {
+                Record::Clear { group, operation: a, phase: u16::try_from(b >> 32).ok()?, colour: b as u32 }
+            }
             STARTED => Record::Started { group, operations: a },
             WANT => Record::Want { group, operations: a },
             BROKEN => Record::Broken { id: a, first: b, cause: parse_cause(bytes)? },
@@ -253,12 +250,7 @@ mod tests {
         let mismatch = Fault::CollectiveMismatch { ranks: [Rank(1), Rank(2)], calls };
         let mut records = vec![
             Record::Introduce { group: 3, id: 1 << 33, origin: Origin::Agreed, members: vec![] },
-            Record::Introduce {
-                group: 4,
-                id: 9,
-                origin: Origin::OnTheFly,
-                members: vec![Rank(7), Rank(1)],
-            },
+            Record::Introduce { group: 4, id: 9, origin: Origin::OnTheFly, members: vec![Rank(7), Rank(1)] },
             Record::Clear { group: 5, operation: 1 << 40, phase: 8000, colour: 1 },
             Record::Started { group: 6, operations: 64 },
             Record::Want { group: 7, operations: 65 },

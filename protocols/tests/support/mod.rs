@@ -34,8 +34,13 @@ impl Setup {
 
     /// Little room everywhere.
     pub fn tiny() -> Self {
-        let limits =
-            Limits { packets_per_pair: 2, max_inline: 80, max_eager: 256, fragment: 200, ..Limits::default() };
+        let limits = Limits {
+            packets_per_pair: 2,
+            max_inline: 80,
+            max_eager: 256,
+            fragment: 200,
+            ..Limits::default()
+        };
         let config = EngineConfig { fifo_slots: 4, ..EngineConfig::default() };
         Self { limits, config, nodes: Vec::new() }
     }
@@ -66,7 +71,7 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
         let hubs: Vec<_> = members.iter().map(|member| member.collectives.clone()).collect();
         let clients: Vec<_> = members.iter().map(|member| member.client.clone()).collect();
         let all = join_all(members.into_iter().map(|member| body(member)));
-        if tokio::time::timeout(Duration::from_secs(15), all).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(100), all).await.is_err() {
             hubs.iter().for_each(|hub| eprintln!("{hub:?}"));
             panic!("some rank does not end");
         }
