@@ -10,9 +10,9 @@ use posthaste_core::{
 };
 use posthaste_launch::Settings;
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Counter, Element, Exchange, Fill, First, Message, MessageStream, OwnedMessage,
-    Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush,
-    handler, pattern, service, stream,
+    ActiveMessage, Buffer, Collectives, Counter, Element, Exchange, Fill, First, Group, Message,
+    MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions,
+    Window, codec, flush, handler, pattern, service, stream,
 };
 use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
 use serde::Serialize;
@@ -75,6 +75,7 @@ pub struct Job {
     process: Arc<Process>,
     client: Arc<Client>,
     exchange: Exchange,
+    collectives: Collectives,
     handle: Handle,
 }
 
@@ -111,10 +112,11 @@ impl Job {
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;
         let exchange = Exchange::new(&client)?;
+        let collectives = Collectives::new(&client, &process.sysdep.personality().nodes)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { process, client: Arc::new(client), exchange, handle })
+        Ok(Job { process, client: Arc::new(client), exchange, collectives, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -586,6 +588,33 @@ impl Job {
     /// As for [`barrier`](Job::barrier); a blob of another length is another operation.
     pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
         Ok(self.exchange.all_gather(blob).await?)
+    }
+
+    /// The group of all ranks; its operations are those of [`Group`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::Reduce;
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let total = world.all_reduce(&[1.5, 2.5], &Reduce::sum()).await?;
+    /// assert_eq!(total, [1.5, 2.5]);
+    /// let half = world.split(Some(job.rank().0 % 2), 0).await?.expect("every rank has a colour");
+    /// half.barrier().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world(&self) -> Group {
+        self.collectives.world()
+    }
+
+    /// Makes groups of listed ranks, also such as the other members do not know of yet.
+    #[must_use]
+    pub fn collectives(&self) -> &Collectives {
+        &self.collectives
     }
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave.
