@@ -160,6 +160,9 @@ pub enum Error {
     /// See [`MemoryError`].
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// See [`CollectiveError`](crate::CollectiveError).
+    #[error(transparent)]
+    Collective(#[from] posthaste_protocols::CollectiveError),
     /// See [`Fault`].
     #[error(transparent)]
     Fault(#[from] Fault),

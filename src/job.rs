@@ -10,9 +10,9 @@ use posthaste_core::{
     Scope, Stats,
 };
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Control, Counter, Element, Exchange, Fill, First, LayoutAccess, Message,
-    MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions,
-    Window, codec, flush, handler, pattern, service, stream,
+    ActiveMessage, Buffer, Collectives, Control, Counter, Element, Exchange, Fill, First, Group,
+    LayoutAccess, Message, MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion,
+    Service, ServiceOptions, Window, codec, flush, handler, pattern, service, stream,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -42,6 +42,7 @@ pub struct Job {
     client: Arc<Client>,
     exchange: Exchange,
     layouts: LayoutAccess,
+    collectives: Collectives,
     handle: Handle,
 }
 
@@ -73,10 +74,11 @@ impl Job {
         })?;
         let exchange = Exchange::new(&client)?;
         let layouts = LayoutAccess::new(&client)?;
+        let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { place, client: Arc::new(client), exchange, layouts, handle })
+        Ok(Job { place, client: Arc::new(client), exchange, layouts, collectives, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -580,6 +582,33 @@ impl Job {
     /// As for [`barrier`](Job::barrier); a blob of another length is another operation.
     pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
         Ok(self.exchange.all_gather(blob).await?)
+    }
+
+    /// The group of all ranks; its operations are those of [`Group`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::Reduce;
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let total = world.all_reduce(&[1.5, 2.5], &Reduce::sum()).await?;
+    /// assert_eq!(total, [1.5, 2.5]);
+    /// let half = world.split(Some(job.rank().0 % 2), 0).await?.expect("every rank has a colour");
+    /// half.barrier().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world(&self) -> Group {
+        self.collectives.world()
+    }
+
+    /// Makes groups of listed ranks, also such as the other members do not know of yet.
+    #[must_use]
+    pub fn collectives(&self) -> &Collectives {
+        &self.collectives
     }
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave.

@@ -66,9 +66,13 @@ pub use posthaste_core::{
     TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Buffer, Control, Counter, Element, Fill, First, Message, MessageStream, OwnedMessage,
-    Pattern, Recorder, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Window,
+    ActiveMessage, Algorithm, Buffer, CollectiveError, Collectives, Control, Counter, Element, Fill, First,
+    Group, InFlight, Message, MessageStream, OwnedMessage, Pattern, Recorder, Reduce, Region, RegionKey,
+    RemoteRegion, SendMessage, Service, ServiceOptions, Window,
 };
+
+/// What schedules of one's own, and other types than numbers, need of the collective operations.
+pub use posthaste_protocols::collective;
 
 pub use posthaste_protocols::datatype::{self, Datatype};
 /// The datatype of a `#[repr(C)]` struct, from its fields.

@@ -15,6 +15,20 @@ pub enum Collective {
     Shmalloc,
     /// The freeing of that window.
     Free(WindowId),
+    /// A broadcast of a vector of so many bytes.
+    Broadcast(u32),
+    /// A reduction, at one rank, of vectors of so many bytes.
+    Reduce(u32),
+    /// A reduction, on all ranks, of vectors of so many bytes.
+    AllReduce(u32),
+    /// The gathering, at one rank, of a block of this many bytes from each rank.
+    Gather(u32),
+    /// The scattering of a block of this many bytes to each rank.
+    Scatter(u32),
+    /// An all-to-all exchange of blocks of this many bytes; 0 if they differ.
+    AllToAll(u32),
+    /// A reduction of which each rank gets a block of this many bytes.
+    ReduceScatter(u32),
 }
 
 impl std::fmt::Display for Collective {
@@ -24,6 +38,13 @@ impl std::fmt::Display for Collective {
             Collective::AllGather(bytes) => write!(f, "all_gather of {bytes} bytes"),
             Collective::Shmalloc => f.write_str("shmalloc"),
             Collective::Free(window) => write!(f, "free of {window}"),
+            Collective::Broadcast(bytes) => write!(f, "broadcast of {bytes} bytes"),
+            Collective::Reduce(bytes) => write!(f, "reduce of {bytes} bytes"),
+            Collective::AllReduce(bytes) => write!(f, "allreduce of {bytes} bytes"),
+            Collective::Gather(bytes) => write!(f, "gather of {bytes} bytes"),
+            Collective::Scatter(bytes) => write!(f, "scatter of {bytes} bytes"),
+            Collective::AllToAll(bytes) => write!(f, "alltoall of {bytes} bytes"),
+            Collective::ReduceScatter(bytes) => write!(f, "reduce_scatter of {bytes} bytes"),
         }
     }
 }

@@ -8,11 +8,13 @@
 
 pub mod buffer;
 pub mod codec;
+pub mod collective;
 pub mod control;
 pub mod counter;
 pub mod datatype;
 pub mod exchange;
 pub mod flush;
+pub mod group;
 pub mod handler;
 pub mod message;
 pub mod namespace;
@@ -24,10 +26,12 @@ pub mod stream;
 pub mod window;
 
 pub use buffer::Buffer;
+pub use collective::{Algorithm, CollectiveError, InFlight, Reduce};
 pub use control::Control;
 pub use counter::Counter;
 pub use datatype::{Datatype, Layout, LayoutAccess};
 pub use exchange::Exchange;
+pub use group::{Collectives, Group};
 pub use handler::{ActiveMessage, Fill, First};
 pub use message::{Message, OwnedMessage};
 pub use namespace::Namespace;

@@ -1,0 +1,109 @@
+//! The schedules of the library.
+
+mod direct;
+mod doubling;
+mod levels;
+mod ring;
+mod tree;
+
+use super::schedule::{Kind, Place, Program, Schedule};
+
+/// Ranks past which rings are not chosen, and not possible: a ring has two phases per rank.
+const MOST_IN_RING: usize = 4096;
+
+/// A well-known way to carry out collective operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Binomial trees: few messages, as many phases as the size has bits. Everything but all-to-all.
+    Binomial,
+    /// Ranks exchange with partners at doubling distances: barrier, allreduce, allgather. Sizes that are no power of two
+    /// fold the surplus ranks onto others first.
+    RecursiveDoubling,
+    /// Everybody talks to neighbours only, and long vectors go round in parts: broadcast, reduce, allreduce, allgather,
+    /// reduce-scatter.
+    Ring,
+    /// A ring in each direction, two colours for the chunks of a long vector: broadcast, allreduce, allgather,
+    /// reduce-scatter.
+    TwoRings,
+    /// Everybody talks to everybody (or to the root) directly: everything but allreduce.
+    Pairwise,
+    /// Messages to ranks at doubling distances, for any size: barrier (Hensgen, Finkel and Manber 1988), allgather (Bruck
+    /// et al. 1997).
+    Dissemination,
+    /// Inside each host first, then between one leader per host. Everything but all-to-all.
+    TwoLevel,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Algorithm; 7] = [
+        Algorithm::Binomial,
+        Algorithm::RecursiveDoubling,
+        Algorithm::Ring,
+        Algorithm::TwoRings,
+        Algorithm::Pairwise,
+        Algorithm::Dissemination,
+        Algorithm::TwoLevel,
+    ];
+
+    /// The algorithm that suits an operation of `bytes` in the longest vector or block of each rank best. All ranks of a
+    /// group come to the same choice: it depends on nothing else.
+    #[must_use]
+    pub fn choose(kind: Kind, bytes: usize, size: usize, nodes: &[u32]) -> Algorithm {
+        let mut sorted = nodes.to_vec();
+        sorted.sort_unstable();
+        let hosts_are_shared =
+            sorted.first() != sorted.last() && sorted.windows(2).any(|pair| pair[0] == pair[1]);
+        Self::best(kind, bytes, size, hosts_are_shared)
+    }
+
+    /// The same, where it is known whether there are several hosts with several members.
+    pub(crate) fn best(kind: Kind, bytes: usize, size: usize, hosts_are_shared: bool) -> Algorithm {
+        let long = bytes >= 256 << 10 && size > 2 && size <= MOST_IN_RING;
+        match kind {
+            Kind::AllToAll => Algorithm::Pairwise,
+            _ if hosts_are_shared && !long => Algorithm::TwoLevel,
+            Kind::Barrier => Algorithm::Dissemination,
+            Kind::Broadcast | Kind::Reduce if long => Algorithm::Ring,
+            Kind::Broadcast | Kind::Reduce | Kind::Scatter | Kind::Gather => Algorithm::Binomial,
+            Kind::AllReduce if long => Algorithm::Ring,
+            Kind::AllReduce => Algorithm::RecursiveDoubling,
+            Kind::AllGather if long => Algorithm::Ring,
+            Kind::AllGather => Algorithm::Dissemination,
+            Kind::ReduceScatter if long => Algorithm::Ring,
+            Kind::ReduceScatter => Algorithm::Pairwise,
+        }
+    }
+}
+
+impl Schedule for Algorithm {
+    fn name(&self) -> &str {
+        match self {
+            Algorithm::Binomial => "binomial tree",
+            Algorithm::RecursiveDoubling => "recursive doubling",
+            Algorithm::Ring => "ring",
+            Algorithm::TwoRings => "two rings",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::Dissemination => "dissemination",
+            Algorithm::TwoLevel => "two-level",
+        }
+    }
+
+    fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+        match self {
+            Algorithm::Binomial => tree::program(kind, place),
+            Algorithm::RecursiveDoubling => doubling::recursive(kind, place),
+            Algorithm::Ring => ring::program(kind, place, false),
+            Algorithm::TwoRings => ring::program(kind, place, true),
+            Algorithm::Pairwise => direct::program(kind, place),
+            Algorithm::Dissemination => doubling::dissemination(kind, place),
+            Algorithm::TwoLevel => levels::program(kind, place),
+        }
+    }
+}
+
+/// Number of blocks of a kind for schedules that do not split vectors.
+fn blocks_of(kind: Kind, size: usize) -> usize {
+    if kind.has_block_per_rank() { size } else { 1 }
+}

@@ -1,0 +1,356 @@
+//! The operations of a group.
+
+use super::algorithm::Algorithm;
+use super::call::{CollectiveError, InFlight};
+use super::executor::Call;
+use super::layout::{Layout, Lengths};
+use super::plan::Unfit;
+use super::reduce::{Combiner, Datum, Reduce};
+use super::run::Input;
+use super::schedule::{Kind, Schedule};
+use super::state::Choice;
+use crate::group::Group;
+use bytes::Bytes;
+use posthaste_core::{Collective, Value};
+
+/// What a call gives, but for its schedule.
+struct Spec {
+    kind: Kind,
+    root: usize,
+    name: fn(u32) -> Collective,
+    /// Bytes of the vector or of each block; what all must agree on.
+    bytes: usize,
+    element: usize,
+    input: Bytes,
+    combiner: Option<Combiner>,
+    /// The counts of what goes out and of what comes in, if they differ by rank.
+    tables: Option<(Box<[usize]>, Box<[usize]>)>,
+}
+
+impl Spec {
+    fn new(kind: Kind, name: fn(u32) -> Collective) -> Self {
+        let (input, combiner, tables) = (Bytes::new(), None, None);
+        Self { kind, root: 0, name, bytes: 0, element: 1, input, combiner, tables }
+    }
+}
+
+fn bytes_of<T: Datum>(values: &[T]) -> Bytes {
+    Bytes::copy_from_slice(zerocopy::IntoBytes::as_bytes(values))
+}
+
+fn unit(_: Value) {}
+
+fn vector<T: Datum>(value: Value) -> Vec<T> {
+    let bytes = value.as_bytes();
+    let mut values = vec![T::new_zeroed(); bytes.len() / size_of::<T>().max(1)];
+    let whole = values.len() * size_of::<T>();
+    zerocopy::IntoBytes::as_mut_bytes(values.as_mut_slice()).copy_from_slice(&bytes[..whole]);
+    values
+}
+
+fn at_root<T: Datum>(value: Value) -> Option<Vec<T>> {
+    match value {
+        Value::Unit => None,
+        value => Some(vector(value)),
+    }
+}
+
+fn one<T: Datum>(value: Value) -> T {
+    T::read_from_prefix(value.as_bytes()).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
+}
+
+/// The places of blocks of these counts, in bytes, and behind the last.
+fn places(counts: &[usize], element: usize) -> Box<[usize]> {
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count * element;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// Collective operations. All members call the same ones in the same order; each call starts at once, before its future is
+/// awaited, and several may be under way, on this group or on others, in any order of completion.
+///
+/// Where one cannot end well (a member is lost or leaves, or calls something else), it ends with the same error on every
+/// member that has not finished it, and so does every later one on that group and on those that were split off it later.
+///
+/// Values are plain data, sent as they lie in memory: the machines of a job have one byte order. Ranks are those of the
+/// group.
+impl Group {
+    /// The same group with a schedule of one's choice for all operations that are called on it; all members choose the
+    /// same. An operation that the schedule does not offer is refused.
+    #[must_use]
+    pub fn schedule(&self, schedule: Algorithm) -> Group {
+        self.with_choice(Choice::Known(schedule))
+    }
+
+    /// The same with a schedule of one's own.
+    #[must_use]
+    pub fn custom_schedule(&self, schedule: std::sync::Arc<dyn Schedule>) -> Group {
+        self.with_choice(Choice::Custom(schedule))
+    }
+
+    /// Waits until every member has called it.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn barrier(&self) -> InFlight<()> {
+        self.begin(Spec::new(Kind::Barrier, |_| Collective::Barrier), unit)
+    }
+
+    /// Gives every member the values of the root. All give as many; only those of the root count.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn broadcast<T: Datum>(&self, root: usize, values: &[T]) -> InFlight<Vec<T>> {
+        let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
+        (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
+        if root == self.rank() {
+            spec.input = bytes_of(values);
+        }
+        self.begin(spec, vector)
+    }
+
+    /// Gives every member the bytes of the root, without a copy at the root. All give the same length.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn broadcast_bytes(&self, root: usize, len: usize, payload: Option<Bytes>) -> InFlight<Bytes> {
+        let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
+        (spec.root, spec.bytes) = (root, len);
+        if root == self.rank() {
+            spec.input = payload.unwrap_or_default();
+            if spec.input.len() != len {
+                let given = spec.input.len();
+                return self.fail(spec, "the payload of a broadcast", given, len, Value::into_bytes);
+            }
+        }
+        self.begin(spec, Value::into_bytes)
+    }
+
+    /// Combines the values of all members, place by place, at the root; the others get `None`. All give as many.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn reduce<T: Datum>(
+        &self,
+        root: usize,
+        values: &[T],
+        operation: &Reduce<T>,
+    ) -> InFlight<Option<Vec<T>>> {
+        let mut spec = self.combining(Kind::Reduce, Collective::Reduce, values, operation);
+        (spec.root, spec.bytes) = (root, size_of_val(values));
+        self.begin(spec, at_root)
+    }
+
+    /// Combines the values of all members, place by place, and gives the result to all. All give as many.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn all_reduce<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
+        let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, values, operation);
+        spec.bytes = size_of_val(values);
+        self.begin(spec, vector)
+    }
+
+    /// The same for one value.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn all_reduce_one<T: Datum>(&self, value: T, operation: &Reduce<T>) -> InFlight<T> {
+        let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, &[value], operation);
+        spec.bytes = size_of::<T>();
+        self.begin(spec, one)
+    }
+
+    /// Combines the values of all members, place by place, and gives each member its block of the result. All give as
+    /// many for each rank, by rank.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn reduce_scatter<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
+        let mut spec = self.combining(Kind::ReduceScatter, Collective::ReduceScatter, values, operation);
+        spec.bytes = size_of_val(values) / self.size();
+        if !values.len().is_multiple_of(self.size()) {
+            let expected = values.len().next_multiple_of(self.size());
+            return self.fail(spec, "the blocks of a reduce-scatter", values.len(), expected, vector);
+        }
+        self.begin(spec, vector)
+    }
+
+    /// Gathers the values of all members, by rank, at the root; the others get `None`. All give as many.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn gather<T: Datum>(&self, root: usize, values: &[T]) -> InFlight<Option<Vec<T>>> {
+        let mut spec = Spec::new(Kind::Gather, Collective::Gather);
+        (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
+        spec.input = bytes_of(values);
+        self.begin(spec, at_root)
+    }
+
+    /// Gathers the values of all members, by rank, and gives them to all. All give as many.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn all_gather<T: Datum>(&self, values: &[T]) -> InFlight<Vec<T>> {
+        self.numbered_all_gather(values).1
+    }
+
+    /// Gives each member its `len` of the root's values, which are as many for each rank, by rank. What the others give
+    /// does not count.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn scatter<T: Datum>(&self, root: usize, values: &[T], len: usize) -> InFlight<Vec<T>> {
+        let mut spec = Spec::new(Kind::Scatter, Collective::Scatter);
+        (spec.root, spec.bytes, spec.element) = (root, len * size_of::<T>(), size_of::<T>());
+        if root == self.rank() {
+            let expected = len * self.size();
+            if values.len() != expected {
+                return self.fail(spec, "the blocks of a scatter", values.len(), expected, vector);
+            }
+            spec.input = bytes_of(values);
+        }
+        self.begin(spec, vector)
+    }
+
+    /// Gives each member as many values of each member, both by rank.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn all_to_all<T: Datum>(&self, values: &[T]) -> InFlight<Vec<T>> {
+        let mut spec = Spec::new(Kind::AllToAll, Collective::AllToAll);
+        (spec.bytes, spec.element) = (size_of_val(values) / self.size(), size_of::<T>());
+        if !values.len().is_multiple_of(self.size()) {
+            let expected = values.len().next_multiple_of(self.size());
+            return self.fail(spec, "the blocks of an all-to-all", values.len(), expected, vector);
+        }
+        spec.input = bytes_of(values);
+        self.begin(spec, vector)
+    }
+
+    /// The same with `counts[r]` values for rank `r`, and `awaited[r]` from it.
+    ///
+    /// # Cancel safety
+    /// See [`InFlight`].
+    pub fn all_to_all_v<T: Datum>(
+        &self,
+        values: &[T],
+        counts: &[usize],
+        awaited: &[usize],
+    ) -> InFlight<Vec<T>> {
+        let mut spec = Spec::new(Kind::AllToAll, Collective::AllToAll);
+        spec.element = size_of::<T>();
+        let (me, size) = (self.rank(), self.size());
+        for (what, len, expected) in [
+            ("the counts of an all-to-all", counts.len(), size),
+            ("the awaited counts of an all-to-all", awaited.len(), size),
+            ("the values of an all-to-all", values.len(), counts.iter().sum()),
+        ] {
+            if len != expected {
+                return self.fail(spec, what, len, expected, vector);
+            }
+        }
+        if counts[me] != awaited[me] {
+            let what = "what a rank has for itself";
+            return self.fail(spec, what, counts[me], awaited[me], vector);
+        }
+        spec.input = bytes_of(values);
+        // Told apart from one whose blocks are all of one length.
+        spec.bytes = usize::MAX;
+        spec.tables = Some((places(counts, spec.element), places(awaited, spec.element)));
+        self.begin(spec, vector)
+    }
+
+    /// An [`all_gather`](Self::all_gather) and its number.
+    pub(crate) fn numbered_all_gather<T: Datum>(&self, values: &[T]) -> (u64, InFlight<Vec<T>>) {
+        let mut spec = Spec::new(Kind::AllGather, Collective::AllGather);
+        (spec.bytes, spec.element) = (size_of_val(values), size_of::<T>());
+        spec.input = bytes_of(values);
+        self.begin_numbered(spec, vector)
+    }
+
+    fn combining<T: Datum>(
+        &self,
+        kind: Kind,
+        name: fn(u32) -> Collective,
+        values: &[T],
+        operation: &Reduce<T>,
+    ) -> Spec {
+        let mut spec = Spec::new(kind, name);
+        spec.element = size_of::<T>();
+        spec.input = bytes_of(values);
+        spec.combiner = Some(operation.combiner());
+        spec
+    }
+
+    fn begin<T>(&self, spec: Spec, convert: fn(Value) -> T) -> InFlight<T> {
+        self.begin_numbered(spec, convert).1
+    }
+
+    /// Starts an operation.
+    fn begin_numbered<T>(&self, spec: Spec, convert: fn(Value) -> T) -> (u64, InFlight<T>) {
+        let inner = self.inner();
+        let choice = match self.choice() {
+            Some(choice) => choice.clone(),
+            None => Choice::Known(self.best(spec.kind, spec.bytes)),
+        };
+        if spec.root >= self.size() {
+            let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
+            return (u64::MAX, InFlight::refused(&inner.handle, error, convert));
+        }
+        let (operation, plan) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice) {
+            Ok(reserved) => reserved,
+            Err(unfit) => {
+                let schedule = choice.schedule().name().to_owned();
+                let error = match unfit {
+                    Unfit::NotOffered => CollectiveError::NotOffered { schedule, kind: spec.kind },
+                    Unfit::Broken(why) => CollectiveError::BadSchedule { schedule, why },
+                };
+                return (u64::MAX, InFlight::refused(&inner.handle, error, convert));
+            }
+        };
+        let element = spec.element.max(1);
+        let lengths = |bytes: usize| match spec.kind {
+            Kind::Barrier => Lengths::Same(0),
+            kind if kind.has_block_per_rank() || plan.blocks == 1 => Lengths::Same(bytes),
+            _ => Lengths::Split { elements: bytes / element, element },
+        };
+        let (outgoing, layout) = match spec.tables {
+            None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks)),
+            Some((sent, awaited)) => {
+                let outgoing = Layout::new(Lengths::Table(sent), element, plan.blocks);
+                (Some(outgoing), Layout::new(Lengths::Table(awaited), element, plan.blocks))
+            }
+        };
+        let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
+        let call = Call {
+            name,
+            bytes: spec.bytes as u64,
+            layout,
+            input: Input { bytes: spec.input, outgoing },
+            combiner: spec.combiner,
+            plan,
+        };
+        let started = InFlight::start(&inner.hub, &inner.handle, inner.at, operation, call, convert);
+        (operation, started)
+    }
+
+    /// This rank cannot do its part: the others are told, because they cannot know.
+    #[cold]
+    fn fail<T>(
+        &self,
+        spec: Spec,
+        what: &'static str,
+        len: usize,
+        expected: usize,
+        convert: fn(Value) -> T,
+    ) -> InFlight<T> {
+        let inner = self.inner();
+        let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
+        inner.hub.refuse(&inner.handle, inner.at, name);
+        let error = CollectiveError::Length { what, len, expected };
+        InFlight::refused(&inner.handle, error, convert)
+    }
+}

@@ -1,0 +1,175 @@
+//! The future of a collective operation.
+
+use super::executor::{Begun, Call, Hub};
+use crate::operation::Pending;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::{Fault, Handle, Rank, Scope, Value};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use thiserror::Error;
+
+use super::schedule::Kind;
+
+/// Why a collective operation was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// The group has no such rank.
+    #[error("the group has ranks 0 to {last}, and no rank {rank}", last = .size - 1)]
+    UnknownRank {
+        /// The rank that was named, as the group counts.
+        rank: usize,
+        /// Ranks of the group.
+        size: usize,
+    },
+    /// The list of members names a rank twice, or one that the job does not have, or not this one.
+    #[error("a group has different ranks of the job as its members, and rank {me} among them")]
+    BadMembers {
+        /// This rank.
+        me: Rank,
+    },
+    /// A rank has as many groups as their numbers can tell apart.
+    #[error("this rank has 65536 groups: drop those that are not used any more")]
+    TooManyGroups,
+    /// The schedule does not do that kind of operation.
+    #[error("the schedule {schedule:?} does not offer {kind:?}: force another, or none")]
+    NotOffered {
+        /// The schedule's name.
+        schedule: String,
+        /// What was called.
+        kind: Kind,
+    },
+    /// The schedule's program for this rank could not be carried out.
+    #[error("the schedule {schedule:?} gives no sound program: {why}")]
+    BadSchedule {
+        /// The schedule's name.
+        schedule: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// What was given has not the length that the operation needs. The others are told that this rank does not take part.
+    #[error("{what}: {len} values were given where {expected} are needed")]
+    Length {
+        /// What was given.
+        what: &'static str,
+        /// How many.
+        len: usize,
+        /// How many are needed.
+        expected: usize,
+    },
+    /// The operation was started and ended with a fault.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A started operation whose ticket has an owner.
+#[derive(Debug)]
+enum Started {
+    Done(Value),
+    Pending(Pending),
+    Failed(Fault),
+}
+
+impl Started {
+    fn new(handle: &Handle, begun: Begun) -> Started {
+        match begun {
+            Begun::Ended(value) => Started::Done(value),
+            Begun::Pending(ticket) => Started::Pending(Pending::new(handle.clone(), ticket, None, None)),
+            Begun::Failed(fault) => Started::Failed(fault),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    Refused(CollectiveError),
+    Started(Started),
+    Posted(Posted<Started>),
+    Over,
+}
+
+/// A collective operation under way. It was started by the call that gave this, whether or not this is awaited; several
+/// may be under way at once and are awaited in any order.
+///
+/// # Cancel safety
+/// Dropping it detaches the operation: it goes on, so that the other ranks need not wait, and its result is lost.
+#[must_use = "the result of a collective operation is lost unless it is awaited"]
+pub struct InFlight<T> {
+    handle: Handle,
+    stage: Stage,
+    convert: fn(Value) -> T,
+}
+
+impl<T> std::fmt::Debug for InFlight<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InFlight").field("stage", &self.stage).finish_non_exhaustive()
+    }
+}
+
+// Nothing in it is ever pinned.
+impl<T> Unpin for InFlight<T> {}
+
+impl<T> InFlight<T> {
+    /// Starts the operation of that number.
+    pub(crate) fn start(
+        hub: &Arc<Hub>,
+        handle: &Handle,
+        at: usize,
+        operation: u64,
+        call: Call,
+        convert: fn(Value) -> T,
+    ) -> Self {
+        let mut call = Some(call);
+        let begin = |scope: &mut Scope<'_>, call: &mut Option<Call>| match call.take() {
+            Some(call) => hub.start(scope, at, operation, call),
+            None => Begun::Failed(Fault::Shutdown),
+        };
+        let stage = match handle.enter(|engine| begin(&mut engine.scope(), &mut call)) {
+            Ok(begun) => Stage::Started(Started::new(handle, begun)),
+            Err(_) => {
+                let (hub, owner) = (hub.clone(), handle.clone());
+                Stage::Posted(handle.post(move |scope| {
+                    let begun = match call {
+                        Some(call) => hub.start(scope, at, operation, call),
+                        None => Begun::Failed(Fault::Shutdown),
+                    };
+                    Started::new(&owner, begun)
+                }))
+            }
+        };
+        Self { handle: handle.clone(), stage, convert }
+    }
+
+    /// One that was not started.
+    pub(crate) fn refused(handle: &Handle, error: CollectiveError, convert: fn(Value) -> T) -> Self {
+        Self { handle: handle.clone(), stage: Stage::Refused(error), convert }
+    }
+}
+
+impl<T> Future for InFlight<T> {
+    type Output = Result<T, CollectiveError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            match &mut this.stage {
+                Stage::Started(Started::Pending(pending)) => {
+                    let outcome = ready!(pending.poll(&this.handle, cx));
+                    this.stage = Stage::Over;
+                    return Poll::Ready(outcome.map(this.convert).map_err(CollectiveError::from));
+                }
+                Stage::Posted(posted) => this.stage = Stage::Started(ready!(posted.poll(cx))),
+                _ => break,
+            }
+        }
+        Poll::Ready(match std::mem::replace(&mut this.stage, Stage::Over) {
+            Stage::Started(Started::Done(value)) => Ok((this.convert)(value)),
+            Stage::Started(Started::Failed(fault)) => Err(fault.into()),
+            Stage::Refused(error) => Err(error),
+            // It was ready before.
+            _ => Err(Fault::Shutdown.into()),
+        })
+    }
+}

@@ -1,0 +1,775 @@
+//! The executor: starts operations, takes in their parts, and ends them.
+//!
+//! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
+//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
+
+use super::layout::Layout;
+use super::outlet::{Outlet, Way};
+use super::plan::{Plan, Unfit};
+use super::reduce::Combiner;
+use super::run::{Input, Misfit, Run};
+use super::schedule::Kind;
+use super::state::{Choice, Early, GroupState, Membership, Op, Slot, State, WINDOW, value_of};
+use super::wire::{self, Record, Tag};
+use bytes::Bytes;
+use posthaste_core::device::Body;
+use posthaste_core::protocol::{Incoming, Protocol};
+use posthaste_core::slot::Value;
+use posthaste_core::sync::lock;
+use posthaste_core::{Collective, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+const NAME: &str = "posthaste.collective";
+
+/// The collective operations of one client on one rank.
+pub(crate) struct Hub {
+    state: Mutex<State>,
+    pub(super) outlet: OnceLock<Outlet>,
+    pub(super) me: Rank,
+    pub(super) nodes: Box<[u32]>,
+}
+
+/// What is under way, for whoever looks why a job hangs.
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut hub = f.debug_struct("Hub");
+        hub.field("me", &self.me);
+        if let Ok(state) = self.state.try_lock() {
+            state.groups.iter().for_each(|(_, group)| group.describe(&mut hub));
+        }
+        hub.finish_non_exhaustive()
+    }
+}
+
+/// A call, as all members have to make it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub plan: Arc<Plan>,
+    /// For errors.
+    pub name: Collective,
+    /// Bytes of what all members give the same length; part of what must agree.
+    pub bytes: u64,
+    pub layout: Layout,
+    pub input: Input,
+    pub combiner: Option<Combiner>,
+}
+
+/// How an operation started.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Ended(Value),
+    Pending(Ticket),
+    Failed(Fault),
+}
+
+type Guard<'g> = MutexGuard<'g, State>;
+
+/// The protocol as it is registered.
+struct Registered(Arc<Hub>);
+
+impl Protocol for Registered {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn overtakes_held(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let source = message.source.rank;
+        if message.cookie == 0 {
+            let record = Record::parse(crate::message::body_bytes(&message.body));
+            return self.0.on_record(scope, source, record);
+        }
+        let slice = match message.info {
+            [] => Some(0),
+            info => <[u8; 4]>::try_from(info).ok().map(u32::from_le_bytes),
+        };
+        let state = self.0.lock();
+        match slice {
+            Some(slice) => self.0.on_part(scope, state, source, message.cookie, slice, &message.body),
+            None => self.0.corrupt(scope, state, source),
+        }
+    }
+
+    fn on_peer_down(&self, rank: Rank, fault: Fault) {
+        let hub = self.0.clone();
+        let Some(handle) = self.0.handle() else { return };
+        handle.post_run(move |scope| {
+            // Another context may have heard of it first: this one still has what the rank sent before.
+            if scope.fault_of(rank).is_some() {
+                hub.peer_down(scope, rank, fault);
+            }
+        });
+    }
+
+    fn on_close(&self) {
+        let wakers = {
+            let mut state = self.0.lock();
+            state.closed = true;
+            std::mem::take(&mut state.waiters)
+        };
+        wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+impl Hub {
+    /// Registers the collective operations of a client, whose ranks are on these hosts; the world is its first group.
+    pub fn new(messager: &dyn Messager, nodes: &[u32]) -> Result<Arc<Hub>, RegisterError> {
+        let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        let (me, size) = (handle.me().rank, messager.peers().ranks);
+        let mut all = nodes.to_vec();
+        all.resize(size as usize, 0);
+        let mut state = State::new(me, all.len());
+        let world = Membership::new(0, (0..size).map(Rank).collect(), me, &all);
+        let world = Arc::new(world.ok_or(RegisterError::Closed)?);
+        // The first group of every rank.
+        state.add(GroupState::new(world, None));
+        let hub = Arc::new(Hub { state: Mutex::new(state), outlet: OnceLock::new(), me, nodes: all.into() });
+        let id = messager.register(Arc::new(Registered(hub.clone())))?;
+        let context = Arc::downgrade(handle.shared_state());
+        // Set once: this hub was made here.
+        let _set = hub.outlet.set(Outlet { context, id });
+        Ok(hub)
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> Guard<'_> {
+        lock(&self.state)
+    }
+
+    /// Takes the number of the next operation of a group, in the order of the calls, and finds its plan.
+    ///
+    /// # Errors
+    /// If the schedule has no plan for it; no number is taken then.
+    pub fn reserve(
+        &self,
+        at: usize,
+        kind: Kind,
+        root: usize,
+        choice: &Choice,
+    ) -> Result<(u64, Arc<Plan>), Unfit> {
+        let mut state = self.lock();
+        loop {
+            let Some(group) = state.groups.get_mut(at) else { return Err(Unfit::NotOffered) };
+            if let Some(plan) = group.plan(kind, root, choice) {
+                let operation = group.next();
+                group.slots.push_back(Slot::Reserved);
+                return Ok((operation, plan));
+            }
+            // A schedule may be code of the user's.
+            let membership = group.membership.clone();
+            drop(state);
+            let plan = Plan::new(choice.schedule(), kind, &membership.place(root))?;
+            state = self.lock();
+            if let Some(group) = state.groups.get_mut(at) {
+                group.keep_plan(kind, root, choice, plan);
+            }
+        }
+    }
+
+    /// Starts an operation whose number was reserved.
+    pub fn start(self: &Arc<Self>, scope: &mut Scope<'_>, at: usize, operation: u64, call: Call) -> Begun {
+        let mut state = self.lock();
+        if state.closed {
+            return Begun::Failed(Fault::Shutdown);
+        }
+        let Some(group) = state.groups.get_mut(at) else { return Begun::Failed(Fault::Shutdown) };
+        if let Some(fault) = group.failure(operation) {
+            self.give_up(&mut state, at, operation);
+            return Begun::Failed(fault);
+        }
+        if let Some(fault) = group.down.values().next().copied() {
+            self.give_up(&mut state, at, operation);
+            drop(self.break_from(scope, state, at, operation, fault));
+            return Begun::Failed(fault);
+        }
+        let operand = call.combiner.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
+        let which = (call.plan.root as u64) << 32 | u64::from(call.plan.mark);
+        let mark = wire::mark(call.plan.kind as u8, [call.bytes ^ operand << 40, which]);
+        let run = Run::new(call.plan, call.layout, call.input, call.combiner);
+        let clears: Vec<_> = run.long_receipts().collect();
+        let op = Op { run, mark, call: call.name, ticket: None };
+        group.started = group.started.max(operation + 1);
+        if let Some(slot) = group.slot(operation) {
+            *slot = Slot::Running(Box::new(op));
+        }
+        let early = group.take_early(operation);
+        if !clears.is_empty() {
+            let State { groups, peers, .. } = &mut *state;
+            let mut way = Way { hub: self, scope, peers };
+            for clear in clears {
+                way.clear(&mut groups[at], at, operation, clear);
+            }
+        }
+        for early in early {
+            state = self.take_in(scope, state, at, operation, early);
+        }
+        let (mut state, ended) = self.progress(scope, state, at, operation);
+        self.announce(scope, &mut state, at);
+        if let Some(value) = ended {
+            return Begun::Ended(value);
+        }
+        let Some(group) = state.groups.get_mut(at) else { return Begun::Failed(Fault::Shutdown) };
+        let failure = group.failure(operation);
+        match group.slot(operation) {
+            Some(Slot::Running(op)) => match scope.operation(None) {
+                Ok(ticket) => {
+                    op.ticket = Some(ticket);
+                    Begun::Pending(ticket)
+                }
+                Err(fault) => Begun::Failed(fault),
+            },
+            _ => Begun::Failed(failure.unwrap_or(Fault::Shutdown)),
+        }
+    }
+
+    /// The hosts of the job's ranks.
+    pub fn nodes(&self) -> &[u32] {
+        &self.nodes
+    }
+
+    /// This rank takes no part in its next operation.
+    pub fn refuse(self: &Arc<Self>, handle: &Handle, at: usize, name: Collective) {
+        let operation = {
+            let mut state = self.lock();
+            let Some(group) = state.groups.get_mut(at) else { return };
+            group.slots.push_back(Slot::Ended);
+            group.next() - 1
+        };
+        let hub = self.clone();
+        handle.post_run(move |scope| {
+            let cause = Fault::CollectiveMismatch { ranks: [hub.me; 2], calls: [name; 2] };
+            drop(hub.break_from(scope, hub.lock(), at, operation, cause));
+        });
+    }
+
+    /// An operation that was called is not started.
+    fn give_up(&self, state: &mut State, at: usize, operation: u64) {
+        if let Some(group) = state.groups.get_mut(at) {
+            if let Some(slot) = group.slot(operation) {
+                *slot = Slot::Ended;
+            }
+            group.take_early(operation);
+            group.sweep();
+        }
+    }
+
+    /// Tells members how many operations were started here: those that wait for it, and now and then those that send.
+    #[inline]
+    fn announce(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
+        let Some(group) = state.groups.get_mut(at) else { return };
+        if !group.started.is_multiple_of(WINDOW / 2) && !group.wanted {
+            return;
+        }
+        let now_and_then = group.started.is_multiple_of(WINDOW / 2);
+        group.wanted = false;
+        let State { groups, peers, .. } = state;
+        let mut way = Way { hub: self, scope, peers };
+        for place in 0..groups[at].others.len() {
+            let group = &mut groups[at];
+            let operations = group.started;
+            let member = &mut group.others[place];
+            let wanted = member.wants.is_some_and(|wanted| wanted <= operations);
+            if wanted || (member.heard && now_and_then) {
+                (member.heard, member.wants) = (false, None);
+                way.member_record(group, at, place, &Record::Started { group: at as u16, operations });
+            }
+            let group = &mut groups[at];
+            group.wanted |= group.others[place].wants.is_some();
+        }
+    }
+
+    fn take_in<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        early: Early,
+    ) -> Guard<'g> {
+        match early {
+            Early::Part { place, phase, mark, bytes } => {
+                let body = Body::Owned(bytes);
+                self.give(scope, state, at, operation, (place, phase, mark, 0), &body)
+            }
+            Early::Clear { place, phase, colour } => {
+                let cleared = state.groups.get_mut(at).and_then(|group| match group.slot(operation) {
+                    Some(Slot::Running(op)) => Some(op.run.cleared(place, phase, colour)),
+                    _ => None,
+                });
+                match cleared {
+                    Some(Err(Misfit)) => {
+                        let kind = state.groups[at].membership.members[place];
+                        self.mismatch(scope, state, at, operation, kind, None)
+                    }
+                    _ => state,
+                }
+            }
+        }
+    }
+
+    /// Gives a part to an operation that was started. Returns with the lock held, whatever ran meanwhile.
+    #[inline]
+    fn give<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        (place, phase, mark, slice): (usize, u16, u32, u32),
+        body: &Body<'_>,
+    ) -> Guard<'g> {
+        let Some(mut op) = state.groups.get_mut(at).and_then(|group| group.take(operation)) else {
+            return state;
+        };
+        let mut panicked = false;
+        let arrived = if op.mark != mark {
+            Err(Misfit)
+        } else if op.run.calls_user() {
+            drop(state);
+            let outcome = catch_unwind(AssertUnwindSafe(|| op.run.arrive(place, phase, slice, body)));
+            state = self.lock();
+            panicked = outcome.is_err();
+            outcome.unwrap_or(Ok(()))
+        } else {
+            op.run.arrive(place, phase, slice, body)
+        };
+        self.put_back(scope, &mut state, at, operation, op);
+        if panicked {
+            return self.break_from(scope, state, at, operation, Fault::RemotePanicked(self.me));
+        }
+        match arrived {
+            Ok(()) => state,
+            Err(Misfit) => {
+                let from = state.groups[at].membership.members[place];
+                self.mismatch(scope, state, at, operation, from, Some((mark, body.len())))
+            }
+        }
+    }
+
+    /// Puts an operation back; one that was ended meanwhile ends now.
+    #[inline]
+    fn put_back(&self, scope: &mut Scope<'_>, state: &mut State, at: usize, operation: u64, op: Box<Op>) {
+        let Some(group) = state.groups.get_mut(at) else { return };
+        let failure = group.failure(operation);
+        match group.slot(operation) {
+            Some(slot @ Slot::Out) => *slot = Slot::Running(op),
+            _ => {
+                if let Some(ticket) = op.ticket {
+                    scope.complete(ticket, Err(failure.unwrap_or(Fault::Shutdown)));
+                }
+            }
+        }
+    }
+
+    /// A part of an operation has arrived.
+    #[inline]
+    fn on_part(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'_>,
+        source: Rank,
+        cookie: u64,
+        slice: u32,
+        body: &Body<'_>,
+    ) {
+        let tag = Tag::from_word(cookie);
+        let at = match state.group_at(source, tag.group) {
+            Some(Ok(at)) => at,
+            Some(Err(id)) => return self.unclaimed(scope, state, source, id, cookie, body),
+            None => return self.corrupt(scope, state, source),
+        };
+        let Some(group) = state.groups.get_mut(at) else { return };
+        let Some(place) = group.membership.place_of(source) else {
+            return self.corrupt(scope, state, source);
+        };
+        let operation = group.whole_number(tag.operation);
+        group.others[place].heard = true;
+        let base = group.base;
+        match group.slot(operation) {
+            Some(Slot::Running(_)) => {}
+            Some(Slot::Reserved) => return self.early(scope, state, at, operation, place, tag, slice, body),
+            None if operation >= base => {
+                return self.early(scope, state, at, operation, place, tag, slice, body);
+            }
+            // Over, here at least.
+            _ => return,
+        }
+        let what = (place, tag.phase, tag.mark, slice);
+        let state = self.give(scope, state, at, operation, what, body);
+        drop(self.go_on(scope, state, at, operation));
+    }
+
+    #[cold]
+    #[allow(clippy::too_many_arguments, reason = "the second half of `on_part`")]
+    fn early(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'_>,
+        at: usize,
+        operation: u64,
+        place: usize,
+        tag: Tag,
+        slice: u32,
+        body: &Body<'_>,
+    ) {
+        let group = &mut state.groups[at];
+        if group.failure(operation).is_some() {
+            return;
+        }
+        let bytes = crate::message::body_bytes(body);
+        let early = Early::Part { place, phase: tag.phase, mark: tag.mark, bytes };
+        // Long messages are sent only when they were cleared.
+        if slice != 0 || !group.keep(operation, place, early) {
+            let rank = group.membership.members[place];
+            self.corrupt(scope, state, rank);
+        }
+    }
+
+    pub(super) fn corrupt(&self, scope: &mut Scope<'_>, state: Guard<'_>, rank: Rank) {
+        drop(state);
+        tracing::warn!(%rank, "impossible collective message; the peer is cut off");
+        scope.cut_off(rank);
+    }
+
+    /// Lets an operation that was given something go on, and completes it if it has ended.
+    #[inline]
+    pub(super) fn go_on<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        state: Guard<'g>,
+        at: usize,
+        operation: u64,
+    ) -> Guard<'g> {
+        let ticket = match state
+            .groups
+            .get(at)
+            .and_then(|group| group.slots.get(operation.checked_sub(group.base)? as usize))
+        {
+            Some(Slot::Running(op)) => op.ticket,
+            _ => return state,
+        };
+        let (state, ended) = self.progress(scope, state, at, operation);
+        if let (Some(ticket), Some(value)) = (ticket, ended) {
+            scope.complete(ticket, Ok(value));
+        }
+        state
+    }
+
+    /// Tries again what had to wait.
+    pub(super) fn resume<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+    ) -> Guard<'g> {
+        if let Some(Slot::Running(op)) = state.groups.get_mut(at).and_then(|group| group.slot(operation)) {
+            op.run.resume();
+            return self.go_on(scope, state, at, operation);
+        }
+        state
+    }
+
+    /// Sends what can be sent and takes what has its turn. `Some`: the operation has ended, with this value.
+    #[inline]
+    fn progress<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+    ) -> (Guard<'g>, Option<Value>) {
+        let Some(mut op) = state.groups.get_mut(at).and_then(|group| group.take(operation)) else {
+            return (state, None);
+        };
+        let mut fault = None;
+        loop {
+            let State { groups, peers, .. } = &mut *state;
+            let Some(group) = groups.get_mut(at) else { break };
+            let mut way = Way { hub: self, scope: &mut *scope, peers };
+            let mark = op.mark;
+            if let Err(failed) = op.run.advance(|out| way.part(group, at, operation, mark, &out)) {
+                fault = Some(failed);
+                break;
+            }
+            if !op.run.has_due() {
+                break;
+            }
+            if op.run.calls_user() {
+                drop(state);
+                let outcome = catch_unwind(AssertUnwindSafe(|| op.run.take_due()));
+                state = self.lock();
+                if outcome.is_err() {
+                    fault = Some(Fault::RemotePanicked(self.me));
+                    break;
+                }
+            } else {
+                op.run.take_due();
+            }
+        }
+        if let Some(fault) = fault {
+            self.put_back(scope, &mut state, at, operation, op);
+            return (self.break_from(scope, state, at, operation, fault), None);
+        }
+        if !op.run.is_done() {
+            self.put_back(scope, &mut state, at, operation, op);
+            return (state, None);
+        }
+        let Some(group) = state.groups.get_mut(at) else { return (state, None) };
+        match group.slot(operation) {
+            Some(slot @ Slot::Out) => *slot = Slot::Ended,
+            _ => {
+                self.put_back(scope, &mut state, at, operation, op);
+                return (state, None);
+            }
+        }
+        group.sweep();
+        if group.abandoned && group.slots.is_empty() {
+            state.remove(at);
+        }
+        (state, Some(value_of(op.run.into_result())))
+    }
+
+    /// A member called something else.
+    #[cold]
+    fn mismatch<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        from: Rank,
+        theirs: Option<(u32, usize)>,
+    ) -> Guard<'g> {
+        let ours = match state.groups.get_mut(at).and_then(|group| group.slot(operation)) {
+            Some(Slot::Running(op)) => op.call,
+            _ => return state,
+        };
+        let theirs = theirs.and_then(|(mark, len)| {
+            wire::call_of(wire::kind_in(mark).into(), u32::try_from(len).unwrap_or(u32::MAX))
+        });
+        let calls = [theirs.unwrap_or(ours), ours];
+        let cause = Fault::CollectiveMismatch { ranks: [from, self.me], calls };
+        self.break_from(scope, state, at, operation, cause)
+    }
+
+    /// No operation of a group from `first` on can end well.
+    #[cold]
+    pub(super) fn break_from<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        first: u64,
+        cause: Fault,
+    ) -> Guard<'g> {
+        let mut to_do = vec![(at, first)];
+        while let Some((at, first)) = to_do.pop() {
+            let State { groups, peers, .. } = &mut *state;
+            let Some(group) = groups.get_mut(at) else { continue };
+            let (old, cause) = group.broken.unwrap_or((u64::MAX, cause));
+            if first >= old {
+                continue;
+            }
+            group.broken = Some((first, cause));
+            for operation in first.max(group.base)..group.next() {
+                group.take_early(operation);
+                let Some(slot) = group.slot(operation) else { continue };
+                match std::mem::replace(slot, Slot::Ended) {
+                    Slot::Running(op) => {
+                        if let Some(ticket) = op.ticket {
+                            scope.complete(ticket, Err(cause));
+                        }
+                    }
+                    Slot::Reserved => *slot = Slot::Reserved,
+                    Slot::Out | Slot::Ended => {}
+                }
+            }
+            group.sweep();
+            let record = Record::Broken { id: group.membership.id, first, cause }.encode();
+            let mut way = Way { hub: self, scope, peers };
+            for place in group.neighbours() {
+                way.record(group.membership.members[place], &record);
+            }
+            let id = group.membership.id;
+            to_do.extend(groups.iter().filter_map(|(child, group)| {
+                group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
+            }));
+        }
+        let wakers = std::mem::take(&mut state.waiters);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        state
+    }
+
+    /// A rank is gone, and everything that it sent was taken in.
+    fn peer_down(self: &Arc<Self>, scope: &mut Scope<'_>, rank: Rank, fault: Fault) {
+        let mut state = self.lock();
+        if state.down.insert(rank, fault).is_some() {
+            return;
+        }
+        let groups: Vec<usize> = state.groups.iter().map(|(at, _)| at).collect();
+        for at in groups {
+            let Some(group) = state.groups.get_mut(at) else { continue };
+            let Some(place) = group.membership.place_of(rank) else { continue };
+            group.down.insert(place, fault);
+            let waits = |slot: &Slot| matches!(slot, Slot::Running(op) if op.run.awaits(place));
+            let first = group.slots.iter().position(waits).map(|index| group.base + index as u64);
+            // A rank that left in order has sent its part of everything that it took part in.
+            let first = match fault {
+                Fault::PeerClosed(_) => first,
+                _ => Some(first.unwrap_or(group.next())),
+            };
+            if let Some(first) = first {
+                state = self.break_from(scope, state, at, first, fault);
+            }
+        }
+        let peer = &mut state.peers[rank.index()];
+        peer.records.clear();
+        peer.waiting.clear();
+        let wakers = std::mem::take(&mut state.waiters);
+        drop(state);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+
+    /// A message that was kept until its group was made.
+    pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
+        match cookie {
+            0 => self.on_record(scope, from, Record::parse(bytes)),
+            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Body::Owned(bytes)),
+        }
+    }
+
+    /// A record has arrived.
+    fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
+        let state = self.lock();
+        let Some(record) = record else { return self.corrupt(scope, state, source) };
+        match record {
+            Record::Introduce { group, id, origin, members } => {
+                self.introduced(scope, state, source, (group, id, origin), members);
+            }
+            Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
+            Record::Clear { group, .. } | Record::Started { group, .. } | Record::Want { group, .. } => {
+                self.about_group(scope, state, source, group, &record);
+            }
+        }
+    }
+
+    fn about_group<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        source: Rank,
+        number: u16,
+        record: &Record,
+    ) {
+        let at = match state.group_at(source, number) {
+            Some(Ok(at)) => at,
+            Some(Err(id)) => {
+                let body = Body::Owned(record.encode());
+                return self.unclaimed(scope, state, source, id, 0, &body);
+            }
+            None => return self.corrupt(scope, state, source),
+        };
+        let Some(group) = state.groups.get_mut(at) else { return };
+        let Some(place) = group.membership.place_of(source) else {
+            return self.corrupt(scope, state, source);
+        };
+        match *record {
+            Record::Clear { operation, phase, colour, .. } => {
+                let early = Early::Clear { place, phase, colour };
+                let base = group.base;
+                match group.slot(operation) {
+                    Some(Slot::Running(_)) => {
+                        state = self.take_in(scope, state, at, operation, early);
+                        drop(self.go_on(scope, state, at, operation));
+                    }
+                    Some(Slot::Out | Slot::Ended) => {}
+                    None if operation < base => {}
+                    _ => {
+                        if group.failure(operation).is_none() && !group.keep(operation, place, early) {
+                            self.corrupt(scope, state, source);
+                        }
+                    }
+                }
+            }
+            Record::Started { operations, .. } => self.started(scope, state, at, place, operations),
+            Record::Want { operations, .. } => {
+                let started = group.started;
+                if operations <= started {
+                    let State { groups, peers, .. } = &mut *state;
+                    let mut way = Way { hub: self, scope, peers };
+                    let answer = Record::Started { group: at as u16, operations: started };
+                    way.member_record(&mut groups[at], at, place, &answer);
+                } else {
+                    group.others[place].wants = Some(operations);
+                    group.wanted = true;
+                }
+            }
+            Record::Introduce { .. } | Record::Broken { .. } => {}
+        }
+    }
+
+    /// A member has started more operations: what waited for that goes out.
+    fn started<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        place: usize,
+        operations: u64,
+    ) {
+        let group = &mut state.groups[at];
+        let member = &mut group.others[place];
+        let before = member.started;
+        member.started = before.max(operations);
+        if !std::mem::take(&mut member.asked) {
+            return;
+        }
+        let clears = std::mem::take(&mut member.clears);
+        let State { groups, peers, .. } = &mut *state;
+        let mut way = Way { hub: self, scope, peers };
+        for (operation, phase, colour) in clears {
+            way.clear(&mut groups[at], at, operation, (place, phase, colour));
+        }
+        let group = &state.groups[at];
+        // The first that has to wait again asks again; those behind it need not.
+        for operation in before + WINDOW..group.next() {
+            state = self.resume(scope, state, at, operation);
+            if state.groups.get(at).is_none_or(|group| group.others[place].asked) {
+                break;
+            }
+        }
+    }
+
+    /// A member says that a group is broken.
+    fn broken(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'_>,
+        source: Rank,
+        (id, first): (u64, u64),
+        cause: Fault,
+    ) {
+        /// Groups that are broken before they are made here.
+        const MOST_BROKEN: usize = 1 << 14;
+        let cause = match cause {
+            Fault::OutOfMemory(_) => Fault::OutOfMemory("on another rank, in a collective operation"),
+            cause => cause,
+        };
+        match state.ids.get(&id).copied() {
+            Some(at) if state.groups[at].membership.place_of(source).is_some() => {
+                drop(self.break_from(scope, state, at, first, cause));
+            }
+            Some(_) => self.corrupt(scope, state, source),
+            None if state.broken.len() < MOST_BROKEN => {
+                state.broken.entry(id).or_insert((first, cause));
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! How groups come to be, as the hub sees it.
+
+use super::executor::Hub;
+use super::outlet::Way;
+use super::state::{GroupState, Known, MOST_OFFERED, Membership, Offer, State, Unclaimed};
+use super::wire::{Origin, Record};
+use posthaste_core::device::Body;
+use posthaste_core::{Fault, Handle, Rank, Scope};
+use std::sync::{Arc, MutexGuard};
+use std::task::Waker;
+
+/// Bytes of a peer's messages for groups that are still to be made here.
+const MOST_UNCLAIMED: usize = 64 << 20;
+
+impl Hub {
+    /// The world.
+    pub fn world(&self) -> (usize, Arc<Membership>) {
+        (0, self.lock().groups[0].membership.clone())
+    }
+
+    /// The number that the next group has if this rank leads it.
+    pub fn new_id(&self) -> u64 {
+        self.lock().new_id()
+    }
+
+    /// Adds a group that its members make each by themselves. `None`: there are too many groups, or this rank is no
+    /// member.
+    pub fn add(
+        self: &Arc<Self>,
+        id: u64,
+        members: Vec<Rank>,
+        parent: Option<(u64, u64)>,
+    ) -> Option<(usize, Arc<Membership>)> {
+        let membership = Arc::new(Membership::new(id, members, self.me, &self.nodes)?);
+        let mut state = self.lock();
+        let mut group = GroupState::new(membership.clone(), parent);
+        // What broke the parent before it made this one breaks this one.
+        if let Some((parent, made)) = parent
+            && let Some(at) = state.ids.get(&parent)
+            && let Some(fault) = state.groups[*at].failure(made)
+        {
+            group.broken = Some((0, fault));
+        }
+        let at = state.add(group)?;
+        let waiting = state.unclaimed.remove(&id).unwrap_or_default();
+        drop(state);
+        if !waiting.is_empty()
+            && let Some(handle) = self.handle()
+        {
+            let hub = self.clone();
+            handle.post_run(move |scope| {
+                for message in waiting {
+                    hub.claimed(scope, message);
+                }
+            });
+        }
+        Some((at, membership))
+    }
+
+    /// A message for a group that was made meanwhile.
+    fn claimed(self: &Arc<Self>, scope: &mut Scope<'_>, message: Unclaimed) {
+        let Unclaimed { from, cookie, bytes } = message;
+        {
+            let mut state = self.lock();
+            let peer = &mut state.peers[from.index()];
+            peer.unclaimed = peer.unclaimed.saturating_sub(64 + bytes.len());
+        }
+        self.again(scope, from, cookie, bytes);
+    }
+
+    /// Makes a group of which the others hear from this rank: they wait for it, or do not know of it yet.
+    pub fn found(self: &Arc<Self>, members: Vec<Rank>, origin: Origin) -> Option<(usize, Arc<Membership>)> {
+        let id = self.new_id();
+        let (at, membership) = self.add(id, members, None)?;
+        let hub = self.clone();
+        let group = membership.clone();
+        self.handle()?.post_run(move |scope| {
+            let members = group.members.to_vec();
+            let record = Record::Introduce { group: at as u16, id, origin, members }.encode();
+            let mut state = hub.lock();
+            if let Some(group) = state.groups.get_mut(at) {
+                group.others.iter_mut().for_each(|member| member.introduced = true);
+            }
+            let mut way = Way { hub: &hub, scope, peers: &mut state.peers };
+            for member in group.members.iter().filter(|member| **member != hub.me) {
+                way.record(*member, &record);
+            }
+        });
+        Some((at, membership))
+    }
+
+    /// A group that a peer has founded: the one whose founder and members these are, or any that was made on the fly.
+    pub fn take_offer(
+        &self,
+        wanted: Option<(Rank, &[Rank])>,
+    ) -> Option<Result<(usize, Arc<Membership>), Fault>> {
+        let mut state = self.lock();
+        if state.closed {
+            return Some(Err(Fault::Shutdown));
+        }
+        let State { offers, groups, peers, down, .. } = &mut *state;
+        let found = offers.iter().position(|offer| match wanted {
+            None => offer.origin == Origin::OnTheFly,
+            Some((from, members)) => {
+                offer.from == from
+                    && offer.origin == Origin::Called
+                    && groups.get(offer.at).is_some_and(|group| *group.membership.members == *members)
+            }
+        });
+        if let Some(found) = found
+            && let Some(offer) = offers.remove(found)
+        {
+            let peer = &mut peers[offer.from.index()];
+            peer.offered = peer.offered.saturating_sub(1);
+            return Some(Ok((offer.at, groups.get(offer.at)?.membership.clone())));
+        }
+        let (_, members) = wanted?;
+        members.iter().find_map(|member| down.get(member)).map(|fault| Err(*fault))
+    }
+
+    /// Wakes this task when there are offers.
+    pub fn wait_for_offers(&self, waker: &Waker) {
+        let mut state = self.lock();
+        if !state.waiters.iter().any(|known| known.will_wake(waker)) {
+            state.waiters.push(waker.clone());
+        }
+    }
+
+    /// The last handle of a group is gone. As a rule all members drop it after the same operation; where something went
+    /// wrong this one may be the only one, and tells the others.
+    pub fn abandon(self: &Arc<Self>, handle: &Handle, at: usize) {
+        let hub = self.clone();
+        handle.post_run(move |scope| {
+            let mut state = hub.lock();
+            let Some(group) = state.groups.get(at) else { return };
+            let next = group.next();
+            let parent = group.parent.and_then(|(parent, _)| state.ids.get(&parent));
+            let parents = parent.and_then(|parent| state.groups.get(*parent)?.broken);
+            let cause = group.broken.or(parents).map(|(_, cause)| cause);
+            let lost = || {
+                let members = group.membership.members.iter();
+                members.filter_map(|member| state.down.get(member)).next().copied()
+            };
+            if let Some(cause) = cause.or_else(lost) {
+                state = hub.break_from(scope, state, at, next, cause);
+            }
+            if let Some(group) = state.groups.get_mut(at) {
+                group.abandoned = true;
+                if group.slots.is_empty() {
+                    state.remove(at);
+                }
+            }
+        });
+    }
+
+    /// A peer names a group.
+    pub(super) fn introduced(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: MutexGuard<'_, State>,
+        source: Rank,
+        (number, id, origin): (u16, u64, Origin),
+        members: Vec<Rank>,
+    ) {
+        let numbers = &mut state.peers[source.index()].numbers;
+        let number = usize::from(number);
+        if numbers.len() <= number {
+            numbers.resize(number + 1, None);
+        }
+        numbers[number] = Some(Known { id, at: usize::MAX });
+        if origin == Origin::Agreed {
+            return;
+        }
+        let founder = (id >> 32) as u32;
+        let membership = Membership::new(id, members, self.me, &self.nodes);
+        let offered = &mut state.peers[source.index()].offered;
+        *offered += 1;
+        let sound = founder == source.0 && *offered <= MOST_OFFERED && !state.ids.contains_key(&id);
+        let (Some(membership), true) = (membership, sound) else {
+            return self.corrupt(scope, state, source);
+        };
+        match state.add(GroupState::new(Arc::new(membership), None)) {
+            Some(at) => state.offers.push_back(Offer { from: source, origin, at }),
+            None => tracing::warn!(%source, "too many groups: one that a peer founded is not joined"),
+        }
+        let wakers = std::mem::take(&mut state.waiters);
+        let waiting = state.unclaimed.remove(&id).unwrap_or_default();
+        drop(state);
+        for message in waiting {
+            self.claimed(scope, message);
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// A message for a group that is still to be made here is kept until it is.
+    #[cold]
+    pub(super) fn unclaimed(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: MutexGuard<'_, State>,
+        from: Rank,
+        id: u64,
+        cookie: u64,
+        body: &Body<'_>,
+    ) {
+        let peer = &mut state.peers[from.index()];
+        let bytes = 64 + body.len();
+        if peer.unclaimed + bytes > MOST_UNCLAIMED {
+            return self.corrupt(scope, state, from);
+        }
+        peer.unclaimed += bytes;
+        let bytes = crate::message::body_bytes(body);
+        state.unclaimed.entry(id).or_default().push(Unclaimed { from, cookie, bytes });
+    }
+}

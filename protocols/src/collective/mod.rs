@@ -1,0 +1,36 @@
+//! Collective operations, in layers each of which can be replaced: a language adaptor calls the operations of a
+//! [`Group`](crate::Group) (`api`), which start an operation of the executor (`executor`, `run`), which carries out the
+//! program that a [`Schedule`] gives, whose messages are multisends.
+//!
+//! ```text
+//!   Group::all_reduce --> Call --> Hub::start --> Run: what is ready is sent      tag: group, operation, phase, call
+//!                                    ^  |
+//!      on_message of a part ---------+  +--> InFlight, a completion slot
+//! ```
+//! The executor is a state machine that the handlers of parts drive inside `advance`: an operation needs no task, and one
+//! of a word costs no more messages than its schedule has.
+
+mod algorithm;
+mod api;
+mod call;
+mod executor;
+mod layout;
+mod membership;
+mod outlet;
+mod plan;
+mod reduce;
+mod run;
+mod schedule;
+#[cfg(test)]
+mod simulation;
+mod state;
+mod wire;
+
+pub use algorithm::Algorithm;
+pub use call::{CollectiveError, InFlight};
+pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
+pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};
+
+pub(crate) use executor::Hub;
+pub(crate) use state::{Choice, Membership};
+pub(crate) use wire::Origin;

@@ -1,0 +1,268 @@
+//! The way out: parts and records of collective operations, and what waits when a peer has no room.
+
+use super::executor::Hub;
+use super::run::{Outgoing, Sent as RunSent};
+use super::state::{GroupState, Peer, WINDOW};
+use super::wire::{Origin, Record, Tag};
+use bytes::Bytes;
+use posthaste_core::context::Shared;
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Wake, Waker};
+
+/// The way out of the hub. Weak, because the context owns the protocol.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    pub context: Weak<Shared>,
+    pub id: ProtocolId,
+}
+
+/// Waits for room towards a peer.
+struct Room {
+    hub: Arc<Hub>,
+    to: Rank,
+    ticket: Ticket,
+    promise: Option<Wait>,
+}
+
+impl Wake for Room {
+    fn wake(self: Arc<Self>) {
+        if let Some(handle) = self.hub.handle() {
+            handle.post_run(move |scope| self.look(scope));
+        }
+    }
+}
+
+impl Room {
+    /// Whether there is room now; if not, this is called again when there is.
+    fn poll(self: &Arc<Self>) -> bool {
+        let Some(handle) = self.hub.handle() else { return false };
+        let waker = Waker::from(self.clone());
+        handle.slots().poll(self.ticket, &mut Context::from_waker(&waker)).is_ready()
+    }
+
+    fn look(self: Arc<Self>, scope: &mut Scope<'_>) {
+        if self.poll() {
+            self.hub.room_made(scope, self.to, self.promise);
+        }
+    }
+}
+
+/// What a send needs of the state besides the operation itself.
+pub(super) struct Way<'w, 's> {
+    pub hub: &'w Arc<Hub>,
+    pub scope: &'w mut Scope<'s>,
+    pub peers: &'w mut [Peer],
+}
+
+impl Way<'_, '_> {
+    fn args<'i>(&self, to: Rank, cookie: u64, info: &'i [u8]) -> SendArgs<'i> {
+        let target = Endpoint::new(to, self.scope.me().context);
+        SendArgs { target, protocol: self.hub.protocol(), cookie, info, relaxed: false }
+    }
+
+    /// From now on everything to that peer waits for the ticket; false: it has ended already.
+    fn congest(&mut self, to: Rank, ticket: Ticket, promise: Option<Wait>) -> bool {
+        let room = Arc::new(Room { hub: self.hub.clone(), to, ticket, promise });
+        let peer = &mut self.peers[to.index()];
+        if room.poll() {
+            peer.promise = promise;
+            return false;
+        }
+        peer.congested = true;
+        true
+    }
+
+    /// Sends a record, now or in its turn. One that cannot be sent any more is for a peer that is gone.
+    pub fn record(&mut self, to: Rank, record: &Bytes) {
+        loop {
+            let peer = &mut self.peers[to.index()];
+            if peer.congested {
+                peer.records.push_back(record.clone());
+                return;
+            }
+            let wait = peer.promise.take().unwrap_or(Wait::Await);
+            let args = self.args(to, 0, &[]);
+            match self.scope.send(&args, Payload::Borrowed(record), wait) {
+                Ok(Sent::Queued(ticket)) => self.scope.detach(ticket),
+                Ok(Sent::Later(ticket, wait, _)) => {
+                    self.congest(to, ticket, Some(wait));
+                    continue;
+                }
+                Ok(Sent::Done | Sent::Full(_)) => {}
+                Err((error, _)) => tracing::debug!(%to, %error, "collective record not sent"),
+            }
+            return;
+        }
+    }
+
+    /// Sends the records that waited, for as long as there is room.
+    fn records(&mut self, to: Rank) {
+        while !self.peers[to.index()].congested
+            && let Some(record) = self.peers[to.index()].records.pop_front()
+        {
+            // One for which there is no room after all goes back to its place.
+            let behind = std::mem::take(&mut self.peers[to.index()].records);
+            self.record(to, &record);
+            self.peers[to.index()].records.extend(behind);
+        }
+    }
+
+    /// Tells a member this rank's number for a group, before it is used for the first time.
+    #[cold]
+    fn introduce(&mut self, group: &mut GroupState, at: usize, place: usize) {
+        group.others[place].introduced = true;
+        let record = Record::Introduce {
+            group: at as u16,
+            id: group.membership.id,
+            origin: Origin::Agreed,
+            members: Vec::new(),
+        };
+        self.record(group.membership.members[place], &record.encode());
+    }
+
+    /// A record about a group, for one of its members.
+    pub fn member_record(&mut self, group: &mut GroupState, at: usize, place: usize, record: &Record) {
+        if at != 0 && !group.others[place].introduced {
+            self.introduce(group, at, place);
+        }
+        self.record(group.membership.members[place], &record.encode());
+    }
+
+    /// Whether the part of an operation may go to a member; if not, the member is asked to say when.
+    #[inline]
+    pub fn is_within_window(
+        &mut self,
+        group: &mut GroupState,
+        at: usize,
+        place: usize,
+        operation: u64,
+    ) -> bool {
+        if operation < group.others[place].started + WINDOW {
+            return true;
+        }
+        self.ask(group, at, place, operation);
+        false
+    }
+
+    #[cold]
+    fn ask(&mut self, group: &mut GroupState, at: usize, place: usize, operation: u64) {
+        let member = &mut group.others[place];
+        if !member.asked {
+            member.asked = true;
+            let operations = operation + 1 - WINDOW;
+            self.member_record(group, at, place, &Record::Want { group: at as u16, operations });
+        }
+    }
+
+    /// Says that this rank is ready for a long message.
+    pub fn clear(
+        &mut self,
+        group: &mut GroupState,
+        at: usize,
+        operation: u64,
+        (place, phase, colour): (usize, u16, u32),
+    ) {
+        if !self.is_within_window(group, at, place, operation) {
+            group.others[place].clears.push((operation, phase, colour));
+            return;
+        }
+        let record = Record::Clear { group: at as u16, operation, phase, colour };
+        self.member_record(group, at, place, &record);
+    }
+
+    /// Sends a part of an operation.
+    #[inline]
+    pub fn part(
+        &mut self,
+        group: &mut GroupState,
+        at: usize,
+        operation: u64,
+        mark: u32,
+        out: &Outgoing<'_>,
+    ) -> Result<RunSent, Fault> {
+        let to = group.membership.members[out.to];
+        if !self.is_within_window(group, at, out.to, operation) {
+            return Ok(RunSent::Later);
+        }
+        if at != 0 && !group.others[out.to].introduced {
+            self.introduce(group, at, out.to);
+        }
+        let peer = &mut self.peers[to.index()];
+        if peer.congested {
+            if peer.waiting.back() != Some(&(at, operation)) {
+                peer.waiting.push_back((at, operation));
+            }
+            return Ok(RunSent::Later);
+        }
+        let wait = peer.promise.take().unwrap_or(Wait::Await);
+        let tag = Tag { group: at as u16, operation: operation as u16, phase: out.phase, mark };
+        let slice = out.slice.to_le_bytes();
+        let args = self.args(to, tag.to_word(), if out.long { &slice } else { &[] });
+        match self.scope.send(&args, Payload::Borrowed(out.payload), wait) {
+            Ok(Sent::Done) => Ok(RunSent::Done),
+            Ok(Sent::Queued(ticket)) => {
+                // It is kept by the engine; what follows it waits, so that little is.
+                self.congest(to, ticket, None);
+                Ok(RunSent::Done)
+            }
+            Ok(Sent::Later(ticket, wait, _)) => {
+                self.congest(to, ticket, Some(wait));
+                self.peers[to.index()].waiting.push_back((at, operation));
+                if !self.peers[to.index()].congested {
+                    // Room was made meanwhile: the next look finds it.
+                    self.hub.look_again(to);
+                }
+                Ok(RunSent::Later)
+            }
+            Ok(Sent::Full(_)) => Ok(RunSent::Later),
+            Err((SendError::Fault(fault), _)) => Err(fault),
+            Err((error, _)) => {
+                tracing::warn!(%error, "part of a collective operation not sent");
+                Err(Fault::OutOfMemory("a part of a collective operation is too long"))
+            }
+        }
+    }
+}
+
+impl Hub {
+    pub(super) fn handle(&self) -> Option<Handle> {
+        Some(Handle::new(self.outlet.get()?.context.upgrade()?))
+    }
+
+    fn protocol(&self) -> ProtocolId {
+        self.outlet.get().map_or(ProtocolId(u16::MAX), |outlet| outlet.id)
+    }
+
+    fn look_again(self: &Arc<Self>, to: Rank) {
+        if let Some(handle) = self.handle() {
+            let hub = self.clone();
+            handle.post_run(move |scope| hub.room_made(scope, to, None));
+        }
+    }
+
+    /// There is room towards a peer again.
+    fn room_made(self: &Arc<Self>, scope: &mut Scope<'_>, to: Rank, promise: Option<Wait>) {
+        let mut state = self.lock();
+        let peer = &mut state.peers[to.index()];
+        peer.congested = false;
+        if promise.is_some() {
+            peer.promise = promise;
+        }
+        let mut way = Way { hub: self, scope, peers: &mut state.peers };
+        way.records(to);
+        // As many as there is room for: those behind them keep their place.
+        while !state.peers[to.index()].congested
+            && let Some((at, operation)) = state.peers[to.index()].waiting.pop_front()
+        {
+            state = self.resume(scope, state, at, operation);
+        }
+        // Nobody wanted the place in the queue after all.
+        if let Some(promise) = state.peers[to.index()].promise.take()
+            && let Some(handle) = self.handle()
+        {
+            handle.post_work(Work::Ungrant(promise));
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! How values are combined.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A plain value that collective operations carry: any type without padding, pointers or forbidden bit patterns.
+pub trait Datum: Copy + FromBytes + IntoBytes + Immutable + Send + 'static {}
+
+impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + 'static> Datum for T {}
+
+/// Numbers: sum, product, least and greatest.
+pub trait Arithmetic: Datum {
+    /// The sum; integers wrap around.
+    #[must_use]
+    fn add(self, other: Self) -> Self;
+    /// The product; integers wrap around.
+    #[must_use]
+    fn multiply(self, other: Self) -> Self;
+    /// The lesser; of floats, a number rather than a NaN.
+    #[must_use]
+    fn least(self, other: Self) -> Self;
+    /// The greater; of floats, a number rather than a NaN.
+    #[must_use]
+    fn greatest(self, other: Self) -> Self;
+}
+
+/// Integers as rows of bits.
+pub trait Bits: Datum {
+    /// Bits that both have.
+    #[must_use]
+    fn and(self, other: Self) -> Self;
+    /// Bits that either has.
+    #[must_use]
+    fn or(self, other: Self) -> Self;
+    /// Bits that one has and the other has not.
+    #[must_use]
+    fn xor(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($int:ty)*) => {$(
+        impl Arithmetic for $int {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
+            #[inline(always)]
+            fn multiply(self, other: Self) -> Self { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn least(self, other: Self) -> Self { self.min(other) }
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self { self.max(other) }
+        }
+        impl Bits for $int {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self { self & other }
+            #[inline(always)]
+            fn or(self, other: Self) -> Self { self | other }
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self { self ^ other }
+        }
+    )*};
+}
+
+macro_rules! floats {
+    ($($float:ty)*) => {$(
+        impl Arithmetic for $float {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self { self + other }
+            #[inline(always)]
+            fn multiply(self, other: Self) -> Self { self * other }
+            #[inline(always)]
+            fn least(self, other: Self) -> Self { self.min(other) }
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self { self.max(other) }
+        }
+    )*};
+}
+
+integers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize);
+floats!(f32 f64);
+
+/// A value and where it is, for [`Reduce::min_location`] and [`Reduce::max_location`].
+///
+/// It has no padding, which would be undefined bytes on their way: so its fields cannot be borrowed, only copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C, packed)]
+pub struct Located<T: Copy> {
+    /// The value.
+    pub value: T,
+    /// Its place: a rank, an index.
+    pub place: u64,
+}
+
+type Function<T> = Arc<dyn Fn(T, T) -> T + Send + Sync>;
+/// Combines the second row of values into the first; `true`: the second is the left operand.
+type RowFunction = fn(&mut [u8], &[u8], bool);
+
+enum Operation<T> {
+    /// The name of the operation, and its loop over rows of values.
+    BuiltIn(&'static str, RowFunction),
+    Users(Function<T>),
+}
+
+/// An operation that combines values of a type. It must be associative, up to rounding; the operands are combined in an
+/// order that the schedule fixes, so that the same values give the same result however messages race. Operations that
+/// are not commutative keep the order of the ranks in trees from rank 0, in recursive doubling and in chains.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::collective::Reduce;
+///
+/// let total = Reduce::<f64>::sum();
+/// let shorter = Reduce::by(|a: u32, b: u32| if a.count_ones() <= b.count_ones() { a } else { b });
+/// ```
+pub struct Reduce<T>(Operation<T>);
+
+impl<T> Clone for Reduce<T> {
+    fn clone(&self) -> Self {
+        Self(match &self.0 {
+            Operation::BuiltIn(name, rows) => Operation::BuiltIn(name, *rows),
+            Operation::Users(function) => Operation::Users(function.clone()),
+        })
+    }
+}
+
+impl<T> fmt::Debug for Reduce<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Operation::BuiltIn(name, _) => name,
+            Operation::Users(_) => "a closure",
+        })
+    }
+}
+
+/// A binary operation that is known at compile time, so that its loop over a row of values is one.
+trait Binary<T> {
+    const NAME: &'static str;
+    fn apply(left: T, right: T) -> T;
+}
+
+#[inline(always)]
+fn rows<T: Datum>(target: &mut [u8], other: &[u8], prepend: bool, apply: impl Fn(T, T) -> T) {
+    let pairs = target.chunks_exact_mut(size_of::<T>()).zip(other.chunks_exact(size_of::<T>()));
+    for (ours, theirs) in pairs {
+        if let (Ok(a), Ok(b)) = (T::read_from_bytes(ours), T::read_from_bytes(theirs)) {
+            let result = if prepend { apply(b, a) } else { apply(a, b) };
+            ours.copy_from_slice(result.as_bytes());
+        }
+    }
+}
+
+fn row_function<T: Datum, B: Binary<T>>(target: &mut [u8], other: &[u8], prepend: bool) {
+    // Two loops and not one with a question in it.
+    match prepend {
+        true => rows::<T>(target, other, false, |a, b| B::apply(b, a)),
+        false => rows::<T>(target, other, false, |a, b| B::apply(a, b)),
+    }
+}
+
+macro_rules! operations {
+    ($($name:ident $bound:ident $method:ident $text:literal;)*) => {$(
+        struct $name<T>(PhantomData<T>);
+        impl<T: $bound> Binary<T> for $name<T> {
+            const NAME: &'static str = $text;
+            #[inline(always)]
+            fn apply(left: T, right: T) -> T { left.$method(right) }
+        }
+    )*};
+}
+
+operations! {
+    Sum Arithmetic add "sum";
+    Product Arithmetic multiply "product";
+    Least Arithmetic least "min";
+    Greatest Arithmetic greatest "max";
+    And Bits and "and";
+    Or Bits or "or";
+    Xor Bits xor "xor";
+}
+
+struct LeastPlace<T>(PhantomData<T>);
+struct GreatestPlace<T>(PhantomData<T>);
+
+/// The nearer of two equal values is the one with the lower place, so that the order does not matter.
+#[inline(always)]
+fn choose<T: PartialOrd + Copy>(
+    left: Located<T>,
+    right: Located<T>,
+    better: impl Fn(&T, &T) -> bool,
+) -> Located<T> {
+    let ((ours, our_place), (theirs, their_place)) = ((left.value, left.place), (right.value, right.place));
+    if better(&theirs, &ours) || (theirs == ours && their_place < our_place) { right } else { left }
+}
+
+impl<T: PartialOrd + Copy> Binary<Located<T>> for LeastPlace<T> {
+    const NAME: &'static str = "min with location";
+    fn apply(left: Located<T>, right: Located<T>) -> Located<T> {
+        choose(left, right, |a, b| a < b)
+    }
+}
+
+impl<T: PartialOrd + Copy> Binary<Located<T>> for GreatestPlace<T> {
+    const NAME: &'static str = "max with location";
+    fn apply(left: Located<T>, right: Located<T>) -> Located<T> {
+        choose(left, right, |a, b| a > b)
+    }
+}
+
+impl<T: Datum> Reduce<T> {
+    fn built_in<B: Binary<T>>() -> Self {
+        Self(Operation::BuiltIn(B::NAME, row_function::<T, B>))
+    }
+
+    /// Any other operation. It runs inside `advance`: keep it short. If it panics, the collective operation ends with an
+    /// error on all ranks.
+    pub fn by(operation: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        Self(Operation::Users(Arc::new(operation)))
+    }
+
+    pub(crate) fn combiner(&self) -> Combiner {
+        match &self.0 {
+            Operation::BuiltIn(name, rows) => Combiner {
+                element: size_of::<T>(),
+                mark: super::plan::hash(name.bytes().chain(std::any::type_name::<T>().bytes())),
+                function: RowOf::BuiltIn(*rows),
+            },
+            Operation::Users(function) => {
+                let function = function.clone();
+                let run = move |target: &mut [u8], other: &[u8], prepend: bool| {
+                    rows::<T>(target, other, prepend, &*function);
+                };
+                Combiner {
+                    element: size_of::<T>(),
+                    mark: super::plan::hash(std::any::type_name::<T>().bytes()),
+                    function: RowOf::Users(Arc::new(run)),
+                }
+            }
+        }
+    }
+}
+
+impl<T: Arithmetic> Reduce<T> {
+    /// The sum; integers wrap around.
+    #[must_use]
+    pub fn sum() -> Self {
+        Self::built_in::<Sum<T>>()
+    }
+
+    /// The product; integers wrap around.
+    #[must_use]
+    pub fn product() -> Self {
+        Self::built_in::<Product<T>>()
+    }
+
+    /// The least; a number rather than a NaN.
+    #[must_use]
+    pub fn min() -> Self {
+        Self::built_in::<Least<T>>()
+    }
+
+    /// The greatest; a number rather than a NaN.
+    #[must_use]
+    pub fn max() -> Self {
+        Self::built_in::<Greatest<T>>()
+    }
+}
+
+impl<T: Bits> Reduce<T> {
+    /// The bits that all have.
+    #[must_use]
+    pub fn and() -> Self {
+        Self::built_in::<And<T>>()
+    }
+
+    /// The bits that any has.
+    #[must_use]
+    pub fn or() -> Self {
+        Self::built_in::<Or<T>>()
+    }
+
+    /// The bits that an odd number have.
+    #[must_use]
+    pub fn xor() -> Self {
+        Self::built_in::<Xor<T>>()
+    }
+}
+
+impl<T: PartialOrd + Copy> Reduce<Located<T>>
+where
+    Located<T>: Datum,
+{
+    /// The least value and its place; of equal ones, the lowest place.
+    #[must_use]
+    pub fn min_location() -> Self {
+        Self::built_in::<LeastPlace<T>>()
+    }
+
+    /// The greatest value and its place; of equal ones, the lowest place.
+    #[must_use]
+    pub fn max_location() -> Self {
+        Self::built_in::<GreatestPlace<T>>()
+    }
+}
+
+#[derive(Clone)]
+enum RowOf {
+    BuiltIn(RowFunction),
+    Users(Arc<dyn Fn(&mut [u8], &[u8], bool) + Send + Sync>),
+}
+
+/// An operation over rows of bytes.
+#[derive(Clone)]
+pub(crate) struct Combiner {
+    element: usize,
+    mark: u32,
+    function: RowOf,
+}
+
+impl fmt::Debug for Combiner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Combiner").field("element", &self.element).finish_non_exhaustive()
+    }
+}
+
+impl Combiner {
+    /// Bytes of a value; at least 1.
+    pub fn element(&self) -> usize {
+        self.element.max(1)
+    }
+
+    /// Tells operations apart.
+    pub fn mark(&self) -> u32 {
+        self.mark
+    }
+
+    /// Whether it is code of the user's, under which no lock may be held.
+    pub fn is_users(&self) -> bool {
+        matches!(self.function, RowOf::Users(_))
+    }
+
+    /// Combines `other` into `target`; `prepend`: as the left operand.
+    #[inline]
+    pub fn run(&self, target: &mut [u8], other: &[u8], prepend: bool) {
+        match &self.function {
+            RowOf::BuiltIn(rows) => rows(target, other, prepend),
+            RowOf::Users(rows) => rows(target, other, prepend),
+        }
+    }
+}

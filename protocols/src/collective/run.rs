@@ -1,0 +1,464 @@
+//! One operation under way on one rank: a state machine without I/O.
+//!
+//! The chunks of an operation (*slices*) run through the plan independently of each other: that is the pipelining. Within
+//! a slice a step is done as soon as those are done that it waits for. What arrives before its turn is kept; what is
+//! combined is combined in the order of the plan, so that the result does not depend on timing.
+
+use super::layout::{Layout, input_is_own_block};
+use super::plan::{Plan, Step, Task};
+use super::reduce::Combiner;
+use super::schedule::{Action, Kind};
+use bytes::Bytes;
+use posthaste_core::device::Body;
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes that are copied out of a page before they are combined: they stay in the first cache.
+const SCRATCH: usize = 16 << 10;
+
+/// The message that a step and a slice are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct At {
+    pub slice: u32,
+    pub step: u16,
+}
+
+/// A message to be sent.
+#[derive(Debug)]
+pub(crate) struct Outgoing<'r> {
+    pub to: usize,
+    pub phase: u16,
+    pub slice: u32,
+    /// It goes when its receiver has cleared it.
+    pub long: bool,
+    pub payload: &'r [u8],
+}
+
+/// What became of a message to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It is on its way, or kept by whoever sends it.
+    Done,
+    /// Not now: [`Run::resume`] tries again.
+    Later,
+}
+
+/// A message that does not belong into the operation as it was called here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Misfit;
+
+/// What goes into an operation.
+#[derive(Debug)]
+pub(crate) struct Input {
+    pub bytes: Bytes,
+    /// How what is sent lies, if otherwise than what is received.
+    pub outgoing: Option<Layout>,
+}
+
+/// An operation under way.
+#[derive(Debug)]
+pub(crate) struct Run {
+    plan: Arc<Plan>,
+    layout: Layout,
+    input: Input,
+    work: Vec<u8>,
+    combiner: Option<Combiner>,
+    /// Steps per slice in `left`.
+    stride: usize,
+    /// By slice and step: how many steps have to be done before it; `DONE` when it is done itself.
+    left: Vec<u16>,
+    /// Messages that are not done.
+    remaining: usize,
+    ready: VecDeque<At>,
+    /// Sends that wait for room.
+    parked: Vec<At>,
+    /// Long sends whose receiver is not known to be there, and those of which it is (by colour and step).
+    unclear: Vec<At>,
+    clear: Vec<(u32, u16)>,
+    /// What arrived before its turn.
+    early: HashMap<At, Bytes>,
+    /// Receipts whose turn has come, of what arrived before it.
+    due: VecDeque<At>,
+}
+
+/// In `left`: the step is done, or is none of this slice.
+const DONE: u16 = u16::MAX;
+
+impl Run {
+    /// Starts the operation; its first sends are ready.
+    pub fn new(plan: Arc<Plan>, layout: Layout, input: Input, combiner: Option<Combiner>) -> Run {
+        let mut run = Run {
+            stride: plan.colours.iter().map(|colour| colour.steps.len()).max().unwrap_or(0),
+            plan,
+            layout,
+            input,
+            work: Vec::new(),
+            combiner,
+            left: Vec::new(),
+            remaining: 0,
+            ready: VecDeque::new(),
+            parked: Vec::new(),
+            unclear: Vec::new(),
+            clear: Vec::new(),
+            early: HashMap::new(),
+            due: VecDeque::new(),
+        };
+        run.fill();
+        run.arm();
+        run
+    }
+
+    /// Lays out what is worked on.
+    fn fill(&mut self) {
+        let Run { plan, layout, input, work, .. } = self;
+        if layout.total(plan) == 0 || (plan.sends_input && is_input_the_result(plan)) {
+            return;
+        }
+        let own = plan.rank;
+        match plan.kind {
+            Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter => work.extend_from_slice(&input.bytes),
+            Kind::Scatter if plan.rank == plan.root => {}
+            Kind::Gather if plan.sends_input && plan.rank != plan.root => {}
+            _ => {
+                work.resize(layout.total(plan), 0);
+                let source = match (plan.kind, &input.outgoing) {
+                    (Kind::Gather | Kind::AllGather, _) => Some(0..input.bytes.len()),
+                    (Kind::AllToAll, Some(outgoing)) => outgoing.place(plan, own, true),
+                    (Kind::AllToAll, None) => layout.place(plan, own, true),
+                    _ => None,
+                };
+                if let Some(source) = source.and_then(|range| input.bytes.get(range))
+                    && let Some(target) = layout.place(plan, own, false).and_then(|range| work.get_mut(range))
+                    && source.len() == target.len()
+                {
+                    target.copy_from_slice(source);
+                }
+            }
+        }
+    }
+
+    /// Counts what each step of each slice waits for.
+    fn arm(&mut self) {
+        let plan = self.plan.clone();
+        let colours = plan.colours.len();
+        let slices = self.outgoing().slices().max(self.layout.slices());
+        self.left.resize(slices * self.stride, DONE);
+        let cut = slices > 1;
+        for slice in 0..slices {
+            let steps = &plan.colours[slice % colours].steps;
+            let first = slice * self.stride;
+            for (left, step) in self.left[first..].iter_mut().zip(steps) {
+                *left = step.waits;
+            }
+            self.remaining += steps.len();
+            if cut {
+                for (number, step) in steps.iter().enumerate() {
+                    if slice >= self.layout_of(step).slices_of(&plan, &step.blocks) {
+                        self.left[first + number] = DONE;
+                        self.remaining -= 1;
+                        for follower in &step.followers {
+                            let left = &mut self.left[first + usize::from(*follower)];
+                            *left = left.saturating_sub(u16::from(*left != DONE));
+                        }
+                    }
+                }
+            }
+            for (number, step) in steps.iter().enumerate() {
+                if step.task == Task::Send && self.left[first + number] == 0 {
+                    self.ready.push_back(At { slice: slice as u32, step: number as u16 });
+                }
+            }
+        }
+    }
+
+    fn outgoing(&self) -> &Layout {
+        self.input.outgoing.as_ref().unwrap_or(&self.layout)
+    }
+
+    fn layout_of(&self, step: &Step) -> &Layout {
+        if step.task == Task::Send { self.outgoing() } else { &self.layout }
+    }
+
+    #[inline]
+    fn colour(&self, slice: u32) -> usize {
+        slice as usize % self.plan.colours.len()
+    }
+
+    #[inline]
+    fn step(&self, at: At) -> &Step {
+        &self.plan.colours[self.colour(at.slice)].steps[usize::from(at.step)]
+    }
+
+    #[inline]
+    fn left(&mut self, at: At) -> &mut u16 {
+        &mut self.left[at.slice as usize * self.stride + usize::from(at.step)]
+    }
+
+    /// Whether everything is sent and received.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.remaining == 0
+    }
+
+    /// Whether code of the user's combines.
+    pub fn calls_user(&self) -> bool {
+        self.combiner.as_ref().is_some_and(Combiner::is_users)
+    }
+
+    /// The long messages that this rank is now ready to receive: whose, in which phase, of which colour.
+    pub fn long_receipts(&self) -> impl Iterator<Item = (usize, u16, u32)> + '_ {
+        let colours = self.plan.colours.iter().enumerate();
+        colours.flat_map(move |(colour, steps)| {
+            steps.steps.iter().filter_map(move |step| {
+                let long = step.task != Task::Send
+                    && self.layout.is_long(&self.plan, step)
+                    && colour < self.layout.slices_of(&self.plan, &step.blocks);
+                long.then_some((step.peer as usize, step.phase, colour as u32))
+            })
+        })
+    }
+
+    /// The receiver of a long message is there.
+    pub fn cleared(&mut self, peer: usize, phase: u16, colour: u32) -> Result<(), Misfit> {
+        let steps = &self.plan.colours.get(colour as usize).ok_or(Misfit)?.steps;
+        let is_it =
+            |step: &Step| step.task == Task::Send && step.peer as usize == peer && step.phase == phase;
+        let step = steps.iter().position(is_it).ok_or(Misfit)? as u16;
+        self.clear.push((colour, step));
+        let colours = self.plan.colours.len() as u32;
+        let (now, still): (Vec<At>, Vec<At>) =
+            self.unclear.drain(..).partition(|at| at.step == step && at.slice % colours == colour);
+        self.unclear = still;
+        self.ready.extend(now);
+        Ok(())
+    }
+
+    /// Whether the message of a step has come or gone already.
+    pub fn awaits(&self, peer: usize) -> bool {
+        let at = |index: usize| At {
+            slice: (index / self.stride.max(1)) as u32,
+            step: (index % self.stride.max(1)) as u16,
+        };
+        self.left.iter().enumerate().filter(|(_, left)| **left != DONE).any(|(index, _)| {
+            let at = at(index);
+            self.step(at).peer as usize == peer && !self.early.contains_key(&at)
+        })
+    }
+
+    /// Whose messages are still to come or to go, as the group counts.
+    pub fn awaited(&self) -> Vec<usize> {
+        let everybody = self.plan.colours.iter().flat_map(|colour| &colour.steps);
+        let mut peers: Vec<usize> = everybody.map(|step| step.peer as usize).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| self.awaits(*peer));
+        peers
+    }
+
+    /// Tries again what had to wait.
+    pub fn resume(&mut self) {
+        self.ready.extend(self.parked.drain(..));
+    }
+
+    /// Sends what is ready.
+    ///
+    /// # Errors
+    /// If a send fails for good.
+    #[inline]
+    pub fn advance<E>(&mut self, mut transmit: impl FnMut(Outgoing<'_>) -> Result<Sent, E>) -> Result<(), E> {
+        while let Some(at) = self.ready.pop_front() {
+            let plan = self.plan.clone();
+            let colour = self.colour(at.slice);
+            let step = &plan.colours[colour].steps[usize::from(at.step)];
+            let long = self.outgoing().is_long(&plan, step);
+            if long && !self.clear.contains(&(colour as u32, at.step)) {
+                self.unclear.push(at);
+                continue;
+            }
+            let (mut first, mut more) = (None, Vec::new());
+            self.payload(&plan, step, at.slice, |piece| match first {
+                None => first = Some(piece),
+                Some(start) => {
+                    if more.is_empty() {
+                        more.extend_from_slice(start);
+                    }
+                    more.extend_from_slice(piece);
+                }
+            });
+            let payload = if more.is_empty() { first.unwrap_or_default() } else { &more[..] };
+            let out = Outgoing { to: step.peer as usize, phase: step.phase, slice: at.slice, long, payload };
+            match transmit(out)? {
+                Sent::Done => self.finish(at, step),
+                Sent::Later => self.parked.push(at),
+            }
+        }
+        Ok(())
+    }
+
+    /// The pieces of what a step sends.
+    fn payload<'r>(&'r self, plan: &Plan, step: &Step, slice: u32, mut each: impl FnMut(&'r [u8])) {
+        let (layout, memory): (_, &[u8]) = match plan.sends_input {
+            true => (self.outgoing(), &self.input.bytes),
+            false => (&self.layout, &self.work),
+        };
+        // An input of one block has it at its start.
+        let own = plan.sends_input && input_is_own_block(plan.kind);
+        let shift = if own { layout.place(plan, plan.rank, true).map_or(0, |place| place.start) } else { 0 };
+        layout.pieces(plan, &step.blocks, slice as usize, plan.sends_input, |piece| {
+            each(memory.get(piece.start - shift..piece.end - shift).unwrap_or_default());
+        });
+    }
+
+    #[inline]
+    fn finish(&mut self, at: At, step: &Step) {
+        *self.left(at) = DONE;
+        self.remaining -= 1;
+        for follower in &step.followers {
+            let next = At { slice: at.slice, step: *follower };
+            let left = self.left(next);
+            if *left == DONE {
+                continue;
+            }
+            *left -= 1;
+            if *left == 0 {
+                if self.step(next).task == Task::Send {
+                    self.ready.push_back(next);
+                } else if self.early.contains_key(&next) {
+                    self.due.push_back(next);
+                }
+            }
+        }
+    }
+
+    /// A message has arrived. What it makes possible is in [`has_due`](Self::has_due) and is sent by
+    /// [`advance`](Self::advance).
+    ///
+    /// # Errors
+    /// If the operation, as it was called here, has no such message.
+    #[inline]
+    pub fn arrive(&mut self, from: usize, phase: u16, slice: u32, body: &Body<'_>) -> Result<(), Misfit> {
+        if slice as usize * self.stride >= self.left.len().max(1) {
+            return Err(Misfit);
+        }
+        let plan = self.plan.clone();
+        let colour = &plan.colours[self.colour(slice)];
+        let number = colour.receipt(phase, from as u32).ok_or(Misfit)?;
+        let at = At { slice, step: number };
+        let step = &colour.steps[usize::from(number)];
+        let expected = self.layout.message_len(&plan, &step.blocks, slice as usize);
+        let left = *self.left(at);
+        if left == DONE || body.len() != expected {
+            return Err(Misfit);
+        }
+        if left > 0 {
+            let bytes = crate::message::body_bytes(body);
+            return if self.early.insert(at, bytes).is_none() { Ok(()) } else { Err(Misfit) };
+        }
+        self.apply(step, slice, body);
+        self.finish(at, step);
+        Ok(())
+    }
+
+    /// Whether something that arrived early has its turn now.
+    #[inline]
+    pub fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Takes what arrived early and has its turn now.
+    pub fn take_due(&mut self) {
+        while let Some(at) = self.due.pop_front() {
+            let plan = self.plan.clone();
+            let step = &plan.colours[self.colour(at.slice)].steps[usize::from(at.step)];
+            if let Some(bytes) = self.early.remove(&at) {
+                self.apply(step, at.slice, &Body::Owned(bytes));
+                self.finish(at, step);
+            }
+        }
+    }
+
+    /// Stores or combines what has arrived.
+    fn apply(&mut self, step: &Step, slice: u32, body: &Body<'_>) {
+        let Task::Receive(action) = step.task else { return };
+        let Run { plan, layout, work, combiner, .. } = self;
+        let mut taken = 0;
+        layout.pieces(plan, &step.blocks, slice as usize, false, |piece| {
+            let Some(target) = work.get_mut(piece) else { return };
+            if action == Action::Store {
+                read(body, taken, target);
+            } else if let Some(combiner) = combiner {
+                combine(combiner, action == Action::Prepend, body, taken, target);
+            }
+            taken += target.len();
+        });
+    }
+
+    /// What the operation gives to its caller; `None`: nothing, on this rank.
+    pub fn into_result(self) -> Option<Bytes> {
+        let Run { plan, layout, input, work, .. } = self;
+        let is_root = plan.rank == plan.root;
+        match plan.kind {
+            Kind::Barrier => None,
+            Kind::Reduce | Kind::Gather if !is_root => None,
+            Kind::Broadcast if is_root => Some(input.bytes),
+            Kind::Scatter if is_root => Some(
+                layout.place(&plan, plan.rank, true).map_or_else(Bytes::new, |own| input.bytes.slice(own)),
+            ),
+            Kind::Scatter | Kind::ReduceScatter => {
+                let own = layout.place(&plan, plan.rank, false).unwrap_or(0..0);
+                Some(Bytes::from(work).slice(own))
+            }
+            _ => Some(Bytes::from(work)),
+        }
+    }
+}
+
+/// Whether a rank that only sends gives its caller what it was given, or nothing.
+fn is_input_the_result(plan: &Plan) -> bool {
+    let receives =
+        plan.colours.iter().flat_map(|colour| colour.steps.iter()).any(|step| step.task != Task::Send);
+    match plan.kind {
+        Kind::Broadcast | Kind::Scatter => plan.rank == plan.root,
+        Kind::Reduce | Kind::Gather => plan.rank != plan.root && !receives,
+        _ => false,
+    }
+}
+
+fn read(body: &Body<'_>, from: usize, target: &mut [u8]) {
+    match body {
+        Body::Short(bytes) => copy(bytes, from, target),
+        Body::Owned(bytes) => copy(bytes, from, target),
+        Body::Lease(lease) => {
+            if let Some(part) = lease.memory().slice(from as u64, target.len() as u64) {
+                part.read(target);
+            }
+        }
+    }
+}
+
+fn copy(bytes: &[u8], from: usize, target: &mut [u8]) {
+    if let Some(part) = bytes.get(from..from + target.len()) {
+        target.copy_from_slice(part);
+    }
+}
+
+fn combine(combiner: &Combiner, prepend: bool, body: &Body<'_>, from: usize, target: &mut [u8]) {
+    let len = target.len();
+    match body {
+        Body::Short(bytes) => combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend),
+        Body::Owned(bytes) => combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend),
+        Body::Lease(lease) => {
+            let step = (SCRATCH / combiner.element()).max(1) * combiner.element();
+            let mut scratch = vec![0; step.min(len)];
+            for (number, part) in target.chunks_mut(step).enumerate() {
+                let scratch = &mut scratch[..part.len()];
+                let at = (from + number * step) as u64;
+                if let Some(memory) = lease.memory().slice(at, part.len() as u64) {
+                    memory.read(scratch);
+                    combiner.run(part, scratch, prepend);
+                }
+            }
+        }
+    }
+}

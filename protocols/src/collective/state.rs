@@ -1,0 +1,448 @@
+//! What a rank knows about its groups and the operations under way in them.
+
+use super::algorithm::Algorithm;
+use super::plan::Plan;
+use super::run::Run;
+use super::schedule::{Kind, Place, Schedule};
+use super::wire::Origin;
+use bytes::Bytes;
+use posthaste_core::engine::Wait;
+use posthaste_core::slot::Value;
+use posthaste_core::{Collective, Fault, Rank, Ticket};
+use slab::Slab;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::Waker;
+
+/// Operations that a rank may be ahead of a member of the group: beyond that its parts wait.
+pub(super) const WINDOW: u64 = 64;
+/// Bytes of a member's parts of operations that are still to be started here, past which it has broken the rules.
+const MOST_EARLY: usize = 8 << 20;
+/// Groups that a peer may introduce before anybody here asks for them.
+pub(super) const MOST_OFFERED: usize = 1024;
+/// Plans that a group keeps.
+const MOST_PLANS: usize = 64;
+/// Groups of a rank: their numbers have 16 bits.
+pub(super) const MOST_GROUPS: usize = 1 << 16;
+
+/// The schedule of an operation.
+#[derive(Clone, Debug)]
+pub(crate) enum Choice {
+    Known(Algorithm),
+    Custom(Arc<dyn Schedule>),
+}
+
+impl Choice {
+    fn is(&self, other: &Choice) -> bool {
+        match (self, other) {
+            (Choice::Known(one), Choice::Known(other)) => one == other,
+            (Choice::Custom(one), Choice::Custom(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    pub fn schedule(&self) -> &dyn Schedule {
+        match self {
+            Choice::Known(algorithm) => algorithm,
+            Choice::Custom(schedule) => &**schedule,
+        }
+    }
+}
+
+/// The members of a group; the same on all of them.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    pub id: u64,
+    /// By their rank in the group.
+    pub members: Box<[Rank]>,
+    /// The host of each.
+    pub nodes: Box<[u32]>,
+    /// This rank's place.
+    pub me: usize,
+    /// The members by their rank in the job, unless that is the same.
+    by_rank: Option<HashMap<Rank, usize>>,
+}
+
+impl Membership {
+    /// `None`: this rank is no member, or a rank is named twice or does not exist.
+    pub fn new(id: u64, members: Vec<Rank>, me: Rank, nodes: &[u32]) -> Option<Membership> {
+        let size = nodes.len();
+        let identity = members.iter().enumerate().all(|(at, rank)| rank.index() == at);
+        let by_rank: HashMap<Rank, usize> =
+            members.iter().enumerate().map(|(at, rank)| (*rank, at)).collect();
+        if by_rank.len() != members.len() || members.iter().any(|rank| rank.index() >= size) {
+            return None;
+        }
+        Some(Membership {
+            id,
+            nodes: members.iter().map(|rank| nodes[rank.index()]).collect(),
+            me: *by_rank.get(&me)?,
+            members: members.into(),
+            by_rank: (!identity).then_some(by_rank),
+        })
+    }
+
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The place of a rank of the job.
+    #[inline]
+    pub fn place_of(&self, rank: Rank) -> Option<usize> {
+        match &self.by_rank {
+            None => (rank.index() < self.members.len()).then_some(rank.index()),
+            Some(places) => places.get(&rank).copied(),
+        }
+    }
+
+    pub fn place(&self, root: usize) -> Place<'_> {
+        Place { rank: self.me, size: self.size(), root, nodes: &self.nodes }
+    }
+}
+
+/// An operation that was started.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub run: Run,
+    pub mark: u32,
+    pub call: Collective,
+    /// What its caller waits for, once it does.
+    pub ticket: Option<Ticket>,
+}
+
+/// The place of an operation.
+#[derive(Debug)]
+pub(super) enum Slot {
+    /// It was called and is about to be started.
+    Reserved,
+    Running(Box<Op>),
+    /// Somebody works on it and puts it back.
+    Out,
+    Ended,
+}
+
+/// What came before its operation was started.
+#[derive(Debug)]
+pub(super) enum Early {
+    Part { place: usize, phase: u16, mark: u32, bytes: Bytes },
+    Clear { place: usize, phase: u16, colour: u32 },
+}
+
+/// What is known of another member.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Member {
+    /// Operations that it is known to have started.
+    pub started: u64,
+    /// It was told this rank's number for the group.
+    pub introduced: bool,
+    /// It has sent something since it was told how many operations were started here.
+    pub heard: bool,
+    /// It was asked to say when it has started more.
+    pub asked: bool,
+    /// It waits until so many operations were started here.
+    pub wants: Option<u64>,
+    /// Bytes of its early parts.
+    pub early: usize,
+    /// It is ready to be sent long messages, or will be told so: what waits for the window.
+    pub clears: Vec<(u64, u16, u32)>,
+}
+
+/// A group as its member sees it.
+#[derive(Debug)]
+pub(super) struct GroupState {
+    pub membership: Arc<Membership>,
+    pub others: Box<[Member]>,
+    /// The number of the first slot.
+    pub base: u64,
+    pub slots: VecDeque<Slot>,
+    /// Operations that were started.
+    pub started: u64,
+    pub early: HashMap<u64, Vec<Early>>,
+    pub down: BTreeMap<usize, Fault>,
+    pub broken: Option<(u64, Fault)>,
+    /// The group, and its operation, from which this one was made.
+    pub parent: Option<(u64, u64)>,
+    plans: Vec<(Kind, usize, Choice, Arc<Plan>)>,
+    /// A member waits for more operations to be started here.
+    pub wanted: bool,
+    /// Its handles are gone: it goes when its operations have ended.
+    pub abandoned: bool,
+}
+
+impl GroupState {
+    pub fn new(membership: Arc<Membership>, parent: Option<(u64, u64)>) -> Self {
+        Self {
+            others: vec![Member::default(); membership.size()].into(),
+            membership,
+            base: 0,
+            slots: VecDeque::new(),
+            started: 0,
+            early: HashMap::new(),
+            down: BTreeMap::new(),
+            broken: None,
+            parent,
+            plans: Vec::new(),
+            wanted: false,
+            abandoned: false,
+        }
+    }
+
+    /// What is under way.
+    pub fn describe(&self, to: &mut std::fmt::DebugStruct<'_, '_>) {
+        let running = |(at, slot): (usize, &Slot)| match slot {
+            Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
+            _ => None,
+        };
+        let running: Vec<_> = self.slots.iter().enumerate().filter_map(running).collect();
+        let state = (self.membership.id, self.next(), running, self.broken, &self.down);
+        to.field("group, next operation, those under way and whom they await, broken from, down", &state);
+    }
+
+    /// The number of the next operation.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.base + self.slots.len() as u64
+    }
+
+    /// The whole number of an operation, from its low bits.
+    #[inline]
+    pub fn whole_number(&self, low: u16) -> u64 {
+        let next = self.next();
+        next.wrapping_add_signed(i64::from(low.wrapping_sub(next as u16) as i16))
+    }
+
+    #[inline]
+    pub fn slot(&mut self, operation: u64) -> Option<&mut Slot> {
+        self.slots.get_mut(operation.checked_sub(self.base)? as usize)
+    }
+
+    /// Takes an operation to work on it.
+    #[inline]
+    pub fn take(&mut self, operation: u64) -> Option<Box<Op>> {
+        let slot = self.slot(operation)?;
+        match std::mem::replace(slot, Slot::Out) {
+            Slot::Running(op) => Some(op),
+            other => {
+                *slot = other;
+                None
+            }
+        }
+    }
+
+    /// Forgets the operations at the front that have ended.
+    #[inline]
+    pub fn sweep(&mut self) {
+        while let Some(Slot::Ended) = self.slots.front() {
+            self.slots.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// Why an operation cannot end well, if so.
+    pub fn failure(&self, operation: u64) -> Option<Fault> {
+        self.broken.filter(|(first, _)| *first <= operation).map(|(_, cause)| cause)
+    }
+
+    /// Keeps what came early; false: that much no honest member sends.
+    pub fn keep(&mut self, operation: u64, place: usize, early: Early) -> bool {
+        let bytes = 64 + if let Early::Part { bytes, .. } = &early { bytes.len() } else { 0 };
+        let member = &mut self.others[place];
+        if operation >= self.started.max(self.base) + 2 * WINDOW || member.early + bytes > MOST_EARLY {
+            return false;
+        }
+        member.early += bytes;
+        self.early.entry(operation).or_default().push(early);
+        true
+    }
+
+    /// What came for an operation before it was started.
+    pub fn take_early(&mut self, operation: u64) -> Vec<Early> {
+        let list = match self.early.is_empty() {
+            true => Vec::new(),
+            false => self.early.remove(&operation).unwrap_or_default(),
+        };
+        for early in &list {
+            let (place, bytes) = match early {
+                Early::Part { place, bytes, .. } => (*place, bytes.len()),
+                Early::Clear { place, .. } => (*place, 0),
+            };
+            let member = &mut self.others[place];
+            member.early = member.early.saturating_sub(64 + bytes);
+        }
+        list
+    }
+
+    /// The plan of a schedule, if it was made before.
+    #[inline]
+    pub fn plan(&self, kind: Kind, root: usize, choice: &Choice) -> Option<Arc<Plan>> {
+        let is_it = |entry: &&(Kind, usize, Choice, Arc<Plan>)| {
+            entry.0 == kind && entry.1 == root && entry.2.is(choice)
+        };
+        self.plans.iter().find(is_it).map(|(.., plan)| plan.clone())
+    }
+
+    /// Keeps a plan for the next time.
+    pub fn keep_plan(&mut self, kind: Kind, root: usize, choice: &Choice, plan: Plan) {
+        if self.plans.len() >= MOST_PLANS {
+            self.plans.clear();
+        }
+        self.plans.push((kind, root, choice.clone(), Arc::new(plan)));
+    }
+
+    /// Whom to tell first that the group is broken: the members at distances that are powers of two, either way. They tell
+    /// theirs, and so all hear of it. Where one of them is gone, that chain may be cut: all are told then.
+    pub fn neighbours(&self) -> Vec<usize> {
+        let (me, size) = (self.membership.me, self.membership.size());
+        let mut places = Vec::new();
+        let mut distance = 1;
+        while distance < size {
+            places.extend([(me + distance) % size, (me + size - distance) % size]);
+            distance *= 2;
+        }
+        if places.iter().any(|place| self.down.contains_key(place)) {
+            places = (0..size).filter(|place| *place != me).collect();
+        }
+        places.sort_unstable();
+        places.dedup();
+        places.retain(|place| !self.down.contains_key(place));
+        places
+    }
+}
+
+/// What a peer calls a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub id: u64,
+    /// Where it was here when last looked for.
+    pub at: usize,
+}
+
+/// What concerns a rank of the job and no group of its own.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    /// Its groups, by its numbers.
+    pub numbers: Vec<Option<Known>>,
+    /// It has no room: what goes to it waits.
+    pub congested: bool,
+    /// A place in the queue was promised.
+    pub promise: Option<Wait>,
+    /// Records that wait for room, in order.
+    pub records: VecDeque<Bytes>,
+    /// Operations that wait for room: group and number.
+    pub waiting: VecDeque<(usize, u64)>,
+    /// Bytes of its messages for groups that are still to be made here.
+    pub unclaimed: usize,
+    /// Groups that it introduced and nobody has asked for.
+    pub offered: usize,
+}
+
+/// A message for a group that is still to be made here.
+#[derive(Debug)]
+pub(super) struct Unclaimed {
+    pub from: Rank,
+    pub cookie: u64,
+    pub bytes: Bytes,
+}
+
+/// A group that a peer introduced and that nobody here has asked for.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub from: Rank,
+    pub origin: Origin,
+    pub at: usize,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub(super) struct State {
+    pub me: Rank,
+    pub closed: bool,
+    pub groups: Slab<GroupState>,
+    pub ids: HashMap<u64, usize>,
+    pub peers: Vec<Peer>,
+    pub unclaimed: HashMap<u64, Vec<Unclaimed>>,
+    /// Groups that are broken and are still to be made here.
+    pub broken: HashMap<u64, (u64, Fault)>,
+    pub offers: VecDeque<Offer>,
+    pub waiters: Vec<Waker>,
+    pub down: BTreeMap<Rank, Fault>,
+    /// Groups that this rank has named so far.
+    pub named: u32,
+}
+
+impl State {
+    pub fn new(me: Rank, ranks: usize) -> State {
+        let mut peers = Vec::new();
+        peers.resize_with(ranks, Peer::default);
+        State {
+            me,
+            closed: false,
+            groups: Slab::new(),
+            ids: HashMap::new(),
+            peers,
+            unclaimed: HashMap::new(),
+            broken: HashMap::new(),
+            offers: VecDeque::new(),
+            waiters: Vec::new(),
+            down: BTreeMap::new(),
+            named: 0,
+        }
+    }
+
+    /// A number that no other group of the job has or had.
+    pub fn new_id(&mut self) -> u64 {
+        self.named += 1;
+        u64::from(self.me.0) << 32 | u64::from(self.named)
+    }
+
+    /// The group that a peer calls by that number.
+    #[inline]
+    pub fn group_at(&mut self, from: Rank, number: u16) -> Option<Result<usize, u64>> {
+        if number == 0 {
+            // The world is the first group on every rank.
+            return Some(Ok(0));
+        }
+        let State { peers, groups, ids, .. } = self;
+        let known = peers.get_mut(from.index())?.numbers.get_mut(usize::from(number))?.as_mut()?;
+        if groups.get(known.at).is_none_or(|group| group.membership.id != known.id) {
+            match ids.get(&known.id) {
+                Some(at) => known.at = *at,
+                None => return Some(Err(known.id)),
+            }
+        }
+        Some(Ok(known.at))
+    }
+
+    /// Adds a group; `None`: there are too many.
+    pub fn add(&mut self, mut group: GroupState) -> Option<usize> {
+        if self.groups.len() >= MOST_GROUPS {
+            return None;
+        }
+        let id = group.membership.id;
+        for (rank, fault) in &self.down {
+            if let Some(place) = group.membership.place_of(*rank) {
+                group.down.insert(place, *fault);
+            }
+        }
+        group.broken = self.broken.remove(&id);
+        let at = self.groups.insert(group);
+        self.ids.insert(id, at);
+        Some(at)
+    }
+
+    /// Removes a group that nobody here can name any more.
+    pub fn remove(&mut self, at: usize) {
+        if let Some(group) = self.groups.try_remove(at) {
+            self.ids.remove(&group.membership.id);
+        }
+    }
+}
+
+/// The result of an operation as a value.
+pub(super) fn value_of(result: Option<Bytes>) -> Value {
+    match result {
+        None => Value::Unit,
+        Some(bytes) if bytes.len() <= posthaste_core::slot::SMALL_VALUE => Value::copy(&bytes),
+        Some(bytes) => Value::Bytes(bytes),
+    }
+}

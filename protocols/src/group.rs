@@ -1,0 +1,300 @@
+//! Groups: which ranks take part in a collective operation.
+//!
+//! A group is known by a number that no other group of the job has or had: its first member's rank, and a count of the
+//! groups that this one has named. Splitting agrees on that in the same messages that tell colours and keys. Where
+//! members are listed, the first of them tells the others.
+
+use crate::collective::{Algorithm, Choice, CollectiveError, Datum, Hub, Kind, Membership, Origin};
+use posthaste_core::context::poll_until;
+use posthaste_core::{Handle, Messager, Rank, RegisterError};
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// The collective operations of a client: makes groups. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Collectives {
+    hub: Arc<Hub>,
+    handle: Handle,
+}
+
+/// A group in the hands of its user.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub hub: Arc<Hub>,
+    pub handle: Handle,
+    pub at: usize,
+    membership: Arc<Membership>,
+    hosts: Hosts,
+}
+
+/// How the members are laid out on hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hosts {
+    One,
+    /// No two members on one.
+    Spread,
+    Shared,
+}
+
+impl Hosts {
+    fn of(nodes: &[u32]) -> Hosts {
+        let mut sorted = nodes.to_vec();
+        sorted.sort_unstable();
+        match sorted.first() == sorted.last() {
+            true => Hosts::One,
+            false if sorted.windows(2).any(|pair| pair[0] == pair[1]) => Hosts::Shared,
+            false => Hosts::Spread,
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The world stays.
+        if self.at != 0 {
+            self.hub.abandon(&self.handle, self.at);
+        }
+    }
+}
+
+/// Some ranks of the job, in an order of their own, that call collective operations together. Cheap to clone; it ends when
+/// its last clone is dropped and its operations have ended.
+///
+/// Groups may overlap in any way, and operations of several may be under way at once.
+#[derive(Clone, Debug)]
+pub struct Group {
+    inner: Arc<Inner>,
+    choice: Option<Choice>,
+}
+
+/// What a member says when a group is split.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Share {
+    color: u32,
+    stays: u32,
+    key: u32,
+    rank: u32,
+    id: u64,
+}
+
+impl Collectives {
+    /// Registers the collective operations with a client; once per client, before it is opened. `nodes`: the host of each
+    /// rank.
+    ///
+    /// # Errors
+    /// If they are registered already.
+    pub fn new(messager: &dyn Messager, nodes: &[u32]) -> Result<Collectives, RegisterError> {
+        let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        Ok(Collectives { hub: Hub::new(messager, nodes)?, handle })
+    }
+
+    /// All ranks of the job.
+    #[must_use]
+    pub fn world(&self) -> Group {
+        let (at, membership) = self.hub.world();
+        self.group(at, membership)
+    }
+
+    /// A group of the listed ranks, in that order. All of them call this, in the same order where two have several in
+    /// common; nobody else does.
+    ///
+    /// # Errors
+    /// If the list is none of different ranks with this one among them, or a member is lost or has left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe for all but the first of the list, which founds the group when this is first polled.
+    pub async fn subset(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
+        let me = self.handle.me().rank;
+        let bad = || CollectiveError::BadMembers { me };
+        if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
+            return Err(bad());
+        }
+        let founder = *ranks.first().ok_or_else(bad)?;
+        if founder == me {
+            let found = self.hub.found(ranks.to_vec(), Origin::Called);
+            let (at, membership) = found.ok_or(CollectiveError::TooManyGroups)?;
+            return Ok(self.group(at, membership));
+        }
+        let (at, membership) = self.offer(Some((founder, ranks))).await?;
+        Ok(self.group(at, membership))
+    }
+
+    /// A group of the listed ranks that none of the others need know of: they hear of it with the first operation, and
+    /// take part when they have got it from [`arrival`](Self::arrival) (D23). Nothing is waited for.
+    ///
+    /// # Errors
+    /// If the list is none of different ranks with this one among them.
+    pub fn on_the_fly(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
+        let me = self.handle.me().rank;
+        if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
+            return Err(CollectiveError::BadMembers { me });
+        }
+        let found = self.hub.found(ranks.to_vec(), Origin::OnTheFly);
+        let (at, membership) = found.ok_or(CollectiveError::TooManyGroups)?;
+        Ok(self.group(at, membership))
+    }
+
+    /// The next group that another rank made on the fly with this one among its members.
+    ///
+    /// # Errors
+    /// If the job is left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a group that has come is given to the next call.
+    pub async fn arrival(&self) -> Result<Group, CollectiveError> {
+        let (at, membership) = self.offer(None).await?;
+        Ok(self.group(at, membership))
+    }
+
+    async fn offer(
+        &self,
+        wanted: Option<(Rank, &[Rank])>,
+    ) -> Result<(usize, Arc<Membership>), CollectiveError> {
+        let Collectives { hub, handle } = self;
+        let offer = std::future::poll_fn(|cx| {
+            poll_until(handle, cx, || hub.take_offer(wanted), |waker| hub.wait_for_offers(waker))
+        });
+        Ok(offer.await?)
+    }
+
+    fn group(&self, at: usize, membership: Arc<Membership>) -> Group {
+        Group::new(&self.hub, &self.handle, at, membership)
+    }
+}
+
+impl Group {
+    fn new(hub: &Arc<Hub>, handle: &Handle, at: usize, membership: Arc<Membership>) -> Group {
+        let hosts = Hosts::of(&membership.nodes);
+        let (hub, handle) = (hub.clone(), handle.clone());
+        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts }), choice: None }
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(crate) fn choice(&self) -> Option<&Choice> {
+        self.choice.as_ref()
+    }
+
+    pub(crate) fn with_choice(&self, choice: Choice) -> Group {
+        Group { inner: self.inner.clone(), choice: Some(choice) }
+    }
+
+    /// The library's own choice for an operation.
+    pub(crate) fn best(&self, kind: Kind, bytes: usize) -> Algorithm {
+        Algorithm::best(kind, bytes, self.size(), self.inner.hosts == Hosts::Shared)
+    }
+
+    /// This rank's place in the group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.inner.membership.me
+    }
+
+    /// Number of members; at least 1.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.inner.membership.size()
+    }
+
+    /// The group's number, which is the same on all members and which no other group of the job has or had.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.inner.membership.id
+    }
+
+    /// The members, by their rank in the group.
+    #[must_use]
+    pub fn members(&self) -> &[Rank] {
+        &self.inner.membership.members
+    }
+
+    /// The rank in the job of a rank of the group.
+    #[must_use]
+    pub fn to_job(&self, rank: usize) -> Option<Rank> {
+        self.members().get(rank).copied()
+    }
+
+    /// The rank in the group of a rank of the job.
+    #[must_use]
+    pub fn from_job(&self, rank: Rank) -> Option<usize> {
+        self.inner.membership.place_of(rank)
+    }
+
+    /// The rank in another group of a rank of this one.
+    #[must_use]
+    pub fn translate(&self, rank: usize, other: &Group) -> Option<usize> {
+        other.from_job(self.to_job(rank)?)
+    }
+
+    fn collectives(&self) -> Collectives {
+        Collectives { hub: self.inner.hub.clone(), handle: self.inner.handle.clone() }
+    }
+
+    /// A group of some ranks of this one, in that order; as [`Collectives::subset`].
+    ///
+    /// # Errors
+    /// As for [`Collectives::subset`].
+    ///
+    /// # Cancel safety
+    /// As for [`Collectives::subset`].
+    pub async fn subset(&self, ranks: &[usize]) -> Result<Group, CollectiveError> {
+        let size = self.size();
+        let to_job =
+            |rank: &usize| self.to_job(*rank).ok_or(CollectiveError::UnknownRank { rank: *rank, size });
+        let ranks = ranks.iter().map(to_job).collect::<Result<Vec<Rank>, _>>()?;
+        self.collectives().subset(&ranks).await
+    }
+
+    /// A group of the members of this one and, behind them, those of the others that are not in it. The members of this
+    /// group call this; the others, who do not have it, name the whole list with [`Collectives::subset`].
+    ///
+    /// # Errors
+    /// As for [`Collectives::subset`].
+    ///
+    /// # Cancel safety
+    /// As for [`Collectives::subset`].
+    pub async fn union(&self, others: &[Rank]) -> Result<Group, CollectiveError> {
+        let mut ranks = self.members().to_vec();
+        ranks.extend(others.iter().filter(|rank| self.from_job(**rank).is_none()));
+        self.collectives().subset(&ranks).await
+    }
+
+    /// Splits the group: members that name the same colour are together in a new group, ordered by key and, where that is
+    /// equal, by rank. A member without a colour is in none. Collective.
+    ///
+    /// # Errors
+    /// As for every operation of the group.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others have a group of which this rank is a member.
+    pub async fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Group>, CollectiveError> {
+        let hub = &self.inner.hub;
+        let me = self.inner.handle.me().rank;
+        let share = Share {
+            color: color.unwrap_or(0),
+            stays: color.is_some().into(),
+            key,
+            rank: me.0,
+            id: hub.new_id(),
+        };
+        let (made, shares) = self.numbered_all_gather(&[share]);
+        let mut shares = shares.await?;
+        let Some(color) = color else { return Ok(None) };
+        shares.retain(|share| share.stays == 1 && share.color == color);
+        // The order of the group is kept among equal keys.
+        shares.sort_by_key(|share| share.key);
+        let id = shares.first().map_or(0, |share| share.id);
+        let members = shares.iter().map(|share| Rank(share.rank)).collect();
+        let added = hub.add(id, members, Some((self.id(), made)));
+        let (at, membership) = added.ok_or(CollectiveError::TooManyGroups)?;
+        Ok(Some(Group::new(hub, &self.inner.handle, at, membership)))
+    }
+}
+
+const _: fn() = || {
+    fn is_datum<T: Datum>() {}
+    is_datum::<Share>();
+};
