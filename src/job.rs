@@ -10,7 +10,7 @@ use posthaste_core::{
 };
 use posthaste_launch::Settings;
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Collectives, Counter, Element, Exchange, Fill, First, Group, Message,
+    ActiveMessage, Buffer, Collectives, Counter, Element, Exchange, Fill, First, Group, ManyToMany, Message,
     MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion, Service, ServiceOptions,
     Window, codec, flush, handler, pattern, service, stream,
 };
@@ -76,6 +76,7 @@ pub struct Job {
     client: Arc<Client>,
     exchange: Exchange,
     collectives: Collectives,
+    many: ManyToMany,
     handle: Handle,
 }
 
@@ -112,11 +113,12 @@ impl Job {
             driver_thread: settings.driver == posthaste_launch::Driver::Thread,
         })?;
         let exchange = Exchange::new(&client)?;
+        let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, &process.sysdep.personality().nodes)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { process, client: Arc::new(client), exchange, collectives, handle })
+        Ok(Job { process, client: Arc::new(client), exchange, collectives, many, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -615,6 +617,28 @@ impl Job {
     #[must_use]
     pub fn collectives(&self) -> &Collectives {
         &self.collectives
+    }
+
+    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::{ConnectionManager, Part};
+    /// let job = posthaste::solo().await?;
+    /// let manager = ConnectionManager::new(8);
+    /// let connection = manager.open().await;
+    /// let parts = [Part { source: job.rank(), offset: 2, len: 3 }];
+    /// let receive = job.many_to_many().receive(connection.id(), 8, &parts)?;
+    /// job.many_to_many().send(connection.id(), [(job.rank(), "abc".into())]).await?;
+    /// assert_eq!(receive.await?.buffer, *b"\0\0abc\0\0\0");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn many_to_many(&self) -> &ManyToMany {
+        &self.many
     }
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave.

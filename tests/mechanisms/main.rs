@@ -6,11 +6,13 @@ mod support;
 
 mod calls;
 mod collectives;
+mod collectives2;
 mod components;
 mod contexts;
 mod early;
 mod errors;
 mod memory;
+mod multisend;
 mod pages;
 mod replay;
 mod sends;
