@@ -163,6 +163,12 @@ pub enum Error {
     /// See [`CollectiveError`](crate::CollectiveError).
     #[error(transparent)]
     Collective(#[from] posthaste_protocols::CollectiveError),
+    /// See [`MultisendError`](crate::MultisendError).
+    #[error(transparent)]
+    Multisend(#[from] posthaste_protocols::MultisendError),
+    /// See [`ManyError`](crate::ManyError).
+    #[error(transparent)]
+    Many(#[from] posthaste_protocols::multisend::ManyError),
     /// See [`Fault`].
     #[error(transparent)]
     Fault(#[from] Fault),

@@ -11,8 +11,8 @@ use posthaste_core::{
 };
 use posthaste_protocols::{
     ActiveMessage, Buffer, Collectives, Control, Counter, Element, Exchange, Fill, First, Group,
-    LayoutAccess, Message, MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey, RemoteRegion,
-    Service, ServiceOptions, Window, codec, flush, handler, pattern, service, stream,
+    LayoutAccess, ManyToMany, Message, MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey,
+    RemoteRegion, Service, ServiceOptions, Window, codec, flush, handler, pattern, service, stream,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -43,6 +43,7 @@ pub struct Job {
     exchange: Exchange,
     layouts: LayoutAccess,
     collectives: Collectives,
+    many: ManyToMany,
     handle: Handle,
 }
 
@@ -74,11 +75,12 @@ impl Job {
         })?;
         let exchange = Exchange::new(&client)?;
         let layouts = LayoutAccess::new(&client)?;
+        let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { place, client: Arc::new(client), exchange, layouts, collectives, handle })
+        Ok(Job { place, client: Arc::new(client), exchange, layouts, collectives, many, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -609,6 +611,28 @@ impl Job {
     #[must_use]
     pub fn collectives(&self) -> &Collectives {
         &self.collectives
+    }
+
+    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::{ConnectionManager, Part};
+    /// let job = posthaste::solo().await?;
+    /// let manager = ConnectionManager::new(8);
+    /// let connection = manager.open().await;
+    /// let parts = [Part { source: job.rank(), offset: 2, len: 3 }];
+    /// let receive = job.many_to_many().receive(connection.id(), 8, &parts)?;
+    /// job.many_to_many().send(connection.id(), [(job.rank(), "abc".into())]).await?;
+    /// assert_eq!(receive.await?.buffer, *b"\0\0abc\0\0\0");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn many_to_many(&self) -> &ManyToMany {
+        &self.many
     }
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave.

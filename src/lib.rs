@@ -61,18 +61,20 @@ pub use posthaste_core::Lease;
 pub use posthaste_core::Loan;
 pub use posthaste_core::engine::PatternError;
 pub use posthaste_core::{
-    CallError, Caps, ClientId, Collective, Context, ContextId, Device, Endpoint, Fault, Handle, JobShape,
-    MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats, Sysdep,
-    TrySendError,
+    CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Fault, Handle,
+    JobShape, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats,
+    Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Algorithm, Buffer, CollectiveError, Collectives, Control, Counter, Element, Fill, First,
-    Group, InFlight, Message, MessageStream, OwnedMessage, Pattern, Recorder, Reduce, Region, RegionKey,
-    RemoteRegion, SendMessage, Service, ServiceOptions, Window,
+    ActiveMessage, Algorithm, Buffer, CollectiveError, Collectives, Connection, ConnectionManager, Control,
+    Counter, Element, Fill, First, Group, InFlight, ManyToMany, Message, MessageStream, Multisend,
+    MultisendError, OwnedMessage, Part, Pattern, Received, Recorder, Reduce, Region, RegionKey, RemoteRegion,
+    SendMessage, Service, ServiceOptions, Window,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.
 pub use posthaste_protocols::collective;
+pub use posthaste_protocols::multisend::{ManyError, ReceiveMany};
 
 pub use posthaste_protocols::datatype::{self, Datatype};
 /// The datatype of a `#[repr(C)]` struct, from its fields.

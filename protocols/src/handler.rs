@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::message::Message;
+use crate::multisend::Multisend;
 use crate::send::{Envelope, SendMessage};
 use bytes::BytesMut;
 use posthaste_core::context::Face;
@@ -74,6 +75,24 @@ impl<F: Face> ActiveMessage<F> {
     #[inline]
     pub fn try_send(&self, target: Rank, payload: impl Into<Buffer>) -> Result<(), TrySendError<Buffer>> {
         crate::send::try_now(&self.face, &self.envelope(target), payload.into())
+    }
+
+    /// Sends the same payload to all of these ranks in one call (D18): no group, nothing is forwarded, and all share the
+    /// bytes. A rank that is named twice gets two messages.
+    ///
+    /// # Errors
+    /// Of the future: the ranks that could not be sent to; all others were.
+    ///
+    /// # Cancel safety
+    /// See [`Multisend`].
+    pub fn multicast(
+        &self,
+        targets: impl IntoIterator<Item = Rank>,
+        payload: impl Into<Buffer>,
+    ) -> Multisend<'_, F> {
+        let payload = payload.into().into_bytes();
+        let messages = targets.into_iter().map(|target| (target, payload.clone()));
+        Multisend::new(&self.face, self.id, messages)
     }
 
     /// Sends from inside a handler; never waits.

@@ -65,7 +65,7 @@ fn every_operation(sizes: &[u32], lens: &[usize], setup: &Setup) {
             let mut seed = 1;
             for kind in Kind::ALL {
                 for len in lens {
-                    let roots = if kind.has_root() { vec![0, member.size - 1] } else { vec![0] };
+                    let roots = if kind.has_root() { vec![0, *size as usize - 1] } else { vec![0] };
                     for root in roots {
                         let chosen = Algorithm::ALL.into_iter().map(|algorithm| world.schedule(algorithm));
                         for group in chosen.chain([world.clone()]) {
@@ -189,7 +189,7 @@ fn reductions_of_all_types() {
         assert_eq!(world.all_reduce_one(me as i8 - 3, &Reduce::max()).await.unwrap(), 1);
         assert_eq!(world.all_reduce_one(!(1u16 << me), &Reduce::and()).await.unwrap(), !31);
         assert_eq!(world.all_reduce_one(1u128 << me, &Reduce::or()).await.unwrap(), 31);
-        assert_eq!(world.all_reduce_one(me, &Reduce::xor()).await.unwrap(), 1 ^ 2 ^ 3 ^ 4);
+        assert_eq!(world.all_reduce_one(me, &Reduce::xor()).await.unwrap(), 4);
         let located = Located { value: (f - 2.0).abs(), place: me.into() };
         let nearest = world.all_reduce_one(located, &Reduce::min_location()).await.unwrap();
         assert_eq!(nearest, Located { value: 0.5, place: 1 });

@@ -11,6 +11,7 @@ mod cgroup;
 mod clocks;
 mod collectives;
 mod futures;
+mod groups;
 mod hostile;
 mod killed;
 mod leaving;

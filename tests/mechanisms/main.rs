@@ -6,12 +6,14 @@ mod support;
 
 mod calls;
 mod collectives;
+mod collectives2;
 mod components;
 mod contexts;
 mod datatypes;
 mod early;
 mod errors;
 mod memory;
+mod multisend;
 mod one_host;
 mod pages;
 mod replay;

@@ -13,6 +13,9 @@ use crate::group::Group;
 use bytes::Bytes;
 use posthaste_core::{Collective, Value};
 
+/// Where blocks lie, and behind the last.
+type Places = Box<[usize]>;
+
 /// What a call gives, but for its schedule.
 struct Spec {
     kind: Kind,
@@ -24,7 +27,7 @@ struct Spec {
     input: Bytes,
     combiner: Option<Combiner>,
     /// The counts of what goes out and of what comes in, if they differ by rank.
-    tables: Option<(Box<[usize]>, Box<[usize]>)>,
+    tables: Option<[Places; 2]>,
 }
 
 impl Spec {
@@ -60,7 +63,7 @@ fn one<T: Datum>(value: Value) -> T {
 }
 
 /// The places of blocks of these counts, in bytes, and behind the last.
-fn places(counts: &[usize], element: usize) -> Box<[usize]> {
+fn places(counts: &[usize], element: usize) -> Places {
     let ends = counts.iter().scan(0, |end, count| {
         *end += count * element;
         Some(*end)
@@ -259,7 +262,7 @@ impl Group {
         spec.input = bytes_of(values);
         // Told apart from one whose blocks are all of one length.
         spec.bytes = usize::MAX;
-        spec.tables = Some((places(counts, spec.element), places(awaited, spec.element)));
+        spec.tables = Some([places(counts, spec.element), places(awaited, spec.element)]);
         self.begin(spec, vector)
     }
 
@@ -319,7 +322,7 @@ impl Group {
         };
         let (outgoing, layout) = match spec.tables {
             None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks)),
-            Some((sent, awaited)) => {
+            Some([sent, awaited]) => {
                 let outgoing = Layout::new(Lengths::Table(sent), element, plan.blocks);
                 (Some(outgoing), Layout::new(Lengths::Table(awaited), element, plan.blocks))
             }

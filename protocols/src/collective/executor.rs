@@ -11,7 +11,6 @@ use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
 use super::state::{Choice, Early, GroupState, Membership, Op, Slot, State, WINDOW, value_of};
 use super::wire::{self, Record, Tag};
-use bytes::Bytes;
 use posthaste_core::device::Body;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
@@ -63,7 +62,7 @@ pub(crate) enum Begun {
     Failed(Fault),
 }
 
-type Guard<'g> = MutexGuard<'g, State>;
+pub(super) type Guard<'g> = MutexGuard<'g, State>;
 
 /// The protocol as it is registered.
 struct Registered(Arc<Hub>);
@@ -248,7 +247,7 @@ impl Hub {
     }
 
     /// An operation that was called is not started.
-    fn give_up(&self, state: &mut State, at: usize, operation: u64) {
+    pub(super) fn give_up(&self, state: &mut State, at: usize, operation: u64) {
         if let Some(group) = state.groups.get_mut(at) {
             if let Some(slot) = group.slot(operation) {
                 *slot = Slot::Ended;
@@ -283,7 +282,7 @@ impl Hub {
         }
     }
 
-    fn take_in<'g>(
+    pub(super) fn take_in<'g>(
         self: &'g Arc<Self>,
         scope: &mut Scope<'_>,
         mut state: Guard<'g>,
@@ -368,7 +367,7 @@ impl Hub {
 
     /// A part of an operation has arrived.
     #[inline]
-    fn on_part(
+    pub(super) fn on_part(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
         mut state: Guard<'_>,
@@ -533,243 +532,5 @@ impl Hub {
             state.remove(at);
         }
         (state, Some(value_of(op.run.into_result())))
-    }
-
-    /// A member called something else.
-    #[cold]
-    fn mismatch<'g>(
-        self: &'g Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'g>,
-        at: usize,
-        operation: u64,
-        from: Rank,
-        theirs: Option<(u32, usize)>,
-    ) -> Guard<'g> {
-        let ours = match state.groups.get_mut(at).and_then(|group| group.slot(operation)) {
-            Some(Slot::Running(op)) => op.call,
-            _ => return state,
-        };
-        let theirs = theirs.and_then(|(mark, len)| {
-            wire::call_of(wire::kind_in(mark).into(), u32::try_from(len).unwrap_or(u32::MAX))
-        });
-        let calls = [theirs.unwrap_or(ours), ours];
-        let cause = Fault::CollectiveMismatch { ranks: [from, self.me], calls };
-        self.break_from(scope, state, at, operation, cause)
-    }
-
-    /// No operation of a group from `first` on can end well.
-    #[cold]
-    pub(super) fn break_from<'g>(
-        self: &'g Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'g>,
-        at: usize,
-        first: u64,
-        cause: Fault,
-    ) -> Guard<'g> {
-        let mut to_do = vec![(at, first)];
-        while let Some((at, first)) = to_do.pop() {
-            let State { groups, peers, .. } = &mut *state;
-            let Some(group) = groups.get_mut(at) else { continue };
-            let (old, cause) = group.broken.unwrap_or((u64::MAX, cause));
-            if first >= old {
-                continue;
-            }
-            group.broken = Some((first, cause));
-            for operation in first.max(group.base)..group.next() {
-                group.take_early(operation);
-                let Some(slot) = group.slot(operation) else { continue };
-                match std::mem::replace(slot, Slot::Ended) {
-                    Slot::Running(op) => {
-                        if let Some(ticket) = op.ticket {
-                            scope.complete(ticket, Err(cause));
-                        }
-                    }
-                    Slot::Reserved => *slot = Slot::Reserved,
-                    Slot::Out | Slot::Ended => {}
-                }
-            }
-            group.sweep();
-            let record = Record::Broken { id: group.membership.id, first, cause }.encode();
-            let mut way = Way { hub: self, scope, peers };
-            for place in group.neighbours() {
-                way.record(group.membership.members[place], &record);
-            }
-            let id = group.membership.id;
-            to_do.extend(groups.iter().filter_map(|(child, group)| {
-                group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
-            }));
-        }
-        let wakers = std::mem::take(&mut state.waiters);
-        wakers.into_iter().for_each(std::task::Waker::wake);
-        state
-    }
-
-    /// A rank is gone, and everything that it sent was taken in.
-    fn peer_down(self: &Arc<Self>, scope: &mut Scope<'_>, rank: Rank, fault: Fault) {
-        let mut state = self.lock();
-        if state.down.insert(rank, fault).is_some() {
-            return;
-        }
-        let groups: Vec<usize> = state.groups.iter().map(|(at, _)| at).collect();
-        for at in groups {
-            let Some(group) = state.groups.get_mut(at) else { continue };
-            let Some(place) = group.membership.place_of(rank) else { continue };
-            group.down.insert(place, fault);
-            let waits = |slot: &Slot| matches!(slot, Slot::Running(op) if op.run.awaits(place));
-            let first = group.slots.iter().position(waits).map(|index| group.base + index as u64);
-            // A rank that left in order has sent its part of everything that it took part in.
-            let first = match fault {
-                Fault::PeerClosed(_) => first,
-                _ => Some(first.unwrap_or(group.next())),
-            };
-            if let Some(first) = first {
-                state = self.break_from(scope, state, at, first, fault);
-            }
-        }
-        let peer = &mut state.peers[rank.index()];
-        peer.records.clear();
-        peer.waiting.clear();
-        let wakers = std::mem::take(&mut state.waiters);
-        drop(state);
-        wakers.into_iter().for_each(std::task::Waker::wake);
-    }
-
-    /// A message that was kept until its group was made.
-    pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
-        match cookie {
-            0 => self.on_record(scope, from, Record::parse(bytes)),
-            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Body::Owned(bytes)),
-        }
-    }
-
-    /// A record has arrived.
-    fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
-        let state = self.lock();
-        let Some(record) = record else { return self.corrupt(scope, state, source) };
-        match record {
-            Record::Introduce { group, id, origin, members } => {
-                self.introduced(scope, state, source, (group, id, origin), members);
-            }
-            Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
-            Record::Clear { group, .. } | Record::Started { group, .. } | Record::Want { group, .. } => {
-                self.about_group(scope, state, source, group, &record);
-            }
-        }
-    }
-
-    fn about_group<'g>(
-        self: &'g Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'g>,
-        source: Rank,
-        number: u16,
-        record: &Record,
-    ) {
-        let at = match state.group_at(source, number) {
-            Some(Ok(at)) => at,
-            Some(Err(id)) => {
-                let body = Body::Owned(record.encode());
-                return self.unclaimed(scope, state, source, id, 0, &body);
-            }
-            None => return self.corrupt(scope, state, source),
-        };
-        let Some(group) = state.groups.get_mut(at) else { return };
-        let Some(place) = group.membership.place_of(source) else {
-            return self.corrupt(scope, state, source);
-        };
-        match *record {
-            Record::Clear { operation, phase, colour, .. } => {
-                let early = Early::Clear { place, phase, colour };
-                let base = group.base;
-                match group.slot(operation) {
-                    Some(Slot::Running(_)) => {
-                        state = self.take_in(scope, state, at, operation, early);
-                        drop(self.go_on(scope, state, at, operation));
-                    }
-                    Some(Slot::Out | Slot::Ended) => {}
-                    None if operation < base => {}
-                    _ => {
-                        if group.failure(operation).is_none() && !group.keep(operation, place, early) {
-                            self.corrupt(scope, state, source);
-                        }
-                    }
-                }
-            }
-            Record::Started { operations, .. } => self.started(scope, state, at, place, operations),
-            Record::Want { operations, .. } => {
-                let started = group.started;
-                if operations <= started {
-                    let State { groups, peers, .. } = &mut *state;
-                    let mut way = Way { hub: self, scope, peers };
-                    let answer = Record::Started { group: at as u16, operations: started };
-                    way.member_record(&mut groups[at], at, place, &answer);
-                } else {
-                    group.others[place].wants = Some(operations);
-                    group.wanted = true;
-                }
-            }
-            Record::Introduce { .. } | Record::Broken { .. } => {}
-        }
-    }
-
-    /// A member has started more operations: what waited for that goes out.
-    fn started<'g>(
-        self: &'g Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'g>,
-        at: usize,
-        place: usize,
-        operations: u64,
-    ) {
-        let group = &mut state.groups[at];
-        let member = &mut group.others[place];
-        let before = member.started;
-        member.started = before.max(operations);
-        if !std::mem::take(&mut member.asked) {
-            return;
-        }
-        let clears = std::mem::take(&mut member.clears);
-        let State { groups, peers, .. } = &mut *state;
-        let mut way = Way { hub: self, scope, peers };
-        for (operation, phase, colour) in clears {
-            way.clear(&mut groups[at], at, operation, (place, phase, colour));
-        }
-        let group = &state.groups[at];
-        // The first that has to wait again asks again; those behind it need not.
-        for operation in before + WINDOW..group.next() {
-            state = self.resume(scope, state, at, operation);
-            if state.groups.get(at).is_none_or(|group| group.others[place].asked) {
-                break;
-            }
-        }
-    }
-
-    /// A member says that a group is broken.
-    fn broken(
-        self: &Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
-        source: Rank,
-        (id, first): (u64, u64),
-        cause: Fault,
-    ) {
-        /// Groups that are broken before they are made here.
-        const MOST_BROKEN: usize = 1 << 14;
-        let cause = match cause {
-            Fault::OutOfMemory(_) => Fault::OutOfMemory("on another rank, in a collective operation"),
-            cause => cause,
-        };
-        match state.ids.get(&id).copied() {
-            Some(at) if state.groups[at].membership.place_of(source).is_some() => {
-                drop(self.break_from(scope, state, at, first, cause));
-            }
-            Some(_) => self.corrupt(scope, state, source),
-            None if state.broken.len() < MOST_BROKEN => {
-                state.broken.entry(id).or_insert((first, cause));
-            }
-            None => {}
-        }
     }
 }

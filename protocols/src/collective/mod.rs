@@ -18,12 +18,14 @@ mod layout;
 mod membership;
 mod outlet;
 mod plan;
+mod records;
 mod reduce;
 mod run;
 mod schedule;
 #[cfg(test)]
 mod simulation;
 mod state;
+mod trouble;
 mod wire;
 
 pub use algorithm::Algorithm;

@@ -95,6 +95,7 @@ pub struct Located<T: Copy> {
 type Function<T> = Arc<dyn Fn(T, T) -> T + Send + Sync>;
 /// Combines the second row of values into the first; `true`: the second is the left operand.
 type RowFunction = fn(&mut [u8], &[u8], bool);
+type UsersRowFunction = dyn Fn(&mut [u8], &[u8], bool) + Send + Sync;
 
 enum Operation<T> {
     /// The name of the operation, and its loop over rows of values.
@@ -306,7 +307,7 @@ where
 #[derive(Clone)]
 enum RowOf {
     BuiltIn(RowFunction),
-    Users(Arc<dyn Fn(&mut [u8], &[u8], bool) + Send + Sync>),
+    Users(Arc<UsersRowFunction>),
 }
 
 /// An operation over rows of bytes.

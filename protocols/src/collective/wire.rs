@@ -187,7 +187,7 @@ impl Record {
             INTRODUCE => {
                 let origin = [Origin::Agreed, Origin::Called, Origin::OnTheFly];
                 let origin = origin.into_iter().find(|origin| *origin as u64 == b)?;
-                if bytes.len() % 4 != 0 || (origin == Origin::Agreed) != bytes.is_empty() {
+                if !bytes.len().is_multiple_of(4) || (origin == Origin::Agreed) != bytes.is_empty() {
                     return None;
                 }
                 let members = (0..bytes.len() / 4).map(|_| Rank(bytes.get_u32_le())).collect();

@@ -13,7 +13,6 @@ use std::time::Duration;
 /// A rank of a job.
 pub struct Member {
     pub rank: Rank,
-    pub size: usize,
     pub client: Arc<Client>,
     pub collectives: Collectives,
     pub fabric: Arc<Fabric>,
@@ -56,7 +55,7 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
         for rank in (0..ranks).map(Rank) {
             let client = Client::new(ClientParts {
                 id: ClientId(0),
-                device: fabric.device(ClientId(0), rank),
+                devices: vec![fabric.device(ClientId(0), rank)],
                 sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None)),
                 config: setup.config,
                 spin: Some(Duration::ZERO),
@@ -66,7 +65,7 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
             let collectives = Collectives::new(&client, &setup.nodes).expect("the name is free");
             client.open().await.expect("the device opens");
             let (client, fabric) = (Arc::new(client), fabric.clone());
-            members.push(Member { rank, size: ranks as usize, client, collectives, fabric });
+            members.push(Member { rank, client, collectives, fabric });
         }
         let hubs: Vec<_> = members.iter().map(|member| member.collectives.clone()).collect();
         let clients: Vec<_> = members.iter().map(|member| member.client.clone()).collect();

@@ -76,7 +76,7 @@ impl Team<'_> {
             if own % (2 * span) == span {
                 let blocks = blocks(&mut self.branch(own, span));
                 route.receive(first + phase, self.rank(own - span), blocks, action);
-            } else if own % (2 * span) == 0 && own + span < self.members.len() {
+            } else if own.is_multiple_of(2 * span) && own + span < self.members.len() {
                 let child = own + span;
                 let blocks = blocks(&mut self.branch(child, span));
                 route.send(first + phase, self.rank(child), blocks);

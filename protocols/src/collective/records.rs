@@ -1,0 +1,149 @@
+//! What comes besides the parts of operations: who is how far, who is ready, what is broken.
+
+use super::executor::{Guard, Hub};
+use super::outlet::Way;
+use super::state::{Early, Slot, State, WINDOW};
+use super::wire::Record;
+use bytes::Bytes;
+use posthaste_core::device::Body;
+use posthaste_core::{Fault, Rank, Scope};
+use std::sync::Arc;
+
+impl Hub {
+    /// A message that was kept until its group was made.
+    pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
+        match cookie {
+            0 => self.on_record(scope, from, Record::parse(bytes)),
+            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Body::Owned(bytes)),
+        }
+    }
+
+    /// A record has arrived.
+    pub(super) fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
+        let state = self.lock();
+        let Some(record) = record else { return self.corrupt(scope, state, source) };
+        match record {
+            Record::Introduce { group, id, origin, members } => {
+                self.introduced(scope, state, source, (group, id, origin), members);
+            }
+            Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
+            Record::Clear { group, .. } | Record::Started { group, .. } | Record::Want { group, .. } => {
+                self.about_group(scope, state, source, group, &record);
+            }
+        }
+    }
+
+    fn about_group<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        source: Rank,
+        number: u16,
+        record: &Record,
+    ) {
+        let at = match state.group_at(source, number) {
+            Some(Ok(at)) => at,
+            Some(Err(id)) => {
+                let body = Body::Owned(record.encode());
+                return self.unclaimed(scope, state, source, id, 0, &body);
+            }
+            None => return self.corrupt(scope, state, source),
+        };
+        let Some(group) = state.groups.get_mut(at) else { return };
+        let Some(place) = group.membership.place_of(source) else {
+            return self.corrupt(scope, state, source);
+        };
+        match *record {
+            Record::Clear { operation, phase, colour, .. } => {
+                let early = Early::Clear { place, phase, colour };
+                let base = group.base;
+                match group.slot(operation) {
+                    Some(Slot::Running(_)) => {
+                        state = self.take_in(scope, state, at, operation, early);
+                        drop(self.go_on(scope, state, at, operation));
+                    }
+                    Some(Slot::Out | Slot::Ended) => {}
+                    None if operation < base => {}
+                    _ => {
+                        if group.failure(operation).is_none() && !group.keep(operation, place, early) {
+                            self.corrupt(scope, state, source);
+                        }
+                    }
+                }
+            }
+            Record::Started { operations, .. } => self.started(scope, state, at, place, operations),
+            Record::Want { operations, .. } => {
+                let started = group.started;
+                if operations <= started {
+                    let State { groups, peers, .. } = &mut *state;
+                    let mut way = Way { hub: self, scope, peers };
+                    let answer = Record::Started { group: at as u16, operations: started };
+                    way.member_record(&mut groups[at], at, place, &answer);
+                } else {
+                    group.others[place].wants = Some(operations);
+                    group.wanted = true;
+                }
+            }
+            Record::Introduce { .. } | Record::Broken { .. } => {}
+        }
+    }
+
+    /// A member has started more operations: what waited for that goes out.
+    fn started<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        place: usize,
+        operations: u64,
+    ) {
+        let group = &mut state.groups[at];
+        let member = &mut group.others[place];
+        let before = member.started;
+        member.started = before.max(operations);
+        if !std::mem::take(&mut member.asked) {
+            return;
+        }
+        let clears = std::mem::take(&mut member.clears);
+        let State { groups, peers, .. } = &mut *state;
+        let mut way = Way { hub: self, scope, peers };
+        for (operation, phase, colour) in clears {
+            way.clear(&mut groups[at], at, operation, (place, phase, colour));
+        }
+        let group = &state.groups[at];
+        // The first that has to wait again asks again; those behind it need not.
+        for operation in before + WINDOW..group.next() {
+            state = self.resume(scope, state, at, operation);
+            if state.groups.get(at).is_none_or(|group| group.others[place].asked) {
+                break;
+            }
+        }
+    }
+
+    /// A member says that a group is broken.
+    fn broken(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'_>,
+        source: Rank,
+        (id, first): (u64, u64),
+        cause: Fault,
+    ) {
+        /// Groups that are broken before they are made here.
+        const MOST_BROKEN: usize = 1 << 14;
+        let cause = match cause {
+            Fault::OutOfMemory(_) => Fault::OutOfMemory("on another rank, in a collective operation"),
+            cause => cause,
+        };
+        match state.ids.get(&id).copied() {
+            Some(at) if state.groups[at].membership.place_of(source).is_some() => {
+                drop(self.break_from(scope, state, at, first, cause));
+            }
+            Some(_) => self.corrupt(scope, state, source),
+            None if state.broken.len() < MOST_BROKEN => {
+                state.broken.entry(id).or_insert((first, cause));
+            }
+            None => {}
+        }
+    }
+}

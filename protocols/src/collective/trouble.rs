@@ -1,0 +1,112 @@
+//! When an operation cannot end well: it ends so for every member of the group, and nobody waits for one that has given
+//! up.
+
+use super::executor::{Guard, Hub};
+use super::outlet::Way;
+use super::state::{Slot, State};
+use super::wire::{self, Record};
+use posthaste_core::{Fault, Rank, Scope};
+use std::sync::Arc;
+
+impl Hub {
+    /// A member called something else.
+    #[cold]
+    pub(super) fn mismatch<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        from: Rank,
+        theirs: Option<(u32, usize)>,
+    ) -> Guard<'g> {
+        let ours = match state.groups.get_mut(at).and_then(|group| group.slot(operation)) {
+            Some(Slot::Running(op)) => op.call,
+            _ => return state,
+        };
+        let theirs = theirs.and_then(|(mark, len)| {
+            wire::call_of(wire::kind_in(mark).into(), u32::try_from(len).unwrap_or(u32::MAX))
+        });
+        let calls = [theirs.unwrap_or(ours), ours];
+        let cause = Fault::CollectiveMismatch { ranks: [from, self.me], calls };
+        self.break_from(scope, state, at, operation, cause)
+    }
+
+    /// No operation of a group from `first` on can end well.
+    #[cold]
+    pub(super) fn break_from<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        first: u64,
+        cause: Fault,
+    ) -> Guard<'g> {
+        let mut to_do = vec![(at, first)];
+        while let Some((at, first)) = to_do.pop() {
+            let State { groups, peers, .. } = &mut *state;
+            let Some(group) = groups.get_mut(at) else { continue };
+            let (old, cause) = group.broken.unwrap_or((u64::MAX, cause));
+            if first >= old {
+                continue;
+            }
+            group.broken = Some((first, cause));
+            for operation in first.max(group.base)..group.next() {
+                group.take_early(operation);
+                let Some(slot) = group.slot(operation) else { continue };
+                match std::mem::replace(slot, Slot::Ended) {
+                    Slot::Running(op) => {
+                        if let Some(ticket) = op.ticket {
+                            scope.complete(ticket, Err(cause));
+                        }
+                    }
+                    Slot::Reserved => *slot = Slot::Reserved,
+                    Slot::Out | Slot::Ended => {}
+                }
+            }
+            group.sweep();
+            let record = Record::Broken { id: group.membership.id, first, cause }.encode();
+            let mut way = Way { hub: self, scope, peers };
+            for place in group.neighbours() {
+                way.record(group.membership.members[place], &record);
+            }
+            let id = group.membership.id;
+            to_do.extend(groups.iter().filter_map(|(child, group)| {
+                group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
+            }));
+        }
+        let wakers = std::mem::take(&mut state.waiters);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        state
+    }
+
+    /// A rank is gone, and everything that it sent was taken in.
+    pub(super) fn peer_down(self: &Arc<Self>, scope: &mut Scope<'_>, rank: Rank, fault: Fault) {
+        let mut state = self.lock();
+        if state.down.insert(rank, fault).is_some() {
+            return;
+        }
+        let groups: Vec<usize> = state.groups.iter().map(|(at, _)| at).collect();
+        for at in groups {
+            let Some(group) = state.groups.get_mut(at) else { continue };
+            let Some(place) = group.membership.place_of(rank) else { continue };
+            group.down.insert(place, fault);
+            let waits = |slot: &Slot| matches!(slot, Slot::Running(op) if op.run.awaits(place));
+            let first = group.slots.iter().position(waits).map(|index| group.base + index as u64);
+            // A rank that left in order has sent its part of everything that it took part in.
+            let first = match fault {
+                Fault::PeerClosed(_) => first,
+                _ => Some(first.unwrap_or(group.next())),
+            };
+            if let Some(first) = first {
+                state = self.break_from(scope, state, at, first, fault);
+            }
+        }
+        let peer = &mut state.peers[rank.index()];
+        peer.records.clear();
+        peer.waiting.clear();
+        let wakers = std::mem::take(&mut state.waiters);
+        drop(state);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+}

@@ -1,0 +1,384 @@
+//! Many-to-many (D19): a buffer of its own for each destination in one call; one buffer for all sources at the receiver.
+//!
+//! A stream is ⟨source, destination, connection id⟩ (D20). Its messages meet the receives that name the source on that
+//! connection, each in its order. A message that comes before its receive is posted waits here and keeps its credit, so
+//! that a slow receiver slows its senders.
+
+use super::{ManyError, Multisend};
+use bytes::Bytes;
+use posthaste_core::context::{Shared, poll_until};
+use posthaste_core::device::Body;
+use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
+use posthaste_core::sync::lock;
+use posthaste_core::{ConnectionId, Fault, Handle, Lease, Messager, ProtocolId, Rank, RegisterError, Scope};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+
+const NAME: &str = "posthaste.many";
+
+/// What one source sends: where it goes in the receiver's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Who sends it.
+    pub source: Rank,
+    /// First byte in the buffer.
+    pub offset: usize,
+    /// Bytes of room; what is longer is cut off.
+    pub len: usize,
+}
+
+/// What has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The buffer; what nobody sent is zero.
+    pub buffer: Vec<u8>,
+    /// For each part, in the order in which they were listed: how many bytes the source sent, which may be more or less
+    /// than there was room for, or why nothing came.
+    pub parts: Vec<Result<usize, Fault>>,
+}
+
+/// A receive that was posted.
+#[derive(Debug)]
+struct Posted {
+    parts: Vec<Part>,
+    outcomes: Vec<Option<Result<usize, Fault>>>,
+    buffer: Vec<u8>,
+    missing: usize,
+    waker: Option<Waker>,
+}
+
+impl Posted {
+    /// Whether a message of that source is still to come.
+    fn part_of(&self, source: Rank) -> Option<usize> {
+        let part = self.parts.iter().position(|part| part.source == source)?;
+        self.outcomes[part].is_none().then_some(part)
+    }
+
+    fn end(&mut self, part: usize, outcome: Result<usize, Fault>) -> Option<Waker> {
+        self.outcomes[part] = Some(outcome);
+        self.missing -= 1;
+        if self.missing == 0 { self.waker.take() } else { None }
+    }
+}
+
+/// A message whose receive is still to be posted.
+#[derive(Debug)]
+struct Waiting {
+    source: Rank,
+    body: Kept,
+    credit: Credit,
+}
+
+#[derive(Debug)]
+enum Kept {
+    Bytes(Bytes),
+    Lease(Lease),
+}
+
+/// The receives and the messages of a connection.
+#[derive(Debug, Default)]
+struct Line {
+    posted: VecDeque<u64>,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines: HashMap<u32, Line>,
+    receives: HashMap<u64, Posted>,
+    next: u64,
+    down: HashMap<Rank, Fault>,
+    closed: bool,
+}
+
+impl State {
+    /// Puts a message into the first receive that waits for it.
+    fn deliver(&mut self, connection: u32, source: Rank, body: &Body<'_>) -> Option<Option<Waker>> {
+        let State { lines, receives, .. } = self;
+        let line = lines.get_mut(&connection)?;
+        let place = line.posted.iter().find_map(|key| {
+            let part = receives.get(key)?.part_of(source)?;
+            Some((*key, part))
+        });
+        let (key, number) = place?;
+        let receive = receives.get_mut(&key)?;
+        let part = receive.parts[number];
+        let len = part.len.min(body.len());
+        let target = &mut receive.buffer[part.offset..part.offset + len];
+        match body {
+            Body::Short(bytes) => target.copy_from_slice(&bytes[..len]),
+            Body::Owned(bytes) => target.copy_from_slice(&bytes[..len]),
+            Body::Lease(lease) => {
+                if let Some(memory) = lease.memory().slice(0, len as u64) {
+                    memory.read(target);
+                }
+            }
+        }
+        let waker = receive.end(number, Ok(body.len()));
+        if receive.missing == 0 {
+            line.posted.retain(|other| *other != key);
+            if line.posted.is_empty() && line.waiting.is_empty() {
+                lines.remove(&connection);
+            }
+        }
+        Some(waker)
+    }
+}
+
+struct Registered {
+    state: Arc<Mutex<State>>,
+    /// Weak, because the context owns the protocol.
+    context: Weak<Shared>,
+}
+
+/// A rank is gone: what was to come from it does not.
+fn gone(state: &Mutex<State>, rank: Rank, fault: Fault) {
+    let mut wakers = Vec::new();
+    {
+        let mut state = lock(state);
+        state.down.insert(rank, fault);
+        for receive in state.receives.values_mut() {
+            if let Some(part) = receive.part_of(rank) {
+                wakers.extend(receive.end(part, Err(fault)));
+            }
+        }
+    }
+    wakers.into_iter().for_each(Waker::wake);
+}
+
+impl Protocol for Registered {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::Credited
+    }
+
+    fn overtakes_held(&self) -> bool {
+        true
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let source = message.source.rank;
+        let credit = message.credit();
+        let Ok(connection) = <[u8; 4]>::try_from(message.info).map(u32::from_le_bytes) else {
+            tracing::warn!(%source, "impossible many-to-many message; the peer is cut off");
+            return scope.cut_off(source);
+        };
+        let delivered = {
+            let mut state = lock(&self.state);
+            let delivered = state.deliver(connection, source, &message.body);
+            if delivered.is_none() {
+                let body = match message.body {
+                    Body::Lease(lease) => Kept::Lease(lease),
+                    body => Kept::Bytes(crate::message::body_bytes(&body)),
+                };
+                let line = state.lines.entry(connection).or_default();
+                line.waiting.push_back(Waiting { source, body, credit });
+            }
+            delivered
+        };
+        if let Some(waker) = delivered {
+            scope.consumed(credit);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn on_peer_down(&self, rank: Rank, fault: Fault) {
+        let Some(context) = self.context.upgrade() else { return };
+        let state = self.state.clone();
+        Handle::new(context).post_run(move |scope| {
+            // Another context may have heard of it first: this one still has what the rank sent before.
+            if scope.fault_of(rank).is_some() {
+                gone(&state, rank, fault);
+            }
+        });
+    }
+
+    fn on_close(&self) {
+        let wakers: Vec<Waker> = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            state.receives.values_mut().filter_map(|receive| receive.waker.take()).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Many-to-many sends and receives of a client. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ManyToMany {
+    state: Arc<Mutex<State>>,
+    handle: Handle,
+    id: ProtocolId,
+    ranks: u32,
+}
+
+impl ManyToMany {
+    /// Registers many-to-many with a client; once per client, before it is opened.
+    ///
+    /// # Errors
+    /// If it is registered already.
+    pub fn new(messager: &dyn Messager) -> Result<ManyToMany, RegisterError> {
+        let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        let state = Arc::<Mutex<State>>::default();
+        let id = messager.register(Arc::new(Registered {
+            state: state.clone(),
+            context: Arc::downgrade(handle.shared_state()),
+        }))?;
+        Ok(ManyToMany { state, handle, id, ranks: messager.peers().ranks })
+    }
+
+    /// Sends each rank a buffer of its own, in one call.
+    ///
+    /// # Errors
+    /// Of the future: the ranks that could not be sent to; all others were.
+    ///
+    /// # Cancel safety
+    /// See [`Multisend`].
+    pub fn send(
+        &self,
+        connection: ConnectionId,
+        messages: impl IntoIterator<Item = (Rank, Bytes)>,
+    ) -> Multisend<'_, Handle> {
+        Multisend::new(&self.handle, self.id, messages).info(&connection.0.to_le_bytes())
+    }
+
+    /// Posts one buffer of `len` bytes for the next message of each of these sources on a connection. The future is ready
+    /// when all have come, or their sources are gone.
+    ///
+    /// # Errors
+    /// If a part does not lie in the buffer, or a source is named twice.
+    pub fn receive(
+        &self,
+        connection: ConnectionId,
+        len: usize,
+        parts: &[Part],
+    ) -> Result<ReceiveMany, ManyError> {
+        self.check(len, parts)?;
+        let mut consumed = Vec::new();
+        let key = {
+            let mut state = lock(&self.state);
+            if state.closed {
+                return Err(Fault::Shutdown.into());
+            }
+            let key = state.next;
+            state.next += 1;
+            let receive = Posted {
+                parts: parts.to_vec(),
+                outcomes: vec![None; parts.len()],
+                buffer: vec![0; len],
+                missing: parts.len(),
+                waker: None,
+            };
+            state.receives.insert(key, receive);
+            state.lines.entry(connection.0).or_default().posted.push_back(key);
+            // What came before it; the rest of the queue keeps its order.
+            let line = state.lines.entry(connection.0).or_default();
+            let mut waiting = std::mem::take(&mut line.waiting);
+            let mut still = VecDeque::new();
+            for message in waiting.drain(..) {
+                let body = match message.body {
+                    Kept::Bytes(bytes) => Body::Owned(bytes),
+                    Kept::Lease(lease) => Body::Lease(lease),
+                };
+                match state.deliver(connection.0, message.source, &body) {
+                    Some(_) => consumed.push(message.credit),
+                    None => {
+                        let body = match body {
+                            Body::Lease(lease) => Kept::Lease(lease),
+                            body => Kept::Bytes(crate::message::body_bytes(&body)),
+                        };
+                        still.push_back(Waiting { body, ..message });
+                    }
+                }
+            }
+            if !still.is_empty() {
+                state.lines.entry(connection.0).or_default().waiting = still;
+            }
+            let State { receives, down, .. } = &mut *state;
+            if let Some(receive) = receives.get_mut(&key) {
+                for (rank, fault) in down.iter() {
+                    if let Some(part) = receive.part_of(*rank) {
+                        receive.end(part, Err(*fault));
+                    }
+                }
+            }
+            key
+        };
+        if !consumed.is_empty() {
+            self.handle.post_run(move |scope| consumed.into_iter().for_each(|credit| scope.consumed(credit)));
+        }
+        Ok(ReceiveMany { many: self.clone(), connection: connection.0, key })
+    }
+
+    fn check(&self, len: usize, parts: &[Part]) -> Result<(), ManyError> {
+        let mut ends: Vec<(usize, usize, usize)> = Vec::new();
+        let mut sources = std::collections::HashSet::new();
+        for (number, part) in parts.iter().enumerate() {
+            let end = part.offset.checked_add(part.len).filter(|end| *end <= len);
+            let end = end.ok_or(ManyError::BadPart { part: number, len })?;
+            ends.push((part.offset, end, number));
+            if part.source.0 >= self.ranks || !sources.insert(part.source) {
+                return Err(ManyError::BadSource(part.source));
+            }
+        }
+        ends.retain(|(start, end, _)| start < end);
+        ends.sort_unstable();
+        match ends.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+            Some(pair) => Err(ManyError::BadPart { part: pair[1].2, len }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A posted receive.
+///
+/// # Cancel safety
+/// Dropping it takes the receive back: messages that would have gone there wait for the next one.
+#[must_use = "what comes is lost unless it is awaited"]
+#[derive(Debug)]
+pub struct ReceiveMany {
+    many: ManyToMany,
+    connection: u32,
+    key: u64,
+}
+
+impl Future for ReceiveMany {
+    type Output = Result<Received, Fault>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let (state, key) = (&self.many.state, self.key);
+        let done = || {
+            let mut state = lock(state);
+            if state.receives.get(&key).is_some_and(|receive| receive.missing == 0) {
+                let receive = state.receives.remove(&key)?;
+                let parts = receive.outcomes.into_iter().flatten().collect();
+                return Some(Ok(Received { buffer: receive.buffer, parts }));
+            }
+            (state.closed || !state.receives.contains_key(&key)).then_some(Err(Fault::Shutdown))
+        };
+        poll_until(&self.many.handle, cx, done, |waker| {
+            if let Some(receive) = lock(state).receives.get_mut(&key) {
+                receive.waker = Some(waker.clone());
+            }
+        })
+    }
+}
+
+impl Drop for ReceiveMany {
+    fn drop(&mut self) {
+        let mut state = lock(&self.many.state);
+        state.receives.remove(&self.key);
+        if let Some(line) = state.lines.get_mut(&self.connection) {
+            line.posted.retain(|key| *key != self.key);
+            if line.posted.is_empty() && line.waiting.is_empty() {
+                state.lines.remove(&self.connection);
+            }
+        }
+    }
+}

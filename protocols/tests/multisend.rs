@@ -1,0 +1,195 @@
+//! Multisend over real messages: one call, many destinations.
+
+mod support;
+
+use bytes::Bytes;
+use posthaste_core::{ConnectionId, Fault, Messager, Rank, SendError};
+use posthaste_protocols::multisend::{ConnectionManager, ManyError, ManyToMany, Part};
+use posthaste_protocols::{Message, handler};
+use std::sync::{Arc, Mutex};
+use support::{Random, Setup, run, values};
+
+fn bytes(seed: u64, rank: usize, len: usize) -> Bytes {
+    values(seed, rank, len.div_ceil(8)).iter().flat_map(|word| word.to_le_bytes()).take(len).collect()
+}
+
+fn multicasts(setup: Setup) {
+    run(6, setup, async |member| {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let seen = log.clone();
+        let keep = move |message: Message<'_>, _: &mut posthaste_core::Scope<'_>| {
+            let mut log = seen.lock().unwrap();
+            log.push((message.source(), message.info().to_vec(), message.to_bytes()));
+        };
+        let handle = member.client.contexts()[0].clone();
+        let news = handler::register(&*member.client, handle, "news", 0, keep).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let lens = [0, 8, 100, 70_000];
+        for (turn, len) in lens.into_iter().enumerate() {
+            // To all but one, and to rank 1 twice.
+            let targets = (0..6).filter(|rank| *rank != 4).chain([1]).map(Rank);
+            let payload = bytes(turn as u64, member.rank.index(), len);
+            news.multicast(targets, payload).info(&[turn as u8]).await.unwrap();
+        }
+        let times = [1, 2, 1, 1, 0, 1][member.rank.index()];
+        while log.lock().unwrap().len() < times * 6 * lens.len() {
+            tokio::task::yield_now().await;
+        }
+        let log = log.lock().unwrap().clone();
+        for source in 0..6 {
+            let from: Vec<_> = log.iter().filter(|(from, ..)| from.index() == source).collect();
+            assert_eq!(from.len(), times * lens.len());
+            for (number, (_, info, payload)) in from.into_iter().enumerate() {
+                let turn = number / times;
+                assert_eq!(*info, [turn as u8]);
+                assert!(*payload == bytes(turn as u64, source, lens[turn]), "turn {turn} of {source}");
+            }
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn one_payload_reaches_every_listed_rank() {
+    multicasts(Setup::new());
+}
+
+#[test]
+fn one_payload_reaches_every_listed_rank_with_little_room() {
+    multicasts(Setup::tiny());
+}
+
+#[test]
+fn who_is_lost_is_told_and_the_others_get_theirs() {
+    run(4, Setup::new(), async |member| {
+        let heard = Arc::new(Mutex::new(0));
+        let count = heard.clone();
+        let add = move |_: Message<'_>, _: &mut posthaste_core::Scope<'_>| *count.lock().unwrap() += 1;
+        let handle = member.client.contexts()[0].clone();
+        let news = handler::register(&*member.client, handle, "news", 0, add).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        match member.rank.0 {
+            2 => member.fabric.kill(member.rank),
+            0 => {
+                // Until it is known, messages to the dead rank go nowhere.
+                while world.barrier().await.is_ok() {}
+                let error = news.multicast([1, 2, 3].map(Rank), "news").await.unwrap_err();
+                let lost = SendError::Fault(Fault::PeerLost(Rank(2)));
+                assert_eq!((error.failed, error.total), (vec![(Rank(2), lost)], 3));
+            }
+            _ => {
+                while *heard.lock().unwrap() == 0 {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            }
+        }
+    });
+}
+
+fn many(setup: Setup) {
+    run(5, setup, async |member| {
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let me = member.rank.index();
+        let len = |from: usize, to: usize, turn: usize| (from * 31 + to * 7 + turn) % 5 * [1, 700][turn % 2];
+        let mut random = Random(me as u64);
+        let manager = ConnectionManager::new(3);
+        let connections = [manager.open().await, manager.open().await, manager.open().await];
+        assert!(manager.try_open().is_none());
+        for turn in 0..60 {
+            let connection = connections[turn % 3].id();
+            let send = async {
+                let messages =
+                    (0..5).map(|to| (Rank(to as u32), bytes((turn * 25 + to) as u64, me, len(me, to, turn))));
+                many.send(connection, messages).await.unwrap();
+            };
+            // From right to left, with gaps between the parts.
+            let mut parts = Vec::new();
+            let mut offset = 3;
+            for source in (0..5).rev() {
+                let len = len(source, me, turn);
+                parts.push(Part { source: Rank(source as u32), offset, len });
+                offset += len + 2;
+            }
+            let receive = async {
+                if random.below(2) == 0 {
+                    tokio::task::yield_now().await;
+                }
+                many.receive(connection, offset, &parts).unwrap().await.unwrap()
+            };
+            let ((), received) = futures::join!(send, receive);
+            for (part, outcome) in parts.iter().zip(received.parts) {
+                assert_eq!(outcome, Ok(part.len));
+                let got = &received.buffer[part.offset..part.offset + part.len];
+                let sent = bytes((turn * 25 + me) as u64, part.source.index(), part.len);
+                assert!(*got == sent, "turn {turn}, from {}", part.source);
+                assert_eq!(received.buffer[part.offset + part.len..][..2], [0; 2]);
+            }
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn different_buffers_come_into_one_buffer_at_their_places() {
+    many(Setup::new());
+}
+
+#[test]
+fn different_buffers_come_with_little_room() {
+    many(Setup::tiny());
+}
+
+#[test]
+fn receives_are_checked_cut_off_and_taken_back() {
+    run(3, Setup::new(), async |member| {
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let connection = ConnectionId(9);
+        let part = |source, offset, len| Part { source: Rank(source), offset, len };
+        if member.rank.0 == 0 {
+            let bad = |parts: &[Part]| many.receive(connection, 10, parts).map(drop).unwrap_err();
+            assert_eq!(bad(&[part(1, 0, 4), part(2, 3, 4)]), ManyError::BadPart { part: 1, len: 10 });
+            assert_eq!(bad(&[part(1, 8, 3)]), ManyError::BadPart { part: 0, len: 10 });
+            assert_eq!(bad(&[part(1, 0, 1), part(1, 2, 1)]), ManyError::BadSource(Rank(1)));
+            assert_eq!(bad(&[part(7, 0, 1)]), ManyError::BadSource(Rank(7)));
+            drop(many.receive(connection, 4, &[part(1, 0, 4)]).unwrap());
+        }
+        world.barrier().await.unwrap();
+        match member.rank.0 {
+            0 => {
+                let parts = [part(1, 0, 4), part(2, 4, 4)];
+                let received = many.receive(connection, 8, &parts).unwrap().await.unwrap();
+                assert_eq!(received.buffer, *b"longab\0\0");
+                assert_eq!(received.parts, [Ok(6), Ok(2)]);
+                // The one that is gone sends nothing.
+                let received = many.receive(connection, 2, &[part(2, 0, 2)]).unwrap().await.unwrap();
+                assert_eq!(received.parts, [Err(Fault::PeerLost(Rank(2)))]);
+            }
+            1 => many.send(connection, [(Rank(0), Bytes::from_static(b"longer"))]).await.unwrap(),
+            _ => {
+                many.send(connection, [(Rank(0), Bytes::from_static(b"ab"))]).await.unwrap();
+                member.fabric.kill(member.rank);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_call_waits_while_all_ids_are_in_use() {
+    run(1, Setup::new(), async |_| {
+        let manager = ConnectionManager::new(2);
+        let (first, second) = (manager.open().await, manager.open().await);
+        let mut third = Box::pin(manager.open());
+        assert!(futures::poll!(&mut third).is_pending());
+        let id = second.id();
+        drop(second);
+        assert_eq!(third.await.id(), id);
+        drop(first);
+        assert_eq!(manager.try_open().unwrap().id(), ConnectionId(0));
+    });
+}

@@ -1,0 +1,115 @@
+//! Collective operations on groups that cannot end well.
+
+use crate::support::{Random, options, run, soon};
+use posthaste::{Algorithm, Collective, CollectiveError, Fault, Group, Rank, Reduce};
+
+async fn one(group: &Group, random: &mut Random) -> Result<(), CollectiveError> {
+    let mine = vec![1u64; [1, 700, 30_000][random.below(3) as usize]];
+    let sum = Reduce::sum();
+    match random.below(7) {
+        0 => group.barrier().await,
+        1 => group.broadcast(0, &mine).await.map(drop),
+        2 => group.reduce(0, &mine, &sum).await.map(drop),
+        3 => group.all_reduce(&mine, &sum).await.map(drop),
+        4 => group.gather(0, &mine).await.map(drop),
+        5 => group.all_gather(&mine).await.map(drop),
+        _ => group.all_to_all(&vec![0u64; 90 * group.size()]).await.map(drop),
+    }
+}
+
+#[test]
+fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    for number in 0..if rank { 1 } else { 8 } {
+        let number = std::env::var("POSTHASTE_TEST_SEED").unwrap_or_else(|_| format!("{number}"));
+        let seeded = options().body_leaves().killed(2).env("POSTHASTE_TEST_SEED", &number);
+        run(5, seeded, async |job| {
+            let seed: u64 = std::env::var("POSTHASTE_TEST_SEED").unwrap().parse().unwrap();
+            let world = job.world();
+            let turned = world.split(Some(0), 9 - job.rank().0).await.unwrap().unwrap();
+            let mut random = Random(seed);
+            let last = random.below(30);
+            let lost = CollectiveError::Fault(Fault::PeerLost(Rank(2)));
+            for turn in 0u64.. {
+                let group = if random.below(2) == 0 { &world } else { &turned };
+                let group = match random.below(3) {
+                    0 => group.schedule(Algorithm::Binomial),
+                    _ => group.clone(),
+                };
+                if job.rank() == Rank(2) && turn == last {
+                    // In the middle of it.
+                    let _under_way = group.all_reduce(&vec![1u64; 100_000], &Reduce::sum());
+                    std::process::Command::new("kill")
+                        .args(["-9", &std::process::id().to_string()])
+                        .status()
+                        .unwrap();
+                }
+                let result = soon("an operation", one(&group, &mut random)).await;
+                if turn < last {
+                    assert_eq!(result, Ok(()), "turn {turn}");
+                }
+                match result {
+                    Ok(()) => {}
+                    Err(error) => {
+                        // Where the dying rank called something else, that may have been seen first.
+                        let mismatch =
+                            matches!(error, CollectiveError::Fault(Fault::CollectiveMismatch { .. }));
+                        assert!(mismatch || error == lost, "turn {turn}: {error}");
+                        break;
+                    }
+                }
+            }
+            for group in [&world, &turned] {
+                assert!(soon("a barrier", group.barrier()).await.is_err());
+            }
+        });
+    }
+}
+
+#[test]
+fn fault_calls_that_differ_end_with_both_names_on_all_ranks() {
+    run(4, options(), async |job| {
+        let group = job.world().split(Some(0), 0).await.unwrap().unwrap();
+        let result = match job.rank().0 {
+            1 => soon("a gathering", group.all_gather(&[1u64])).await.map(drop),
+            _ => soon("a sum", group.all_reduce(&[1u64], &Reduce::sum())).await.map(drop),
+        };
+        let Err(CollectiveError::Fault(Fault::CollectiveMismatch { ranks, calls })) = result else {
+            panic!("{result:?}");
+        };
+        assert!(ranks.contains(&Rank(1)), "{ranks:?}");
+        assert!(calls.contains(&Collective::AllGather(8)) && calls.contains(&Collective::AllReduce(8)));
+        assert!(soon("a barrier", group.barrier()).await.is_err());
+        // The group is broken, and the job is not.
+        soon("a barrier", job.world().barrier()).await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_multicast_tells_whom_it_did_not_reach() {
+    run(4, options().body_leaves().killed(3), async |job| {
+        let heard = job.counter();
+        let count = heard.clone();
+        let news = job
+            .register("news", move |_: posthaste::Message<'_>, _: &mut posthaste::Scope<'_>| count.add(1))
+            .unwrap();
+        job.barrier().await.unwrap();
+        match job.rank().0 {
+            0 => {
+                // Until the loss is known.
+                while soon("a barrier", job.world().barrier()).await.is_ok() {}
+                let targets = [Rank(1), Rank(3), Rank(2)];
+                let error = soon("a multicast", news.multicast(targets, vec![1; 9000])).await.unwrap_err();
+                let lost = posthaste::SendError::Fault(Fault::PeerLost(Rank(3)));
+                assert_eq!(error.failed, [(Rank(3), lost)]);
+                assert_eq!(error.total, 3);
+            }
+            3 => {
+                let pid = std::process::id().to_string();
+                std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+            }
+            _ => soon("the news", heard.reach(1)).await,
+        }
+        job.leave().await.unwrap();
+    });
+}

@@ -1,0 +1,201 @@
+//! Collective operations on groups, between processes.
+
+use crate::support::{options, run, soon};
+use posthaste::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
+use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
+use std::sync::Arc;
+
+/// Values that follow from a rank and a seed.
+fn values(seed: u64, rank: usize, len: usize) -> Vec<u64> {
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32;
+    (0..len)
+        .map(|_| {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            word
+        })
+        .collect()
+}
+
+fn sum_of(size: usize, of: impl Fn(usize) -> Vec<u64>) -> Vec<u64> {
+    (0..size).map(of).reduce(|a, b| a.iter().zip(b).map(|(a, b)| a.wrapping_add(b)).collect()).unwrap()
+}
+
+/// All kinds once, compared with what one rank computes alone; what the schedule does not offer is left out.
+async fn all_kinds(group: &Group, len: usize, seed: u64) -> usize {
+    let (me, size) = (group.rank(), group.size());
+    let root = seed as usize % size;
+    let (narrow, wide) = (|rank| values(seed, rank, len), |rank| values(seed, rank, len * size));
+    let own = me * len..(me + 1) * len;
+    let sum = Reduce::sum();
+    let mut done = 0;
+    let mut is = |what: &str, same: Result<bool, CollectiveError>| match same {
+        Ok(same) => {
+            assert!(same, "{what} of {len}, rank {me} of {size}");
+            done += 1;
+        }
+        Err(CollectiveError::NotOffered { .. }) => {}
+        Err(error) => panic!("{what}: {error}"),
+    };
+    is("barrier", group.barrier().await.map(|()| true));
+    is("broadcast", group.broadcast(root, &narrow(me)).await.map(|got| got == narrow(root)));
+    let total = || sum_of(size, narrow);
+    let at_root = |full: Vec<u64>| (me == root).then_some(full);
+    is("reduce", group.reduce(root, &narrow(me), &sum).await.map(|got| got == at_root(total())));
+    is("allreduce", group.all_reduce(&narrow(me), &sum).await.map(|got| got == total()));
+    let all = || (0..size).flat_map(narrow).collect::<Vec<u64>>();
+    is("gather", group.gather(root, &narrow(me)).await.map(|got| got == at_root(all())));
+    is("allgather", group.all_gather(&narrow(me)).await.map(|got| got == all()));
+    let given = if me == root { wide(root) } else { Vec::new() };
+    is("scatter", group.scatter(root, &given, len).await.map(|got| got == wide(root)[own.clone()]));
+    let mine = || (0..size).flat_map(|rank| wide(rank)[own.clone()].to_vec()).collect::<Vec<u64>>();
+    is("alltoall", group.all_to_all(&wide(me)).await.map(|got| got == mine()));
+    let reduced = group.reduce_scatter(&wide(me), &sum).await;
+    is("reduce-scatter", reduced.map(|got| got == sum_of(size, wide)[own.clone()]));
+    done
+}
+
+#[test]
+fn m_d23_every_operation_by_every_schedule_gives_what_one_rank_computes_alone() {
+    for size in [1, 2, 3, 5, 8] {
+        // In a rank, the first of these calls does not return: the size is that of the job.
+        run(size, options(), async |job| {
+            let world = job.world();
+            let mut seed = 0;
+            for len in [0, 1, 7, 1000, 30_000] {
+                for algorithm in Algorithm::ALL {
+                    seed += 1;
+                    let group = world.schedule(algorithm);
+                    assert!(soon("all kinds", all_kinds(&group, len, seed)).await > 1);
+                }
+                seed += 1;
+                assert_eq!(soon("all kinds", all_kinds(&world, len, seed)).await, 9);
+            }
+        });
+    }
+}
+
+#[test]
+fn m_d23_eight_megabytes() {
+    run(3, options(), async |job| {
+        let world = job.world();
+        for (seed, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+            soon("8 MiB", all_kinds(&world.schedule(algorithm), (1 << 20) / 3, seed as u64)).await;
+        }
+        soon("8 MiB", all_kinds(&world, 1 << 20, 99)).await;
+    });
+}
+
+#[test]
+fn m_d23_seventeen_ranks() {
+    run(17, options(), async |job| {
+        for (seed, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+            soon("17 ranks", all_kinds(&job.world().schedule(algorithm), 3, seed as u64)).await;
+        }
+    });
+}
+
+#[test]
+fn m_d23_groups_are_made_beforehand_and_on_the_fly() {
+    run(5, options(), async |job| {
+        let me = job.rank().0;
+        let world = job.world();
+        let odd = soon("a split", world.split(Some(me % 2), 9 - me)).await.unwrap().unwrap();
+        let expected: Vec<Rank> = (0..5).rev().filter(|rank| rank % 2 == me % 2).map(Rank).collect();
+        assert_eq!(odd.members(), expected);
+        soon("all kinds", all_kinds(&odd, 100, 5)).await;
+        // On the fly: only rank 3 knows of the group; what arrives is enough to build it.
+        let members = [Rank(3), Rank(0), Rank(2)];
+        if me == 3 {
+            let group = job.collectives().on_the_fly(&members).unwrap();
+            let sent = group.broadcast(0, &[7u64; 3000]);
+            assert_eq!(soon("a sum", group.all_reduce_one(me, &Reduce::sum())).await.unwrap(), 5);
+            soon("a broadcast", sent).await.unwrap();
+        } else if members.contains(&job.rank()) {
+            let group = soon("a group", job.collectives().arrival()).await.unwrap();
+            assert_eq!(group.members(), members);
+            assert_eq!(soon("a broadcast", group.broadcast(0, &[0u64; 3000])).await.unwrap(), [7; 3000]);
+            assert_eq!(soon("a sum", group.all_reduce_one(me, &Reduce::sum())).await.unwrap(), 5);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// A schedule of the user's own: everybody tells the first rank, which tells everybody.
+#[derive(Debug)]
+struct RollCall;
+
+impl Schedule for RollCall {
+    fn name(&self) -> &str {
+        "roll call"
+    }
+
+    fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+        let mut route = Route::default();
+        match (kind, place.rank) {
+            (Kind::AllReduce, 0) => {
+                for other in 1..place.size {
+                    route.receive(0, other, Blocks::one(0), Action::Append);
+                    route.send(1, other, Blocks::one(0));
+                }
+            }
+            (Kind::AllReduce, _) => {
+                route.send(0, 0, Blocks::one(0));
+                route.receive(1, 0, Blocks::one(0), Action::Store);
+            }
+            _ => return None,
+        }
+        Some(Program::new(1, route))
+    }
+}
+
+#[test]
+fn m_d22_the_executor_runs_a_schedule_of_the_users_own_and_pipelines_it() {
+    run(4, options(), async |job| {
+        let group = job.world().custom_schedule(Arc::new(RollCall));
+        for len in [1, 500, 200_000] {
+            let mine = values(1, group.rank(), len);
+            let got = soon("a sum", group.all_reduce(&mine, &Reduce::sum())).await.unwrap();
+            assert!(got == sum_of(4, |rank| values(1, rank, len)), "{len}");
+        }
+        let refused = soon("a barrier", group.barrier()).await.unwrap_err();
+        let schedule = "roll call".to_owned();
+        assert_eq!(refused, CollectiveError::NotOffered { schedule, kind: Kind::Barrier });
+        job.barrier().await.unwrap();
+    });
+}
+
+async fn overlap(job: &Job, operations: u64) {
+    let (me, world) = (job.rank().0, job.world());
+    let pairs = world.split(Some(me / 2), 0).await.unwrap().unwrap();
+    let turned = world.split(Some(0), 9 - me).await.unwrap().unwrap();
+    let mut under_way = Vec::new();
+    for number in 0..operations {
+        let group = [&world, &pairs, &turned][(number % 3) as usize].clone();
+        let len = [1, 3, 5000][(number / 3 % 3) as usize];
+        let mine = values(number, group.rank(), len);
+        // The call starts it.
+        let sum = group.all_reduce(&mine, &Reduce::sum());
+        let root = number as usize % group.size();
+        let news = group.broadcast(root, &values(number + 1, group.rank(), len));
+        under_way.push(async move {
+            let news = news.await.unwrap();
+            assert!(news == values(number + 1, root, len), "broadcast {number}");
+            let expected = sum_of(group.size(), |rank| values(number, rank, len));
+            assert!(sum.await.unwrap() == expected, "sum {number}");
+        });
+    }
+    // Every rank awaits them in an order of its own.
+    let start = under_way.len() * me as usize / 4;
+    under_way.rotate_left(start);
+    for one in under_way {
+        one.await;
+    }
+}
+
+#[test]
+fn m_d24_a_thousand_operations_are_under_way_at_once_and_end_in_any_order() {
+    run(4, options(), async |job| {
+        soon("the operations", overlap(&job, 500)).await;
+        job.barrier().await.unwrap();
+    });
+}

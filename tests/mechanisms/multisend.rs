@@ -1,0 +1,125 @@
+//! Multisend between processes: one call, many destinations.
+
+use crate::support::{is_payload, options, payload, run, soon};
+use posthaste::{ConnectionManager, Message, Part, Rank, Scope};
+use std::sync::{Arc, Mutex};
+
+#[test]
+fn m_d18_one_call_gives_every_listed_rank_the_same_payload_and_no_other() {
+    run(6, options(), async |job| {
+        const LENS: [usize; 5] = [0, 8, 1000, 100_000, 5 << 20];
+        let arrived = job.counter();
+        let (count, me) = (arrived.clone(), job.rank().0);
+        let next = Arc::new(Mutex::new([0; 6]));
+        let news = job
+            .register("news", move |m: Message<'_>, _: &mut Scope<'_>| {
+                let source = m.source().index();
+                let mut next = next.lock().unwrap();
+                let turn: usize = next[source];
+                next[source] += 1;
+                assert_eq!(m.info(), [turn as u8, source as u8]);
+                assert_eq!(m.len(), LENS[turn]);
+                assert!(is_payload((turn * 10 + source) as u64, &m.bytes()), "turn {turn} of {source}");
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        // Everybody to all but rank 3, itself among them.
+        for (turn, len) in LENS.into_iter().enumerate() {
+            let targets = job.ranks().filter(|rank| rank.0 != 3);
+            let bytes = payload((turn * 10) as u64 + u64::from(me), len);
+            let sent = news.multicast(targets, bytes).info(&[turn as u8, me as u8]);
+            soon("the multicast", sent).await.unwrap();
+        }
+        let awaited = if me == 3 { 0 } else { 6 * LENS.len() as u64 };
+        soon("the messages", arrived.reach(awaited)).await;
+        job.barrier().await.unwrap();
+        assert_eq!((arrived.value(), job.stats().panics), (awaited, 0));
+    });
+}
+
+#[test]
+fn m_d19_a_buffer_for_each_destination_and_one_for_all_sources() {
+    run(5, options(), async |job| {
+        let (me, many) = (job.rank().0, job.many_to_many());
+        let manager = ConnectionManager::new(4);
+        let connection = manager.open().await;
+        job.barrier().await.unwrap();
+        let len = |from: u32, to: u32| ((from * 5 + to * 3) % 7) as usize * 30_011;
+        for turn in 0..3u64 {
+            let seed = |from: u32, to: u32| turn * 100 + u64::from(from * 10 + to);
+            let mut parts = Vec::new();
+            let mut end = 0;
+            for source in (0..5).rev() {
+                parts.push(Part { source: Rank(source), offset: end, len: len(source, me) });
+                end += len(source, me);
+            }
+            let receive = many.receive(connection.id(), end, &parts).unwrap();
+            let messages = (0..5).map(|to| (Rank(to), payload(seed(me, to), len(me, to)).into()));
+            soon("the sends", many.send(connection.id(), messages)).await.unwrap();
+            let received = soon("the buffer", receive).await.unwrap();
+            for (part, outcome) in parts.iter().zip(&received.parts) {
+                assert_eq!(*outcome, Ok(part.len));
+                let bytes = &received.buffer[part.offset..part.offset + part.len];
+                assert!(is_payload(seed(part.source.0, me), bytes), "turn {turn} from {}", part.source);
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d20_streams_of_a_pair_are_told_apart_by_their_connection() {
+    run(2, options(), async |job| {
+        let many = job.many_to_many();
+        let manager = ConnectionManager::new(8);
+        let connections: Vec<_> = (0..8).map(|_| manager.try_open().unwrap()).collect();
+        let other = job.rank().next(2);
+        // Sent in one order, received in the other.
+        for (number, connection) in connections.iter().enumerate() {
+            let message = payload(number as u64, 100 * number);
+            soon("a send", many.send(connection.id(), [(other, message.into())])).await.unwrap();
+        }
+        for (number, connection) in connections.iter().enumerate().rev() {
+            let len = 100 * number;
+            let receive = many.receive(connection.id(), len, &[Part { source: other, offset: 0, len }]);
+            let received = soon("a stream", receive.unwrap()).await.unwrap();
+            assert!(is_payload(number as u64, &received.buffer), "connection {number}");
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d21_a_call_waits_for_an_id_while_all_are_in_use() {
+    run(2, options(), async |job| {
+        let (many, other) = (job.many_to_many(), job.rank().next(2));
+        let manager = ConnectionManager::new(2);
+        job.barrier().await.unwrap();
+        // Twelve exchanges over two ids: each waits for one that is free.
+        let exchange = async |number: u64| {
+            let connection = manager.open().await;
+            let receive =
+                many.receive(connection.id(), 8, &[Part { source: other, offset: 0, len: 8 }]).unwrap();
+            let message = number.to_ne_bytes().to_vec().into();
+            many.send(connection.id(), [(other, message)]).await.unwrap();
+            let received = receive.await.unwrap();
+            tokio::task::yield_now().await;
+            (connection.id().0, u64::from_ne_bytes(received.buffer.try_into().unwrap()))
+        };
+        let (a, b) = (manager.try_open().unwrap(), manager.try_open().unwrap());
+        assert!(manager.try_open().is_none());
+        let waiting = exchange(0);
+        let release = async {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            drop(a);
+        };
+        let ((id, got), ()) = soon("the first", async { futures::join!(waiting, release) }).await;
+        assert_eq!((id, got), (0, 0));
+        drop(b);
+        for number in 1..12 {
+            assert_eq!(soon("an exchange", exchange(number)).await, (0, number));
+        }
+        job.barrier().await.unwrap();
+    });
+}
