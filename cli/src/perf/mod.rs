@@ -171,6 +171,9 @@ const fn fast(name: &'static str, sizes: &'static [usize], unit: &'static str) -
     Bench { higher_is_better: true, ..bench(name, sizes, unit) }
 }
 
+/// Puts and gets as messages, though the device has its own.
+const OVER_SEND: &[(&str, &str)] = &[("POSTHASTE_OVERSEND", "always")];
+
 /// All benchmarks, in the order of the report.
 #[rustfmt::skip]
 pub const BENCHES: &[Bench] = &[
@@ -189,6 +192,12 @@ pub const BENCHES: &[Bench] = &[
     Bench { higher_is_better: true, limit: Some(("memcpy_from_shared", 1.0)), bar: Some(0.95), faces: false,
             ..bench("get_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s") },
     Bench { limit: Some(("descriptor_loop", 1.0)), bar: Some(2.0), ..bench("replay", &[8, K], "us") },
+    Bench { limit: Some(("two_copy_pipeline", 1.0)), bar: Some(1.0), faces: false, program: Some("am_bandwidth"),
+            ..fast("rendezvous_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s") },
+    Bench { limit: Some(("memcpy_to_shared", 1.0)), faces: false, program: Some("put_bandwidth"), env: OVER_SEND,
+            ..fast("put_bandwidth_over_send", &[4 * K, 64 * K, M], "GB/s") },
+    Bench { limit: Some(("memcpy_from_shared", 1.0)), faces: false, program: Some("get_bandwidth"), env: OVER_SEND,
+            ..fast("get_bandwidth_over_send", &[4 * K, 64 * K, M], "GB/s") },
     Bench { limit: Some(("eventfd_asyncfd_wake", 1.0)), bar: Some(1.25), ..bench("wakeup_latency", &[8], "us") },
     Bench { limit: Some(("ticker_alone", 1.0)), faces: false, ..bench("neighbour_delay", &[1, 1000], "us") },
     Bench { bar: Some(1.0), faces: false, ranks: 8, ..bench("idle_cpu", &[0], "%") },
