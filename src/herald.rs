@@ -6,6 +6,7 @@ use posthaste_tcp::TcpDevice;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -15,6 +16,9 @@ pub(crate) struct Herald {
     task: JoinHandle<()>,
     farewell: oneshot::Sender<Return>,
 }
+
+/// How long the task may take to hand over what it listens with.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The way back for what the task listens with.
 type Return = SyncSender<Bulletin>;
@@ -50,7 +54,8 @@ impl Herald {
         let (sender, bulletin) = sync_channel(1);
         // Nobody listens any more if the news have ended.
         if self.farewell.send(sender).is_ok()
-            && let Ok(bulletin) = bulletin.recv()
+            // The runtime that the task is of may not be run by anybody any more.
+            && let Ok(bulletin) = bulletin.recv_timeout(PATIENCE)
             && let Err(error) = bulletin.leave()
         {
             tracing::debug!(%error, "the others could not be told that this rank leaves");
@@ -83,7 +88,13 @@ async fn listen(
                     match notice {
                         Notice::Ended(rank) => tell(rank, Fault::PeerLost),
                         Notice::Left(rank) => tell(rank, Fault::PeerClosed),
-                        _ => return,
+                        // The rank that serves them has left in order, with whatever it still had to tell.
+                        _ => {
+                            if let Some(server) = server {
+                                tell(server.0, Fault::PeerClosed);
+                            }
+                            return;
+                        }
                     }
                 }
             }

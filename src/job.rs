@@ -6,8 +6,8 @@ use bytes::Bytes;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
-    Caps, Client, ClientId, Context, ContextId, Fault, Handle, JobShape, Messager, Rank, RegisterError,
-    Scope, Stats,
+    Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
+    RegisterError, Scope, Stats,
 };
 use posthaste_protocols::{
     ActiveMessage, Buffer, Collectives, Control, Counter, Element, Exchange, Fill, First, Group,
@@ -59,10 +59,23 @@ impl Job {
     }
 
     async fn with_client(place: Arc<Place>, id: ClientId) -> Result<Job, JoinError> {
+        let devices = place.take_client(id)?;
+        let opened = Job::open_client(place.clone(), id, devices).await;
+        if opened.is_err() {
+            place.give_back(id);
+        }
+        opened
+    }
+
+    async fn open_client(
+        place: Arc<Place>,
+        id: ClientId,
+        devices: Vec<Arc<dyn Device>>,
+    ) -> Result<Job, JoinError> {
         let settings = &place.settings;
         let client = Client::new(ClientParts {
             id,
-            devices: place.take_client(id)?,
+            devices,
             sysdep: place.sysdep.clone(),
             config: EngineConfig {
                 credits: settings.credits,
@@ -638,22 +651,27 @@ impl Job {
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave.
     ///
     /// # Errors
-    /// None so far; what cannot be delivered any more was reported to its own future.
+    /// If the runtime is shut down meanwhile; what cannot be delivered any more was reported to its own future.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: given up half-way, the others may see a lost rank.
     pub async fn leave(self) -> Result<(), Error> {
         // Everything queued is delivered first: a peer that died meanwhile ends its part with an error.
-        loop {
-            let posted = {
-                use posthaste_core::Face;
-                self.handle.post(|scope| scope.has_queued())
-            };
-            if !std::future::poll_fn(|cx| posted.poll(cx)).await {
-                break;
+        for context in self.client.contexts() {
+            loop {
+                let posted = {
+                    use posthaste_core::Face;
+                    context.post(|scope| scope.has_queued())
+                };
+                if !std::future::poll_fn(|cx| posted.poll(cx)).await {
+                    break;
+                }
+                context.advance();
+                tokio::task::yield_now().await;
             }
-            self.handle.advance();
-            tokio::task::yield_now().await;
         }
         self.client.close().await;
-        if self.place.client_left() {
+        if self.place.client_left(self.client.id()) {
             let place = self.place.clone();
             let ended = tokio::task::spawn_blocking(move || place.end()).await;
             ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;

@@ -40,8 +40,8 @@ pub(crate) struct Place {
     meeting: Mutex<Option<Box<dyn Meeting>>>,
     /// A bit per client that was handed out.
     clients: AtomicU32,
-    /// Clients that have not left.
-    open_clients: AtomicU32,
+    /// A bit per client that has left.
+    left: AtomicU32,
 }
 
 impl Place {
@@ -74,7 +74,7 @@ impl Place {
             herald: Mutex::new(None),
             meeting: Mutex::new(None),
             clients: AtomicU32::new(0),
-            open_clients: AtomicU32::new(0),
+            left: AtomicU32::new(0),
         })
     }
 
@@ -123,9 +123,17 @@ impl Place {
         drop(meeting);
     }
 
-    /// A client has left; whether it was the last one.
-    pub fn client_left(&self) -> bool {
-        self.open_clients.fetch_sub(1, Ordering::AcqRel) == 1
+    /// A client has left, or could not be opened; whether it was the last one of those that were handed out. Says so once.
+    pub fn client_left(&self, id: ClientId) -> bool {
+        let bit = 1u32.checked_shl(u32::from(id.0)).unwrap_or(0);
+        let before = self.left.fetch_or(bit, Ordering::AcqRel);
+        before & bit == 0 && before | bit == self.clients.load(Ordering::Acquire)
+    }
+
+    /// A client could not be opened: it may be tried again.
+    pub fn give_back(&self, id: ClientId) {
+        let bit = 1u32.checked_shl(u32::from(id.0)).unwrap_or(0);
+        self.clients.fetch_and(!bit, Ordering::AcqRel);
     }
 
     /// The devices of a client that nobody has taken yet.
@@ -138,7 +146,6 @@ impl Place {
         }
         let near = self.near.get(id.index()).cloned();
         let far = self.far.get(id.index()).map(|device| device.clone() as Arc<dyn Device>);
-        self.open_clients.fetch_add(1, Ordering::AcqRel);
         Ok(near.into_iter().chain(far).collect())
     }
 }

@@ -6,7 +6,7 @@ use posthaste::{Error, Job, JoinError, Rank};
 use serde_json::json;
 
 /// Bytes in which a rank tells a name.
-const NAME: usize = 24;
+const NAME: usize = 64;
 
 /// Prints the table in rank 0. Exit code 0; 1 if the job cannot be joined or ends, 2 outside of a job.
 pub fn main(as_json: bool) -> i32 {

@@ -329,7 +329,8 @@ impl Messager for Client {
         for context in &self.contexts {
             context.post_run(|scope| scope.goodbye());
         }
-        for device in self.routes.devices() {
+        // The devices that others bring their memory to come last.
+        for device in self.routes.devices().iter().rev() {
             device.close().await;
         }
         for context in &self.contexts {

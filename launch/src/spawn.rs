@@ -240,7 +240,9 @@ impl Launch {
         let Checked { arena_bytes, placement, tcp, .. } = self.check(placement)?;
         let (bind, several) = (self.bind, self.nodes > 1 && self.part.is_none());
         let mut cpus = if bind || several { allowed_cpus()? } else { Vec::new() };
-        if bind || several {
+        let told = self.envs.iter().any(|(name, _)| name == crate::vars::CORES)
+            || std::env::var_os(crate::vars::CORES).is_some();
+        if (bind || several) && !told {
             // A bound rank sees one core and could not tell that the others have theirs; ranks of one of several nodes on
             // this host could not tell that they have a part of them only.
             let share = (cpus.len() / self.nodes as usize).max(1);

@@ -18,7 +18,7 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
     let until = Instant::now() + settings.join_timeout;
     match blocking(move || Ok(launcher.connect(until)?)).await? {
         Foreign::KeyValue(meeting) => {
-            let party = Party::new(meeting, &settings);
+            let party = Party::new(meeting, until);
             join_found(party, clients, contexts, settings, None).await
         }
         Foreign::Rendezvous(mut appointment) => {
@@ -26,36 +26,48 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                 appointment.place = place;
             }
             let key = key.ok_or(JoinError::NoKey { launcher: appointment.launcher })?;
-            let here = is_loopback(&appointment.place).then_some(Whereabouts::OneHost);
-            let meeting = blocking(move || keep(&appointment, &key, until)).await?;
-            let party = Party::new(meeting, &settings);
-            join_found(party, clients, contexts, settings, here).await
+            let (meeting, here) = blocking(move || keep(&appointment, &key, until)).await?;
+            let party = Party::new(meeting, until);
+            join_found(party, clients, contexts, settings, Some(here)).await
         }
     }
 }
 
-/// Whether the place is named by an address that no other host can mean.
-fn is_loopback(place: &str) -> bool {
-    place.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+/// The address of a place that no other host can mean: named by a loopback address or as `localhost`. A host's own name is
+/// not one, whatever it resolves to here.
+fn loopback(place: &str) -> Option<SocketAddr> {
+    if let Some(port) = place.strip_prefix("localhost:") {
+        return Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().ok()?));
+    }
+    place.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback())
 }
 
 /// Goes to an appointment, and serves it if that is this rank's part.
-fn keep(appointment: &Appointment, key: &JobKey, until: Instant) -> Result<Box<dyn Meeting>, JoinError> {
+fn keep(
+    appointment: &Appointment,
+    key: &JobKey,
+    until: Instant,
+) -> Result<(Box<dyn Meeting>, Whereabouts), JoinError> {
     let (rank, size) = (appointment.rank, appointment.size);
     if !appointment.serve {
-        return Ok(Box::new(Rendezvous::meet(
-            std::slice::from_ref(&appointment.place),
-            rank,
-            size,
-            key,
-            until,
-        )?));
+        let place = std::slice::from_ref(&appointment.place);
+        let seat = Rendezvous::meet(place, rank, size, key, until)?;
+        let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
+        let whereabouts = Whereabouts::Beyond(seat.address().map_err(lost)?);
+        return Ok((Box::new(seat), whereabouts));
     }
     let server = serve(appointment, key)?;
     // By its address: the name may mean something else to this rank's resolver.
     let own = facing_itself(server.address()).to_string();
     let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until)?);
-    Ok(Box::new(Host { seat, _server: server }))
+    // The others come to this host by the place's address, unless its own resolver takes the name for itself.
+    let resolved = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next());
+    let whereabouts = match (loopback(&appointment.place), resolved) {
+        (Some(_), _) => Whereabouts::OneHost,
+        (None, Some(address)) if !address.ip().is_loopback() => Whereabouts::Beyond(address),
+        _ => Whereabouts::Anywhere,
+    };
+    Ok((Box::new(Host { seat, _server: server }), whereabouts))
 }
 
 /// Serves the place of an appointment: on all interfaces, unless it is named by a loopback address.
@@ -69,10 +81,7 @@ fn serve(appointment: &Appointment, key: &JobKey) -> Result<Rendezvous, JoinErro
         Some(address) if address.is_ipv6() => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
-    let address = match place.parse::<SocketAddr>() {
-        Ok(address) if address.ip().is_loopback() => address,
-        _ => SocketAddr::new(everywhere, port),
-    };
+    let address = loopback(place).unwrap_or(SocketAddr::new(everywhere, port));
     let listener = TcpListener::bind(address).map_err(|error| {
         refused(format!("rank 0 cannot serve it on {address}: {error}; another job may use that port"))
     })?;

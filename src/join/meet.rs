@@ -55,9 +55,9 @@ struct Card {
 }
 
 impl Party {
-    pub fn new(meeting: Box<dyn Meeting>, settings: &Settings) -> Party {
+    pub fn new(meeting: Box<dyn Meeting>, deadline: Instant) -> Party {
         let (rank, size) = (meeting.rank(), meeting.size());
-        Party { meeting, deadline: Instant::now() + settings.join_timeout, rank, size }
+        Party { meeting, deadline, rank, size }
     }
 
     /// Gives a value and gets everybody's.

@@ -132,7 +132,7 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
         whereabouts: Whereabouts::Beyond(met_at),
         settings: settings.clone(),
     };
-    join_given(given, Party::new(Box::new(meeting), &settings)).await
+    join_given(given, Party::new(Box::new(meeting), until)).await
 }
 
 fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {

@@ -2,9 +2,9 @@
 
 use crate::error::JoinError;
 use posthaste_core::{ClientId, Device, JobShape, Rank};
-use posthaste_launch::{JobId, JobKey, Settings, TcpMode};
+use posthaste_launch::{JobId, JobKey, Settings, TcpMode, address_facing, address_of};
 use posthaste_tcp::{AddressBook, Memory, Mode, PeerAddress, TcpConfig, TcpDevice, Times};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 /// Who else is in the job, as far as it says where to listen.
@@ -21,7 +21,8 @@ pub(crate) enum Whereabouts {
 /// The address that this rank listens on.
 pub(crate) fn own_address(settings: &Settings, whereabouts: &Whereabouts) -> Result<IpAddr, JoinError> {
     if let Some(wanted) = &settings.tcp_interface {
-        return address_of(wanted);
+        return address_of(wanted)
+            .map_err(|error| JoinError::Interface { wanted: error.wanted, problem: error.problem });
     }
     match whereabouts {
         Whereabouts::OneHost => Ok(Ipv4Addr::LOCALHOST.into()),
@@ -33,38 +34,9 @@ pub(crate) fn own_address(settings: &Settings, whereabouts: &Whereabouts) -> Res
 
 /// The own address from which packets go to that place.
 fn facing(place: SocketAddr) -> Result<IpAddr, JoinError> {
-    let any = if place.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let found = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect(place)?;
-        socket.local_addr()
-    });
-    let problem = |source| JoinError::Interface {
-        wanted: place.ip().to_string(),
-        problem: format!(
-            "no interface leads there ({source}); name one, or an address, in POSTHASTE_TCP_INTERFACE"
-        ),
-    };
-    found.map(|address| address.ip()).map_err(problem)
-}
-
-/// The address of an interface, or the address itself.
-fn address_of(wanted: &str) -> Result<IpAddr, JoinError> {
-    if let Ok(address) = wanted.parse::<IpAddr>() {
-        return Ok(address);
-    }
-    let problem = |problem| JoinError::Interface { wanted: wanted.to_owned(), problem };
-    let interfaces = if_addrs::get_if_addrs()
-        .map_err(|error| problem(format!("the interfaces of this host cannot be listed: {error}")))?;
-    let of_name = interfaces.iter().filter(|interface| interface.name == wanted).map(|found| found.ip());
-    // IPv4 first; of IPv6, an address that means the same on other hosts.
-    let usable = |address: &IpAddr| match address {
-        IpAddr::V4(_) => true,
-        IpAddr::V6(address) => !address.is_unicast_link_local(),
-    };
-    of_name.filter(usable).min_by_key(IpAddr::is_ipv6).ok_or_else(|| {
-        let mut names: Vec<_> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
-        names.dedup();
-        problem(format!("there is no such interface with an address; there are {}", names.join(", ")))
+    address_facing(place).map_err(|error| JoinError::Interface {
+        problem: format!("{}, or an address, in POSTHASTE_TCP_INTERFACE", error.problem),
+        wanted: error.wanted,
     })
 }
 
@@ -140,22 +112,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_is_found_by_name_and_by_address() {
-        assert_eq!(address_of("lo").unwrap(), IpAddr::from([127, 0, 0, 1]));
-        assert_eq!(address_of("192.0.2.7").unwrap(), IpAddr::from([192, 0, 2, 7]));
-        assert_eq!(address_of("::1").unwrap(), IpAddr::from(Ipv6Addr::LOCALHOST));
-        let error = address_of("no-such-0").unwrap_err().to_string();
-        assert!(error.contains("no-such-0") && error.contains("lo"), "{error}");
-    }
-
-    #[test]
     fn who_looks_at_this_host_listens_on_it() {
         let place = SocketAddr::from(([127, 0, 0, 1], 80));
-        assert_eq!(facing(place).unwrap(), place.ip());
-        let settings = Settings::default();
+        let mut settings = Settings::default();
         assert_eq!(own_address(&settings, &Whereabouts::Beyond(place)).unwrap(), place.ip());
         assert_eq!(own_address(&settings, &Whereabouts::OneHost).unwrap(), place.ip());
+        settings.tcp_interface = Some("lo".into());
+        assert_eq!(own_address(&settings, &Whereabouts::Anywhere).unwrap(), place.ip());
+        settings.tcp_interface = Some("no-such-0".into());
+        let error = own_address(&settings, &Whereabouts::Anywhere).unwrap_err().to_string();
+        assert!(error.contains("no-such-0"), "{error}");
     }
-
-    use std::net::Ipv6Addr;
 }

@@ -6,6 +6,7 @@
 use posthaste::Job;
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// Set in the processes that are ranks.
@@ -68,12 +69,14 @@ fn command(test: &str) -> Command {
     command
 }
 
-/// A port that is free, and so is the next one, which torchrun's variables lead to.
+/// A port that is free, and so is the next one, which torchrun's variables lead to: below those that the system gives to
+/// whoever asks for any, and apart from those of tests in other processes.
 fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
-        let first = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = first.local_addr().unwrap().port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed) * 2;
+        let port = 10_000 + ((std::process::id() % 200) as u16 * 100 + step) % 20_000;
+        if [port, port + 1].iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()) {
             return port;
         }
     }
@@ -188,7 +191,7 @@ fn a_rank_that_does_not_come_is_named() {
     let port = port();
     let children = [0, 2].map(|rank| {
         let mut command = torch("a_rank_that_does_not_come_is_named", rank, 4, port);
-        command.env("POSTHASTE_JOIN_TIMEOUT", "1").spawn().unwrap()
+        command.env("POSTHASTE_JOIN_TIMEOUT", "6").spawn().unwrap()
     });
     for output in ended(children.into()) {
         let text = text(&output);
@@ -204,7 +207,7 @@ fn a_rank_that_comes_twice_is_told_and_the_job_goes_on() {
     let port = port();
     let first = [0, 1].map(|rank| torch(test, rank, 3, port).spawn().unwrap());
     // Rank 1 has surely come before its double; the last rank comes when that has been told.
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(4000));
     let double = ended(vec![torch(test, 1, 3, port).spawn().unwrap()]).remove(0);
     assert_eq!(double.status.code(), Some(3), "{}", text(&double));
     assert!(text(&double).contains("rank 1 is claimed twice"), "{}", text(&double));
@@ -219,7 +222,7 @@ fn ranks_need_a_key_and_the_same_one() {
     let none = ended(vec![torch(test, 0, 2, port()).env_remove("POSTHASTE_KEY").spawn().unwrap()]).remove(0);
     assert!(text(&none).contains("POSTHASTE_KEY_FILE"), "{}", text(&none));
     let outputs = job(test, 2, |rank, command| {
-        command.env("POSTHASTE_JOIN_TIMEOUT", "2");
+        command.env("POSTHASTE_JOIN_TIMEOUT", "6");
         if rank == 1 {
             command.env("POSTHASTE_KEY", KEY.replace('0', "1"));
         }

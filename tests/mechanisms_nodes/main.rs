@@ -9,14 +9,20 @@ const TRANSPORT: support::Transport = support::Transport::Nodes;
 mod calls;
 #[path = "../mechanisms/collectives.rs"]
 mod collectives;
+#[path = "../mechanisms/collectives2.rs"]
+mod collectives2;
 #[path = "../mechanisms/components.rs"]
 mod components;
 #[path = "../mechanisms/contexts.rs"]
 mod contexts;
+#[path = "../mechanisms/datatypes.rs"]
+mod datatypes;
 #[path = "../mechanisms/errors.rs"]
 mod errors;
 #[path = "../mechanisms/memory.rs"]
 mod memory;
+#[path = "../mechanisms/multisend.rs"]
+mod multisend;
 #[path = "../mechanisms/replay.rs"]
 mod replay;
 #[path = "../mechanisms/sends.rs"]

@@ -99,6 +99,13 @@ struct Table {
 }
 
 impl Table {
+    fn has_met(&self, rank: Rank, shape: JobShape) -> bool {
+        let met = |(&(_, index), stage): (&(ContextId, usize), &Stage)| {
+            shape.endpoint(index).rank == rank && *stage != Stage::Dialing
+        };
+        self.stages.iter().any(met)
+    }
+
     fn keep(&mut self, stream: &Arc<TcpStream>) {
         self.streams.retain(|(_, stream)| stream.strong_count() > 0);
         self.settled += 1;
@@ -292,12 +299,16 @@ impl Hub {
 
     /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
     pub fn gone(&self, rank: Rank, fault: Fault) {
-        if rank == self.me || self.has_met(rank) {
+        if rank == self.me {
             return;
         }
         {
             let mut table = lock(&self.table);
+            if table.has_met(rank, self.shape) {
+                return;
+            }
             let Some(known) = table.ranks.get_mut(rank.index()) else { return };
+            known.left |= matches!(fault, Fault::PeerClosed(_));
             if std::mem::replace(&mut known.told, true) {
                 return;
             }
@@ -332,12 +343,7 @@ impl Hub {
 
     /// Whether there is, or was, a connection with the rank.
     pub fn has_met(&self, rank: Rank) -> bool {
-        let table = lock(&self.table);
-        let shape = self.shape;
-        table
-            .stages
-            .iter()
-            .any(|((_, index), stage)| shape.endpoint(*index).rank == rank && *stage != Stage::Dialing)
+        lock(&self.table).has_met(rank, self.shape)
     }
 
     /// The connections there are, with a number for each.

@@ -53,22 +53,29 @@ impl Bulletin {
         self.connection.stream.try_clone()
     }
 
-    /// Reads what has come. `WouldBlock` is no error but an empty list.
+    /// Reads all that has come; nothing is left in the socket then. The list may be empty.
     ///
     /// # Errors
     /// The connection has ended, or brought something that is not from the server: there will be nothing more.
     pub fn read(&mut self) -> io::Result<Vec<Notice>> {
         let mut buffer = [0; MAX_RECORD];
-        match self.connection.stream.read(&mut buffer) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => self.input.extend_from_slice(&buffer[..count]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Ok(Vec::new());
+        let mut notices = Vec::new();
+        loop {
+            match self.connection.stream.read(&mut buffer) {
+                // What came before the end is told first.
+                Ok(0) if notices.is_empty() => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(0) => return Ok(notices),
+                Ok(count) => {
+                    self.input.extend_from_slice(&buffer[..count]);
+                    self.open_records()?;
+                    notices.extend(self.take_notices()?);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(notices),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if notices.is_empty() => return Err(error),
+                Err(_) => return Ok(notices),
             }
-            Err(error) => return Err(error),
         }
-        self.open_records()?;
-        self.take_notices()
     }
 
     fn open_records(&mut self) -> io::Result<()> {

@@ -80,13 +80,18 @@ impl Server {
                 }
             };
             let now = Instant::now();
+            // What has been said before the end counts: whoever serves may have left a moment ago.
+            self.serve_members(&found.members, now);
             if found.stop && self.ending.is_none() {
                 self.ending = Some(now + LINGER);
                 self.strangers.clear();
                 self.gathering.fail(Failure::Refused("whoever served the meeting has called it off".into()));
-                self.watching().for_each(Member::tell_closed);
+                // Those who wait for the others hear why in vain.
+                let there = |member: &&mut Member| {
+                    member.rank.is_some() && member.closing.is_none() && member.state != State::Waiting
+                };
+                self.members.iter_mut().filter(there).for_each(Member::tell_closed);
             }
-            self.serve_members(&found.members, now);
             if self.ending.is_none() {
                 self.serve_strangers(&found.strangers, now);
                 if found.connecting {
@@ -274,11 +279,16 @@ impl Server {
     }
 
     fn flush(&mut self) {
-        let mut gone = Vec::new();
+        let (mut gone, mut said) = (Vec::new(), Vec::new());
         for (at, member) in self.members.iter_mut().enumerate() {
             if member.has_output()
                 && let Err(over) = member.write()
             {
+                // It may have said why it goes before it went.
+                if matches!(over, Over::Ended) && member.read(&mut said).is_ok() {
+                    member.read(&mut said).ok();
+                }
+                member.left |= said.drain(..).any(|said| matches!(said, Said::Leave));
                 gone.push((at, over));
             }
         }
