@@ -10,8 +10,16 @@ use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RegisterErro
 use std::sync::{Arc, Weak};
 
 const NAME: &str = "posthaste.layouts";
-/// Most bytes that one request moves: what a peer can make this rank keep for an answer.
-pub(crate) const CHUNK: u64 = 1 << 20;
+/// Bytes that a request moves: few enough for the cache, and several of them are on their way at a time.
+const CHUNK: u64 = 64 << 10;
+/// Or so many times what its program takes.
+const PER_PROGRAM: u64 = 16;
+
+/// Most bytes that one request with such a program moves: what a peer can make this rank keep for an answer is in
+/// proportion to what it has sent.
+pub(crate) fn chunk(program: usize) -> u64 {
+    CHUNK.max(PER_PROGRAM * program as u64)
+}
 
 const PUT: u64 = 1;
 const GET: u64 = 2;
@@ -110,6 +118,7 @@ fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) ->
     let (kind, program, request) = Request::parse(message.info()).ok_or_else(undecodable)?;
     let payload = message.source_bytes();
     let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
+    let most = chunk(program.len());
     let datatype = Datatype::from_bytes(&program).map_err(|error| {
         tracing::warn!(source = %message.source(), %error, "a program was refused");
         undecodable()
@@ -117,7 +126,7 @@ fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) ->
     let layout = Layout::new(&datatype, request.count).at(request.base);
     let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
     let inside = request.first <= size && request.bytes <= size - request.first;
-    if !inside || request.bytes > CHUNK {
+    if !inside || request.bytes > most {
         return Err(undecodable());
     }
     let memory = device
