@@ -2,8 +2,8 @@
 
 use super::{Element, Memory, Part, RemoteRegion, Window, send_to_rma};
 use crate::datatype::{
-    Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TypedError, checked, chunk,
-    pack, redistribute_with,
+    Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
+    checked, chunk, pack, redistribute_with,
 };
 use crate::service::Call;
 use bytes::Bytes;
@@ -86,7 +86,7 @@ impl Memory {
         source: &[u8],
         from: &Layout<'_>,
     ) -> Result<VecDeque<Asked<'_>>, TypedError> {
-        let all = checked((to, part.len), (from, source.len() as u64))?;
+        let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
         let mut calls = VecDeque::new();
@@ -108,6 +108,12 @@ impl Memory {
         }
         Ok(calls)
     }
+}
+
+/// Whether a layout of so many bytes can be one without overlaps, which is all that an owner does for its peers.
+fn distinct(part: &Part, size: u64) -> Result<u64, TransferError> {
+    let len = part.len;
+    if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
 }
 
 /// The request for bytes of a layout.
@@ -334,7 +340,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
             redistribute_with(&self.thresholds, into, &to, source, &from)?;
             return Ok(true);
         }
-        let all = checked((&to, into.len() as u64), (&from, part.len))?;
+        let all = distinct(part, checked((&to, into.len() as u64), (&from, part.len))?)?;
         let program = self.from.datatype.to_bytes().into();
         let machine = Machine::new(&to)?;
         self.remote = Some(Box::new(Remote { machine, program, calls: VecDeque::new(), asked: 0, all }));
