@@ -259,6 +259,15 @@ impl<F: Face> Future for Call<'_, F> {
 impl<F: Face> Call<'_, F> {
     #[cold]
     fn poll_slowly(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
+        ready!(self.poll_asked(cx)?);
+        match &mut self.state {
+            State::Waiting(pending) => pending.poll(self.face, cx).map_err(CallError::from),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Sends the request; ready once it is on its way, before the reply is there. For those who have several.
+    pub(crate) fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
         let this = self;
         loop {
             let asked = match &mut this.state {
@@ -296,9 +305,7 @@ impl<F: Face> Call<'_, F> {
                     }
                     Err(fault) => return Poll::Ready(Err(fault.into())),
                 },
-                State::Waiting(pending) => {
-                    return ready!(pending.poll(this.face, cx)).map_err(CallError::from).into();
-                }
+                State::Waiting(_) => return Poll::Ready(Ok(())),
             };
             match asked {
                 Asked::Sent(pending) => this.state = State::Waiting(pending),

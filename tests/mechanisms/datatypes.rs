@@ -186,7 +186,7 @@ fn m_g03_layouts_are_pushed_and_pulled_over_sends() {
 #[test]
 fn m_g03_large_layouts_are_moved_over_sends_in_parts() {
     run(2, over_send(), async |job| {
-        // More than a request may move: several of them, each going on in the middle of a block.
+        // More than a request moves: many of them, each going on in the middle of a block.
         const COUNT: u64 = 100_003;
         let block = Datatype::of::<u32>().contiguous(15).unwrap();
         let there = block.hvector(COUNT, 1, 64).unwrap();

@@ -10,8 +10,16 @@ use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RegisterErro
 use std::sync::{Arc, Weak};
 
 const NAME: &str = "posthaste.layouts";
-/// Most bytes that one request moves: what a peer can make this rank keep for an answer.
-pub(crate) const CHUNK: u64 = 1 << 20;
+/// Bytes that a request moves: few enough for the cache, and several of them are on their way at a time.
+const CHUNK: u64 = 64 << 10;
+/// Or so many times what its program takes.
+const PER_PROGRAM: u64 = 16;
+
+/// Most bytes that one request with such a program moves: what a peer can make this rank keep for an answer is in
+/// proportion to what it has sent.
+pub(crate) fn chunk(program: usize) -> u64 {
+    CHUNK.max(PER_PROGRAM * program as u64)
+}
 
 const PUT: u64 = 1;
 const GET: u64 = 2;
@@ -110,6 +118,7 @@ fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) ->
     let (kind, program, request) = Request::parse(message.info()).ok_or_else(undecodable)?;
     let payload = message.source_bytes();
     let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
+    let most = chunk(program.len());
     let datatype = Datatype::from_bytes(&program).map_err(|error| {
         tracing::warn!(source = %message.source(), %error, "a program was refused");
         undecodable()
@@ -117,7 +126,8 @@ fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) ->
     let layout = Layout::new(&datatype, request.count).at(request.base);
     let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
     let inside = request.first <= size && request.bytes <= size - request.first;
-    if !inside || request.bytes > CHUNK {
+    // What a layout names is looked through to find the first byte: no more than the memory has.
+    if !inside || request.bytes > most || size > request.len {
         return Err(undecodable());
     }
     let memory = device
@@ -152,5 +162,81 @@ fn split<'m>(payload: &Source<'m>, program: u64) -> Option<(Vec<u8>, Source<'m>)
         Source::Shared(slice) => {
             Some((slice.slice(0, program)?.to_vec(), Source::Shared(slice.slice(program, rest)?)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::device::Body;
+    use posthaste_core::inprocess::InProcessFabric;
+    use posthaste_core::protocol::Incoming;
+    use posthaste_core::{ClientId, ContextId, Endpoint, JobShape, ProtocolId};
+
+    const ME: Rank = Rank(1);
+
+    /// What a peer is answered.
+    fn ask(device: &Weak<dyn Device>, info: &[u8], payload: &[u8]) -> Result<Vec<u8>, Fault> {
+        let source = Endpoint::new(Rank(0), ContextId(0));
+        let body = Body::Short(payload);
+        let message = Message::new(Incoming { source, info, body, protocol: ProtocolId(9), cookie: 1 });
+        answer(&message, ME, Some(device)).map(|answer| answer.into_bytes().to_vec())
+    }
+
+    #[test]
+    fn what_a_peer_asks_for_is_done_within_bounds_or_refused() {
+        let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+        let device = fabric.device(ClientId(0), ME);
+        let own = device.allocate(4096).expect("there is memory");
+        let memory = device.map(ME, own.offset, 4096).expect("it is mapped");
+        let weak = Arc::downgrade(&device);
+        let words = Datatype::of::<u16>().vector(4, 1, 2).expect("small");
+        let program = words.to_bytes();
+        let fits = Request { place: own.offset, len: 4096, base: 16, count: 2, first: 3, bytes: 5 };
+        let info = |kind, request: &Request| request.info(kind, program.len() as u64);
+        let payload = [&program[..], &[1, 2, 3, 4, 5]].concat();
+        assert_eq!(ask(&weak, &info(PUT, &fits), &payload), Ok(Vec::new()));
+        // The fourth byte of the layout is the second one of its second number.
+        assert_eq!(memory.to_vec()[16..32], [0, 0, 0, 0, 0, 1, 0, 0, 2, 3, 0, 0, 4, 5, 0, 0]);
+        assert_eq!(ask(&weak, &info(GET, &fits), &program), Ok(vec![1, 2, 3, 4, 5]));
+        let refused = Err(Fault::Undecodable(ME));
+        // The program is cut short or not one, the kind is unknown, the payload is not what it is said to be.
+        assert_eq!(ask(&weak, &info(GET, &fits), &program[1..]), refused);
+        assert_eq!(ask(&weak, &info(GET, &fits), &vec![7; program.len()]), refused);
+        assert_eq!(ask(&weak, &info(3, &fits), &payload), refused);
+        assert_eq!(ask(&weak, &info(GET, &fits), &payload), refused);
+        assert_eq!(ask(&weak, &info(PUT, &fits), &payload[..payload.len() - 1]), refused);
+        assert_eq!(ask(&weak, &info(PUT, &fits)[..63], &payload), refused);
+        assert_eq!(ask(&weak, &fits.info(PUT, u64::MAX), &payload), refused);
+        for beyond in [
+            Request { base: 4096 - 27, ..fits },
+            Request { base: u64::MAX, ..fits },
+            Request { count: u64::MAX, ..fits },
+            Request { first: 12, ..fits },
+            Request { first: u64::MAX, ..fits },
+        ] {
+            assert_eq!(ask(&weak, &info(PUT, &beyond), &payload), refused, "{beyond:?}");
+        }
+        // Memory that this rank does not share.
+        let elsewhere = Request { place: 1 << 50, ..fits };
+        assert_eq!(ask(&weak, &info(PUT, &elsewhere), &payload), Err(Fault::NoSuchMemory(ME)));
+        // Few bytes of memory, named so often that to look through them would take long.
+        let pair = Datatype::of::<u8>().indexed(&[(0, 1), (2, 1)]).expect("small");
+        let again = pair.hvector(1 << 40, 1, 0).expect("it overlaps itself").to_bytes();
+        let much = Request { base: 0, count: 1, first: 1 << 40, bytes: 8, ..fits };
+        assert_eq!(ask(&weak, &much.info(GET, again.len() as u64), &again), refused);
+        // As much as an answer may have, and more.
+        let large = device.allocate(1 << 20).expect("there is memory");
+        let flat = Datatype::of::<u8>().to_bytes();
+        let most = chunk(flat.len());
+        let all =
+            Request { place: large.offset, len: 1 << 20, base: 0, count: 1 << 20, first: 9, bytes: most };
+        let answer = ask(&weak, &all.info(GET, flat.len() as u64), &flat).expect("as much as may be");
+        assert_eq!(answer.len() as u64, most);
+        let more = Request { bytes: most + 1, ..all };
+        assert_eq!(ask(&weak, &more.info(GET, flat.len() as u64), &flat), refused);
+        drop(device);
+        drop(fabric);
+        assert_eq!(ask(&weak, &info(PUT, &fits), &payload), Err(Fault::NoSuchMemory(ME)));
     }
 }

@@ -109,6 +109,16 @@ pub enum TransferError {
         /// How many.
         count: u64,
     },
+    /// A layout names bytes several times, and its memory is not mapped here.
+    #[error(
+        "the layout names {size} bytes of a memory of {len} bytes that is not mapped here: elements must not overlap there"
+    )]
+    Overlapping {
+        /// Bytes of the layout.
+        size: u64,
+        /// Of the memory.
+        len: u64,
+    },
     /// The payload is not as long as the layout.
     #[error("a payload of {len} bytes does not fill a layout of {size} bytes")]
     Length {

@@ -47,7 +47,7 @@ mod send;
 mod signature;
 
 pub use access::LayoutAccess;
-pub(crate) use access::{CHUNK, Request};
+pub(crate) use access::{Request, chunk};
 pub use body::{Block, MAX_DEPTH};
 pub use element::{ElementKind, Elementary};
 pub use error::{DatatypeError, ProgramError, Side, TransferError, TypedError};
@@ -57,7 +57,7 @@ pub use posthaste_core::memory::{Source, Target};
 pub(crate) use redistribute::checked;
 pub use redistribute::{Layout, redistribute, redistribute_staged, redistribute_with};
 pub use segments::{Export, Segments, SlicedMemory, pull, push};
-pub(crate) use send::zeros;
+pub(crate) use send::pack;
 pub use signature::Signature;
 
 use body::{Body, Facts};

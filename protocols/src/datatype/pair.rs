@@ -10,8 +10,6 @@ use posthaste_core::memory::{Blocks, Piece};
 
 /// Most pieces into which an iteration of two leaves is divided.
 const PIECES_MAX: usize = 32;
-/// Bytes that are passed over several times, once for each piece: they are to stay in the first cache.
-const TILE: u64 = 8 << 10;
 /// Fewest iterations that are taken at a time.
 const TILE_ITERATIONS: u64 = 32;
 
@@ -19,6 +17,8 @@ const TILE_ITERATIONS: u64 = 32;
 pub(super) trait Mover {
     /// Whether chunks must come in the order of the programs.
     const IN_ORDER: bool;
+    /// Bytes that are passed over several times, once for each piece: they are to stay in the first cache.
+    const TILE: u64 = 8 << 10;
     /// Why it can fail.
     type Error;
     /// Copies blocks; all of them lie in the bounds that were checked.
@@ -38,6 +38,8 @@ pub(super) struct Nothing;
 
 impl Mover for Nothing {
     const IN_ORDER: bool = false;
+    // No byte is touched.
+    const TILE: u64 = u64::MAX;
     type Error = std::convert::Infallible;
 
     fn copy(&mut self, _: &Blocks) -> Result<(), Self::Error> {
@@ -219,7 +221,7 @@ fn tiled<M: Mover>(
     let tile = match blocks {
         [_] => iterations,
         _ if M::IN_ORDER => 1,
-        _ => (TILE / width).max(TILE_ITERATIONS),
+        _ => (M::TILE / width).max(TILE_ITERATIONS),
     };
     let mut done = 0;
     while done < iterations {
@@ -292,7 +294,7 @@ impl Both {
     ) -> Result<u64, M::Error> {
         let target_stride = target.stride() * self.to_each as i64;
         let source_stride = source.stride() * self.from_each as i64;
-        let tile = if self.used == 1 { self.count } else { (TILE / self.bytes).max(TILE_ITERATIONS) };
+        let tile = if self.used == 1 { self.count } else { (M::TILE / self.bytes).max(TILE_ITERATIONS) };
         let mut done = 0;
         while done < self.count {
             let count = tile.min(self.count - done);

@@ -9,6 +9,8 @@ use crate::send::SendMessage;
 use posthaste_core::context::Face;
 use posthaste_core::{Fault, Rank, RmaError};
 
+/// Bytes that are packed at a time.
+const STAGING: usize = 8 << 10;
 /// From this many bytes on, a message is packed into page memory of the device, if there is some.
 const LOAN_MIN: u64 = 4096;
 
@@ -38,11 +40,7 @@ impl<F: Face> ActiveMessage<F> {
                 machine.gather(memory, loan.memory)?;
                 loan.into()
             }
-            None => {
-                let mut bytes = zeros(size)?;
-                machine.gather(memory, &mut bytes)?;
-                bytes.into()
-            }
+            None => pack(&[], &mut machine, memory, size)?.into(),
         };
         Ok(self.send(target, packed).info(&signature.to_bytes()))
     }
@@ -82,12 +80,29 @@ impl Message<'_> {
     }
 }
 
-/// So many zeros, if there is memory for them.
-pub(crate) fn zeros(len: u64) -> Result<Vec<u8>, TypedError> {
-    let mut bytes = Vec::new();
+/// These bytes, and then so many of a layout, packed, if there is memory for them.
+pub(crate) fn pack<'m>(
+    head: &[u8],
+    machine: &mut Machine,
+    memory: impl Into<Source<'m>>,
+    bytes: u64,
+) -> Result<Vec<u8>, TypedError> {
+    let memory = memory.into();
+    let mut packed = Vec::new();
     let full = RmaError::Fault(Fault::OutOfMemory("there is none to pack a layout"));
-    let len = usize::try_from(len).map_err(|_| full.clone())?;
-    bytes.try_reserve_exact(len).map_err(|_| full)?;
-    bytes.resize(len, 0);
-    Ok(bytes)
+    let len = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(head.len()));
+    let len = len.ok_or_else(|| full.clone())?;
+    packed.try_reserve_exact(len).map_err(|_| full)?;
+    packed.extend_from_slice(head);
+    // Through the first cache, which costs less than to write all of the new memory before it is written.
+    let mut staging = [0; STAGING];
+    while packed.len() < len {
+        let most = STAGING.min(len - packed.len());
+        let count = machine.gather(memory, &mut staging[..most])? as usize;
+        if count == 0 {
+            return Err(TransferError::Length { len: packed.len() as u64, size: len as u64 }.into());
+        }
+        packed.extend_from_slice(&staging[..count]);
+    }
+    Ok(packed)
 }

@@ -2,8 +2,8 @@
 
 use super::{Element, Memory, Part, RemoteRegion, Window, send_to_rma};
 use crate::datatype::{
-    CHUNK, Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TypedError, checked,
-    redistribute_with,
+    Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
+    checked, chunk, pack, redistribute_with,
 };
 use crate::service::Call;
 use bytes::Bytes;
@@ -13,34 +13,35 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use tokio::task::coop::poll_proceed;
 use zerocopy::IntoBytes;
 
 /// Requests of one operation that are on their way at a time.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 16;
 
 /// A request for some of the bytes.
 struct Asked<'w> {
     call: Call<'w, Handle>,
     bytes: u64,
-    /// Told after those before it.
-    answer: Option<Result<Value, CallError>>,
 }
 
-/// Polls the first requests, which starts them in order; ready with the answer of the first one and its number of bytes,
-/// or `None` when there is no request.
+/// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
+/// there is no request.
 fn poll_first(
     calls: &mut VecDeque<Asked<'_>>,
     cx: &mut Context<'_>,
 ) -> Poll<Option<(Result<Value, CallError>, u64)>> {
-    for asked in calls.iter_mut().take(AT_ONCE).filter(|asked| asked.answer.is_none()) {
-        if let Poll::Ready(answer) = Pin::new(&mut asked.call).poll(cx) {
-            asked.answer = Some(answer);
+    for asked in calls.iter_mut().take(AT_ONCE) {
+        match asked.call.poll_asked(cx) {
+            Poll::Ready(Ok(())) => {}
+            // Nothing of it can succeed any more.
+            Poll::Ready(Err(error)) => return Poll::Ready(Some((Err(error), 0))),
+            Poll::Pending => break,
         }
     }
     let Some(first) = calls.front_mut() else { return Poll::Ready(None) };
-    let Some(answer) = first.answer.take() else { return Poll::Pending };
+    let answer = ready!(Pin::new(&mut first.call).poll(cx));
     let bytes = first.bytes;
     calls.pop_front();
     Poll::Ready(Some((answer, bytes)))
@@ -60,6 +61,7 @@ impl Memory {
     }
 
     /// Copies to mapped memory now, or packs; returns what there is to be sent.
+    #[inline]
     fn put_typed(
         &self,
         thresholds: &Thresholds,
@@ -67,38 +69,62 @@ impl Memory {
         (source, from): (&[u8], &Layout<'_>),
     ) -> Result<VecDeque<Asked<'_>>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
-        if let Some(target) = self.inline(part, 0, part.len) {
-            redistribute_with(thresholds, target, to, source, from)?;
-            return Ok(VecDeque::new());
+        match self.inline(part, 0, part.len) {
+            Some(target) => {
+                redistribute_with(thresholds, target, to, source, from)?;
+                Ok(VecDeque::new())
+            }
+            None => self.pack(part, to, source, from),
         }
-        let bytes = checked((to, part.len), (from, source.len() as u64))?;
-        let (layouts, program) = (self.layouts(rank)?, to.datatype.to_bytes());
-        let mut pack = Machine::new(from)?;
+    }
+
+    /// Packs for the owner of the memory.
+    fn pack(
+        &self,
+        part: &Part,
+        to: &Layout<'_>,
+        source: &[u8],
+        from: &Layout<'_>,
+    ) -> Result<VecDeque<Asked<'_>>, TypedError> {
+        let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
+        let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
+        let mut machine = Machine::new(from)?;
         let mut calls = VecDeque::new();
-        let mut first = 0;
-        while first < bytes {
-            let request = request(part, to, first, bytes);
-            let mut payload = crate::datatype::zeros(program.len() as u64 + request.bytes)?;
-            let (head, data) = payload.split_at_mut(program.len());
-            head.copy_from_slice(&program);
-            pack.gather(source, data)?;
-            let call = layouts.put(rank, program.len(), payload.into(), &request);
-            calls.push_back(Asked { call, bytes: request.bytes, answer: None });
+        let (mut first, mut starting) = (0, true);
+        while first < all {
+            let request = request(part, to, first, all.min(first + chunk(program.len())));
+            let payload = pack(&program, &mut machine, source, request.bytes)?;
+            let mut call = layouts.put(part.rank, program.len(), payload.into(), &request);
+            if starting {
+                // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
+                match call.poll_asked(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(asked) => asked.map_err(|error| call_to_rma(error, part.rank))?,
+                    Poll::Pending => starting = false,
+                }
+            }
+            calls.push_back(Asked { call, bytes: request.bytes });
+            starting &= calls.len() < AT_ONCE;
             first += request.bytes;
         }
         Ok(calls)
     }
 }
 
-/// The request for the bytes of a layout from `first` on, as many as one may ask for.
-fn request(part: &Part, layout: &Layout<'_>, first: u64, all: u64) -> Request {
+/// Whether a layout of so many bytes can be one without overlaps, which is all that an owner does for its peers.
+fn distinct(part: &Part, size: u64) -> Result<u64, TransferError> {
+    let len = part.len;
+    if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
+}
+
+/// The request for bytes of a layout.
+fn request(part: &Part, layout: &Layout<'_>, first: u64, end: u64) -> Request {
     Request {
         place: part.place,
         len: part.len,
         base: layout.base,
         count: layout.count,
         first,
-        bytes: CHUNK.min(all - first),
+        bytes: end - first,
     }
 }
 
@@ -155,8 +181,8 @@ impl<T: Element> Window<T> {
         from: &Layout<'_>,
     ) -> PutTyped<'_> {
         match self.memory.put_typed(thresholds, (rank, to), (source.as_bytes(), from)) {
-            Ok(calls) => PutTyped { rank, calls, outcome: Ok(()) },
-            Err(error) => PutTyped { rank, calls: VecDeque::new(), outcome: Err(error) },
+            Ok(calls) => PutTyped { rank, calls, failed: None },
+            Err(error) => PutTyped { rank, calls: VecDeque::new(), failed: Some(Box::new(error)) },
         }
     }
 
@@ -216,7 +242,8 @@ pub struct PutTyped<'w> {
     rank: Rank,
     /// Requests that have not ended, in order.
     calls: VecDeque<Asked<'w>>,
-    outcome: Result<(), TypedError>,
+    /// Apart, so that what is returned is short.
+    failed: Option<Box<TypedError>>,
 }
 
 impl std::fmt::Debug for PutTyped<'_> {
@@ -232,7 +259,7 @@ impl Future for PutTyped<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.calls.is_empty() {
             ready!(poll_proceed(cx)).made_progress();
-            return Poll::Ready(self.outcome.clone());
+            return Poll::Ready(self.failed.take().map_or(Ok(()), |error| Err(*error)));
         }
         self.poll_calls(cx)
     }
@@ -244,10 +271,10 @@ impl PutTyped<'_> {
         while let Some((answer, _)) = ready!(poll_first(&mut self.calls, cx)) {
             if let Err(error) = answer {
                 self.calls.clear();
-                self.outcome = Err(call_to_rma(error, self.rank).into());
+                return Poll::Ready(Err(call_to_rma(error, self.rank).into()));
             }
         }
-        Poll::Ready(self.outcome.clone())
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -313,7 +340,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
             redistribute_with(&self.thresholds, into, &to, source, &from)?;
             return Ok(true);
         }
-        let all = checked((&to, into.len() as u64), (&from, part.len))?;
+        let all = distinct(part, checked((&to, into.len() as u64), (&from, part.len))?)?;
         let program = self.from.datatype.to_bytes().into();
         let machine = Machine::new(&to)?;
         self.remote = Some(Box::new(Remote { machine, program, calls: VecDeque::new(), asked: 0, all }));
@@ -326,9 +353,10 @@ impl<'w, S: Element> GetTyped<'w, S> {
         loop {
             while remote.calls.len() < AT_ONCE && remote.asked < remote.all {
                 let part = memory.check(rank.index(), rank, 0, 0)?;
-                let request = request(part, &self.from.layout(), remote.asked, remote.all);
+                let end = remote.all.min(remote.asked + chunk(remote.program.len()));
+                let request = request(part, &self.from.layout(), remote.asked, end);
                 let call = memory.layouts(rank)?.get(rank, remote.program.clone(), &request);
-                remote.calls.push_back(Asked { call, bytes: request.bytes, answer: None });
+                remote.calls.push_back(Asked { call, bytes: request.bytes });
                 remote.asked += request.bytes;
             }
             let Some((answer, wanted)) = ready!(poll_first(&mut remote.calls, cx)) else {

@@ -61,6 +61,14 @@ proptest! {
         }
         let mut cycle = lengths.iter().copied().cycle();
         prop_assert_eq!(&gather_in(&layout, &memory, || cycle.next().unwrap_or(1)), &packed);
+        // What is skipped is not looked at.
+        for first in lengths.iter().map(|length| length * 7 % (packed.len() + 1)) {
+            let mut machine = Machine::new(&layout).expect("countable");
+            prop_assert_eq!(machine.skip(first as u64), first as u64);
+            let mut out = vec![0; packed.len()];
+            prop_assert_eq!(machine.gather(&memory, &mut out), Ok((packed.len() - first) as u64));
+            prop_assert_eq!(&out[..packed.len() - first], &packed[first..]);
+        }
         // From and to memory that others may write.
         let mut out = vec![0; packed.len()];
         Machine::new(&layout).expect("countable").gather(shared(&memory), &mut out).expect("inside");
