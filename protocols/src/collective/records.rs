@@ -111,10 +111,11 @@ impl Hub {
             way.clear(&mut groups[at], at, operation, (place, phase, colour));
         }
         let group = &state.groups[at];
-        // The first that has to wait again asks again; those behind it need not.
+        // The first that has to wait again asks again, if nobody has; those behind it need not.
         for operation in before + WINDOW..group.next() {
             state = self.resume(scope, state, at, operation);
-            if state.groups.get(at).is_none_or(|group| group.others[place].asked) {
+            let Some(member) = state.groups.get(at).map(|group| &group.others[place]) else { return };
+            if member.asked && operation >= member.started + WINDOW {
                 break;
             }
         }
