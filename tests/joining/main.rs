@@ -3,7 +3,7 @@
 //! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
 //! launcher where one is installed; in those processes the test is the body of a rank.
 
-use posthaste::Job;
+use posthaste::{Job, Rank};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -19,7 +19,9 @@ fn be_a_rank() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    match runtime.block_on(rank()) {
+    let forsaken = std::env::var_os(ROLE).is_some_and(|role| role == "forsaken");
+    let ended = if forsaken { runtime.block_on(forsaken_rank()) } else { runtime.block_on(rank()) };
+    match ended {
         Ok(()) => std::process::exit(0),
         Err(error) => {
             println!("not joined: {error}");
@@ -45,6 +47,21 @@ async fn rank() -> posthaste::Result<()> {
     println!("rank {me} of {n} by {}", ways(&job));
     job.barrier().await?;
     window.free().await?;
+    job.leave().await
+}
+
+/// Rank 0, which serves the meeting, leaves at once; the others, which nobody talks to, hear of it.
+async fn forsaken_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
+    job.on_error(move |fault| {
+        // Whoever has heard enough listens no more.
+        let _ = sender.send(fault);
+    });
+    if job.rank() != Rank(0) {
+        let fault = tokio::time::timeout(Duration::from_secs(40), faults.recv()).await;
+        println!("rank {} heard {:?}", job.rank(), fault.expect("news").expect("a fault"));
+    }
     job.leave().await
 }
 
@@ -151,6 +168,18 @@ fn torchruns_variables_lead_to_a_job_over_sockets() {
         command.env("POSTHASTE_DEVICE", "tcp").env("POSTHASTE_TCP_MODE", "encrypted");
     });
     all_joined(&outputs, &["shm,tcp,tcp", "tcp,shm,tcp", "tcp,tcp,shm"]);
+}
+
+#[test]
+fn fault_the_leave_of_the_rank_that_serves_the_meeting_is_told() {
+    be_a_rank();
+    let outputs = job("fault_the_leave_of_the_rank_that_serves_the_meeting_is_told", 3, |_, command| {
+        command.env(ROLE, "forsaken").env("POSTHASTE_DEVICE", "tcp");
+    });
+    for (rank, output) in outputs.iter().enumerate().skip(1) {
+        let expected = format!("rank {rank} heard PeerClosed(Rank(0))");
+        assert!(output.status.success() && text(output).contains(&expected), "{}", text(output));
+    }
 }
 
 #[test]
