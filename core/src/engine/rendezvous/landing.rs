@@ -89,13 +89,13 @@ impl Landings {
     }
 
     fn give_back(&self, key: usize, exposed: bool) {
+        if exposed {
+            // Whoever was to write there broke the rules and may go on writing: it is never used again (I3), and counts.
+            return;
+        }
         let mut inner = lock(&self.inner);
         let Some(allocation) = inner.used.try_remove(key) else { return };
         inner.used_bytes -= allocation.len;
-        if exposed {
-            // Whoever was to write there broke the rules and may go on writing: it is never used again (I3).
-            return;
-        }
         if inner.free_bytes + allocation.len <= KEPT {
             inner.free_bytes += allocation.len;
             inner.free.push(allocation);
