@@ -117,6 +117,10 @@ impl Run {
         }
         let own = plan.rank;
         match plan.kind {
+            // Not a copy: nobody else has the bytes.
+            Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter if !plan.sends_input => {
+                *work = Vec::from(std::mem::take(&mut input.bytes));
+            }
             Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter => work.extend_from_slice(&input.bytes),
             Kind::Scatter if plan.rank == plan.root => {}
             Kind::Gather if plan.sends_input && plan.rank != plan.root => {}

@@ -284,8 +284,8 @@ fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
 fn long_vectors_go_in_chunks_and_over_all_colours() {
     for algorithm in Algorithm::ALL {
         for kind in Kind::ALL {
-            for size in [1, 2, 3, 6, 9] {
-                for len in [33_000, 70_001, 200_000] {
+            for size in [1, 2, 3, 6] {
+                for len in [33_000, 70_001] {
                     let case = Case {
                         algorithm: Arc::new(algorithm),
                         kind,
