@@ -1,10 +1,9 @@
 //! Collective operations and what they leave alone: protocols that are yet to be registered.
 
-use crate::support::{Transport, options, others, payload, run, soon};
+use crate::support::{options, others, payload, run, soon};
 use posthaste::{CallError, Fault, Message, Rank, RmaError, Scope, SendError};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn m_p03_a_handler_made_after_shmalloc_captures_the_window_and_gets_what_was_sent_before() {
@@ -163,47 +162,6 @@ fn m_w01_windows_are_freed_in_any_order_that_all_keep_and_once() {
         let windows = [job.shmalloc::<u8>(5).await.unwrap(), job.shmalloc::<u8>(6).await.unwrap()];
         let ends = ::futures::future::join_all(windows.map(|window| window.free())).await;
         assert!(ends.iter().all(Result::is_ok), "{ends:?}");
-        job.barrier().await.unwrap();
-    });
-}
-
-#[test]
-fn m_w01_windows_are_freed_while_all_queues_are_full() {
-    run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
-        let busy = job
-            .register("busy", |_: Message, _: &mut Scope| {
-                let until = Instant::now() + Duration::from_micros(10);
-                while Instant::now() < until {
-                    std::hint::spin_loop();
-                }
-            })
-            .unwrap();
-        let mut windows = Vec::new();
-        // A connection keeps many times more than a lane, and every window waits for its turn behind that.
-        let count = if crate::TRANSPORT == Transport::Shm { 20 } else { 2 };
-        for _ in 0..count {
-            windows.push(job.shmalloc::<u64>(8).await.unwrap());
-        }
-        job.barrier().await.unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        // More senders than places in the queue.
-        let senders: Vec<_> = (0..600)
-            .map(|_| {
-                let (busy, stop, peer) = (busy.clone(), stop.clone(), Rank(1 - job.rank().0));
-                tokio::spawn(async move {
-                    while !stop.load(Ordering::Relaxed) {
-                        busy.send(peer, [1; 100]).await.unwrap();
-                    }
-                })
-            })
-            .collect();
-        for window in windows {
-            soon("the free", window.free()).await.unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-        for sender in senders {
-            soon("the senders", sender).await.unwrap();
-        }
         job.barrier().await.unwrap();
     });
 }

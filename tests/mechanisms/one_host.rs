@@ -2,6 +2,9 @@
 
 use crate::support::{options, others, run, soon};
 use posthaste::{Message, Messager, Rank, Scope};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 #[test]
 fn m_d02_a_device_publishes_what_it_can_do() {
@@ -59,6 +62,46 @@ fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
         assert_eq!(after.messages_sent, before.messages_sent);
         job.barrier().await.unwrap();
         assert_eq!(window.to_vec(), (1..=1024).map(|n| if n <= 1000 { n } else { 0 }).collect::<Vec<u64>>());
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Over sockets the kernel keeps megabytes of messages, and each window would wait behind them for seconds.
+#[test]
+fn m_w01_windows_are_freed_while_all_queues_are_full() {
+    run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
+        let busy = job
+            .register("busy", |_: Message, _: &mut Scope| {
+                let until = Instant::now() + Duration::from_micros(10);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+            })
+            .unwrap();
+        let mut windows = Vec::new();
+        for _ in 0..20 {
+            windows.push(job.shmalloc::<u64>(8).await.unwrap());
+        }
+        job.barrier().await.unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        // More senders than places in the queue.
+        let senders: Vec<_> = (0..600)
+            .map(|_| {
+                let (busy, stop, peer) = (busy.clone(), stop.clone(), Rank(1 - job.rank().0));
+                tokio::spawn(async move {
+                    while !stop.load(Ordering::Relaxed) {
+                        busy.send(peer, [1; 100]).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for window in windows {
+            soon("the free", window.free()).await.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        for sender in senders {
+            soon("the senders", sender).await.unwrap();
+        }
         job.barrier().await.unwrap();
     });
 }

@@ -81,7 +81,7 @@ conformance_suite!(mod rendezvous, seeds 0..1, |_| TcpHarness::new(
     EngineConfig { rendezvous_bytes: Some(5000), ..EngineConfig::default() }
 ));
 conformance_suite!(mod tiny_rendezvous, seeds 0..1, |_| TcpHarness::new(
-    Mode::Encrypted,
+    Mode::Insecure,
     tiny(),
     EngineConfig { rendezvous_bytes: Some(100), ..one_credit() }
 ));
