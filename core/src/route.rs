@@ -1,7 +1,7 @@
 //! Several devices as one: which of them reaches which peer (D03), and their ports side by side.
 //!
 //! A job on one host has one device, and its engines hold that device's ports as they are. Where ranks are reached in
-//! different ways, an engine's port is a [`RoutePort`]: it hands each run of descriptors to the port of its target's device,
+//! different ways, an engine's port holds all of their ports: it hands each run of descriptors to the port of its target's device,
 //! and moves them all in turn. A handler that runs inside one of them sends through all of them.
 
 use crate::caps::Caps;
