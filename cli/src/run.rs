@@ -82,6 +82,12 @@ const USAGE: i32 = 2;
 /// for a program that cannot be run, 127 for one that is not there.
 pub fn main(args: &Args) -> i32 {
     let Some((program, arguments)) = args.command.split_first() else { return USAGE };
+    if let Some(option) = program.to_str().filter(|program| program.starts_with('-')) {
+        eprintln!(
+            "posthaste: there is no option {option}; `posthaste run --help` lists them, and a program of that name is started as ./{option}"
+        );
+        return USAGE;
+    }
     if args.device == Some(Device::Shm) && args.nodes > 1 {
         eprintln!(
             "posthaste: --device shm reaches no rank of another node, and --nodes {} makes several: leave one of the two out",
