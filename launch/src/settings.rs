@@ -57,7 +57,7 @@ pub enum TcpMode {
 /// | `POSTHASTE_MEMORY_LIMIT` | bytes, at least 1, with K, M or G for powers of 1024 | none |
 /// | `POSTHASTE_SEGMENT` | virtual bytes per rank, as above | the library decides |
 /// | `POSTHASTE_DRIVER` | `task` or `thread` | `task` |
-/// | `POSTHASTE_CORES` | 1 to 65536 cores that the ranks of the host share; set by a launcher that binds | what the process may use |
+/// | `POSTHASTE_CORES` | 1 to 65536 cores that the ranks of a node share; set by a launcher that binds, or makes several nodes of one host | what the process may use |
 /// | `POSTHASTE_DEVICE` | `auto`, `shm` or `tcp` | `auto` |
 /// | `POSTHASTE_TCP_MODE` | `encrypted`, `handshake-only` or `insecure` | the library decides |
 /// | `POSTHASTE_TCP_INTERFACE` | the name of an interface, or one of its addresses | the library decides |

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buffer;
+mod cause;
 pub mod codec;
 pub mod collective;
 pub mod control;

@@ -1,6 +1,6 @@
 //! Collective operations, in layers each of which can be replaced: a language adaptor calls the operations of a
 //! [`Group`](crate::Group) (`api`), which start an operation of the executor (`executor`, `run`), which carries out the
-//! program that a [`Schedule`] gives, whose messages are multisends.
+//! program that a [`Schedule`] gives, message by message.
 //!
 //! ```text
 //!   Group::all_reduce --> Call --> Hub::start --> Run: what is ready is sent      tag: group, operation, phase, call
@@ -26,7 +26,7 @@ mod schedule;
 mod simulation;
 mod state;
 mod trouble;
-mod wire;
+pub(crate) mod wire;
 
 pub use algorithm::Algorithm;
 pub use call::{CollectiveError, InFlight};

@@ -10,6 +10,7 @@
 //! ```
 //! The group is a number of the sender's, which it introduces to a peer before its first use.
 
+use crate::cause::{parse_cause, put_cause};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use posthaste_core::{Collective, Fault, Rank, WindowId};
 
@@ -98,7 +99,7 @@ pub(crate) enum Record {
     Broken { id: u64, first: u64, cause: Fault },
 }
 
-fn call_words(call: Collective) -> (u32, u32) {
+pub(crate) fn call_words(call: Collective) -> (u32, u32) {
     match call {
         Collective::Barrier => (1, 0),
         Collective::Broadcast(bytes) => (2, bytes),
@@ -152,21 +153,7 @@ impl Record {
             Record::Want { group, operations } => header(WANT, *group, *operations, 0),
             Record::Broken { id, first, cause } => {
                 header(BROKEN, 0, *id, *first);
-                let (code, ranks, calls) = match *cause {
-                    Fault::PeerLost(rank) => (1, [rank; 2], [Collective::Barrier; 2]),
-                    Fault::PeerClosed(rank) => (2, [rank; 2], [Collective::Barrier; 2]),
-                    Fault::PeerCorrupt(rank) => (3, [rank; 2], [Collective::Barrier; 2]),
-                    Fault::CollectiveMismatch { ranks, calls } => (4, ranks, calls),
-                    Fault::RemotePanicked(rank) => (5, [rank; 2], [Collective::Barrier; 2]),
-                    _ => (6, [Rank(0); 2], [Collective::Barrier; 2]),
-                };
-                bytes.put_u32_le(code);
-                for (rank, call) in ranks.into_iter().zip(calls) {
-                    let (kind, detail) = call_words(call);
-                    bytes.put_u32_le(rank.0);
-                    bytes.put_u32_le(kind);
-                    bytes.put_u32_le(detail);
-                }
+                put_cause(&mut bytes, *cause);
             }
         }
         bytes.freeze()
@@ -202,28 +189,6 @@ impl Record {
             _ => return None,
         })
     }
-}
-
-fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
-    if bytes.len() != 28 {
-        return None;
-    }
-    let code = bytes.get_u32_le();
-    let mut side = || {
-        let rank = Rank(bytes.get_u32_le());
-        let call = call_of(bytes.get_u32_le(), bytes.get_u32_le())?;
-        Some((rank, call))
-    };
-    let (one, other) = (side()?, side()?);
-    Some(match code {
-        1 => Fault::PeerLost(one.0),
-        2 => Fault::PeerClosed(one.0),
-        3 => Fault::PeerCorrupt(one.0),
-        4 => Fault::CollectiveMismatch { ranks: [one.0, other.0], calls: [one.1, other.1] },
-        5 => Fault::RemotePanicked(one.0),
-        6 => Fault::OutOfMemory("on another rank, in a collective operation"),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //!   kind 4 | round 4 | operation 8 | detail 8 | blob        little-endian
 //! ```
 
+use crate::cause::{CAUSE_BYTES, parse_cause, put_cause};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use posthaste_core::{Collective, Fault, Rank, WindowId};
+use posthaste_core::{Collective, Fault, WindowId};
 
 const BARRIER: u32 = 1;
 const ALL_GATHER: u32 = 2;
@@ -69,21 +70,8 @@ impl Record {
     }
 
     pub fn broken(first: u64, unentered: u64, cause: Fault) -> BytesMut {
-        let mut bytes = header(BROKEN, 0, first, unentered, 28);
-        let (code, ranks, calls) = match cause {
-            Fault::PeerLost(rank) => (1, [rank; 2], [Collective::Barrier; 2]),
-            Fault::PeerClosed(rank) => (2, [rank; 2], [Collective::Barrier; 2]),
-            Fault::PeerCorrupt(rank) => (3, [rank; 2], [Collective::Barrier; 2]),
-            Fault::CollectiveMismatch { ranks, calls } => (4, ranks, calls),
-            _ => (5, [Rank(0); 2], [Collective::Barrier; 2]),
-        };
-        bytes.put_u32_le(code);
-        for (rank, call) in ranks.into_iter().zip(calls) {
-            let (kind, detail) = call_words(call);
-            bytes.put_u32_le(rank.0);
-            bytes.put_u32_le(kind);
-            bytes.put_u32_le(detail);
-        }
+        let mut bytes = header(BROKEN, 0, first, unentered, CAUSE_BYTES);
+        put_cause(&mut bytes, cause);
         bytes
     }
 
@@ -108,30 +96,10 @@ impl Record {
     }
 }
 
-fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
-    if bytes.len() != 28 {
-        return None;
-    }
-    let code = bytes.get_u32_le();
-    let mut side = || {
-        let rank = Rank(bytes.get_u32_le());
-        let call = call_of(bytes.get_u32_le(), bytes.get_u32_le())?;
-        Some((rank, call))
-    };
-    let (one, other) = (side()?, side()?);
-    Some(match code {
-        1 => Fault::PeerLost(one.0),
-        2 => Fault::PeerClosed(one.0),
-        3 => Fault::PeerCorrupt(one.0),
-        4 => Fault::CollectiveMismatch { ranks: [one.0, other.0], calls: [one.1, other.1] },
-        5 => Fault::OutOfMemory("on another rank, in a collective operation"),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use posthaste_core::Rank;
 
     #[test]
     fn records_come_back_as_they_were() {

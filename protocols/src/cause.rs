@@ -1,0 +1,50 @@
+//! Why collective operations broke, as ranks tell each other: those of the job, and those of groups.
+
+use crate::collective::wire::{call_of, call_words};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use posthaste_core::{Collective, Fault, Rank};
+
+/// Bytes of a cause.
+pub(crate) const CAUSE_BYTES: usize = 28;
+
+/// Adds a cause: a code, and two ranks with their calls, little-endian.
+pub(crate) fn put_cause(bytes: &mut BytesMut, cause: Fault) {
+    let (code, ranks, calls) = match cause {
+        Fault::PeerLost(rank) => (1, [rank; 2], [Collective::Barrier; 2]),
+        Fault::PeerClosed(rank) => (2, [rank; 2], [Collective::Barrier; 2]),
+        Fault::PeerCorrupt(rank) => (3, [rank; 2], [Collective::Barrier; 2]),
+        Fault::CollectiveMismatch { ranks, calls } => (4, ranks, calls),
+        Fault::RemotePanicked(rank) => (5, [rank; 2], [Collective::Barrier; 2]),
+        _ => (6, [Rank(0); 2], [Collective::Barrier; 2]),
+    };
+    bytes.put_u32_le(code);
+    for (rank, call) in ranks.into_iter().zip(calls) {
+        let (kind, detail) = call_words(call);
+        bytes.put_u32_le(rank.0);
+        bytes.put_u32_le(kind);
+        bytes.put_u32_le(detail);
+    }
+}
+
+/// `None`: no honest rank sends that.
+pub(crate) fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
+    if bytes.len() != CAUSE_BYTES {
+        return None;
+    }
+    let code = bytes.get_u32_le();
+    let mut side = || {
+        let rank = Rank(bytes.get_u32_le());
+        let call = call_of(bytes.get_u32_le(), bytes.get_u32_le())?;
+        Some((rank, call))
+    };
+    let (one, other) = (side()?, side()?);
+    Some(match code {
+        1 => Fault::PeerLost(one.0),
+        2 => Fault::PeerClosed(one.0),
+        3 => Fault::PeerCorrupt(one.0),
+        4 => Fault::CollectiveMismatch { ranks: [one.0, other.0], calls: [one.1, other.1] },
+        5 => Fault::RemotePanicked(one.0),
+        6 => Fault::OutOfMemory("on another rank, in a collective operation"),
+        _ => return None,
+    })
+}
