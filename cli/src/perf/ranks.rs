@@ -675,8 +675,11 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
+/// Resident memory that is the process's own or shared with its peers. Pages of the program file are left out: how many of
+/// those are mapped depends on the kernel's cache and varies by more than all peers cost.
 fn resident_kib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().nth(1)).and_then(|kib| kib.parse().ok()).unwrap_or(0.0)
+    let counted = status.lines().filter(|line| line.starts_with("RssAnon:") || line.starts_with("RssShmem:"));
+    let kib = |line: &str| line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok());
+    counted.filter_map(kib).sum()
 }
