@@ -327,7 +327,7 @@ impl RxLink {
                 Pulled::Some(false) => {}
                 other => return Ok(other),
             }
-            let room = self.cipher.room(limits.read_buffer.max(2 * (MAX_PLAIN + OVERHEAD)));
+            let room = self.cipher.room(limits.read_buffer.max(4 * (MAX_PLAIN + OVERHEAD)));
             let asked = room.len();
             let read = (&*self.stream).read(room);
             if let Ok(count) = read {
