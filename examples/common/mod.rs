@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 /// Any error, of the library or of the example's own check.
-pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// Reads the arguments and runs the program. Wrong arguments are told in one line, before any rank is started, and end
 /// with code 2; an error ends with code 1.
