@@ -13,7 +13,7 @@ pub fn run<A: Parser>(program: impl FnOnce(A) -> Result<()>) -> ExitCode {
     let arguments = match A::try_parse() {
         Ok(arguments) => arguments,
         Err(told) if !told.use_stderr() => {
-            print!("{told}"); // `--help`
+            println!("{}", told.to_string().trim_end()); // `--help`
             return ExitCode::SUCCESS;
         }
         Err(wrong) => {

@@ -37,7 +37,7 @@ struct Arguments {
     /// How long a client waits for an answer
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     deadline: u64,
-    /// A rank that is killed when it is half-way through
+    /// A rank that is killed when it is half-way through; a launcher must let the others go on
     #[arg(long, value_name = "RANK")]
     kill: Option<u32>,
 }
@@ -77,10 +77,12 @@ async fn serve(arguments: Arguments) -> Result<()> {
         async move { reply }
     })?;
     let members = Members::new(&job)?;
-    job.barrier().await?; // the last thing that all ranks must live for
-
     let stop = Arc::new(AtomicBool::new(false));
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    job.barrier().await?; // the last thing that all ranks must live for
+    if job.rank() == Rank(0) {
+        println!("{} ranks serve {} clients each", job.size(), arguments.clients);
+    }
     let stopping = stop.clone();
     tokio::spawn(async move {
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
@@ -118,8 +120,11 @@ fn handle(shard: &mut HashMap<String, Vec<u8>>, request: Request) -> Reply {
 
 /// Started by no launcher, this process is one: the ranks go on when one of them is killed.
 async fn start_ranks(arguments: Arguments) -> Result<()> {
-    let launch = launcher::current_program(arguments.ranks)?.keep_going(true).forward_signals(true);
-    let running = launch.spawn()?;
+    let running = launcher::current_program(arguments.ranks)?
+        .keep_going(true)
+        .forward_signals(true)
+        .grace(Duration::from_secs(30)) // to finish after Ctrl-C
+        .spawn()?;
     let outcome = tokio::task::spawn_blocking(move || running.wait()).await?;
     let as_wanted = |(rank, end): (usize, &RankEnd)| match *end {
         RankEnd::Exit(0) => true,
