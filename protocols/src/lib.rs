@@ -43,5 +43,6 @@ pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
-    Element, Get, GetInto, GetTyped, Put, PutElement, PutTyped, Region, RegionKey, RemoteRegion, Window,
+    AtomicFetch, AtomicUpdate, Element, Get, GetInto, GetTyped, Put, PutElement, PutSignal, PutTyped, Region,
+    RegionKey, RemoteRegion, Signal, Window, Word, Words,
 };

@@ -411,11 +411,38 @@ impl Tx {
                     Ok(false) => return full(taken),
                     Err(why) => return fault(taken, why),
                 },
+                Op::Atomic => match self.atomic(descriptor, sources) {
+                    Ok(ended) => complete &= ended,
+                    Err(why) => return fault(taken, why),
+                },
                 Op::Nop | Op::Jump => {}
             }
             taken += 1;
         }
         Injected { taken, stop: Stop::Done, complete }
+    }
+
+    /// An atomic operation on mapped memory: done when this returns. False: its old value is reported at the next
+    /// `advance`.
+    #[inline(never)]
+    fn atomic(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Fault> {
+        let defect = Fault::OutOfMemory("an atomic operation on what is no word");
+        let remote = sources.table.remote.get(descriptor.region as usize).ok_or(defect)?;
+        if self.home.link.is_gone(remote.rank) {
+            return Err(Fault::PeerLost(remote.rank));
+        }
+        let word = remote.mapped.and_then(|mapped| mapped.slice(descriptor.offset, descriptor.len));
+        let (op, fetch) = descriptor.word_op().ok_or(defect)?;
+        let old = word.and_then(|word| word.apply(&op)).ok_or(defect)?;
+        self.fence.issue();
+        self.home.ring_if_asleep(descriptor.target());
+        match Ticket::from_word(descriptor.ticket) {
+            Some(ticket) if fetch => {
+                self.ended.push((ticket, op.len.value(old)));
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
     }
 
     /// Whether a blocked lane could go on.
