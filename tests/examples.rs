@@ -6,13 +6,14 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Every example that takes arguments: its smallest sensible run, and what its last line says.
-const EXAMPLES: [(&str, &[&str], &str); 7] = [
+const EXAMPLES: [(&str, &[&str], &str); 8] = [
     ("allreduce_sgd", &["--steps", "2000"], "converged, the weights are those of the sequential run"),
     ("communicator", &["--intervals", "1000"], "all of it is as expected"),
     ("fft3d", &["--size", "12", "--iterations", "2"], "the inverse gives the input back"),
+    ("gups", &["--table", "9"], "every word is right, and doing all twice gives the first table back"),
     ("heat", &["--size", "64", "--steps", "30", "--png", "/dev/null"], "that of the sequential run"),
     ("kv_service", &["--operations", "400"], "have what was acknowledged last"),
-    ("pgas_array", &["--points", "1000", "--steps", "20"], "as their sequential runs"),
+    ("pgas_array", &["--points", "1000", "--steps", "20", "--samples", "500"], "as their sequential runs"),
     ("transpose", &["--size", "50", "--iterations", "3"], "every element is where it belongs"),
 ];
 
@@ -182,6 +183,12 @@ fn communicator() {
 fn fft3d() {
     alone("fft3d");
     on_two_nodes("fft3d", &[]);
+}
+
+#[test]
+fn gups() {
+    alone("gups");
+    on_two_nodes("gups", &[]);
 }
 
 #[test]

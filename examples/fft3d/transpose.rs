@@ -26,10 +26,10 @@ pub struct Transpose {
     /// Where the points that go out lie, block by block, and where those that come in belong.
     outgoing: Vec<usize>,
     incoming: Vec<usize>,
-    /// What the pattern reads: the blocks, and how often there were some.
+    /// The blocks that go out, which the pattern reads.
     source: Region,
     blocks: Window<[f64; 2]>,
-    /// How often each rank has put its block.
+    /// How many blocks have been put here, in all transposes.
     arrived: Window<u64>,
     pattern: Pattern,
     times: u64,
@@ -63,9 +63,8 @@ impl Transpose {
             group.iter().flat_map(|from| after[me].places(&after[me].common(&before[*from]))).collect();
         let peers: Vec<_> = group.iter().map(|rank| (Rank(*rank as u32), count(me, *rank))).collect();
 
-        let own = 16 * before[me].len() as u64;
-        let source = job.region(own as usize + 8).await?;
-        let (blocks, arrived) = (job.shmalloc(after[me].len()).await?, job.shmalloc(n).await?);
+        let source = job.region((16 * before[me].len()).max(1)).await?;
+        let (blocks, arrived) = (job.shmalloc(after[me].len()).await?, job.shmalloc(1).await?);
         let record = |recorder: &mut Recorder| {
             let mut first = 0;
             for (rank, points) in &peers {
@@ -73,8 +72,6 @@ impl Transpose {
                 let place =
                     group.iter().filter(|other| **other < me).map(|other| count(*other, rank.index())).sum();
                 blocks.record_put_from(recorder, *rank, place, &source, first, 16 * *points as u64)?;
-                // Put takes effect after put: who sees the number sees the block.
-                arrived.record_put_from(recorder, *rank, me, &source, own, 8)?;
                 first += 16 * *points as u64;
             }
             Ok::<(), RmaError>(())
@@ -102,11 +99,13 @@ impl Transpose {
     async fn replay(&mut self, packed: &[[f64; 2]]) -> Result<Vec<[f64; 2]>> {
         self.times += 1;
         self.source.write(0, packed.as_bytes())?;
-        self.source.write(size_of_val(packed), &self.times.to_ne_bytes())?;
         self.pattern.replay().await?;
         for (rank, _) in &self.peers {
-            self.arrived.wait_until(rank.index(), |times| times >= self.times).await?;
+            // Unlike a put it wakes who waits; and who sees it sees the block.
+            self.arrived.add(*rank, 0, 1).await?;
         }
+        let all = self.times * self.peers.len() as u64;
+        self.arrived.wait_until(0, |blocks| blocks >= all).await?;
         Ok(self.blocks.to_vec())
     }
 

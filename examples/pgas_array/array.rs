@@ -5,7 +5,7 @@
 use crate::common::Result;
 use futures::future::try_join_all;
 use posthaste::collective::Arithmetic;
-use posthaste::{Element, Group, Job, Rank, Reduce, Window};
+use posthaste::{Element, Group, Job, Rank, Reduce, Window, Word};
 use std::ops::Range;
 
 /// An array of `len` elements in blocks of equal length, one on each rank; the last ones may be shorter or empty. Cheap to
@@ -105,6 +105,14 @@ impl<T: Element> GlobalArray<T> {
     /// Gives the memory back. Collective.
     pub async fn free(self) -> Result<()> {
         Ok(self.window.free().await?)
+    }
+}
+
+impl<T: Word> GlobalArray<T> {
+    /// Adds to an element, wherever it is, and gives the old value. No other rank's addition comes in between.
+    pub async fn fetch_add(&self, index: usize, value: T) -> Result<T> {
+        let (rank, at) = self.owner(index);
+        Ok(self.window.fetch_add(rank, at, value).await?)
     }
 }
 

@@ -3,6 +3,7 @@
 mod array;
 #[path = "../common/mod.rs"]
 mod common;
+mod histogram;
 mod stencil;
 
 use array::GlobalArray;
@@ -41,7 +42,7 @@ async fn programs(arguments: Arguments) -> Result<()> {
     let start = Instant::now();
     let sum = stencil::run(&job, arguments.points as usize, arguments.steps as usize).await?;
     let middle = Instant::now();
-    let fullest = 0;
+    let fullest = histogram::run(&job, arguments.samples as usize).await?;
     if job.rank() == Rank(0) {
         let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
         println!("stencil: {:.1} ms, the elements add up to {sum:.6}", ms(start, middle));
