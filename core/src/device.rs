@@ -148,6 +148,12 @@ pub trait Inject {
         let _ = (target, protocol, cookie, payload);
         false
     }
+
+    /// Begins and ends a multicast. In between, payloads of one address and length are the same bytes, so that one copy
+    /// of them may serve all who are sent it (V03). A device that copies each may ignore it.
+    fn multicast(&mut self, begins: bool) {
+        let _ = begins;
+    }
 }
 
 /// One context's part of a device.

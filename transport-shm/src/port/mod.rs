@@ -43,6 +43,10 @@ impl Inject for ShmPort {
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
         self.tx.word(target, protocol, cookie, payload)
     }
+
+    fn multicast(&mut self, begins: bool) {
+        self.tx.multicast(begins);
+    }
 }
 
 impl Port for ShmPort {
