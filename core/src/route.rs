@@ -285,6 +285,12 @@ impl Port for RoutePort {
         true
     }
 
+    fn watch(&mut self, watching: bool) {
+        for port in &mut self.ports {
+            port.watch(watching);
+        }
+    }
+
     fn disarm(&mut self) {
         for port in &mut self.ports {
             port.disarm();

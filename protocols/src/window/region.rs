@@ -212,6 +212,7 @@ impl RemoteRegion {
                 parts,
                 alive: AtomicBool::new(true),
                 size,
+                own: usize::MAX,
                 device,
                 layouts: None,
                 handle,

@@ -106,6 +106,10 @@ impl Port for ShmPort {
         armed
     }
 
+    fn watch(&mut self, watching: bool) {
+        self.rx.inbox.watch(watching);
+    }
+
     fn disarm(&mut self) {
         self.rx.inbox.disarm();
         self.tx.set_waiting(false);

@@ -485,7 +485,7 @@ impl Tx {
         let (op, fetch) = descriptor.word_op().ok_or(defect)?;
         let old = word.and_then(|word| word.apply(&op)).ok_or(defect)?;
         self.fence.issue();
-        self.home.ring_if_asleep(descriptor.target());
+        self.home.ring_for_memory(descriptor.target());
         match Ticket::from_word(descriptor.ticket) {
             Some(ticket) if fetch => {
                 self.ended.push((ticket, op.len.value(old)));
