@@ -68,8 +68,8 @@ pub use posthaste_core::{
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, Buffer, CollectiveError, Collectives, Connection, ConnectionManager, Control,
     Counter, Element, Fill, First, Group, InFlight, ManyToMany, Message, MessageStream, Multisend,
-    MultisendError, OwnedMessage, Part, Pattern, Received, Recorder, Reduce, Region, RegionKey, RemoteRegion,
-    SendMessage, Service, ServiceOptions, Window,
+    MultisendError, OwnedMessage, Part, Pattern, Received, Recorder, Reduce, Region, RegionKey, RegionSlice,
+    RemoteRegion, Replay, SendMessage, Service, ServiceOptions, Window,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.
