@@ -17,6 +17,9 @@ pub struct Caps {
     pub native_put: bool,
     /// As `native_put`, for gets.
     pub native_get: bool,
+    /// Atomic operations on words of memory are carried out without help from the target's software. Of a device that does
+    /// not, and that has puts and gets of its own, packets take effect in one order with these.
+    pub native_atomics: bool,
     /// Regions can be mapped, so that a put or a get of them may be a plain copy done by the caller.
     pub mappable: bool,
     /// The device can lend page memory to be filled by the caller.
@@ -45,6 +48,7 @@ impl Caps {
             fragment: max_inline,
             native_put: false,
             native_get: false,
+            native_atomics: false,
             mappable: false,
             loans: false,
             ordered: true,

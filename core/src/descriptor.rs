@@ -14,6 +14,7 @@
 //! Message info longer than nothing is kept in up to two further slots that follow the descriptor.
 
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
+use crate::memory::{AtomicOp, WordLen, WordOp};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Length of one slot in bytes.
@@ -22,6 +23,9 @@ pub const SLOT_BYTES: usize = 64;
 pub const MAX_DESCRIPTOR_INLINE: usize = 16;
 /// Longest message info in bytes: 7 quads of 16.
 pub const MAX_INFO: usize = 112;
+
+/// In the kind of an atomic operation: its old value is wanted.
+const FETCH: u8 = 0x80;
 
 /// What a descriptor asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
@@ -38,6 +42,8 @@ pub enum Op {
     Get = 3,
     /// Replay a recorded section: go on with another run of descriptors, then come back.
     Jump = 4,
+    /// Carry out an atomic operation on a word of target memory.
+    Atomic = 5,
 }
 
 /// Where the payload of a descriptor is.
@@ -67,7 +73,8 @@ pub struct Descriptor {
     pub source_kind: SourceKind,
     /// Length of the message info in bytes, 0 to [`MAX_INFO`]; the info lies in the slots that follow.
     pub info_len: u8,
-    /// Tells fragments and system messages apart; meaning belongs to the messager. Travels with a send.
+    /// Tells fragments and system messages apart; meaning belongs to the messager. Travels with a send. Of an atomic
+    /// operation, which one it is.
     pub kind: u8,
     /// The rank that is meant.
     pub rank: Rank,
@@ -75,11 +82,11 @@ pub struct Descriptor {
     pub context: ContextId,
     /// The protocol, as the sender counts it. Travels with a send.
     pub protocol: ProtocolId,
-    /// Key of the target region (put and get).
+    /// Key of the target region (put, get and atomic operation).
     pub region: u32,
     /// Payload length in bytes.
     pub len: u64,
-    /// First byte in the target region (put and get); recorded section (jump).
+    /// First byte in the target region (put, get and atomic operation); recorded section (jump).
     pub offset: u64,
     /// Completion slot to be told, or 0.
     pub ticket: u64,
@@ -122,6 +129,27 @@ impl Descriptor {
             self.source[0] = u64::from_ne_bytes(bytes[..8].try_into().unwrap_or_default());
             self.source[1] = u64::from_ne_bytes(bytes[8..].try_into().unwrap_or_default());
         }
+    }
+
+    /// Makes it an atomic operation, with the old value as its own if that is wanted: number and wish in `kind`, operand
+    /// and expected value where the payload of others is.
+    #[inline]
+    pub fn set_word_op(&mut self, op: &WordOp, fetch: bool) {
+        self.op = Op::Atomic;
+        self.source_kind = SourceKind::Inline;
+        self.kind = op.op as u8 | if fetch { FETCH } else { 0 };
+        self.len = op.len.bytes();
+        self.source = [op.operand, op.expected];
+    }
+
+    /// The atomic operation, and whether its old value is wanted; `None` if it is not one.
+    #[inline]
+    #[must_use]
+    pub fn word_op(&self) -> Option<(WordOp, bool)> {
+        let op = AtomicOp::from_number(self.kind & !FETCH).filter(|_| self.op == Op::Atomic)?;
+        let len = WordLen::from_bytes(self.len)?;
+        let [operand, expected] = self.source;
+        Some((WordOp { op, len, operand, expected }, self.kind & FETCH != 0))
     }
 
     /// The inline payload as two words.

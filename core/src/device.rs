@@ -51,6 +51,13 @@ pub trait Device: Send + Sync {
     /// The memory of a rank as mapped here, if the device can map it.
     fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice>;
 
+    /// For whoever writes to the memory of an endpoint's rank at once: how to rouse those that wait there for what is
+    /// written. `None` if nobody but the rank itself writes to it without the device.
+    fn rouser(&self, target: Endpoint) -> Option<Arc<dyn Rouse>> {
+        let _ = target;
+        None
+    }
+
     /// Starts what watches over the peers. Called once, inside a Tokio runtime, after all ports were made.
     ///
     /// # Errors
@@ -84,6 +91,13 @@ pub trait Memory: Send + Sync {
 
     /// Gives it back; as [`Device::free`].
     fn free(&self, allocation: Allocation);
+}
+
+/// Rouses an endpoint that sleeps, because its memory was written past its engine.
+pub trait Rouse: Send + Sync {
+    /// Memory of the endpoint was written: whoever sleeps there is to look at it. While nobody sleeps, this is a look at
+    /// one word.
+    fn rouse(&self);
 }
 
 /// Wakes the driver of one context.

@@ -206,6 +206,18 @@ pub enum RmaError {
         /// Length of the part in bytes.
         len: u64,
     },
+    /// An atomic operation works on words that lie at multiples of their length.
+    #[error(
+        "byte {offset} of the part of rank {rank} is no multiple of {len}: a word of {len} bytes cannot be there"
+    )]
+    Misaligned {
+        /// The rank whose memory was named.
+        rank: Rank,
+        /// First byte.
+        offset: u64,
+        /// Length of the word in bytes.
+        len: u64,
+    },
     /// The window was freed or never made.
     #[error("{0} does not exist (any more)")]
     NoSuchWindow(WindowId),

@@ -14,7 +14,7 @@
 use crate::caps::Caps;
 use crate::descriptor::{Descriptor, Info, Op, SourceKind};
 use crate::device::{
-    Allocation, Body, Device, Doorbell, Inject, Injected, Loan, Packet, PeerDown, Port, Sink, Source,
+    Allocation, Body, Device, Doorbell, Inject, Injected, Loan, Packet, PeerDown, Port, Rouse, Sink, Source,
     Sources, Stop, Verdict,
 };
 use crate::error::{DeviceError, Fault, MemoryError};
@@ -383,6 +383,7 @@ impl Fabric {
             fragment: limits.fragment,
             native_put: true,
             native_get: true,
+            native_atomics: true,
             mappable: true,
             cost: 1,
             ..Caps::send_only("in-process", limits.max_inline)
@@ -453,6 +454,12 @@ impl Device for InProcessDevice {
         self.net.arena.slice(rank, offset, len)
     }
 
+    fn rouser(&self, target: Endpoint) -> Option<Arc<dyn Rouse>> {
+        let index = self.net.shape.index(target);
+        (index < self.net.inboxes.len())
+            .then(|| Arc::new(InProcessRouser { net: self.net.clone(), index }) as _)
+    }
+
     async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
         locked(&self.net.watchers[self.rank.index()]).peer_down = Some(peer_down);
         Ok(())
@@ -460,6 +467,18 @@ impl Device for InProcessDevice {
 
     async fn close(&self) {
         self.net.depart(self.rank, Life::Left);
+    }
+}
+
+/// Rouses one endpoint.
+struct InProcessRouser {
+    net: Arc<Net>,
+    index: usize,
+}
+
+impl Rouse for InProcessRouser {
+    fn rouse(&self) {
+        self.net.inboxes[self.index].ring_if_armed();
     }
 }
 
@@ -497,6 +516,7 @@ impl InProcessPort {
             Op::Send => self.send(descriptor, sources).map(|()| Some(Ok(Value::Unit))),
             Op::Put => self.put(descriptor, sources).map(|()| Some(Ok(Value::Unit))),
             Op::Get => self.get(descriptor, sources),
+            Op::Atomic => self.atomic(descriptor, sources),
             Op::Nop | Op::Jump => Err(Stop::Fault(defect(descriptor))),
         }
     }
@@ -563,6 +583,22 @@ impl InProcessPort {
             }
             _ => Err(Stop::Fault(defect(descriptor))),
         }
+    }
+
+    fn atomic(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<Option<Outcome>, Stop> {
+        let word = self.remote(descriptor, sources)?;
+        let Some((op, fetch)) = descriptor.word_op() else { return Err(Stop::Fault(defect(descriptor))) };
+        let Some(old) = word.apply(&op) else { return Err(Stop::Fault(defect(descriptor))) };
+        if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(descriptor.target())) {
+            inbox.ring_if_armed();
+        }
+        if !fetch {
+            return Ok(Some(Ok(Value::Unit)));
+        }
+        if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
+            self.ended.push_back((ticket, Ok(op.len.value(old))));
+        }
+        Ok(None)
     }
 
     /// Offers what lies in one lane. Returns the number of packets taken.

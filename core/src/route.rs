@@ -188,6 +188,7 @@ fn common(each: &[Caps]) -> Caps {
         fragment: all.fragment.min(caps.fragment),
         native_put: all.native_put && caps.native_put,
         native_get: all.native_get && caps.native_get,
+        native_atomics: all.native_atomics && caps.native_atomics,
         mappable: all.mappable && caps.mappable,
         loans: all.loans || caps.loans,
         ordered: all.ordered && caps.ordered,

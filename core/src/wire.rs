@@ -3,6 +3,7 @@
 
 use crate::error::Fault;
 use crate::ids::Rank;
+use crate::memory::{AtomicOp, WordLen, WordOp};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -27,16 +28,40 @@ pub const STREAM_DATA: u16 = 5;
 pub const FLUSH: u16 = 6;
 /// "I leave; nothing follows."
 pub const GOODBYE: u16 = 7;
-/// Bytes for the target's memory; the cookie is the place of the first one.
+/// Bytes for the target's memory; the cookie is the place of the first one. With message info it is an atomic operation on a
+/// word there, and the body has operand and expected value: see [`word_op`].
 pub const PUT: u16 = 8;
 /// So many [`PUT`]s have been handled, as the cookie says. Without a body all since the last such record are in memory;
 /// otherwise it is why they are not, a number of [`code_of`] in two bytes.
 pub const PUT_DONE: u16 = 9;
-/// "Send me memory": the cookie is the place of the first byte, the body a length of 8 bytes.
+/// "Send me memory": the cookie is the place of the first byte, the body a length of 8 bytes. With message info it is an atomic
+/// operation, as a [`PUT`] with one, and its old value is to be sent.
 pub const GET: u16 = 10;
 /// The next bytes for the oldest [`GET`] that is not answered yet. If there is message info, there are none and will be
 /// none for that one: it is why, a number of [`code_of`] in two bytes.
 pub const GET_DATA: u16 = 11;
+
+/// An atomic operation as message info and body of a [`PUT`] or a [`GET`].
+#[must_use]
+pub fn from_word_op(op: &WordOp) -> ([u8; 2], [u8; 16]) {
+    let mut body = [0; 16];
+    body[..8].copy_from_slice(&op.operand.to_le_bytes());
+    body[8..].copy_from_slice(&op.expected.to_le_bytes());
+    ([op.op as u8, op.len.bytes() as u8], body)
+}
+
+/// The atomic operation of a [`PUT`] or a [`GET`] with message info; `None` if no correct peer sends that.
+#[must_use]
+pub fn word_op(info: &[u8], body: &[u8]) -> Option<WordOp> {
+    let [op, len] = *<&[u8; 2]>::try_from(info).ok()?;
+    let (operand, expected) = <&[u8; 16]>::try_from(body).ok()?.split_first_chunk::<8>()?;
+    Some(WordOp {
+        op: AtomicOp::from_number(op)?,
+        len: WordLen::from_bytes(len.into())?,
+        operand: u64::from_le_bytes(*operand),
+        expected: u64::from_le_bytes(expected.try_into().ok()?),
+    })
+}
 
 /// Body of [`DECLARE`]; the name follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

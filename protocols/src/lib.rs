@@ -43,6 +43,6 @@ pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
-    Element, Get, GetInto, GetTyped, Put, PutElement, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion,
-    Window,
+    AtomicFetch, AtomicUpdate, Element, Get, GetInto, GetTyped, Put, PutElement, PutSignal, PutTyped, Region,
+    RegionKey, RegionSlice, RemoteRegion, Signal, Window, Word, Words,
 };

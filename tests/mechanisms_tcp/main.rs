@@ -5,6 +5,8 @@ mod support;
 
 const TRANSPORT: support::Transport = support::Transport::Tcp;
 
+#[path = "../mechanisms/atomics.rs"]
+mod atomics;
 #[path = "../mechanisms/calls.rs"]
 mod calls;
 #[path = "../mechanisms/collectives.rs"]

@@ -4,10 +4,10 @@ use crate::arena::Arena;
 use crate::bell::{OwnBell, SharedBell, pass_on};
 use crate::lane::{MIN_RING, max_short};
 use crate::layout::{Layout, Sizes};
-use crate::link::{ClientLink, Link};
+use crate::link::{ClientLink, Link, Rouser};
 use crate::port::ShmPort;
 use async_trait::async_trait;
-use posthaste_core::device::{Allocation, Doorbell, PeerDown};
+use posthaste_core::device::{Allocation, Doorbell, PeerDown, Rouse};
 use posthaste_core::heap::Heap;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
@@ -98,6 +98,7 @@ impl Host {
         caps.fragment = (256usize << 10).min(caps.max_eager);
         caps.native_put = true;
         caps.native_get = true;
+        caps.native_atomics = true;
         caps.mappable = true;
         caps.loans = true;
         // Measured: below it, two copies in a row through the cache are faster than one past it.
@@ -192,6 +193,19 @@ impl Device for ShmDevice {
         }
         let segment = self.host.link.arena.layout().segment(self.client, rank);
         self.host.link.arena.part(segment).slice(offset, len)
+    }
+
+    fn rouser(&self, target: Endpoint) -> Option<Arc<dyn Rouse>> {
+        let link = &self.host.link;
+        let shape = link.arena.layout().shape;
+        if !self.reaches(target.rank) || target.context.0 >= shape.contexts {
+            return None;
+        }
+        // Whose memory is known has committed its block. A rank that invents memory must not have others touch what is
+        // not there.
+        let (offset, len) = link.arena.layout().block(self.client, target);
+        link.arena.commit(offset, len).ok()?;
+        Some(Arc::new(Rouser::new(link.clone(), self.client, target)))
     }
 
     async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {

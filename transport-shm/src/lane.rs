@@ -62,8 +62,9 @@ pub enum LightFence {
 }
 
 impl LightFence {
+    /// Keeps what follows from being done before what precedes.
     #[inline(always)]
-    fn issue(self) {
+    pub fn issue(self) {
         match self {
             #[cfg(not(posthaste_loom))]
             LightFence::Compiler => std::sync::atomic::compiler_fence(Ordering::SeqCst),

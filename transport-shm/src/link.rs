@@ -6,7 +6,7 @@ use crate::lane::{LightFence, return_grant};
 use crate::layout::PAGE;
 use crate::pages::Page;
 use crate::ready::ReadySet;
-use posthaste_core::device::{LeaseOwner, PeerDown};
+use posthaste_core::device::{LeaseOwner, PeerDown, Rouse};
 use posthaste_core::memory::SharedWords;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
@@ -285,6 +285,31 @@ impl ClientLink {
     pub fn ring_if_asleep(&self, endpoint: Endpoint) {
         if self.ready_set(endpoint).claim_ring() {
             self.link.ring(endpoint.rank);
+        }
+    }
+}
+
+/// Rouses one endpoint whose memory this process writes at once.
+pub(crate) struct Rouser {
+    link: Arc<Link>,
+    block: ReadySet<SharedWords>,
+    rank: Rank,
+}
+
+impl Rouser {
+    pub fn new(link: Arc<Link>, client: ClientId, of: Endpoint) -> Rouser {
+        let layout = link.arena.layout();
+        let block = SharedWords::new(link.arena.part(layout.block(client, of)));
+        Rouser { block: ReadySet::new(block, layout.shape.endpoints()), rank: of.rank, link }
+    }
+}
+
+impl Rouse for Rouser {
+    fn rouse(&self) {
+        // Between the write and the look at *armed*; partner: the heavy fence of the endpoint that goes to sleep.
+        self.link.fence.issue();
+        if self.block.claim_ring() {
+            self.link.ring(self.rank);
         }
     }
 }

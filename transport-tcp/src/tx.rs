@@ -9,6 +9,7 @@ use posthaste_core::descriptor::{Info, Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, Sink, Source, Sources, Stop};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::{Outcome, Value};
+use posthaste_core::wire;
 use posthaste_core::{Descriptor, Endpoint, Fault, JobShape, Loan, ProtocolId, Ticket};
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -172,7 +173,7 @@ impl Tx {
             Op::Get if descriptor.rank == self.me.rank => self.get_here(descriptor, sources),
             Op::Put => self.put(descriptor, sources).map(|()| false),
             Op::Get => self.get(descriptor, sources).map(|()| false),
-            Op::Jump => Err(defect(descriptor)),
+            Op::Atomic | Op::Jump => Err(defect(descriptor)),
         }
     }
 
@@ -192,8 +193,12 @@ impl Tx {
         let link = self.link(index, descriptor)?;
         let waiting = link.out.len();
         let tight = waiting > 0 && waiting + HEADER + info.len() + len > limit;
-        // A put that is not all under way precedes it.
-        let blocked = matches!(link.job, Some(Job::Put { .. }));
+        // A put that is not all under way precedes it; a get precedes what changes memory.
+        let blocked = match link.job {
+            None => false,
+            Some(Job::Put { .. }) => true,
+            Some(Job::Get { .. }) => matches!(descriptor.protocol.0, wire::PUT | wire::GET),
+        };
         let lent = len >= LONG && descriptor.source_kind == SourceKind::Borrowed;
         if tight || blocked || lent {
             if !blocked && waiting > 0 && !link.blocked {

@@ -160,6 +160,10 @@ impl Driver {
             }
             engine.expire(now);
             let moved = shared.advance(engine);
+            if engine.is_watching() {
+                engine.look_at_memory();
+                shared.watching.store(engine.is_watching(), Ordering::SeqCst);
+            }
             let events = engine.stats().events;
             self.events = events;
             if events != seen {

@@ -11,7 +11,7 @@ mod driver;
 mod wait;
 
 pub use driver::Driver;
-pub use wait::{Begun, Drive, begin, drive, poll_ticket, poll_until};
+pub use wait::{Begun, Drive, begin, drive, poll_memory, poll_ticket, poll_until};
 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};
@@ -76,6 +76,8 @@ pub struct Shared {
     parked: Mutex<Vec<Waker>>,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
     rung: AtomicBool,
+    /// Tasks wait on memory, or did a moment ago.
+    watching: AtomicBool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -116,6 +118,7 @@ impl Shared {
             owned: AtomicBool::new(false),
             parked: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
+            watching: AtomicBool::new(false),
         })
     }
 
@@ -489,6 +492,16 @@ impl Handle {
     #[must_use]
     pub fn shared_state(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Has the driver look at memory that tasks wait on: this rank has written some itself.
+    pub fn rouse(&self) {
+        // Partner: the store of `watching` and the last look behind it, of a task that goes to sleep.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.shared.watching.load(Ordering::SeqCst) {
+            self.shared.driver.wake();
+            self.shared.work_posted();
+        }
     }
 
     /// Milliseconds of the context's clock.

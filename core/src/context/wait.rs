@@ -1,8 +1,10 @@
 //! How futures wait: they advance the engine, spin for a short bounded time, and go to sleep.
 
-use super::{Face, Shared, Spin, patience};
-use crate::engine::{Engine, Scope};
+use super::{Face, Handle, Shared, Spin, patience};
+use crate::engine::{Engine, Scope, Watched, Work};
+use crate::memory::SharedSlice;
 use crate::slot::{Outcome, Ticket};
+use crate::sync::{fence, spin_loop};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -14,6 +16,8 @@ use tokio::task::coop::poll_proceed;
 const BUSY_ROUNDS: u32 = 16;
 /// `sched_yield`s of a waiting future where ranks share cores.
 const YIELDS: u32 = 4;
+/// For how long a task that waits on memory gives its core away where ranks share cores.
+const YIELDED: Duration = Duration::from_micros(5);
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -48,6 +52,141 @@ pub fn poll_until<F: Face, R>(
             Poll::Ready(value)
         }
         None => Poll::Pending,
+    }
+}
+
+/// Waits until `done` gives something, which depends on memory of this rank that others write past the engine. `watched`
+/// is kept for the next poll; whether the memory is still there is the caller's business.
+///
+/// Whoever writes with a look at the doorbell wakes the task; what is written without one is seen within milliseconds.
+#[inline]
+pub fn poll_memory<F: Face, R>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    memory: SharedSlice,
+    watched: &mut Option<std::sync::Arc<Watched>>,
+    mut done: impl FnMut() -> Option<R>,
+) -> Poll<R> {
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    let spun = match done() {
+        Some(value) => Ok(Spun::Done(value)),
+        None => match face.enter(|engine| spin_on_memory(shared, engine, &mut done)) {
+            Ok(spun) => Ok(spun),
+            Err(_) => look_for_a_while(shared, &mut done).map(Spun::Done).ok_or(()),
+        },
+    };
+    match spun {
+        Ok(Spun::Done(value)) => {
+            // Something has come in, though it was no event.
+            if shared.spun.load(Ordering::Relaxed) {
+                shared.spun.store(false, Ordering::Relaxed);
+            }
+            coop.made_progress();
+            return Poll::Ready(value);
+        }
+        // There is more to do, but others want their turn.
+        Ok(Spun::Busy) => cx.waker().wake_by_ref(),
+        // Whoever owns the context may never run what is posted to it, and goes to sleep through its own face only.
+        Err(()) if shared.owned.load(Ordering::Acquire) && !face.owns() => {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Ok(Spun::Idle) | Err(()) => {}
+    }
+    watch(face, cx, memory, watched);
+    if !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    match done() {
+        Some(value) => {
+            coop.made_progress();
+            Poll::Ready(value)
+        }
+        None => Poll::Pending,
+    }
+}
+
+#[cold]
+fn watch<F: Face>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    memory: SharedSlice,
+    watched: &mut Option<std::sync::Arc<Watched>>,
+) {
+    let watched = match watched {
+        Some(watched) => {
+            watched.renew(cx.waker());
+            watched
+        }
+        None => watched.insert(Watched::new(memory, cx.waker())),
+    };
+    if watched.list() {
+        return;
+    }
+    let shared = face.shared();
+    let now = shared.now_ms();
+    let (list, owner) = (watched.clone(), shared.clone());
+    let list = move |engine: &mut Engine| {
+        owner.watching.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        engine.watch(list, now);
+    };
+    if let Err(list) = face.enter(list) {
+        Handle::of(face).post_work(Work::Enter(Box::new(list)));
+    }
+    // It may sleep for longer than until the memory is to be looked at.
+    shared.driver.wake();
+}
+
+/// Looks at memory as long as a spin lasts, though somebody else is at the engine.
+fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
+    let until = shared.sysdep.now() + shared.spin.limit();
+    loop {
+        for _ in 0..LOOKS {
+            if let Some(value) = done() {
+                return Some(value);
+            }
+            spin_loop();
+        }
+        if shared.sysdep.now() >= until {
+            return None;
+        }
+    }
+}
+
+/// As [`spin`], with the eyes on memory, and now and then on what comes in.
+fn spin_on_memory<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Option<R>) -> Spun<R> {
+    let mut until = None;
+    loop {
+        let moved = shared.advance(engine) > 0;
+        for _ in 0..LOOKS {
+            if let Some(value) = done() {
+                return Spun::Done(value);
+            }
+            if moved || shared.spin == Spin::Yield {
+                break;
+            }
+            spin_loop();
+        }
+        if shared.cell.has_work() {
+            return Spun::Busy;
+        }
+        let limit = match shared.spin {
+            Spin::For(limit) => limit,
+            Spin::Yield => YIELDED,
+        };
+        if shared.spun.load(Ordering::Relaxed) {
+            return Spun::Idle;
+        }
+        if shared.spin == Spin::Yield {
+            shared.sysdep.yield_now();
+        }
+        let now = shared.sysdep.now();
+        if now >= *until.get_or_insert(now + limit) {
+            shared.spun.store(true, Ordering::Relaxed);
+            return if moved { Spun::Busy } else { Spun::Idle };
+        }
     }
 }
 

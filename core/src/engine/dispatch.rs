@@ -285,7 +285,7 @@ impl Scope<'_> {
                 Some(Verdict::Taken)
             }
             wire::STREAM_DATA => self.stream_data(index, &body),
-            wire::PUT => self.put_arrived(index, packet.cookie, &body),
+            wire::PUT if packet.info.is_empty() => self.put_arrived(index, packet.cookie, &body),
             wire::GET_DATA => self.get_data(index, packet.info, body),
             what => {
                 let Body::Short(bytes) = body else {
@@ -304,7 +304,11 @@ impl Scope<'_> {
                         self.control_arrived(index, packet.cookie, bytes)
                     }
                     wire::PUT_DONE => self.put_done(index, packet.cookie, bytes),
-                    wire::GET => self.get_asked(index, packet.cookie, bytes),
+                    wire::GET if packet.info.is_empty() => self.get_asked(index, packet.cookie, bytes),
+                    wire::PUT | wire::GET => {
+                        let fetch = packet.protocol.0 == wire::GET;
+                        self.atomic_asked(index, packet.cookie, packet.info, bytes, fetch)
+                    }
                     wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
                     wire::FLUSH if self.state.peer(index).has_aside() => {
                         packet.body = Body::Short(bytes);

@@ -19,11 +19,13 @@ mod queue;
 mod rendezvous;
 mod rma;
 mod send;
+mod watch;
 
 pub use control::ControlSent;
 pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
+pub use watch::Watched;
 
 use crate::caps::Caps;
 use crate::control::Controls;
@@ -205,6 +207,8 @@ pub struct State {
     pub(crate) eager: usize,
     /// Room for what is read out of shared memory to go into a packet.
     pub(crate) scratch: Vec<u8>,
+    /// Memory that tasks wait on.
+    watches: watch::Watches,
     pub(crate) closed: bool,
     pub(crate) errors: Option<ErrorHandler>,
 }
@@ -314,6 +318,7 @@ impl Engine {
             memory: parts.memory,
             eager: 0,
             scratch: Vec::new(),
+            watches: watch::Watches::default(),
             closed: false,
             errors: parts.errors,
         };
@@ -395,6 +400,10 @@ impl Engine {
         let waiting = !self.state.busy.is_empty();
         self.armed = self.port.arm(waiting);
         self.armed_for_room = self.armed && waiting;
+        // Behind the fence of the port: who writes after this look finds the bell armed.
+        if self.armed && self.look_at_memory() {
+            self.disarm();
+        }
         self.armed
     }
 
@@ -428,12 +437,14 @@ impl Engine {
         timers.advance(now, |ticket| {
             completer.nudge(ticket);
         });
+        self.look_in_time(now);
     }
 
     /// When to call [`expire`](Self::expire) next, in milliseconds.
     #[must_use]
     pub fn next_expiry(&self) -> Option<u64> {
-        self.state.timers.next_expiry()
+        let (timer, look) = (self.state.timers.next_expiry(), self.next_look());
+        timer.into_iter().chain(look).min()
     }
 
     /// Counters of this context.
@@ -521,6 +532,7 @@ impl State {
         }
         self.busy.clear();
         self.drop_replays();
+        self.watches.look(true);
         self.completer.fail(None, Fault::Shutdown);
         for protocol in self.registry.snapshot() {
             protocol.on_close();

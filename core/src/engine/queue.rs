@@ -120,6 +120,7 @@ impl Scope<'_> {
                 Op::Jump => self.step_replay(index, front),
                 Op::Put if self.state.goes_over_send(index) => self.step_put(index, front),
                 Op::Get if self.state.goes_over_send(index) => self.step_get(index, front),
+                Op::Atomic if self.state.has_no_atomics(index) => self.step_atomic(index, front),
                 Op::Send if front.len > self.state.eager as u64 && front.source_kind == SourceKind::Held => {
                     self.step_long(index, front)
                 }
@@ -132,7 +133,7 @@ impl Scope<'_> {
                     if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
                         let _ = fifo.pop();
                     }
-                    if matches!(front.op, Op::Put | Op::Get | Op::Jump) {
+                    if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump) {
                         self.state.rma_left_queue(index);
                     }
                     if let Some(outcome) = result {

@@ -1,14 +1,15 @@
-//! Puts and gets that go through descriptors: memory that is not mapped, or something queued precedes.
+//! Puts, gets and atomic operations that go through descriptors: memory that is not mapped, or something queued precedes.
 
 use super::{Payload, Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
 use crate::device::{Sources, Stop};
 use crate::error::RmaError;
 use crate::ids::Endpoint;
+use crate::memory::WordOp;
 use crate::slot::{Ticket, Value};
 use bytes::Bytes;
 
-/// A put or a get.
+/// A put, a get or an atomic operation.
 #[derive(Debug)]
 pub enum Rma<'p> {
     /// Put these bytes.
@@ -19,14 +20,18 @@ pub enum Rma<'p> {
     GetInto(usize, u64, u64),
     /// Get this many bytes as the operation's value.
     Get(u64),
+    /// An atomic operation on the word at the offset, whose old value is not wanted.
+    Update(WordOp),
+    /// An atomic operation, with the word's old value as its own.
+    Fetch(WordOp),
 }
 
 impl Scope<'_> {
-    /// Starts a put or a get of the remote memory `remote` (a key of the source table) at `offset`. `None`: it is
-    /// complete already, which is never said of [`Rma::Get`].
+    /// Starts a put, a get or an atomic operation at `offset` of the remote memory `remote` (a key of the source table).
+    /// `None`: it is complete already, which is never said of [`Rma::Get`] and [`Rma::Fetch`].
     ///
     /// # Errors
-    /// If the target is unknown or gone, or the access is out of range; nothing was started then.
+    /// If the target is unknown or gone, the access is out of range, or a word is not aligned; nothing was started then.
     pub fn rma(
         &mut self,
         target: Endpoint,
@@ -40,12 +45,16 @@ impl Scope<'_> {
         let len = match &operation {
             Rma::Put(payload) => payload.len() as u64,
             Rma::PutFrom(_, _, len) | Rma::GetInto(_, _, len) | Rma::Get(len) => *len,
+            Rma::Update(op) | Rma::Fetch(op) => op.len.bytes(),
         };
         let Some(memory) = self.state.table.remote.get(remote) else {
             return Err(RmaError::Unreachable(target.rank));
         };
         if offset.checked_add(len).is_none_or(|end| end > memory.len) {
             return Err(RmaError::OutOfRange { rank: target.rank, offset, count: len, len: memory.len });
+        }
+        if matches!(operation, Rma::Update(_) | Rma::Fetch(_)) && (memory.offset + offset) % len != 0 {
+            return Err(RmaError::Misaligned { rank: target.rank, offset, len });
         }
         let ticket = self.operation(Some(target.rank))?;
         let mut descriptor = Descriptor {
@@ -80,6 +89,8 @@ impl Scope<'_> {
                 descriptor.source = [key as u64, at];
             }
             Rma::Get(_) => descriptor.op = Op::Get,
+            Rma::Update(op) => descriptor.set_word_op(&op, false),
+            Rma::Fetch(op) => descriptor.set_word_op(&op, true),
         }
         self.state.stats.one_sided += 1;
         self.start(index, descriptor, ticket)
@@ -91,7 +102,10 @@ impl Scope<'_> {
         descriptor: Descriptor,
         ticket: Ticket,
     ) -> Result<Option<Ticket>, RmaError> {
-        let over_send = self.state.goes_over_send(index);
+        let over_send = match descriptor.op {
+            Op::Atomic => self.state.has_no_atomics(index),
+            _ => self.state.goes_over_send(index),
+        };
         self.state.peer(index).unflushed = true;
         if !over_send && self.state.peer(index).queue_is_empty() {
             let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
@@ -129,7 +143,12 @@ impl Scope<'_> {
 }
 
 impl State {
-    /// A put, a get or a replay has left the peer's queue.
+    /// Whether atomic operations on that endpoint's memory are carried out by the endpoint itself.
+    pub(super) fn has_no_atomics(&self, index: usize) -> bool {
+        self.goes_over_send(index) || !self.routes.of(self.shape.endpoint(index).rank).native_atomics
+    }
+
+    /// A put, a get, an atomic operation or a replay has left the peer's queue.
     pub(super) fn rma_left_queue(&mut self, index: usize) {
         let peer = self.peer(index);
         peer.queued_rma = peer.queued_rma.saturating_sub(1);

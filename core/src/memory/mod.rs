@@ -6,13 +6,15 @@
 //! both.
 #![allow(unsafe_code)]
 
+mod atomic;
 mod strided;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use atomic::{AtomicOp, WordLen, WordOp};
 pub use strided::{Blocks, Piece, Source, Target};
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
@@ -80,6 +82,23 @@ impl SharedSlice {
         );
         // SAFETY: in range and aligned (checked above), mapped for the rest of the process, accessed atomically only.
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    /// The slice as one word, if it is an aligned one.
+    #[inline(always)]
+    fn whole_word(&self) -> Option<&AtomicU64> {
+        let is_word = self.len == 8 && (self.base as usize).is_multiple_of(8);
+        // SAFETY: eight bytes, aligned (checked above), mapped for the rest of the process, accessed atomically only.
+        is_word.then(|| unsafe { AtomicU64::from_ptr(self.base.cast()) })
+    }
+
+    /// The slice as one word of 32 bits, if it is an aligned one.
+    #[inline(always)]
+    fn whole_half(&self) -> Option<&AtomicU32> {
+        let is_half = self.len == 4 && (self.base as usize).is_multiple_of(4);
+        // SAFETY: four bytes, aligned (checked above), mapped for the rest of the process. Accesses to the same bytes as
+        // parts of longer words are atomic, too: other processes make them in any case.
+        is_half.then(|| unsafe { AtomicU32::from_ptr(self.base.cast()) })
     }
 
     /// Reads an aligned 64-bit word, relaxed. The offset is in bytes.

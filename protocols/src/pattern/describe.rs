@@ -57,6 +57,7 @@ impl Pattern {
             let (kind, to, from) = match descriptor.op {
                 Op::Put => ("put", there(), here),
                 Op::Get => ("get", here, there()),
+                Op::Atomic => ("signal", there(), String::new()),
                 _ => ("send", format!("{:?}", name.as_deref().unwrap_or("?")), here),
             };
             write!(text, "  {:>6}  {kind:<9}{:>12}  {to:<24}{from}", descriptor.rank.0, descriptor.len)?;

@@ -2,12 +2,12 @@
 
 use crate::handler::ActiveMessage;
 use crate::multisend::ManyToMany;
-use crate::window::{Element, Memory, Region, RegionSlice, Window};
+use crate::window::{Element, Memory, Region, RegionSlice, Signal, Window};
 use posthaste_core::context::{Face, Shared};
 use posthaste_core::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
 use posthaste_core::engine::{PatternError, record_info};
 use posthaste_core::sync::Arc as SharedArc;
-use posthaste_core::{ConnectionId, Handle, ProtocolId, Rank, SendError, wire};
+use posthaste_core::{ConnectionId, Handle, ProtocolId, Rank, RmaError, SendError, wire};
 use std::sync::Arc;
 
 /// Collects operations instead of carrying them out.
@@ -105,6 +105,55 @@ impl Recorder {
         into: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
         self.access(Op::Get, window.memory(), rank, Window::<T>::offset(index), into.into())
+    }
+
+    /// Records a put with a signal (D31): when the data is there, the word that the signal names is changed. A signal that
+    /// adds the bytes of the put makes the word a reception counter, which the target awaits with
+    /// [`wait_until`](Window::wait_until).
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put), and if the word is not aligned.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (data, arrived) = (job.shmalloc::<u8>(64).await?, job.shmalloc::<u64>(1).await?);
+    /// let (source, right) = (job.region(64).await?, job.rank().next(job.size()));
+    /// let ring = job.record(|r| r.put_signal(&data, right, 0, &source, arrived.signal_add(0, 64))).await?;
+    /// ring.replay().await?;
+    /// arrived.wait_until(0, |bytes| bytes == 64).await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn put_signal<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        rank: Rank,
+        index: usize,
+        source: impl Into<RegionSlice>,
+        signal: Signal<'_>,
+    ) -> Result<(), PatternError> {
+        let (memory, offset, op) = signal.parts();
+        self.context_of("the signal", memory.handle.shared_state())?;
+        let part = memory.check(rank.index(), rank, offset, op.len.bytes())?;
+        if (part.place + offset) % op.len.bytes() != 0 {
+            return Err(RmaError::Misaligned { rank, offset, len: op.len.bytes() }.into());
+        }
+        let mut word = Descriptor {
+            rank: part.rank,
+            context: self.handle.me().context,
+            region: part.remote as u32,
+            offset,
+            ..Descriptor::default()
+        };
+        word.set_word_op(&op, false);
+        self.put(window, rank, index, source)?;
+        self.descriptors.push(word);
+        self.messages += 1;
+        self.keep_window(memory);
+        Ok(())
     }
 
     /// Records a message. Whether its rank exists, the recording as a whole says.
@@ -209,10 +258,14 @@ impl Recorder {
         });
         self.messages += 1;
         self.bytes += slice.len();
+        self.keep_window(memory);
+        Ok(())
+    }
+
+    fn keep_window(&mut self, memory: &Arc<Memory>) {
         if !self.keep.windows.iter().any(|other| Arc::ptr_eq(other, memory)) {
             self.keep.windows.push(memory.clone());
         }
-        Ok(())
     }
 
     fn message(

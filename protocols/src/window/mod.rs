@@ -1,14 +1,18 @@
 //! Memory that peers write and read: windows of all ranks, and regions of one.
 
+mod atomic;
 mod get;
 mod own;
 mod put;
 mod region;
+mod signal;
 mod typed;
 
+pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use get::{Get, GetInto};
 pub use put::{Put, PutElement};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
+pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
 
 use crate::buffer::Buffer;
@@ -18,11 +22,12 @@ use crate::operation::Pending;
 use bytes::Bytes;
 use get::Fetch;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
 use posthaste_core::engine::{Gates, PatternError};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{
-    Client, Device, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError, WindowId,
+    Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError,
+    WindowId,
 };
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -35,7 +40,6 @@ pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'sta
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
 
 /// One rank's part of a window, or a region: where it is and how it is reached.
-#[derive(Debug)]
 pub(crate) struct Part {
     pub rank: Rank,
     pub mapped: Option<SharedSlice>,
@@ -44,6 +48,29 @@ pub(crate) struct Part {
     pub place: u64,
     /// Key in the context's table of remote memory.
     pub remote: usize,
+    /// Rouses those who wait for what is written there; as long as it is mapped.
+    rouser: Option<Arc<dyn Rouse>>,
+}
+
+impl Part {
+    fn new(memory: &RemoteMemory, remote: usize, device: &Arc<dyn Device>, handle: &Handle) -> Part {
+        let RemoteMemory { rank, offset: place, len, mapped } = *memory;
+        let target = Endpoint::new(rank, handle.me().context);
+        let own =
+            || (rank == handle.me().rank).then(|| Arc::new(OwnRouser(handle.clone())) as Arc<dyn Rouse>);
+        let rouser = mapped.and_then(|_| device.rouser(target).or_else(own));
+        // What cannot be roused is not written at once.
+        Part { rank, mapped, len, place, remote, rouser }
+    }
+}
+
+/// Rouses those who wait on this rank's own memory, where no device does.
+struct OwnRouser(Handle);
+
+impl Rouse for OwnRouser {
+    fn rouse(&self) {
+        self.0.rouse();
+    }
 }
 
 /// What windows and regions have in common.
@@ -216,17 +243,8 @@ impl<T: Element> Window<T> {
             })
             .collect();
         let keys = add_remote(&handle, remotes.clone()).await;
-        let parts = remotes
-            .iter()
-            .zip(keys)
-            .map(|(remote, key)| Part {
-                rank: remote.rank,
-                mapped: remote.mapped,
-                len: remote.len,
-                place: remote.offset,
-                remote: key,
-            })
-            .collect();
+        let parts =
+            remotes.iter().zip(keys).map(|(remote, key)| Part::new(remote, key, &device, &handle)).collect();
         let memory = Memory {
             id: WindowId(making.number() as u32),
             gates: client.gates().clone(),
@@ -380,6 +398,8 @@ impl<T: Element> Window<T> {
         if !self.memory.alive.swap(false, Ordering::SeqCst) {
             return Err(RmaError::NoSuchWindow(self.memory.id));
         }
+        // Who still waits on a word of it waits in vain.
+        self.memory.handle.post_run(|scope| scope.wake_watchers());
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
         let freeing = self.exchange.begin_free(self.number);
         match crate::flush::fence(&self.memory.handle).await {

@@ -1,9 +1,10 @@
 //! This rank's own part of a window: read and written in place, without an operation.
 
 use super::{Element, Window};
-use posthaste_core::RmaError;
+use posthaste_core::context::{Face, poll_memory};
 use posthaste_core::memory::SharedSlice;
-use std::sync::atomic::Ordering;
+use posthaste_core::{Fault, RmaError};
+use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
 impl<T: Element> Window<T> {
@@ -77,34 +78,64 @@ impl<T: Element> Window<T> {
         values
     }
 
-    /// Waits until an element of this rank's own part satisfies a condition, advancing the context meanwhile.
-    /// Whoever changes the element by a put does not wake this task: the wait polls, going through the scheduler.
+    /// Waits until an element of this rank's own part satisfies a condition, such as `|value| value >= 5`, advancing the
+    /// context meanwhile, and gives the value that does. What its writer wrote before is seen then.
+    ///
+    /// It looks for a short bounded time and then sleeps. Atomic operations and [`put_signal`](Window::put_signal) wake it,
+    /// wherever they come from, and so does every put that does not go straight to mapped memory; one that does, and a
+    /// [`store`](Window::store), is seen some milliseconds later at most. A value that is there for a moment only may be
+    /// missed. Nobody tells it that a rank which was to write is gone.
     ///
     /// # Errors
-    /// If there is no such element.
+    /// If there is no such element, the window is freed, or the job is left.
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.
-    pub async fn wait_until(
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(1).await?;
+    /// let (waited, added) = tokio::join!(window.wait_until(0, |value| value != 0), window.add(job.rank(), 0, 7));
+    /// added?;
+    /// assert_eq!(waited?, 7);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn wait_until(&self, index: usize, condition: impl FnMut(T) -> bool) -> Result<T, RmaError> {
+        self.wait_until_on(&self.memory.handle, index, condition).await
+    }
+
+    /// As [`wait_until`](Self::wait_until), by a face of context 0: whoever owns that waits so, because a wait through a handle
+    /// cannot sleep then.
+    ///
+    /// # Errors
+    /// As for `wait_until`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn wait_until_on<F: Face>(
         &self,
+        face: &F,
         index: usize,
         mut condition: impl FnMut(T) -> bool,
     ) -> Result<T, RmaError> {
-        let me = self.memory.handle.me().rank;
-        loop {
-            for _ in 0..4096 {
-                let Some(value) = self.load(index) else {
-                    let len = self.memory.parts[me.index()].len;
-                    let (offset, count) = (Self::offset(index), size_of::<T>() as u64);
-                    return Err(RmaError::OutOfRange { rank: me, offset, count, len });
-                };
-                if condition(value) {
-                    return Ok(value);
-                }
-                std::hint::spin_loop();
+        let memory = self.own_slice(index, 1)?;
+        let handle = &self.memory.handle;
+        let mut watched = None;
+        let mut done = || {
+            let Some(value) = self.load(index) else {
+                return Some(Err(RmaError::NoSuchWindow(self.memory.id)));
+            };
+            if condition(value) {
+                // Partner: whatever makes a signal visible after its data.
+                fence(Ordering::Acquire);
+                return Some(Ok(value));
             }
-            self.memory.handle.advance();
-            tokio::task::yield_now().await;
-        }
+            handle.is_closed().then(|| Err(Fault::Shutdown.into()))
+        };
+        std::future::poll_fn(|cx| poll_memory(face, cx, memory, &mut watched, &mut done)).await
     }
 }

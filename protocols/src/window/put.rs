@@ -138,7 +138,7 @@ impl<'w> Put<'w> {
 
     /// Starts the put; ready once it is started.
     #[inline]
-    fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+    pub(super) fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Stage::Start = self.stage {
             let coop = ready!(poll_proceed(cx));
             let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;

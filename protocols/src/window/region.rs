@@ -244,8 +244,7 @@ impl RemoteRegion {
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped };
         let keys = add_remote(&handle, vec![remote]).await;
-        let (len, place) = (key.len, key.offset);
-        let parts = keys.into_iter().map(|remote| Part { rank, mapped, len, place, remote }).collect();
+        let parts = keys.into_iter().map(|key| Part::new(&remote, key, &device, &handle)).collect();
         Ok(RemoteRegion {
             memory: Arc::new(Memory {
                 id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),

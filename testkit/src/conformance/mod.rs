@@ -8,6 +8,7 @@
 //! ```
 //! A failure prints its seed; `POSTHASTE_TEST_SEED=n` runs that seed alone, `POSTHASTE_TEST_SEEDS=n` runs `n` of them.
 
+pub mod atomics;
 pub mod controls;
 pub mod endings;
 pub mod flow;
@@ -151,6 +152,11 @@ macro_rules! conformance_suite {
             one_sided::long_accesses_in_both_directions_keep_their_order,
             one_sided::out_of_range_is_refused,
             one_sided::memory_that_does_not_exist_is_told,
+            atomics::operations_do_what_they_say_in_program_order,
+            atomics::nothing_is_lost_between_ranks_and_the_owner,
+            atomics::they_are_done_before_what_is_sent_behind_them,
+            atomics::impossible_ones_are_refused,
+            atomics::a_lost_target_ends_them,
             patterns::replays_read_the_payload_afresh,
             patterns::a_pattern_reaches_several_targets,
             patterns::replays_queue_behind_what_waits,

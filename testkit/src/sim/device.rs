@@ -34,6 +34,7 @@ impl SimDevice {
         caps.fragment = options.fragment;
         caps.native_put = options.native;
         caps.native_get = options.native;
+        caps.native_atomics = options.native;
         caps.cost = 1;
         Self { fabric, client: client.index(), rank, caps }
     }
@@ -124,7 +125,7 @@ impl SimPort {
         }
         match descriptor.op {
             Op::Send => self.send(descriptor, sources),
-            Op::Put | Op::Get => self.access(descriptor, sources),
+            Op::Put | Op::Get | Op::Atomic => self.access(descriptor, sources),
             Op::Nop | Op::Jump => panic!("a device never sees {descriptor:?}"),
         }
     }
@@ -175,6 +176,10 @@ impl SimPort {
             (Op::Put, _, Some(Source::Shared(source))) => Access::PutFrom(source, remote),
             (Op::Get, _, Some(Source::Shared(local))) => Access::GetInto(local, remote),
             (Op::Get, SourceKind::Inline, _) => Access::Get(remote),
+            (Op::Atomic, _, _) => {
+                let (op, fetch) = descriptor.word_op().expect("it is an atomic operation");
+                Access::Atomic(op, fetch, remote)
+            }
             (_, _, source) => panic!("no such source: {source:?} of {descriptor:?}"),
         };
         pair.injected += 1;

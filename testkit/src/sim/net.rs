@@ -6,7 +6,7 @@ use bytes::Bytes;
 use posthaste_core::descriptor::Info;
 use posthaste_core::device::{Device, PeerDown};
 use posthaste_core::inprocess::Arena;
-use posthaste_core::memory::SharedSlice;
+use posthaste_core::memory::{SharedSlice, WordOp};
 use posthaste_core::slot::Outcome;
 use posthaste_core::sysdep::{Personality, Sysdep};
 use posthaste_core::{ClientId, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, Ticket, Value};
@@ -42,6 +42,8 @@ pub(super) enum Access {
     PutFrom(SharedSlice, SharedSlice),
     GetInto(SharedSlice, SharedSlice),
     Get(SharedSlice),
+    /// Whether its old value is wanted.
+    Atomic(WordOp, bool, SharedSlice),
 }
 
 /// An end that travels back to the source.
@@ -341,6 +343,12 @@ impl SimFabric {
                     Access::PutFrom(source, target) => target.copy_from(source),
                     Access::GetInto(local, remote) => ack.landing = Some((remote.to_vec(), local)),
                     Access::Get(remote) => ack.outcome = Ok(Value::copy(&remote.to_vec())),
+                    Access::Atomic(op, fetch, word) => {
+                        let old = word.apply(&op).expect("the engine has checked that it is a word");
+                        if fetch {
+                            ack.outcome = Ok(op.len.value(old));
+                        }
+                    }
                 }
                 pair.acks.push_back(ack);
             }

@@ -9,7 +9,7 @@ use crate::ready::ReadySet;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
-use posthaste_core::memory::{SharedSlice, SharedWords, Words};
+use posthaste_core::memory::{SharedSlice, SharedWords, WordCopier, Words};
 use posthaste_core::sync::lock;
 use posthaste_core::{Descriptor, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
@@ -60,6 +60,31 @@ impl TxLane {
     }
 }
 
+/// Carries out the puts of single words at the front of a run that are like the first one but for their places; returns how
+/// many.
+#[inline]
+fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
+    let Some(first) = run.first() else { return 0 };
+    if first.len != 8 {
+        return 0;
+    }
+    // Everything but the places is compared at once: as words, and in one branch.
+    let &[kind, target, ..] = descriptor_words(first);
+    let local = first.source[0];
+    let differs = |put: &Descriptor| {
+        let &[put_kind, put_target, len, _, _, _, put_local, _] = descriptor_words(put);
+        (put_kind ^ kind) | (put_target ^ target) | (len ^ 8) | (put_local ^ local)
+    };
+    let done = |put: &&Descriptor| differs(put) == 0 && words.copy(put.offset, put.source[1]);
+    run.iter().take_while(done).count()
+}
+
+/// A descriptor as words: op to rank; context to region; length; offset; ticket; cookie; source.
+#[inline(always)]
+fn descriptor_words(descriptor: &Descriptor) -> &[u64; 8] {
+    zerocopy::transmute_ref!(descriptor)
+}
+
 /// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
 #[inline]
 fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
@@ -71,11 +96,7 @@ fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -
             && put.region == region
             && put.source[0] == local
     };
-    let mut done = 0;
-    if let Some(words) = target.words_from(source) {
-        let is_done = |put: &&Descriptor| put.len == 8 && same(put) && words.copy(put.offset, put.source[1]);
-        done = run.iter().take_while(is_done).count();
-    }
+    let done = target.words_from(source).map_or(0, |words| replay_words(run, &words));
     let is_done =
         |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
     done + run[done..].iter().take_while(is_done).count()
@@ -504,11 +525,38 @@ impl Tx {
                     Ok(false) => return full(taken),
                     Err(why) => return fault(taken, why),
                 },
+                Op::Atomic => match self.atomic(descriptor, sources) {
+                    Ok(ended) => complete &= ended,
+                    Err(why) => return fault(taken, why),
+                },
                 Op::Nop | Op::Jump => {}
             }
             taken += 1;
         }
         Injected { taken, stop: Stop::Done, complete }
+    }
+
+    /// An atomic operation on mapped memory: done when this returns. False: its old value is reported at the next
+    /// `advance`.
+    #[inline(never)]
+    fn atomic(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Fault> {
+        let defect = Fault::OutOfMemory("an atomic operation on what is no word");
+        let remote = sources.table.remote.get(descriptor.region as usize).ok_or(defect)?;
+        if self.home.link.is_gone(remote.rank) {
+            return Err(Fault::PeerLost(remote.rank));
+        }
+        let word = remote.mapped.and_then(|mapped| mapped.slice(descriptor.offset, descriptor.len));
+        let (op, fetch) = descriptor.word_op().ok_or(defect)?;
+        let old = word.and_then(|word| word.apply(&op)).ok_or(defect)?;
+        self.fence.issue();
+        self.home.ring_if_asleep(descriptor.target());
+        match Ticket::from_word(descriptor.ticket) {
+            Some(ticket) if fetch => {
+                self.ended.push((ticket, op.len.value(old)));
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
     }
 
     /// Whether a blocked lane could go on.

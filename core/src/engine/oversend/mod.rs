@@ -8,6 +8,8 @@
 //!   get in the FIFO --GET, GET, ..------------> copied out of its memory at once
 //!   its value <------------GET_DATA, GET_DATA-- at once, or as there is room
 //! ```
+//! Atomic operations go the same way wherever a device has none: as puts of a word, or as gets of its old value.
+//!
 //! All of it are packets of the pair's lane, in the order of its FIFO, so that the order of puts, gets and sends is that of
 //! the lane. A put is acknowledged by a count and a get is answered in its turn: a peer names none of this side's
 //! operations, and can end none but its own.
@@ -16,6 +18,7 @@
 //! the target keeps for it. Whoever cannot ask for more lets nothing behind it pass; answers and acknowledgements wait for
 //! nobody, so that two ranks that get from each other cannot wait for each other.
 
+mod atomic;
 mod source;
 mod target;
 

@@ -12,13 +12,13 @@ use bytes::Bytes;
 
 /// A descriptor that no correct caller records or injects.
 #[cold]
-fn defect(descriptor: &Descriptor) -> Stop {
+pub(super) fn defect(descriptor: &Descriptor) -> Stop {
     debug_assert!(false, "impossible descriptor: {descriptor:?}");
     Stop::Fault(Fault::NoSuchMemory(descriptor.rank))
 }
 
 /// Where the target memory of a put or a get begins, as its owner names it.
-fn place_of(descriptor: &Descriptor, table: &SourceTable) -> Option<u64> {
+pub(super) fn place_of(descriptor: &Descriptor, table: &SourceTable) -> Option<u64> {
     let memory = table.remote.get(descriptor.region as usize)?;
     let inside = descriptor.len <= memory.len && descriptor.offset <= memory.len - descriptor.len;
     let place = memory.offset.checked_add(descriptor.offset)?;
@@ -27,7 +27,7 @@ fn place_of(descriptor: &Descriptor, table: &SourceTable) -> Option<u64> {
 }
 
 /// A packet that is a part of a put or a get.
-fn part_of(descriptor: &Descriptor, protocol: u16, place: u64, len: u64) -> Descriptor {
+pub(super) fn part_of(descriptor: &Descriptor, protocol: u16, place: u64, len: u64) -> Descriptor {
     Descriptor {
         op: Op::Send,
         rank: descriptor.rank,
@@ -97,6 +97,7 @@ impl Scope<'_> {
                 Op::Nop => Stop::Done,
                 Op::Put => self.put_parts(index, &recorded, &mut front.cookie),
                 Op::Get => self.get_parts(index, &recorded, &mut front.cookie, None),
+                Op::Atomic => self.atomic_part(index, &recorded, &mut front.cookie, None),
                 Op::Send => {
                     let at = front;
                     self.step_send(&at, &mut front.cookie)
@@ -115,7 +116,12 @@ impl Scope<'_> {
     }
 
     /// The head of the FIFO could not be finished: it is gone on with later, or has failed.
-    fn interrupted(&mut self, index: usize, front: &Descriptor, stop: Stop) -> Option<Option<Outcome>> {
+    pub(super) fn interrupted(
+        &mut self,
+        index: usize,
+        front: &Descriptor,
+        stop: Stop,
+    ) -> Option<Option<Outcome>> {
         let peer = self.state.peer(index);
         if let Stop::Fault(fault) = stop {
             peer.over().begun = None;

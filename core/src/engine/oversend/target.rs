@@ -30,16 +30,21 @@ impl Scope<'_> {
                 Body::Lease(lease) => memory.copy_from(lease.memory()),
             }
         }
+        self.handled(index, memory.is_some());
+        Some(Verdict::Taken)
+    }
+
+    /// One more of the peer's puts was handled: whether there was memory for it.
+    pub(super) fn handled(&mut self, index: usize, there: bool) {
         let over = self.state.peer(index).over();
         over.arrived += 1;
         let runs = over.handled.len();
         match over.handled.back_mut() {
-            Some((upto, good)) if *good == memory.is_some() => *upto = over.arrived,
+            Some((upto, good)) if *good == there => *upto = over.arrived,
             Some((upto, good)) if runs == RUNS => (*upto, *good) = (over.arrived, false),
-            _ => over.handled.push_back((over.arrived, memory.is_some())),
+            _ => over.handled.push_back((over.arrived, there)),
         }
         self.state.mark_busy(index);
-        Some(Verdict::Taken)
     }
 
     /// The peer asks for memory. It is copied now, so that nothing behind the question can change the answer. `None`: the

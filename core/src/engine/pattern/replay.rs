@@ -78,6 +78,7 @@ impl Scope<'_> {
             && peer.parked.is_empty()
             && routes.of(peer.endpoint.rank).mappable
             && !(run.accesses && over_send[run.index])
+            && !(run.atomics && !routes.of(peer.endpoint.rank).native_atomics)
             && run.needs.iter().all(|need| peer.is_open(need.protocol));
         if !clear {
             return false;
@@ -125,8 +126,7 @@ impl Scope<'_> {
         replay: usize,
     ) -> Result<(), Fault> {
         let section = &self.state.patterns.sections[key];
-        let (index, start, accesses) =
-            (section.runs[run].index, section.runs[run].start, section.runs[run].accesses);
+        let (index, start) = (section.runs[run].index, section.runs[run].start);
         let fresh = cursor.slot == 0;
         cursor.slot += start;
         if let Some(fault) = self.state.peer(index).fault {
@@ -147,7 +147,7 @@ impl Scope<'_> {
             }
         }
         let part = self.state.begin_part(replay, run);
-        let over_send = accesses && self.state.goes_over_send(index);
+        let over_send = self.state.run_goes_over_send(key, run);
         if self.state.peer(index).queue_is_empty() && !over_send {
             match self.inject_run(key, run, &mut cursor, part.to_word(), info) {
                 Progress::Ended => self.state.end_part(part, None),
@@ -190,8 +190,9 @@ impl Scope<'_> {
         let State { patterns, table, routes, .. } = &mut *self.state;
         let section = &patterns.sections[key];
         let run = &section.runs[run];
-        let mappable = routes.of(patterns.buffer[section.start + run.start as usize].rank).mappable;
-        if !run.plain || info.is_some() {
+        let caps = routes.of(patterns.buffer[section.start + run.start as usize].rank);
+        let mappable = caps.mappable;
+        if !run.plain || info.is_some() || (run.atomics && !caps.native_atomics) {
             let (start, last) = (section.start, run.last);
             return self.inject_singly(start, last, cursor, if mappable { 0 } else { ticket }, info);
         }
@@ -236,6 +237,10 @@ impl Scope<'_> {
             let ticket = if ends { ticket } else { 0 };
             let (stop, complete) = match recorded.op {
                 Op::Nop => (Stop::Done, true),
+                // Of this rank's own memory; that of others would go over sends.
+                Op::Atomic if !self.caps_of(recorded.rank).native_atomics => {
+                    (self.atomic_here(&recorded).err().map_or(Stop::Done, Stop::Fault), true)
+                }
                 Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info),
                 _ => {
                     let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
@@ -299,8 +304,7 @@ impl Scope<'_> {
         mut front: Descriptor,
     ) -> Option<Option<Outcome>> {
         let Some(part) = self.state.part_of(front.ticket) else { return Some(Some(Ok(Value::Unit))) };
-        let accesses = self.state.patterns.sections[part.section].runs[part.run].accesses;
-        if accesses && self.state.goes_over_send(index) {
+        if self.state.run_goes_over_send(part.section, part.run) {
             let end = self.state.patterns.sections[part.section].runs[part.run].end;
             return self.step_run(index, front, part.section, u64::from(end));
         }
@@ -321,6 +325,17 @@ impl Scope<'_> {
                 None
             }
         }
+    }
+}
+
+impl State {
+    /// Whether the puts, gets and atomic operations of a run are packets: all of them, if the device lacks one kind, so
+    /// that they have one end.
+    fn run_goes_over_send(&self, key: usize, run: usize) -> bool {
+        let run = &self.patterns.sections[key].runs[run];
+        let own = self.shape.endpoint(run.index).rank == self.me.rank;
+        (run.accesses && self.goes_over_send(run.index))
+            || (run.atomics && !own && self.has_no_atomics(run.index))
     }
 }
 

@@ -31,8 +31,10 @@ pub(super) struct Run {
     pub last: u32,
     /// Every slot is an operation that is one packet without info: the device takes them in one go.
     pub plain: bool,
-    /// There are puts or gets.
+    /// There are puts, gets or atomic operations.
     pub accesses: bool,
+    /// There are atomic operations.
+    pub atomics: bool,
     /// The protocols of its sends.
     pub needs: Box<[Need]>,
     /// Operations.
@@ -221,6 +223,7 @@ fn runs_of(descriptors: &[Descriptor], shape: JobShape, eager: u64) -> Box<[Run]
                 last: at,
                 plain: true,
                 accesses: false,
+                atomics: false,
                 needs: Box::default(),
                 messages: 0,
                 bytes: 0,
@@ -237,6 +240,7 @@ fn runs_of(descriptors: &[Descriptor], shape: JobShape, eager: u64) -> Box<[Run]
         run.bytes += descriptor.len;
         if descriptor.op != Op::Send {
             run.accesses = true;
+            run.atomics |= descriptor.op == Op::Atomic;
             continue;
         }
         run.plain &= descriptor.info_len == 0 && descriptor.len <= eager;

@@ -1,0 +1,150 @@
+//! Puts that say on a word of the target's that they have arrived.
+
+use super::atomic::Access;
+use super::{Element, Memory, Put, Window, Word, Words};
+use crate::buffer::Buffer;
+use posthaste_core::memory::{AtomicOp, WordOp};
+use posthaste_core::{Rank, RmaError};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use zerocopy::IntoBytes;
+
+/// What a put does to a word of its target's part when the data is there; see [`Window::put_signal`].
+#[derive(Clone, Copy, Debug)]
+pub struct Signal<'w> {
+    memory: &'w Arc<Memory>,
+    offset: u64,
+    op: WordOp,
+}
+
+impl<'w> Signal<'w> {
+    /// What it is on, where in a rank's part, and what is done there.
+    pub(crate) fn parts(&self) -> (&'w Arc<Memory>, u64, WordOp) {
+        (self.memory, self.offset, self.op)
+    }
+
+    fn access(&self, rank: Rank) -> Access<'w> {
+        Access::new(self.memory, rank.index(), rank, self.offset, self.op)
+    }
+}
+
+/// Signals are on words of windows; regions have none.
+impl<'w, W: Word> Words<'w, W> {
+    /// A signal that adds to the word at that offset in bytes.
+    #[must_use]
+    pub fn signal_add(&self, offset: u64, value: W) -> Signal<'w> {
+        self.signal(offset, AtomicOp::Add, value)
+    }
+
+    /// A signal that sets the word at that offset in bytes.
+    #[must_use]
+    pub fn signal_set(&self, offset: u64, value: W) -> Signal<'w> {
+        self.signal(offset, AtomicOp::Store, value)
+    }
+
+    fn signal(&self, offset: u64, op: AtomicOp, value: W) -> Signal<'w> {
+        let operand = value.to_bits();
+        Signal { memory: self.memory(), offset, op: WordOp { op, len: W::LEN, operand, expected: operand } }
+    }
+}
+
+impl<T: Word> Window<T> {
+    /// A signal that adds to an element.
+    #[must_use]
+    pub fn signal_add(&self, index: usize, value: T) -> Signal<'_> {
+        self.elements().signal_add(Self::offset(index), value)
+    }
+
+    /// A signal that sets an element.
+    #[must_use]
+    pub fn signal_set(&self, index: usize, value: T) -> Signal<'_> {
+        self.elements().signal_set(Self::offset(index), value)
+    }
+}
+
+impl<T: Element> Window<T> {
+    /// Puts consecutive elements and then shows on a word of the same rank, of this window or of another one, that they
+    /// are there: whoever sees the word changed, as by [`wait_until`](Window::wait_until), sees the elements. Awaiting it
+    /// means that both are done. It is the mechanism of reception counters (D31): the target counts what has come and runs
+    /// nothing.
+    ///
+    /// # Cancel safety
+    /// Dropped before it was polled, nothing is put. Dropped later, what was started goes on; the signal is given only if
+    /// it was started, too.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (data, arrived) = (job.shmalloc::<f32>(100).await?, job.shmalloc::<u64>(1).await?);
+    /// let right = job.rank().next(job.size());
+    /// data.put_signal(right, 10, &[1.5, 2.5], arrived.signal_add(0, 1)).await?;
+    /// arrived.wait_until(0, |count| count == 1).await?; // what the left neighbour has put here
+    /// assert_eq!(data.load(11), Some(2.5));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[inline]
+    pub fn put_signal<'w>(
+        &'w self,
+        rank: Rank,
+        index: usize,
+        values: &[T],
+        signal: Signal<'w>,
+    ) -> PutSignal<'w> {
+        let payload = Buffer::copy(values.as_bytes());
+        let put = Put::new(&self.memory, rank.index(), rank, Self::offset(index), payload);
+        PutSignal { put: Some(put), signal: Some(signal.access(rank)), starting: true }
+    }
+}
+
+/// A put with a signal. Ready when both are done at the target.
+///
+/// # Cancel safety
+/// See [`Window::put_signal`].
+#[must_use = "a put does nothing until it is awaited"]
+pub struct PutSignal<'w> {
+    /// What has not ended.
+    put: Option<Put<'w>>,
+    signal: Option<Access<'w>>,
+    starting: bool,
+}
+
+impl std::fmt::Debug for PutSignal<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PutSignal").field("put", &self.put).finish_non_exhaustive()
+    }
+}
+
+impl Future for PutSignal<'_> {
+    type Output = Result<(), RmaError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.starting {
+            // In this order, one after the other has started: the signal follows the data on whatever way it goes.
+            if let Some(put) = &mut this.put {
+                ready!(put.start(cx)?);
+            }
+            if let Some(signal) = &mut this.signal
+                && ready!(signal.poll_start(cx)?)
+            {
+                this.signal = None;
+            }
+            this.starting = false;
+        }
+        if let Some(put) = &mut this.put {
+            ready!(Pin::new(put).poll(cx)?);
+            this.put = None;
+        }
+        if let Some(signal) = &mut this.signal {
+            ready!(signal.poll(cx, false)?);
+            this.signal = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,210 @@
+//! Atomic operations, waiting on words, and puts that signal.
+
+use crate::support::{is_payload, options, payload, run, soon};
+use posthaste::{ContextId, Message, Rank, RmaError, Scope};
+use std::time::Duration;
+
+#[test]
+fn m_w02_words_are_changed_atomically_by_all_ranks_and_by_their_owner() {
+    run(4, options(), async |job| {
+        const EACH: u64 = 3000;
+        let (me, size) = (job.rank(), job.size() as u64);
+        let window = job.shmalloc::<u64>(8).await.unwrap();
+        let bytes = window.bytes();
+        assert_eq!(window.atomicity(), 8);
+        // All of them, the owner of the words among them, draw numbers from one word and count in halves of another.
+        let mut drawn = Vec::new();
+        for n in 0..EACH {
+            drawn.push(window.fetch_add(Rank(1), 3, 1).await.unwrap());
+            bytes.words::<u32>().add(Rank(1), 32 + 4 * (n % 2), 1).await.unwrap();
+            window.xor(Rank(1), 5, 1 << (me.0 * 16)).await.unwrap();
+        }
+        assert!(drawn.windows(2).all(|pair| pair[0] < pair[1]), "a word only grows");
+        job.barrier().await.unwrap();
+        let ours: u64 = drawn.iter().sum();
+        let sums = job.all_gather(&ours.to_le_bytes()).await.unwrap();
+        let sum: u64 = sums.iter().map(|sum| u64::from_le_bytes(sum[..].try_into().unwrap())).sum();
+        let all = EACH * size;
+        assert_eq!(sum, all * (all - 1) / 2, "every number was drawn once");
+        assert_eq!(window.atomic_load(Rank(1), 3).await.unwrap(), all);
+        let half = bytes.words::<u32>().load(Rank(1), 36).await.unwrap();
+        assert_eq!(u64::from(half), all / 2);
+        assert_eq!(window.get(Rank(1), 5).await.unwrap(), 0, "each bit was flipped an even number of times");
+        job.barrier().await.unwrap();
+        window.free().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w02_each_operation_gives_the_old_value() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<i64>(4).await.unwrap();
+        let to = Rank(1 - job.rank().0);
+        assert_eq!(window.fetch_add(to, 1, -5).await.unwrap(), 0);
+        assert_eq!(window.swap(to, 1, 12).await.unwrap(), -5);
+        assert_eq!(window.fetch_and(to, 1, 6).await.unwrap(), 12);
+        assert_eq!(window.fetch_or(to, 1, 3).await.unwrap(), 4);
+        assert_eq!(window.fetch_xor(to, 1, -1).await.unwrap(), 7);
+        assert_eq!(window.compare_swap(to, 1, 7, 1).await.unwrap(), -8, "it is not what was expected");
+        assert_eq!(window.compare_swap(to, 1, -8, i64::MAX).await.unwrap(), -8);
+        window.add(to, 1, 1).await.unwrap();
+        assert_eq!(window.atomic_load(to, 1).await.unwrap(), i64::MIN, "sums wrap around");
+        window.atomic_store(to, 1, 0b1100).await.unwrap();
+        window.and(to, 1, 0b0110).await.unwrap();
+        window.or(to, 1, 0b0001).await.unwrap();
+        window.xor(to, 1, 0b0011).await.unwrap();
+        assert_eq!(window.get(to, 1).await.unwrap(), 0b0110);
+        let words = window.bytes();
+        let misaligned = RmaError::Misaligned { rank: to, offset: 12, len: 8 };
+        assert_eq!(words.words::<u64>().add(to, 12, 1).await, Err(misaligned));
+        assert_eq!(words.words::<u32>().fetch_add(to, 12, 0).await, Ok(0));
+        let outside = RmaError::OutOfRange { rank: to, offset: 32, count: 8, len: 32 };
+        assert_eq!(window.fetch_add(to, 4, 1).await, Err(outside));
+        assert_eq!(window.add(Rank(2), 0, 1).await, Err(RmaError::UnknownRank { rank: Rank(2), size: 2 }));
+        job.barrier().await.unwrap();
+        let freed = window.clone();
+        window.free().await.unwrap();
+        assert!(matches!(freed.swap(to, 0, 1).await, Err(RmaError::NoSuchWindow(_))));
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1 << 17).await.unwrap();
+        let arrived = job.counter();
+        let (count, own) = (arrived.clone(), window.clone());
+        let message = job
+            .register("look", move |m: Message, _: &mut Scope| {
+                let number = m.read::<u64>(0).unwrap();
+                assert!(own.load(0).unwrap() >= number, "the message overtook the operation");
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let long = vec![7u64; 100_000];
+            for number in 1..=300u64 {
+                // Nothing of this is awaited before the next is started.
+                let put = window.put_slice(Rank(1), 10, if number % 50 == 0 { &long } else { &[7; 3] });
+                let put = put.local().await.unwrap();
+                let (old, first, there) = tokio::join!(
+                    window.fetch_add(Rank(1), 10, 1),
+                    window.put(Rank(1), 10, 70),
+                    window.fetch_add(Rank(1), 10, 1),
+                );
+                assert_eq!((old.unwrap(), there.unwrap()), (7, 70), "round {number}");
+                first.unwrap();
+                put.await.unwrap();
+                window.add(Rank(1), 0, 1).await.unwrap();
+                message.send(Rank(1), number.to_ne_bytes()).await.unwrap();
+            }
+            assert_eq!(window.get(Rank(1), 10).await.unwrap(), 71);
+        } else {
+            soon("the messages", arrived.reach(300)).await;
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
+    run(2, options(), async |job| {
+        let (data, arrived) =
+            (job.shmalloc::<u8>(1 << 20).await.unwrap(), job.shmalloc::<u32>(4).await.unwrap());
+        let peer = Rank(1 - job.rank().0);
+        let lens = [0usize, 1, 8, 100, 5000, 300_000];
+        for round in 0..60u32 {
+            let len = lens[round as usize % lens.len()];
+            let seed = |rank: Rank| u64::from(round * 2 + rank.0);
+            let bytes = payload(seed(job.rank()), len);
+            let signal = match round % 2 {
+                0 => arrived.signal_add(1, round + 1),
+                _ => arrived.signal_set(1, round + 1),
+            };
+            data.put_signal(peer, 3, &bytes, signal).await.unwrap();
+            let seen = soon("the signal", arrived.wait_until(1, |value| value == round + 1)).await.unwrap();
+            assert_eq!(seen, round + 1);
+            let mut got = vec![0; len];
+            data.load_slice(3, &mut got).unwrap();
+            assert!(is_payload(seed(peer), &got), "{len} bytes in round {round}");
+            arrived.store(1, 0);
+            // Both have seen it before the next one comes.
+            job.barrier().await.unwrap();
+        }
+        let outside = data.put_signal(peer, 1 << 20, &[1], arrived.signal_add(2, 1)).await;
+        assert!(matches!(outside, Err(RmaError::OutOfRange { .. })));
+        let nowhere = data.put_signal(peer, 0, &[1], arrived.signal_add(4, 1)).await;
+        assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })));
+        job.barrier().await.unwrap();
+        assert_eq!(arrived.load(2), Some(0), "no signal of a put that was refused");
+    });
+}
+
+#[test]
+fn m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it() {
+    run(3, options(), async |job| {
+        let window = job.shmalloc::<u64>(8).await.unwrap();
+        let me = job.rank();
+        // One at a time sleeps for long enough to have given up looking.
+        for round in 0..6u64 {
+            for sleeper in [Rank(0), Rank(1)] {
+                job.barrier().await.unwrap();
+                if me == sleeper {
+                    let woken = window.wait_until(2, |value| value > round);
+                    assert_eq!(soon("the word changes", woken).await.unwrap(), round + 1);
+                } else if me == Rank(2) {
+                    tokio::time::sleep(Duration::from_millis(30)).await;
+                    match round {
+                        0 => window.add(sleeper, 2, 1).await.unwrap(),
+                        1 => window.atomic_store(sleeper, 2, round + 1).await.unwrap(),
+                        2 => drop(window.compare_swap(sleeper, 2, round, round + 1).await.unwrap()),
+                        3 => window.put_signal(sleeper, 4, &[9; 4], window.signal_add(2, 1)).await.unwrap(),
+                        // It is not told of a plain put where that is a store; it looks itself.
+                        _ => window.put(sleeper, 2, round + 1).await.unwrap(),
+                    }
+                }
+            }
+        }
+        // By the owner itself, in another task.
+        let (waited, changed) = tokio::join!(window.wait_until(0, |value| value == 3), async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            window.add(me, 0, 3).await
+        });
+        assert_eq!((waited.unwrap(), changed), (3, Ok(())));
+        job.barrier().await.unwrap();
+        // A window that is freed has no words to wait on.
+        let other = window.clone();
+        let (waited, freed) = tokio::join!(other.wait_until(1, |value| value != 0), window.free());
+        freed.unwrap();
+        assert!(matches!(waited, Err(RmaError::NoSuchWindow(_))));
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w02_the_owner_of_a_context_waits_on_a_word() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u32>(2).await.unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        if job.rank() == Rank(0) {
+            let context = job.own_context(ContextId(0)).unwrap();
+            for round in 1..=20u32 {
+                let waited = window.wait_until_on(&context, 1, |value| value >= round);
+                assert_eq!(soon("the word changes", waited).await.unwrap(), round);
+                job.drive(&context, window.add(peer, 1, 1)).await.unwrap();
+            }
+            drop(context);
+        } else {
+            for round in 1..=20u32 {
+                tokio::time::sleep(Duration::from_millis(u64::from(round % 5) * 4)).await;
+                window.add(peer, 1, 1).await.unwrap();
+                soon("the answer", window.wait_until(1, |value| value >= round)).await.unwrap();
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
