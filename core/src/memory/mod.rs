@@ -500,6 +500,28 @@ pub trait Words {
     fn read_bytes(&self, index: usize, bytes: &mut [u8]);
 }
 
+/// Reads once from a descriptor to behind what a vector holds, at most `limit` bytes and no more than its capacity has
+/// room for. Returns the number of bytes; 0 is the end of a stream, or no room.
+///
+/// # Errors
+/// As the system's `read`; nothing was read then.
+#[cfg(unix)]
+pub fn read_behind(
+    bytes: &mut Vec<u8>,
+    limit: usize,
+    from: impl std::os::fd::AsFd,
+) -> std::io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    let room = bytes.spare_capacity_mut();
+    let asked = room.len().min(limit);
+    // SAFETY: the kernel writes at most `asked` bytes to room that is there.
+    let count = unsafe { libc::read(from.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), asked) };
+    let count = usize::try_from(count).map_err(|_| std::io::Error::last_os_error())?;
+    // SAFETY: the kernel has written so many bytes behind the others, and they are within the capacity.
+    unsafe { bytes.set_len(bytes.len() + count.min(asked)) };
+    Ok(count)
+}
+
 /// Shared memory as aligned words: what rings are made of. One comparison per access.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedWords {
