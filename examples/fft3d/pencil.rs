@@ -5,7 +5,8 @@ use std::ops::Range;
 
 /// Rows and columns of the grid of ranks, as square as can be.
 pub fn grid(ranks: usize) -> [usize; 2] {
-    let rows = (1..=ranks).filter(|rows| ranks % rows == 0 && rows * rows <= ranks).max().unwrap_or(1);
+    let rows =
+        (1..=ranks).filter(|rows| ranks.is_multiple_of(*rows) && rows * rows <= ranks).max().unwrap_or(1);
     [rows, ranks / rows]
 }
 
