@@ -7,9 +7,11 @@
 //! [`run`] forks and pins the calling thread while it runs. It is meant for a process of its own; the forked
 //! children neither allocate nor take locks, so that other threads (those of a test runner) do no harm.
 
+mod blocks;
 mod contest;
 mod copy;
 mod descriptors;
+mod lanes;
 mod memcpy;
 mod pingpong;
 mod pipeline;
@@ -18,6 +20,7 @@ mod sockets;
 mod ticker;
 mod wake;
 
+pub use blocks::irregular;
 use std::fmt;
 
 /// The names [`run`] knows.
@@ -29,6 +32,12 @@ pub const NAMES: &[&str] = &[
     "descriptor_loop",
     "eventfd_asyncfd_wake",
     "ticker_alone",
+    "lanes",
+    "strided_copy",
+    "layout_strided",
+    "layout_irregular",
+    "layout_transpose",
+    "vector_add",
     "tcp_pingpong",
     "tcp_stream",
     "tcp_aead_stream",
@@ -39,7 +48,7 @@ pub const NAMES: &[&str] = &[
 pub struct LimitArgs {
     /// Bytes of a message or of one copy.
     pub size: usize,
-    /// Descriptors in a pattern.
+    /// Descriptors in a pattern, blocks of a layout, or lanes.
     pub count: usize,
     /// Roughly how long to measure.
     pub seconds: f64,
@@ -111,6 +120,12 @@ pub fn run(name: &str, args: &LimitArgs) -> Result<Measurement, LimitError> {
         "descriptor_loop" => descriptors::run(args),
         "eventfd_asyncfd_wake" => wake::run(args),
         "ticker_alone" => ticker::run(args),
+        "lanes" => lanes::run(args),
+        "strided_copy" => blocks::strided(args, true),
+        "layout_strided" => blocks::strided(args, false),
+        "layout_irregular" => blocks::scattered(args),
+        "layout_transpose" => blocks::transpose(args),
+        "vector_add" => blocks::add(args),
         "tcp_pingpong" => sockets::pingpong(args),
         "tcp_stream" => sockets::stream(args),
         "tcp_aead_stream" => sockets::sealed(args),
