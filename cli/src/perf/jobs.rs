@@ -17,7 +17,7 @@ pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<f64,
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
         .args(["limit", name, "--size", &size.to_string(), "--count", &count.to_string()])
-        .args(["--seconds", &seconds.max(0.1).to_string()])
+        .args(["--seconds", &seconds.max(0.02).to_string()])
         .output()
         .map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);

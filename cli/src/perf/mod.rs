@@ -189,10 +189,15 @@ fn measure_all(args: &Args) -> Result<i32, String> {
         signal_hook::flag::register(signal, interrupted.clone()).map_err(|error| error.to_string())?;
     }
     let rivals = if args.rivals { Some(find_rivals()?) } else { None };
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(INTERRUPTED);
+    }
     if let Some(folder) = &args.plot {
-        for path in plot::write(args, folder, rivals.as_ref())? {
-            println!("{path}");
+        let written = plot::write(args, folder, rivals.as_ref(), &interrupted);
+        if interrupted.load(Ordering::Relaxed) {
+            return Ok(INTERRUPTED);
         }
+        written?.iter().for_each(|path| println!("{path}"));
         return Ok(0);
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
@@ -246,7 +251,7 @@ fn measure_all(args: &Args) -> Result<i32, String> {
 fn find_rivals() -> Result<Rivals, String> {
     let rivals = Rivals::find();
     if rivals.names().is_empty() {
-        return Err(format!("--rivals: none is installed\n  {}", rivals.missing.join("\n  ")));
+        return Err(format!("--rivals: none is installed. {}", rivals.missing.join("; ")));
     }
     for why in &rivals.missing {
         eprintln!("posthaste perf: without {why}");

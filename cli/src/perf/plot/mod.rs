@@ -7,6 +7,7 @@ use super::rivals::Rivals;
 use super::{Args, Device, Face, Plan, Runtime, jobs};
 use indicatif::ProgressBar;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use svg::{Chart, Series};
 
 const K: usize = 1 << 10;
@@ -75,7 +76,7 @@ const SWEEPS: &[Sweep] = &[
     },
     Sweep {
         file: "layouts_shm.svg", title: "Puts from blocks to blocks of half the length, 256 KiB in all",
-        device: Device::Shm, unit: "GB/s", across: "block", sizes: &[16, 64, 256, K, 4 * K, 16 * K, 64 * K], rivals: None,
+        device: Device::Shm, unit: "GB/s", across: "block", sizes: &[8, 32, 128, 512, 2 * K, 8 * K, 64 * K], rivals: None,
         lines: &[ours("direct", "typed_direct"), ours("staged", "typed_staged")],
     },
     Sweep {
@@ -97,18 +98,27 @@ const SWEEPS: &[Sweep] = &[
 ///
 /// # Errors
 /// What could not be measured or written.
-pub fn write(args: &Args, folder: &Path, rivals: Option<&Rivals>) -> Result<Vec<String>, String> {
+pub fn write(
+    args: &Args,
+    folder: &Path,
+    rivals: Option<&Rivals>,
+    interrupted: &AtomicBool,
+) -> Result<Vec<String>, String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut written = Vec::new();
     let sweeps: Vec<&Sweep> = SWEEPS.iter().filter(|sweep| sweep.device == args.device).collect();
     let progress = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     for sweep in sweeps {
         progress.set_message(sweep.file);
+        let go_on = || {
+            progress.tick();
+            if interrupted.load(Ordering::Relaxed) { Err("interrupted".to_owned()) } else { Ok(()) }
+        };
         let chart = Chart {
             title: sweep.title.to_owned(),
             across: format!("{} size", sweep.across),
             up: sweep.unit.to_owned(),
-            series: series(args, sweep, rivals, &progress)?,
+            series: series(args, sweep, rivals, &go_on)?,
         };
         let path = folder.join(sweep.file);
         std::fs::write(&path, chart.draw()).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -122,7 +132,7 @@ fn series(
     args: &Args,
     sweep: &Sweep,
     rivals: Option<&Rivals>,
-    progress: &ProgressBar,
+    go_on: &dyn Fn() -> Result<(), String>,
 ) -> Result<Vec<Series>, String> {
     let sizes = if args.sizes.is_empty() { sweep.sizes } else { &args.sizes };
     let mut all = Vec::new();
@@ -130,7 +140,7 @@ fn series(
         let mut points = Vec::new();
         let mut level = None;
         for &size in sizes {
-            progress.tick();
+            go_on()?;
             let value = match (line.what, level) {
                 (What::Ours(program), _) => {
                     jobs::run_program(args, plan(sweep, size, program)?, program, &[])?
@@ -146,7 +156,7 @@ fn series(
         all.push(Series { label: line.label.to_owned(), points, dashed });
     }
     if let Some((rivals, bench)) = rivals.zip(sweep.rivals) {
-        all.extend(theirs(args, sweep, rivals, bench, sizes)?);
+        all.extend(theirs(args, sweep, (rivals, bench), sizes, go_on)?);
     }
     Ok(all)
 }
@@ -154,13 +164,14 @@ fn series(
 fn theirs(
     args: &Args,
     sweep: &Sweep,
-    rivals: &Rivals,
-    bench: &str,
+    (rivals, bench): (&Rivals, &str),
     sizes: &[usize],
+    go_on: &dyn Fn() -> Result<(), String>,
 ) -> Result<Vec<Series>, String> {
     let series = |name: &&str| Series { label: (*name).to_owned(), points: Vec::new(), dashed: false };
     let mut all: Vec<Series> = rivals.names().iter().map(series).collect();
     for &size in sizes {
+        go_on()?;
         let (figures, wrong) = rivals.measure(args, plan(sweep, size, bench)?);
         for why in wrong {
             eprintln!("posthaste perf: {} {size}: {why}", sweep.file);

@@ -31,37 +31,43 @@ const RIGHT: f64 = 250.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
 
-/// Where a logarithmic axis begins and ends, in powers of its base.
+/// Where a logarithmic axis begins and ends.
 #[derive(Clone, Copy)]
 struct Axis {
-    base: f64,
     from: f64,
     to: f64,
 }
 
 impl Axis {
-    /// Round at both ends, and never empty.
-    fn over(values: impl Iterator<Item = f64>, base: f64) -> Axis {
-        let logs =
-            values.filter(|value| value.is_finite() && *value > 0.0).map(|value| value.ln() / base.ln());
+    /// From round value to round value, and never empty: powers of two, or 1, 2 and 5 times powers of ten.
+    fn over(values: impl Iterator<Item = f64>, binary: bool) -> Axis {
+        let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) =
-            logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), log| (low.min(log), high.max(log)));
+            values.fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
         if low > high {
-            return Axis { base, from: 0.0, to: 1.0 };
+            return Axis { from: 1.0, to: 10.0 };
         }
-        let (from, to) = ((low + 1e-9).floor(), (high - 1e-9).ceil());
-        Axis { base, from, to: to.max(from + 1.0) }
+        let (from, to) = if binary {
+            (low.log2().floor().exp2(), high.log2().ceil().exp2())
+        } else {
+            let round = |value: f64| {
+                let decade = 10f64.powf(value.log10().floor());
+                [1.0, 2.0, 5.0, 10.0].map(|times| times * decade)
+            };
+            let below = round(low).into_iter().rfind(|value| *value <= low * 1.000_001);
+            let above = round(high).into_iter().find(|value| *value >= high * 0.999_999);
+            (below.unwrap_or(low), above.unwrap_or(high))
+        };
+        Axis { from, to: if to > from { to } else { from * 2.0 } }
     }
 
-    /// From 0 to 1.
+    /// From 0 to 1 inside of the axis.
     fn place(&self, value: f64) -> f64 {
-        (value.ln() / self.base.ln() - self.from) / (self.to - self.from)
+        (value / self.from).ln() / (self.to / self.from).ln()
     }
 
-    /// The values that have a line.
-    fn ticks(&self, step: usize) -> impl Iterator<Item = f64> {
-        let Axis { base, from, to } = *self;
-        (from as i32..=to as i32).step_by(step).map(move |power| base.powi(power))
+    fn has(&self, value: f64) -> bool {
+        (-1e-9..=1.0 + 1e-9).contains(&self.place(value))
     }
 }
 
@@ -69,8 +75,8 @@ impl Chart {
     /// The picture.
     pub fn draw(&self) -> String {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let across = Axis::over(points().map(|point| point.0), 2.0);
-        let up = Axis::over(points().map(|point| point.1), 10.0);
+        let across = Axis::over(points().map(|point| point.0), true);
+        let up = Axis::over(points().map(|point| point.1), false);
         let x = |value: f64| LEFT + across.place(value) * (WIDTH - LEFT - RIGHT);
         let y = |value: f64| HEIGHT - BOTTOM - up.place(value) * (HEIGHT - TOP - BOTTOM);
         let mut out = String::new();
@@ -89,8 +95,11 @@ impl Chart {
         ));
         let (low, high) = (HEIGHT - BOTTOM, TOP);
         let (begin, end) = (LEFT, WIDTH - RIGHT);
-        let step = if across.to - across.from > 12.0 { 2 } else { 1 };
-        for value in across.ticks(step) {
+        // As many labels as have room beside each other.
+        let powers = (across.to / across.from).log2().round() as i32;
+        let step = 1 + powers / 10;
+        for power in (0..=powers).step_by(step as usize) {
+            let value = across.from * f64::from(power).exp2();
             let at = x(value);
             add(format_args!(
                 r##"<line x1="{at:.1}" y1="{low}" x2="{at:.1}" y2="{high}" stroke="#e4e4e4"/><text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
@@ -98,11 +107,12 @@ impl Chart {
                 size(value)
             ));
         }
-        for decade in up.ticks(1) {
+        let decades = (up.to / up.from).log10();
+        for decade in up.from.log10().floor() as i32..=up.to.log10().ceil() as i32 {
             for times in 1..10 {
-                let value = decade * f64::from(times);
-                if up.place(value) > 1.0 + 1e-9 {
-                    break;
+                let value = 10f64.powi(decade) * f64::from(times);
+                if !up.has(value) {
+                    continue;
                 }
                 let at = y(value);
                 let colour = if times == 1 { "#cccccc" } else { "#f0f0f0" };
@@ -110,7 +120,7 @@ impl Chart {
                     r#"<line x1="{begin}" y1="{at:.1}" x2="{end}" y2="{at:.1}" stroke="{colour}"/>"#
                 ));
                 // Few decades need labels between them.
-                if times == 1 || (up.to - up.from <= 2.0 && (times == 2 || times == 5)) {
+                if times == 1 || (decades <= 2.5 && (times == 2 || times == 5)) {
                     add(format_args!(
                         r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
                         begin - 8.0,
