@@ -86,6 +86,12 @@ fn blocks() {
 }
 
 #[test]
+fn atomics() {
+    figure("contended_add", 8, "us");
+    figure("bare_updates", 1 << 16, "M/s");
+}
+
+#[test]
 fn irregular_blocks_are_in_order_and_apart() {
     let blocks = irregular(1000);
     assert_eq!(blocks.len(), 1000);
@@ -122,6 +128,7 @@ fn arguments_are_checked() {
     refused("strided_copy", LimitArgs { size: 12, ..args.clone() });
     refused("strided_copy", LimitArgs { count: usize::MAX, ..args.clone() });
     refused("layout_irregular", LimitArgs { count: 0, ..args.clone() });
+    refused("bare_updates", LimitArgs { size: 24, ..args.clone() });
     refused("vector_add", LimitArgs { size: 0, ..args.clone() });
     refused("descriptor_loop", LimitArgs { size: 64, count: usize::MAX, ..args.clone() });
 }

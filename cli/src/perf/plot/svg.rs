@@ -224,7 +224,7 @@ mod tests {
             ">ours</text>",
             ">a limit</text>",
             "stroke-dasharray",
-            "64 KiB",
+            "32 KiB",
             ">0.1<",
             "µs (log)",
         ] {

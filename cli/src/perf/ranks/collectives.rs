@@ -50,7 +50,7 @@ impl<F: ContextFace> Bench<F> {
 
     /// Microseconds of an operation that all ranks carry out one after the other, at rank 0, which tells the others how
     /// many it wants.
-    async fn repeated<O>(&self, world: &Group, operation: impl Fn() -> O) -> Result<f64>
+    pub(super) async fn repeated<O>(&self, world: &Group, operation: impl Fn() -> O) -> Result<f64>
     where
         O: Future<Output = Result<()>>,
     {

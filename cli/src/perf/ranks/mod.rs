@@ -1,5 +1,6 @@
 //! The ranks' side of the benchmarks: what a user's program would do.
 
+mod atomics;
 mod collectives;
 mod layouts;
 mod memory;
@@ -160,6 +161,9 @@ impl<F: ContextFace> Bench<F> {
             "layout_strided" => self.layout_strided().await,
             "layout_irregular" => self.layout_irregular().await,
             "layout_transpose" => self.layout_transpose().await,
+            "fetch_add" => self.fetch_add().await,
+            "gups" => self.updates().await,
+            "put_signal" => self.put_signal().await,
             "loss" => self.loss().await,
             _ => Err(std::io::Error::other("no such benchmark").into()),
         }
