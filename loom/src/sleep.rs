@@ -313,7 +313,7 @@ fn without_the_heavy_fence_a_page_is_lost() {
 /// written.
 fn wait_on_memory(fence: fn()) {
     model(move || {
-        let (word, block) = (lane(8).1, block());
+        let (word, block) = (lane(8).0, block());
         let bell = Bell::default();
         let mut inbox: Inbox<Memory, ()> = Inbox::new(ReadySet::new(block.clone(), 1), 1);
         let writer = {

@@ -131,12 +131,12 @@ fn watch<F: Face>(
         owner.watching.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         engine.watch(list, now);
+        // It arms anew, and may have to look sooner than it meant to.
+        owner.driver.wake();
     };
     if let Err(list) = face.enter(list) {
         Handle::of(face).post_work(Work::Enter(Box::new(list)));
     }
-    // It may sleep for longer than until the memory is to be looked at.
-    shared.driver.wake();
 }
 
 /// Looks at memory as long as a spin lasts, though somebody else is at the engine.

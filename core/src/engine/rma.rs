@@ -54,7 +54,7 @@ impl Scope<'_> {
             return Err(RmaError::OutOfRange { rank: target.rank, offset, count: len, len: memory.len });
         }
         if matches!(operation, Rma::Update(_) | Rma::Fetch(_))
-            && !(memory.offset + offset).is_multiple_of(len)
+            && !memory.offset.wrapping_add(offset).is_multiple_of(len)
         {
             return Err(RmaError::Misaligned { rank: target.rank, offset, len });
         }

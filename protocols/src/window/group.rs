@@ -5,9 +5,10 @@ use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
 use crate::group::Group;
+use futures::future::join_all;
 use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::engine::Gates;
-use posthaste_core::{Client, Device, Fault, MemoryError, Rank, RmaError, SendError, WindowId};
+use posthaste_core::{Client, Device, Fault, Handle, MemoryError, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -57,8 +58,23 @@ pub(super) struct GroupOrigin {
 }
 
 impl GroupOrigin {
+    /// Waits until what this rank did towards the other members has taken effect; whoever is no member is not waited for.
+    pub async fn flush(&self, handle: &Handle) -> Result<(), SendError> {
+        let ended = join_all(self.others.iter().map(|rank| crate::flush::flush(handle, *rank))).await;
+        ended.into_iter().find(|ended| !is_loss(ended)).unwrap_or(Ok(()))
+    }
+
     pub async fn release(&self) -> Result<(), RmaError> {
         Ok(self.home.exchange.let_go_together(self.key, &self.others).await?)
+    }
+}
+
+/// Whether that is well, or only says that a member is gone, whose operations have ended, too.
+fn is_loss(ended: &Result<(), SendError>) -> bool {
+    match ended {
+        Ok(()) => true,
+        Err(SendError::Fault(fault)) => fault.peer().is_some(),
+        Err(_) => false,
     }
 }
 

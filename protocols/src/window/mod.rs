@@ -433,7 +433,12 @@ impl<T: Element> Window<T> {
             Origin::World(exchange, number) => Some(exchange.begin_free(*number)),
             Origin::Group(_) => None,
         };
-        match crate::flush::fence(&self.memory.handle).await {
+        let handle = &self.memory.handle;
+        let flushed = match &self.origin {
+            Origin::World(..) => crate::flush::fence(handle).await,
+            Origin::Group(origin) => origin.flush(handle).await,
+        };
+        match flushed {
             Ok(()) => {}
             // A lost rank's operations have ended, too.
             Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
