@@ -3,6 +3,10 @@
 //! Rank 0 sends the file in chunks to all ranks; each counts its chunks and sends every word, with its count, to the
 //! rank that owns the word; the owners keep a hash table in their parts of a window; rank 0 gets the table.
 
+mod common;
+
+use clap::Parser;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use futures::future::try_join_all;
 use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Rank, Result, Window};
 use std::cmp::Reverse;
@@ -20,37 +24,29 @@ const CHUNK: usize = 64 << 10;
 type Table = (Window<[usize; 3]>, Window<u8>);
 type Counts = HashMap<Vec<u8>, usize>;
 
-fn main() -> ExitCode {
-    let (code, why) = match arguments() {
-        // Told once, before any rank is started.
-        Err(why) => (2, why),
-        Ok((ranks, file)) => match count(ranks, &file) {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(error) => (1, error.to_string()),
-        },
-    };
-    eprintln!("word_count: {why}");
-    ExitCode::from(code)
+/// Counts the words of a file on several ranks, and checks the result against a sequential count.
+#[derive(Parser)]
+#[command(name = "word_count")]
+struct Arguments {
+    /// Ranks to start, if no launcher does
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: u32,
+    /// The file; by default this project's README
+    #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md"), hide_default_value = true)]
+    #[arg(value_parser = PathBufValueParser::new().try_map(readable))]
+    file: PathBuf,
 }
 
-fn arguments() -> Result<(u32, PathBuf), String> {
-    let (mut ranks, mut file) = (4, None);
-    let mut arguments = std::env::args_os().skip(1);
-    while let Some(argument) = arguments.next() {
-        if argument == "--ranks" {
-            let number = arguments.next().and_then(|number| number.to_str()?.parse().ok());
-            ranks = number.filter(|n| (1..=64).contains(n)).ok_or("--ranks takes a number from 1 to 64")?;
-        } else if argument.to_string_lossy().starts_with('-') || file.is_some() {
-            return Err(format!("unexpected {argument:?}; usage: word_count [--ranks N] [FILE]"));
-        } else {
-            file = Some(PathBuf::from(argument));
-        }
-    }
-    let file = file.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+fn main() -> ExitCode {
+    common::run(|arguments: Arguments| Ok(count(arguments.ranks, &arguments.file)?))
+}
+
+/// Told once, before any rank is started.
+fn readable(file: PathBuf) -> Result<PathBuf, String> {
     match std::fs::File::open(&file).and_then(|opened| opened.metadata()) {
-        Ok(metadata) if metadata.is_file() => Ok((ranks, file)),
-        Ok(_) => Err(format!("cannot read {}: not a regular file", file.display())),
-        Err(error) => Err(format!("cannot read {}: {error}", file.display())),
+        Ok(metadata) if metadata.is_file() => Ok(file),
+        Ok(_) => Err("not a regular file".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -92,6 +92,7 @@ impl Job {
         let layouts = LayoutAccess::new(&client)?;
         let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
+        let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
         let persistent = persistent::Registration::new(&client)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;

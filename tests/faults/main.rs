@@ -20,5 +20,6 @@ mod processes;
 mod rendezvous;
 mod replays;
 mod stopped;
+mod windows;
 
 const TRANSPORT: support::Transport = support::Transport::Shm;

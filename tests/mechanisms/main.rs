@@ -23,5 +23,6 @@ mod replay;
 mod sends;
 mod shims;
 mod streams;
+mod windows;
 
 const TRANSPORT: support::Transport = support::Transport::Shm;

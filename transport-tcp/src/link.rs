@@ -219,7 +219,7 @@ impl TxLink {
                     return Ok(last_sealed);
                 }
                 // A few records per system call.
-                while self.sealed.len() < 2 * MAX_PLAIN && !(self.out.is_empty() && last_sealed == last.len())
+                while self.sealed.len() < 6 * MAX_PLAIN && !(self.out.is_empty() && last_sealed == last.len())
                 {
                     let at = self.sealed.len();
                     self.sealed.extend_from_slice(&[0; 2]);

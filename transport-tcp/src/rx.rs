@@ -81,7 +81,7 @@ enum Fill {
     Message { header: Header, info: Info, bytes: Vec<u8>, len: usize },
     /// A put or an answer, into this rank's memory.
     Memory { memory: SharedSlice, at: usize, put: bool },
-    /// An answer, into memory of its own.
+    /// The next part of an answer, behind those that have come.
     Answer { bytes: Vec<u8>, len: usize },
 }
 
@@ -192,6 +192,7 @@ impl RxLink {
     ) -> (usize, Option<End>) {
         let mut events = 0;
         let mut reads = 0;
+        let mut moved = false;
         if self.plain.bytes.is_empty()
             && let Some(bytes) = spare.pop()
         {
@@ -218,6 +219,7 @@ impl RxLink {
             reads += 1;
             match self.pull(&tx.hub.limits) {
                 Ok(Pulled::Some(dry)) => {
+                    moved = true;
                     if dry && !self.ended {
                         reads = READS;
                         self.ready = false;
@@ -234,7 +236,8 @@ impl RxLink {
         if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
             spare.push(std::mem::take(&mut self.plain).bytes);
         }
-        (events, end)
+        // A piece of a long payload is an event: who waits for the whole of it must not give up looking meanwhile.
+        (events.max(usize::from(moved)), end)
     }
 
     fn end(&self) -> End {
@@ -280,15 +283,7 @@ impl RxLink {
             && *len - bytes.len() >= DIRECT
         {
             let asked = *len - bytes.len();
-            let had = bytes.len();
-            let read = read_behind(&self.stream, bytes, *len);
-            let got = bytes.len() - had;
-            if bytes.len() > *len {
-                // The vector had more room than was asked for.
-                self.plain.append(&bytes[*len..]);
-                bytes.truncate(*len);
-            }
-            return Ok(pulled(read.map(|()| got), asked));
+            return Ok(pulled(read_behind(&self.stream, bytes, asked), asked));
         }
         #[cfg(all(unix, not(feature = "portable")))]
         if self.plain.len() == 0
@@ -332,7 +327,7 @@ impl RxLink {
                 Pulled::Some(false) => {}
                 other => return Ok(other),
             }
-            let room = self.cipher.room(limits.read_buffer.max(2 * (MAX_PLAIN + OVERHEAD)));
+            let room = self.cipher.room(limits.read_buffer.max(4 * (MAX_PLAIN + OVERHEAD)));
             let asked = room.len();
             let read = (&*self.stream).read(room);
             if let Ok(count) = read {
@@ -423,14 +418,17 @@ impl RxLink {
                     let destination = tx.expect(index, header.word.get(), len as u64)?;
                     self.long = len >= LONG;
                     match destination {
-                        Destination::Bytes if len <= rest.len() && len <= DIRECT => {
+                        Destination::Short if len <= rest.len() => {
                             tx.answered(index, AnswerPart::Short(&rest[..len]), sink);
                             *events += 1;
                             self.plain.consume(HEADER + len);
                         }
-                        Destination::Bytes => {
+                        // It is short: soon it will be all there.
+                        Destination::Short => return Ok(Parsed::More),
+                        Destination::Bytes(bytes) => {
                             self.plain.consume(HEADER);
-                            self.fill = Some(Fill::Answer { bytes: Vec::with_capacity(len), len });
+                            let len = bytes.len() + len;
+                            self.fill = Some(Fill::Answer { bytes, len });
                         }
                         Destination::Region(memory) => {
                             self.plain.consume(HEADER);
@@ -516,19 +514,18 @@ fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
     }
 }
 
-/// Reads once to the end of a vector that is to have `len` bytes, which it has the capacity for. It may get more.
+/// Reads once to the end of a vector that has the capacity for it, at most `asked` bytes.
 #[cfg(all(unix, not(feature = "portable")))]
-fn read_behind(stream: &TcpStream, bytes: &mut Vec<u8>, _len: usize) -> std::io::Result<()> {
-    rustix::io::read(stream, rustix::buffer::spare_capacity(bytes))?;
-    Ok(())
+fn read_behind(stream: &TcpStream, bytes: &mut Vec<u8>, asked: usize) -> std::io::Result<usize> {
+    posthaste_core::memory::read_behind(bytes, asked, stream)
 }
 
-/// Reads once to the end of a vector that is to have `len` bytes.
+/// Reads once to the end of a vector, at most `asked` bytes.
 #[cfg(not(all(unix, not(feature = "portable"))))]
-fn read_behind(mut stream: &TcpStream, bytes: &mut Vec<u8>, len: usize) -> std::io::Result<()> {
+fn read_behind(mut stream: &TcpStream, bytes: &mut Vec<u8>, asked: usize) -> std::io::Result<usize> {
     let had = bytes.len();
-    bytes.resize(len, 0);
+    bytes.resize(had + asked, 0);
     let read = stream.read(&mut bytes[had..]);
     bytes.truncate(had + *read.as_ref().unwrap_or(&0));
-    read.map(|_| ())
+    read
 }

@@ -55,8 +55,10 @@ pub(crate) struct Tx {
 
 /// Where the bytes of an answer go.
 pub(crate) enum Destination {
-    /// To be collected, and handed to [`Tx::answered`].
-    Bytes,
+    /// All of the answer, and short: it is handed to [`Tx::answered`] where it is.
+    Short,
+    /// To be appended to these, which hold what has come before, and handed to [`Tx::answered`].
+    Bytes(Vec<u8>),
     /// There.
     Region(SharedSlice),
 }
@@ -439,13 +441,21 @@ impl Tx {
     /// The next part of an answer is coming: where it goes.
     pub fn expect(&mut self, index: usize, part: u64, len: u64) -> Result<Destination, Malformed> {
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
-        let Some(get) = link.gets.front() else { return Err(Malformed::Unasked) };
+        let Some(get) = link.gets.front_mut() else { return Err(Malformed::Unasked) };
         let expected = (get.len - get.received).min(self.hub.limits.get_chunk as u64);
         if part != link.parts || len != expected || link.asked < len + GET_COST {
             return Err(Malformed::Unasked);
         }
-        Ok(match &get.into {
-            Landing::Value(_) => Destination::Bytes,
+        Ok(match &mut get.into {
+            Landing::Value(_) if len == get.len && len <= self.hub.limits.max_inline as u64 => {
+                Destination::Short
+            }
+            Landing::Value(so_far) => {
+                if so_far.capacity() == 0 {
+                    so_far.reserve_exact(get.len as usize);
+                }
+                Destination::Bytes(std::mem::take(so_far))
+            }
             Landing::Region(slice) => match slice.slice(get.received, len) {
                 Some(slice) => Destination::Region(slice),
                 None => return Err(Malformed::Unasked),
@@ -457,29 +467,23 @@ impl Tx {
     pub fn answered(&mut self, index: usize, part: AnswerPart<'_>, sink: &mut dyn Sink) {
         let Some(link) = &mut self.links[index] else { return };
         let Some(get) = link.gets.front_mut() else { return };
-        let len = part.len() as u64;
+        let len = match &part {
+            AnswerPart::Short(bytes) => bytes.len() as u64,
+            AnswerPart::Long(bytes) => bytes.len() as u64 - get.received,
+            AnswerPart::InPlace(len) => *len as u64,
+        };
         link.parts += 1;
         link.asked -= len + GET_COST;
         get.received += len;
         let whole = get.received == get.len;
-        let value = match (&mut get.into, part) {
-            (Landing::Value(so_far), part) if whole && so_far.is_empty() => match part {
-                AnswerPart::Short(bytes) => Value::copy(bytes),
-                AnswerPart::Long(bytes) => Value::Bytes(Bytes::from(bytes)),
-                AnswerPart::InPlace(_) => Value::Unit,
-            },
-            (Landing::Value(so_far), part) => {
-                if so_far.is_empty() {
-                    so_far.reserve_exact(get.len as usize);
-                }
-                match part {
-                    AnswerPart::Short(bytes) => so_far.extend_from_slice(bytes),
-                    AnswerPart::Long(bytes) => so_far.extend_from_slice(&bytes),
-                    AnswerPart::InPlace(_) => {}
-                }
-                if whole { Value::Bytes(Bytes::from(std::mem::take(so_far))) } else { Value::Unit }
+        let value = match part {
+            AnswerPart::Short(bytes) => Value::copy(bytes),
+            AnswerPart::Long(bytes) if whole => Value::Bytes(Bytes::from(bytes)),
+            AnswerPart::Long(bytes) => {
+                get.into = Landing::Value(bytes);
+                Value::Unit
             }
-            (Landing::Region(_), _) => Value::Unit,
+            AnswerPart::InPlace(_) => Value::Unit,
         };
         if whole {
             let ticket = get.ticket;
@@ -668,22 +672,12 @@ impl Tx {
 
 /// A part of an answer.
 pub(crate) enum AnswerPart<'a> {
-    /// In the read buffer.
+    /// All of it, in the read buffer.
     Short(&'a [u8]),
-    /// Collected.
+    /// What has come so far, this part at its end.
     Long(Vec<u8>),
     /// So many bytes, already where they belong.
     InPlace(usize),
-}
-
-impl AnswerPart<'_> {
-    fn len(&self) -> usize {
-        match self {
-            AnswerPart::Short(bytes) => bytes.len(),
-            AnswerPart::Long(bytes) => bytes.len(),
-            AnswerPart::InPlace(len) => *len,
-        }
-    }
 }
 
 impl Inject for Tx {

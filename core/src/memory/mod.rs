@@ -15,6 +15,7 @@ pub use atomic::{AtomicOp, WordLen, WordOp};
 pub use strided::{Blocks, Piece, Source, Target};
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
@@ -323,6 +324,24 @@ impl SharedSlice {
         usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
     }
 
+    /// The memory as a slice of elements, to be read and written in place; elements that do not fit whole are left out.
+    /// `None` if it is not aligned for them.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody else writes or reads any of the memory, by whatever way: no peer puts to it, gets it
+    /// or works on it atomically, no other slice or view of it is used here, and the window that it belongs to is not freed.
+    /// That is between the ranks of a job, as by a barrier before and one behind; a hostile peer can break it, and then the
+    /// behaviour of this process is undefined.
+    #[must_use]
+    pub unsafe fn as_slice<'m, T: FromBytes + IntoBytes>(&self) -> Option<&'m mut [T]> {
+        if !(self.base as usize).is_multiple_of(align_of::<T>()) || size_of::<T>() == 0 {
+            return None;
+        }
+        // SAFETY: aligned for T (checked above), mapped for the rest of the process, of any bit pattern, and nobody else's as the
+        // caller promises.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / size_of::<T>()) })
+    }
+
     /// The address, for unsafe access on the caller's own account.
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
@@ -502,6 +521,28 @@ pub trait Words {
     fn write_shared(&self, index: usize, source: SharedSlice) {
         self.write_bytes(index, &source.to_vec());
     }
+}
+
+/// Reads once from a descriptor to behind what a vector holds, at most `limit` bytes and no more than its capacity has
+/// room for. Returns the number of bytes; 0 is the end of a stream, or no room.
+///
+/// # Errors
+/// As the system's `read`; nothing was read then.
+#[cfg(unix)]
+pub fn read_behind(
+    bytes: &mut Vec<u8>,
+    limit: usize,
+    from: impl std::os::fd::AsFd,
+) -> std::io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    let room = bytes.spare_capacity_mut();
+    let asked = room.len().min(limit);
+    // SAFETY: the kernel writes at most `asked` bytes to room that is there.
+    let count = unsafe { libc::read(from.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), asked) };
+    let count = usize::try_from(count).map_err(|_| std::io::Error::last_os_error())?;
+    // SAFETY: the kernel has written so many bytes behind the others, and they are within the capacity.
+    unsafe { bytes.set_len(bytes.len() + count.min(asked)) };
+    Ok(count)
 }
 
 /// Shared memory as aligned words: what rings are made of. One comparison per access.

@@ -4,7 +4,9 @@ use super::{Element, Memory, Stage};
 use crate::operation::Pending;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
+use posthaste_core::slot::Value;
 use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope};
+use std::any::Any;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -31,6 +33,19 @@ impl<'w> Fetch<'w> {
 
     #[inline]
     fn poll(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+        Poll::Ready(match ready!(self.poll_value(cx, into)) {
+            Ok(Some(value)) => {
+                into.copy_from_slice(value.as_bytes());
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// The bytes are copied to `into`, or are a value of that length.
+    #[inline]
+    fn poll_value(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Start = self.stage {
             let coop = ready!(poll_proceed(cx));
             let count = into.len() as u64;
@@ -38,11 +53,11 @@ impl<'w> Fetch<'w> {
             if let Some(source) = self.memory.inline(part, self.offset, count) {
                 source.read(into);
                 coop.made_progress();
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Ok(None));
             }
             self.start_slowly(part.remote, part.rank, count);
         }
-        self.go_on(cx, into)
+        self.go_on(cx, into.len())
     }
 
     #[cold]
@@ -58,7 +73,7 @@ impl<'w> Fetch<'w> {
     }
 
     #[cold]
-    fn go_on(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+    fn go_on(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Posted(posted) = &self.stage {
             match ready!(posted.poll(cx))? {
                 None => return Poll::Ready(Err(Fault::Shutdown.into())),
@@ -69,12 +84,10 @@ impl<'w> Fetch<'w> {
             return Poll::Ready(Err(Fault::Shutdown.into()));
         };
         let value = ready!(pending.poll(&self.memory.handle, cx))?;
-        let bytes = value.as_bytes();
-        if bytes.len() != into.len() {
+        if value.as_bytes().len() != len {
             return Poll::Ready(Err(Fault::PeerCorrupt(self.rank).into()));
         }
-        into.copy_from_slice(bytes);
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(Some(value)))
     }
 }
 
@@ -156,8 +169,17 @@ impl<T: Element> Future for GetInto<'_, T> {
                 Ok(_) => Err(Fault::Shutdown.into()),
             });
         };
-        match this.fetch.poll(cx, buffer.as_mut_slice().as_mut_bytes()) {
-            Poll::Ready(result) => Poll::Ready(result.map(|()| buffer)),
+        match this.fetch.poll_value(cx, buffer.as_mut_slice().as_mut_bytes()) {
+            Poll::Ready(Ok(Some(value))) => {
+                // What came in memory of its own need not be copied where that can be a vector of the type.
+                match (&mut buffer as &mut dyn Any).downcast_mut::<Vec<u8>>() {
+                    Some(bytes) => *bytes = Vec::from(value.into_bytes()),
+                    None => buffer.as_mut_slice().as_mut_bytes().copy_from_slice(value.as_bytes()),
+                }
+                Poll::Ready(Ok(buffer))
+            }
+            Poll::Ready(Ok(None)) => Poll::Ready(Ok(buffer)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 this.buffer = Some(buffer);
                 Poll::Pending

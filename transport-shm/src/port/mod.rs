@@ -43,6 +43,10 @@ impl Inject for ShmPort {
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
         self.tx.word(target, protocol, cookie, payload)
     }
+
+    fn multicast(&mut self, begins: bool) {
+        self.tx.multicast(begins);
+    }
 }
 
 impl Port for ShmPort {
@@ -87,12 +91,23 @@ impl Port for ShmPort {
         if waiting_for_room {
             tx.set_waiting(true);
         }
-        let heavy_fence = || rx.home.link.sysdep.heavy_fence();
+        // Where nobody else writes to the arena, no other thread has a light fence to pair with, but for leases that are
+        // returned.
+        let alone = rx.alone && !waiting_for_room;
+        let heavy_fence = || {
+            if !alone {
+                rx.home.link.sysdep.heavy_fence();
+            }
+        };
         let armed = rx.inbox.arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
         if !armed && waiting_for_room {
             tx.set_waiting(false);
         }
         armed
+    }
+
+    fn watch(&mut self, watching: bool) {
+        self.rx.inbox.watch(watching);
     }
 
     fn disarm(&mut self) {
