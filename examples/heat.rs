@@ -7,7 +7,7 @@ mod common;
 
 use clap::Parser;
 use common::{Result, share};
-use posthaste::{Job, Pattern, Rank, Region, RmaError, Window};
+use posthaste::{Job, Pattern, Rank, Region, Window};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -116,7 +116,7 @@ impl Halo {
                     let place = (2 * there + parity) * width;
                     rows.record_put_from(recorder, neighbour, place, &source, side as u64 * bytes, bytes)?;
                 }
-                Ok::<(), RmaError>(())
+                Ok(())
             };
             patterns.push(job.record(record).await?);
         }

@@ -3,16 +3,17 @@
 use crate::error::{Error, JoinError};
 use crate::place::Place;
 use bytes::Bytes;
-use posthaste_core::engine::{EngineConfig, PatternError};
+use posthaste_core::engine::{EngineConfig, FifoOptions, PatternError};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
     Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
     RegisterError, Scope, Stats,
 };
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Collectives, Control, Counter, Element, Exchange, Fill, First, Group,
-    LayoutAccess, ManyToMany, Message, MessageStream, OwnedMessage, Pattern, Recorder, Region, RegionKey,
-    RemoteRegion, Service, ServiceOptions, Window, codec, flush, handler, pattern, service, stream,
+    ActiveMessage, Buffer, Collectives, Control, Counter, Element, Exchange, Fifo, Fill, First, Group,
+    LayoutAccess, ManyToMany, Message, MessageStream, OwnedMessage, Pattern, Persistent, Recorder, Region,
+    RegionKey, RemoteRegion, Service, ServiceOptions, Window, codec, flush, handler, pattern, persistent,
+    service, stream,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -43,6 +44,7 @@ pub struct Job {
     exchange: Exchange,
     layouts: LayoutAccess,
     collectives: Collectives,
+    persistent: Persistent,
     many: ManyToMany,
     handle: Handle,
 }
@@ -91,10 +93,13 @@ impl Job {
         let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
         let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
+        let persistent = persistent::Registration::new(&client)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
-        Ok(Job { place, client: Arc::new(client), exchange, layouts, collectives, many, handle })
+        let client = Arc::new(client);
+        let persistent = persistent.with(client.clone());
+        Ok(Job { place, client, exchange, layouts, collectives, persistent, many, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -531,6 +536,15 @@ impl Job {
         Ok(pattern::record(&self.handle, recording).await?)
     }
 
+    /// Makes an injection FIFO: messages and patterns that go through it wait for, and delay, nothing that goes another way.
+    /// See [`Fifo`].
+    ///
+    /// # Errors
+    /// If the job was left.
+    pub async fn fifo(&self, options: FifoOptions) -> Result<Fifo, Error> {
+        Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
+    }
+
     /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are
     /// refused from now on. The first [`barrier`](Job::barrier) implies it; other collective calls do not, so that a
     /// handler can capture a window that was made before.
@@ -616,6 +630,12 @@ impl Job {
     #[must_use]
     pub fn world(&self) -> Group {
         self.collectives.world()
+    }
+
+    /// Makes collectives that are recorded once and replayed each time (D29).
+    #[must_use]
+    pub fn persistent(&self) -> &Persistent {
+        &self.persistent
     }
 
     /// Makes groups of listed ranks, also such as the other members do not know of yet.

@@ -59,7 +59,7 @@ pub use posthaste_core::Lease;
 /// # }
 /// ```
 pub use posthaste_core::Loan;
-pub use posthaste_core::engine::PatternError;
+pub use posthaste_core::engine::{FifoError, FifoOptions, FifoStatus, PatternError};
 pub use posthaste_core::{
     CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Fault, Handle,
     JobShape, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats,
@@ -67,7 +67,7 @@ pub use posthaste_core::{
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
-    ConnectionManager, Control, Counter, Element, Fill, First, Group, InFlight, ManyToMany, Message,
+    ConnectionManager, Control, Counter, Element, Fifo, Fill, First, Group, InFlight, ManyToMany, Message,
     MessageStream, Multisend, MultisendError, OwnedMessage, Part, Pattern, PutSignal, Received, Recorder,
     Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, Service, ServiceOptions,
     Signal, Window, Word, Words,
@@ -75,7 +75,10 @@ pub use posthaste_protocols::{
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.
 pub use posthaste_protocols::collective;
-pub use posthaste_protocols::multisend::{ManyError, ReceiveMany};
+pub use posthaste_protocols::multisend::{ManyError, ReceiveMany, RestartableSend};
+
+/// Collectives that are recorded once and replayed.
+pub use posthaste_protocols::persistent;
 
 pub use posthaste_protocols::datatype::{self, Datatype};
 /// The datatype of a `#[repr(C)]` struct, from its fields.

@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// What is counted, operation by operation.
-const KINDS: [&str; 5] = ["send", "put", "get", "replay", "call"];
+const KINDS: [&str; 6] = ["send", "put", "get", "replay", "mixture", "call"];
 /// Operations are counted in batches. A rank that has to wait for another may fall asleep, which takes system calls and
 /// now and then an allocation; on a busy machine it often does. What an operation costs by itself it costs in every
 /// batch, so the batch that cost least tells it.
@@ -63,9 +63,18 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
     let message = job.register("small", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
     let echo = job.service_inline("echo", |m, _| Ok(m.read::<u64>(0).unwrap().to_ne_bytes().into())).unwrap();
     let window = job.shmalloc::<u64>(16).await.unwrap();
-    let source = job.region(8).await.unwrap();
+    let (source, mirror) = (job.region(8).await.unwrap(), job.region(8).await.unwrap());
     let peer = job.rank().next(job.size());
     let pattern = job.record(|r| window.record_put(r, peer, 0, &source)).await.unwrap();
+    let mixture = job
+        .record(|r| {
+            r.put(&window, peer, 3, &source)?;
+            r.send(&message, peer, &source)?;
+            r.send_with_info(&message, peer, b"info", &source)?;
+            r.get(&window, peer, 4, &mirror)
+        })
+        .await
+        .unwrap();
     let mut done = 0;
     for kind in KINDS {
         job.barrier().await.unwrap();
@@ -84,6 +93,11 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
                     "replay" => {
                         source.write(0, &number.to_ne_bytes()).unwrap();
                         pattern.replay().await.unwrap();
+                    }
+                    "mixture" => {
+                        mixture.replay().await.unwrap();
+                        done += 2;
+                        arrived.reach(done).await;
                     }
                     _ => {
                         let value = echo.call_bytes(peer, number.to_ne_bytes()).await.unwrap();

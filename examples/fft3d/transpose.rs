@@ -3,9 +3,7 @@
 use crate::common::Result;
 use crate::pencil::{Pencil, grid, points};
 use futures::future::try_join_all;
-use posthaste::{
-    ActiveMessage, Bytes, Job, MessageStream, Pattern, Rank, Recorder, Region, RmaError, Window,
-};
+use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Pattern, Rank, Recorder, Region, Window};
 use rustfft::num_complex::Complex;
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -74,7 +72,7 @@ impl Transpose {
                 blocks.record_put_from(recorder, *rank, place, &source, first, 16 * *points as u64)?;
                 first += 16 * *points as u64;
             }
-            Ok::<(), RmaError>(())
+            Ok(())
         };
         let pattern = job.record(record).await?;
         let (block, stream) = job.stream(name)?;

@@ -18,12 +18,15 @@ pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
     flush_queue(face, rank).await
 }
 
-/// Awaits that what does not wait in the order of the context (replays that need credit) has taken its place there.
+/// Awaits that what does not wait in the order of the context has left its place: what is in FIFOs of their own, and replays
+/// that need credit.
 async fn settle<F: Face>(face: &F) -> Result<(), SendError> {
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
-        let ticket = scope.settle_replays()?;
-        Ok::<_, SendError>(ticket.map(|ticket| Pending::new(handle.clone(), ticket, None, None)))
+        let mut tickets = scope.drain_fifos(None)?;
+        tickets.extend(scope.settle_replays()?);
+        let pending = |ticket| Pending::new(handle.clone(), ticket, None, None);
+        Ok::<Vec<Pending>, SendError>(tickets.into_iter().map(pending).collect())
     };
     let waiting = match face.enter(|engine| begin(&mut engine.scope())) {
         Ok(waiting) => waiting?,
@@ -32,7 +35,7 @@ async fn settle<F: Face>(face: &F) -> Result<(), SendError> {
             std::future::poll_fn(|cx| posted.poll(cx)).await?
         }
     };
-    if let Some(mut waiting) = waiting {
+    for mut waiting in waiting {
         std::future::poll_fn(|cx| waiting.poll(face, cx)).await?;
     }
     Ok(())

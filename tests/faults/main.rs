@@ -18,6 +18,7 @@ mod leaving;
 mod limits;
 mod processes;
 mod rendezvous;
+mod replays;
 mod stopped;
 mod windows;
 

@@ -21,10 +21,14 @@ mod contexts;
 mod datatypes;
 #[path = "../mechanisms/errors.rs"]
 mod errors;
+#[path = "../mechanisms/fifos.rs"]
+mod fifos;
 #[path = "../mechanisms/memory.rs"]
 mod memory;
 #[path = "../mechanisms/multisend.rs"]
 mod multisend;
+#[path = "../mechanisms/recorded.rs"]
+mod recorded;
 #[path = "../mechanisms/replay.rs"]
 mod replay;
 #[path = "../mechanisms/sends.rs"]

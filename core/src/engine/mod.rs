@@ -12,6 +12,7 @@ mod aside;
 mod control;
 mod credit;
 mod dispatch;
+mod fifos;
 mod oversend;
 mod pattern;
 mod peer;
@@ -22,6 +23,7 @@ mod send;
 mod watch;
 
 pub use control::ControlSent;
+pub use fifos::{FifoError, FifoId, FifoOptions, FifoStatus};
 pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
@@ -196,6 +198,7 @@ pub struct State {
     pub(crate) table: SourceTable,
     pub(crate) patterns: pattern::PatternStore,
     pub(crate) replaying: pattern::Replays,
+    fifos: fifos::Fifos,
     pub(crate) slots: Arc<SlotPool>,
     pub(crate) completer: Completer,
     pub(crate) timers: TimerWheel,
@@ -307,6 +310,7 @@ impl Engine {
             table: SourceTable::default(),
             patterns: pattern::PatternStore::default(),
             replaying: pattern::Replays::default(),
+            fifos: fifos::Fifos::default(),
             slots: slots.clone(),
             completer,
             timers: TimerWheel::new(parts.now),
@@ -407,6 +411,10 @@ impl Engine {
 
     /// Prepares for sleep; false if there is something to do after all.
     pub fn arm(&mut self) -> bool {
+        if self.state.fifos.more {
+            // Nobody rings for what waits for its turn only.
+            return false;
+        }
         let waiting = !self.state.busy.is_empty();
         self.show_watching();
         self.armed = self.port.arm(waiting);
@@ -543,6 +551,7 @@ impl State {
         }
         self.busy.clear();
         self.drop_replays();
+        self.fifos.clear();
         self.watches.look(true);
         self.completer.fail(None, Fault::Shutdown);
         for protocol in self.registry.snapshot() {

@@ -42,6 +42,10 @@ pub(crate) struct Peer {
     pub stuck: bool,
     /// Runs of replays that wait for credit before they take their place in the FIFO.
     pub parked: VecDeque<super::pattern::Parked>,
+    /// The extra FIFO that is in the middle of what cannot be mixed.
+    pub turn: Option<usize>,
+    /// The peer's own FIFO is.
+    pub is_in_the_middle: bool,
 }
 
 /// A protocol in which this side sends to the peer.
@@ -121,6 +125,8 @@ impl Peer {
             controls: None,
             stuck: false,
             parked: VecDeque::new(),
+            turn: None,
+            is_in_the_middle: false,
         }
     }
 

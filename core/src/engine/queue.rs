@@ -1,5 +1,6 @@
 //! What waits: the injection FIFOs of the targets, and how they are emptied into the device.
 
+use super::fifos::FIFOS;
 use super::send::{Queue, SendResult};
 use super::{Payload, Scope, Sent, State, Wait};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
@@ -85,6 +86,11 @@ impl Scope<'_> {
         let mut moved = 0;
         let mut busy = std::mem::take(&mut self.state.busy);
         busy.retain(|&index| {
+            if index == FIFOS {
+                moved += self.pump_fifos();
+                self.state.fifos.listed = self.state.fifos.are_busy();
+                return self.state.fifos.listed;
+            }
             moved += self.pump_controls(index);
             moved += self.pump_over(index);
             moved += self.pump_clearance(index);
@@ -116,6 +122,10 @@ impl Scope<'_> {
         loop {
             let Some(peer) = self.state.peers[index].as_mut() else { return moved };
             let Some(front) = peer.fifo.as_ref().and_then(|fifo| fifo.front()) else { return moved };
+            let in_parts = self.state.cannot_be_mixed(index, &front);
+            if in_parts && self.state.peer(index).turn.is_some() {
+                return moved;
+            }
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
                 Op::Put if self.state.goes_over_send(index) => self.step_put(index, front),
@@ -127,8 +137,12 @@ impl Scope<'_> {
                 _ => self.step_one(index, front),
             };
             match done {
-                None => return moved,
+                None => {
+                    self.state.peer(index).is_in_the_middle = in_parts;
+                    return moved;
+                }
                 Some(result) => {
+                    self.state.peer(index).is_in_the_middle = false;
                     moved += 1;
                     if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
                         let _ = fifo.pop();
@@ -176,7 +190,7 @@ impl Scope<'_> {
         let fifo = self.state.peers[index].as_ref()?.fifo.as_ref()?;
         let len = fifo.front_info(&mut info);
         let message = Descriptor { offset: 0, ticket: 0, ..front };
-        match self.stream_parts(&message, &info[..len], &mut front.offset).0 {
+        match self.stream_parts(&message, &info[..len], &mut front.offset, &mut { u64::MAX }).0 {
             Stop::Done => Some(Some(Ok(Value::Unit))),
             Stop::Full => {
                 if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
@@ -189,12 +203,14 @@ impl Scope<'_> {
     }
 
     /// Sends what is left of a message longer than one packet: a head and then fragments. The cursor is 0 before the head,
-    /// then the bytes sent plus 1. With the last fragment goes the message's ticket; whether that is complete, too.
+    /// then the bytes sent plus 1. With the last fragment goes the message's ticket; whether that is complete, too. When
+    /// nothing is left of the budget, in bytes, it ends as if there were no room.
     pub(super) fn stream_parts(
         &mut self,
         message: &Descriptor,
         info: &[u8],
         cursor: &mut u64,
+        budget: &mut u64,
     ) -> (Stop, bool) {
         let State { table, caps, .. } = &mut *self.state;
         let fragment = caps.fragment as u64;
@@ -221,6 +237,9 @@ impl Scope<'_> {
         }
         let mut complete = true;
         while *cursor - 1 < message.len {
+            if *budget == 0 {
+                return (Stop::Full, false);
+            }
             let sent = *cursor - 1;
             let len = fragment.min(message.len - sent);
             let part = Descriptor {
@@ -238,6 +257,7 @@ impl Scope<'_> {
                 Stop::Done => *cursor += len,
                 stop => return (stop, false),
             }
+            *budget = budget.saturating_sub(len);
             complete = injected.complete;
         }
         (Stop::Done, complete)

@@ -261,7 +261,7 @@ impl Scope<'_> {
     }
 
     #[inline]
-    fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
+    pub(super) fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
         if self.state.closed {
             return Err(Fault::Shutdown.into());
         }
@@ -299,7 +299,7 @@ impl Scope<'_> {
     /// The slow part of admission: declares the protocol to the peer, and takes a credit if it needs one.
     /// `Err(None)` means "no credit now".
     #[cold]
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         index: usize,
         args: &SendArgs<'_>,

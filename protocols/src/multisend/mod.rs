@@ -5,9 +5,11 @@
 
 mod connection;
 mod many;
+mod recording;
 
 pub use connection::{Connection, ConnectionManager};
 pub use many::{ManyToMany, Part, ReceiveMany, Received};
+pub use recording::RestartableSend;
 
 use crate::buffer::Buffer;
 use crate::operation::Pending;

@@ -40,13 +40,12 @@ impl Pattern {
         recorded: &[Descriptor],
         names: &[Option<String>],
     ) -> std::fmt::Result {
+        let way = if self.fifo.is_some() { "a FIFO of its own" } else { "the FIFOs of its targets" };
+        let (id, slots) = (self.id, recorded.len());
         writeln!(
             text,
-            "{}: {} operations, {} bytes, {} slots",
-            self.id,
-            self.messages,
-            self.bytes,
-            recorded.len()
+            "{id}: {} operations, {} bytes, {slots} slots, through {way}",
+            self.messages, self.bytes
         )?;
         writeln!(text, "  {:>6}  {:<9}{:>12}  {:<24}from", "rank", "kind", "bytes", "to")?;
         let operations = recorded.iter().zip(names).filter(|(descriptor, _)| descriptor.op != Op::Nop);

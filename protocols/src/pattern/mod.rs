@@ -7,6 +7,7 @@ mod replay;
 pub use recorder::Recorder;
 pub use replay::Replay;
 
+use crate::fifo::Fifo;
 use crate::window::Memory;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{PatternError, Scope};
@@ -40,6 +41,8 @@ pub struct Pattern {
     handle: Handle,
     id: PatternId,
     windows: Box<[Arc<Memory>]>,
+    /// It does not go through the FIFOs of its targets.
+    fifo: Option<Fifo>,
     messages: usize,
     /// Messages whose info a replay may replace.
     open_infos: usize,
@@ -57,6 +60,14 @@ pub async fn record(
     handle: &Handle,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
+    record_on(handle, None, recording).await
+}
+
+pub(crate) async fn record_on(
+    handle: &Handle,
+    fifo: Option<Fifo>,
+    recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+) -> Result<Pattern, PatternError> {
     let mut recorder = Recorder::new(handle);
     recording(&mut recorder)?;
     let Recorder { descriptors, keep, messages, open_infos, bytes, .. } = recorder;
@@ -67,7 +78,7 @@ pub async fn record(
         let id = scope.store_pattern(descriptors, Box::new((kept, regions)))?;
         // An owner, so that it is freed if nobody waits for it any more.
         let windows = windows.into();
-        Ok(Pattern { handle: theirs, id, windows, messages, open_infos, bytes })
+        Ok(Pattern { handle: theirs, id, windows, fifo, messages, open_infos, bytes })
     });
     std::future::poll_fn(|cx| posted.poll(cx)).await
 }

@@ -1,10 +1,11 @@
 //! The future of a replay.
 
 use super::Pattern;
+use crate::fifo::Fifo;
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::descriptor::Info;
-use posthaste_core::engine::{PatternError, ReplayId, ReplayStart, Scope};
+use posthaste_core::engine::{FifoId, PatternError, ReplayId, ReplayStart, Scope};
 use posthaste_core::{Fault, Handle, PatternId, SendError};
 use std::future::Future;
 use std::pin::Pin;
@@ -40,11 +41,11 @@ impl<F: Face> Unpin for Replay<'_, F> {}
 
 fn start(
     scope: &mut Scope<'_>,
-    id: PatternId,
+    (id, fifo): (PatternId, Option<FifoId>),
     info: Option<&Info>,
     handle: &Handle,
 ) -> Result<State, PatternError> {
-    Ok(match scope.replay_with(id, info)? {
+    Ok(match scope.replay_with(id, info, fifo)? {
         ReplayStart::Done => State::Done,
         ReplayStart::Queued { ticket, replay } => {
             State::Waiting(Pending::new(handle.clone(), ticket, None, None), replay)
@@ -70,7 +71,8 @@ impl<'p, F: Face> Replay<'p, F> {
         if let State::Start = self.state {
             let coop = ready!(poll_proceed(cx));
             self.pattern.check()?;
-            let (id, handle) = (self.pattern.id, &self.pattern.handle);
+            let (id, handle) =
+                ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
             if self.info.is_some() {
                 self.check_info()?;
             }

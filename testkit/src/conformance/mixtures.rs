@@ -87,7 +87,7 @@ fn store<H: Harness>(world: &World<H>, descriptors: Vec<Descriptor>) -> PatternI
 }
 
 fn started<H: Harness>(world: &World<H>, id: PatternId, info: Option<&Info>) -> Option<Ticket> {
-    match world.enter(at(Rank(0)), |scope| scope.replay_with(id, info)).expect("its targets live") {
+    match world.enter(at(Rank(0)), |scope| scope.replay_with(id, info, None)).expect("its targets live") {
         ReplayStart::Done => None,
         ReplayStart::Queued { ticket, .. } => Some(ticket),
     }

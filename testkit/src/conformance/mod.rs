@@ -11,6 +11,7 @@
 pub mod atomics;
 pub mod controls;
 pub mod endings;
+pub mod fifos;
 pub mod flow;
 pub mod harnesses;
 pub mod messages;
@@ -165,6 +166,8 @@ macro_rules! conformance_suite {
             mixtures::random_mixtures_do_what_they_say,
             mixtures::recorded_messages_wait_for_credit,
             mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,
+            fifos::fifos_keep_their_own_order_and_mix_with_all_others,
+            fifos::what_waits_in_a_fifo_for_a_lost_peer_ends,
             controls::controls_arrive_once_and_in_order,
             controls::a_control_gets_past_what_is_queued,
             controls::unknown_controls_wait_and_are_refused_once_ready,

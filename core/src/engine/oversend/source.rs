@@ -83,7 +83,7 @@ impl Scope<'_> {
     pub(in super::super) fn step_run(
         &mut self,
         index: usize,
-        mut front: Descriptor,
+        front: &mut Descriptor,
         section: usize,
         end: u64,
     ) -> Option<Option<Outcome>> {
@@ -91,7 +91,8 @@ impl Scope<'_> {
         self.state.peer(index).over().begin(ticket);
         while front.offset < end {
             let Some((_, recorded)) = self.state.patterns.recorded(section, front.offset) else {
-                return self.interrupted(index, &front, defect(&front));
+                self.state.peer(index).over().begun = None;
+                return Some(Some(Err(Fault::NoSuchMemory(front.rank))));
             };
             let stop = match recorded.op {
                 Op::Nop => Stop::Done,
@@ -99,14 +100,18 @@ impl Scope<'_> {
                 Op::Get => self.get_parts(index, &recorded, &mut front.cookie, None),
                 Op::Atomic => self.atomic_part(index, &recorded, &mut front.cookie, None),
                 Op::Send => {
-                    let at = front;
+                    let at = *front;
                     self.step_send(&at, &mut front.cookie)
                 }
                 Op::Jump => defect(&recorded),
             };
             match stop {
                 Stop::Done => (front.offset, front.cookie) = (front.offset + 1, 0),
-                Stop::Full | Stop::Fault(_) => return self.interrupted(index, &front, stop),
+                Stop::Full => return None,
+                Stop::Fault(fault) => {
+                    self.state.peer(index).over().begun = None;
+                    return Some(Some(Err(fault)));
+                }
             }
         }
         self.state.part_injected(ticket, true);

@@ -1,7 +1,7 @@
 //! One completion per replay (D31): the runs that are under way are counted, in messages and bytes, and the replay ends
 //! when nothing is left. A run's descriptor carries a ticket that names its part of a replay and no completion slot.
 
-use super::super::{Scope, State};
+use super::super::{FifoId, Scope, State};
 use crate::descriptor::Info;
 use crate::error::Fault;
 use crate::slot::{Outcome, Ticket, Value};
@@ -30,6 +30,8 @@ struct Replaying {
     starting: bool,
     fault: Option<Fault>,
     info: Option<Info>,
+    /// It does not go through the FIFOs of its targets.
+    fifo: Option<FifoId>,
 }
 
 /// A run that is under way.
@@ -86,7 +88,12 @@ impl State {
         }
     }
 
-    pub(super) fn begin_replay(&mut self, section: usize, info: Option<&Info>) -> Result<usize, Fault> {
+    pub(super) fn begin_replay(
+        &mut self,
+        section: usize,
+        info: Option<&Info>,
+        fifo: Option<FifoId>,
+    ) -> Result<usize, Fault> {
         if self.closed {
             return Err(Fault::Shutdown);
         }
@@ -105,6 +112,7 @@ impl State {
             starting: true,
             fault: None,
             info: info.copied(),
+            fifo,
         }))
     }
 
@@ -149,11 +157,19 @@ impl State {
         self.replaying.replays.get(replay)?.info
     }
 
+    /// The FIFO that a part goes through, if it is not that of its target.
+    pub(super) fn fifo_of(&self, ticket: u64) -> Option<FifoId> {
+        self.replaying.replays.get(self.part_of(ticket)?.replay)?.fifo
+    }
+
     /// All is with the device. It may go on reading a put's source until the end where it reports one.
     pub(in super::super) fn part_injected(&mut self, ticket: u64, over_send: bool) {
         let Some(ticket) = Ticket::from_word(ticket) else { return };
         let Some((key, part)) = self.replaying.part(ticket) else { return };
         let (replay, run) = (part.replay, part.run);
+        if part.waits {
+            self.part_waits(ticket, false);
+        }
         let Some(replaying) = self.replaying.replays.get(replay) else { return };
         let accesses = self.patterns.sections.get(replaying.section).is_some_and(|s| s.runs[run].accesses);
         if !accesses || over_send {

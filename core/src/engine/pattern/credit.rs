@@ -105,7 +105,7 @@ impl Scope<'_> {
                     if let Some(ticket) = Ticket::from_word(front.jump.ticket) {
                         self.state.part_waits(ticket, false);
                     }
-                    self.queue_jump(index, &front.jump);
+                    self.place_jump(index, &front.jump);
                 }
                 Err(fault) => self.state.finish_descriptor(&front.jump, Err(fault)),
             }

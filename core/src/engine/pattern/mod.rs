@@ -78,6 +78,9 @@ pub enum PatternError {
         /// Payload bytes that it grants.
         credit_bytes: u64,
     },
+    /// The FIFO that it is to go through takes nothing.
+    #[error(transparent)]
+    Fifo(#[from] super::FifoError),
     /// Message info was passed for a pattern without messages.
     #[error("the pattern has no message that could carry the info")]
     NoMessage,

@@ -1,6 +1,6 @@
 //! Replays: runs go to the device as they lie in the buffer; what it has no room for waits as a `Jump`.
 
-use super::super::{Scope, State};
+use super::super::{FifoId, Scope, State};
 use super::store::{FIXED_INFO, info_slots, read_info};
 use super::{PatternError, ReplayStart};
 use crate::descriptor::{Descriptor, Info, MAX_INFO, Op};
@@ -34,26 +34,39 @@ impl Scope<'_> {
     /// If the pattern does not exist, or all of its targets that are not done are gone.
     #[inline]
     pub fn replay(&mut self, id: PatternId) -> Result<ReplayStart, PatternError> {
-        self.replay_with(id, None)
+        self.replay_with(id, None, None)
     }
 
-    /// The same; `info` replaces the message info of all sends but those of many-to-many.
+    /// The same; `info` replaces the message info of all sends but those of many-to-many, and it may go through a FIFO of
+    /// its own, ordered with nothing but what goes through that one.
     ///
     /// # Errors
-    /// As for [`replay`](Self::replay).
+    /// As for [`replay`](Self::replay), and if the FIFO takes nothing.
     #[inline]
-    pub fn replay_with(&mut self, id: PatternId, info: Option<&Info>) -> Result<ReplayStart, PatternError> {
+    pub fn replay_with(
+        &mut self,
+        id: PatternId,
+        info: Option<&Info>,
+        fifo: Option<FifoId>,
+    ) -> Result<ReplayStart, PatternError> {
         let Some(section) = self.state.patterns.section(id) else {
             return Err(PatternError::NoSuchPattern(id));
         };
         let (key, count) = (id.index(), section.runs.len());
         self.state.stats.replays += 1;
+        if let Some(fifo) = fifo {
+            self.check_fifo(fifo)?;
+        }
+        let as_recorded = info.is_none() && fifo.is_none();
         let mut replay = None;
         for run in 0..count {
             let mut cursor = Cursor::default();
-            if info.is_some() || !self.replay_at_once(key, run, &mut cursor) {
-                self.replay_slowly(key, run, cursor, info, &mut replay)?;
+            if !as_recorded || !self.replay_at_once(key, run, &mut cursor) {
+                self.replay_slowly(key, run, cursor, info, fifo, &mut replay)?;
             }
+        }
+        if fifo.is_some() {
+            self.pump_fifos();
         }
         match replay {
             None => Ok(ReplayStart::Done),
@@ -105,11 +118,12 @@ impl Scope<'_> {
         run: usize,
         cursor: Cursor,
         info: Option<&Info>,
+        fifo: Option<FifoId>,
         replay: &mut Option<usize>,
     ) -> Result<(), Fault> {
         let began = match *replay {
             Some(began) => began,
-            None => *replay.insert(self.state.begin_replay(key, info)?),
+            None => *replay.insert(self.state.begin_replay(key, info, fifo)?),
         };
         if let Err(fault) = self.start_run(key, run, cursor, info, began) {
             self.state.spoil_replay(began, fault);
@@ -148,8 +162,11 @@ impl Scope<'_> {
         }
         let part = self.state.begin_part(replay, run);
         let over_send = self.state.run_goes_over_send(key, run);
-        if self.state.peer(index).queue_is_empty() && !over_send {
-            match self.inject_run(key, run, &mut cursor, part.to_word(), info) {
+        let long = self.state.patterns.sections[key].runs[run].long;
+        let peer = self.state.peer(index);
+        let clear = peer.queue_is_empty() && !over_send && !(long && peer.turn.is_some());
+        if clear && self.state.fifo_of(part.to_word()).is_none() {
+            match self.inject_run(key, run, &mut cursor, part.to_word(), info, &mut { u64::MAX }) {
                 Progress::Ended => self.state.end_part(part, None),
                 Progress::Injected => self.state.part_injected(part.to_word(), false),
                 Progress::Fault(fault) => self.state.end_part(part, Some(fault)),
@@ -159,12 +176,25 @@ impl Scope<'_> {
             }
             return Ok(());
         }
-        self.queue_jump(index, &jump(self.state.shape.endpoint(index), part, cursor));
+        self.place_jump(index, &jump(self.state.shape.endpoint(index), part, cursor));
         Ok(())
     }
 
+    /// A run takes its place: in the FIFO that its replay goes through, or in that of its target.
+    pub(super) fn place_jump(&mut self, index: usize, jump: &Descriptor) {
+        let Some(fifo) = self.state.fifo_of(jump.ticket) else { return self.queue_jump(index, jump) };
+        if self.queue_in_fifo(fifo, jump) {
+            if let Some(ticket) = Ticket::from_word(jump.ticket) {
+                self.state.part_waits(ticket, true);
+            }
+        } else {
+            // It was closed meanwhile.
+            self.queue_jump(index, jump);
+        }
+    }
+
     /// A run takes its place in the FIFO of its target.
-    pub(super) fn queue_jump(&mut self, index: usize, jump: &Descriptor) {
+    fn queue_jump(&mut self, index: usize, jump: &Descriptor) {
         self.state.gates.queued(jump.rank, 1);
         self.state.stats.queued += 1;
         let peer = self.state.peer(index);
@@ -186,15 +216,18 @@ impl Scope<'_> {
         cursor: &mut Cursor,
         ticket: u64,
         info: Option<&Info>,
+        budget: &mut u64,
     ) -> Progress {
         let State { patterns, table, routes, .. } = &mut *self.state;
         let section = &patterns.sections[key];
         let run = &section.runs[run];
         let caps = routes.of(patterns.buffer[section.start + run.start as usize].rank);
         let mappable = caps.mappable;
-        if !run.plain || info.is_some() || (run.atomics && !caps.native_atomics) {
+        let limited = *budget < u64::MAX;
+        if !run.plain || info.is_some() || limited || (run.atomics && !caps.native_atomics) {
             let (start, last) = (section.start, run.last);
-            return self.inject_singly(start, last, cursor, if mappable { 0 } else { ticket }, info);
+            let ticket = if mappable { 0 } else { ticket };
+            return self.inject_singly(start, last, cursor, ticket, info, budget);
         }
         let recorded = &patterns.buffer[section.start..section.start + section.len];
         let sources = Sources { info: &[], borrowed: &[], table };
@@ -229,19 +262,27 @@ impl Scope<'_> {
         cursor: &mut Cursor,
         ticket: u64,
         info: Option<&Info>,
+        budget: &mut u64,
     ) -> Progress {
         loop {
+            if *budget == 0 {
+                return Progress::Full;
+            }
             let place = start + cursor.slot as usize;
             let recorded = self.state.patterns.buffer[place];
             let ends = cursor.slot >= last;
             let ticket = if ends { ticket } else { 0 };
+            let before = cursor.inside;
             let (stop, complete) = match recorded.op {
                 Op::Nop => (Stop::Done, true),
+                Op::Put | Op::Get if recorded.len > *budget || before > 0 => {
+                    self.inject_part(&Descriptor { ticket, ..recorded }, &mut cursor.inside, budget)
+                }
                 // Of this rank's own memory; that of others would go over sends.
                 Op::Atomic if !self.caps_of(recorded.rank).native_atomics => {
                     (self.atomic_here(&recorded).err().map_or(Stop::Done, Stop::Fault), true)
                 }
-                Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info),
+                Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info, budget),
                 _ => {
                     let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
                     let access = Descriptor { ticket, ..recorded };
@@ -256,8 +297,33 @@ impl Scope<'_> {
                 Stop::Full => return Progress::Full,
                 Stop::Fault(fault) => return Progress::Fault(fault),
             }
+            let rest = recorded.len.saturating_sub(before).max(64);
+            if *budget < u64::MAX && recorded.op != Op::Nop {
+                *budget = budget.saturating_sub(rest);
+            }
             cursor.inside = 0;
         }
+    }
+
+    /// Injects the next bytes of a long put or get, as far as the budget goes; it is done with the last one.
+    fn inject_part(&mut self, access: &Descriptor, inside: &mut u64, budget: &mut u64) -> (Stop, bool) {
+        let left = access.len - *inside;
+        // Whole words, so that none lies in two parts.
+        let len = if left <= *budget { left } else { (*budget & !63).max(64).min(left) };
+        let part = Descriptor {
+            len,
+            offset: access.offset + *inside,
+            source: [access.source[0], access.source[1] + *inside],
+            ticket: if len == left { access.ticket } else { 0 },
+            ..*access
+        };
+        let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+        let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
+        if injected.stop == Stop::Done && len < left {
+            (*inside, *budget) = (*inside + len, 0);
+            return (Stop::Full, false);
+        }
+        (injected.stop, injected.complete)
     }
 
     /// Injects a recorded send with its info, or with that of the replay; a long one as a stream.
@@ -267,6 +333,7 @@ impl Scope<'_> {
         inside: &mut u64,
         ticket: u64,
         new: Option<&Info>,
+        budget: &mut u64,
     ) -> (Stop, bool) {
         let State { patterns, table, eager, .. } = &mut *self.state;
         let recorded = patterns.buffer[place];
@@ -280,7 +347,7 @@ impl Scope<'_> {
         };
         let send = Descriptor { info_len: len as u8, offset: 0, ticket, ..recorded };
         if send.len > *eager as u64 {
-            return self.stream_parts(&send, &info[..len], inside);
+            return self.stream_parts(&send, &info[..len], inside, budget);
         }
         let sources = Sources { info: &info[..len], borrowed: &[], table };
         let injected = self.inject.inject(std::slice::from_ref(&send), &sources);
@@ -294,14 +361,30 @@ impl Scope<'_> {
             return Stop::Done;
         };
         let info = self.state.info_of(part.replay);
-        self.inject_send(place, inside, 0, info.as_ref()).0
+        self.inject_send(place, inside, 0, info.as_ref(), &mut { u64::MAX }).0
     }
 
-    /// Goes on with a replay at the head of a FIFO. `None`: no room. `Some(None)`: injected, the device reports.
+    /// Goes on with a replay at the head of a target's FIFO. `None`: no room. `Some(None)`: injected, the device reports.
     pub(in super::super) fn step_replay(
         &mut self,
         index: usize,
         mut front: Descriptor,
+    ) -> Option<Option<Outcome>> {
+        let done = self.step_jump(index, &mut front, &mut { u64::MAX });
+        if done.is_none()
+            && let Some(fifo) = self.state.peer(index).fifo.as_mut()
+        {
+            fifo.set_front(&front);
+        }
+        done
+    }
+
+    /// Goes on with a replay, by so many bytes. What it is left at is in the descriptor.
+    pub(in super::super) fn step_jump(
+        &mut self,
+        index: usize,
+        front: &mut Descriptor,
+        budget: &mut u64,
     ) -> Option<Option<Outcome>> {
         let Some(part) = self.state.part_of(front.ticket) else { return Some(Some(Ok(Value::Unit))) };
         if self.state.run_goes_over_send(part.section, part.run) {
@@ -310,25 +393,29 @@ impl Scope<'_> {
         }
         let info = self.state.info_of(part.replay);
         let mut cursor = Cursor { slot: front.offset as u32, inside: front.cookie };
-        match self.inject_run(part.section, part.run, &mut cursor, front.ticket, info.as_ref()) {
+        let (section, run) = (part.section, part.run);
+        let progress = self.inject_run(section, run, &mut cursor, front.ticket, info.as_ref(), budget);
+        (front.offset, front.cookie) = (u64::from(cursor.slot), cursor.inside);
+        match progress {
             Progress::Ended => Some(Some(Ok(Value::Unit))),
             Progress::Injected => {
                 self.state.part_injected(front.ticket, false);
                 Some(None)
             }
             Progress::Fault(fault) => Some(Some(Err(fault))),
-            Progress::Full => {
-                (front.offset, front.cookie) = (u64::from(cursor.slot), cursor.inside);
-                if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
-                    fifo.set_front(&front);
-                }
-                None
-            }
+            Progress::Full => None,
         }
     }
 }
 
 impl State {
+    /// Whether the run of a jump takes packets that cannot be mixed with others of their kind.
+    pub(in super::super) fn run_is_long(&self, jump: &Descriptor) -> bool {
+        let Some(part) = self.part_of(jump.ticket) else { return false };
+        self.patterns.sections[part.section].runs[part.run].long
+            || self.run_goes_over_send(part.section, part.run)
+    }
+
     /// Whether the puts, gets and atomic operations of a run are packets: all of them, if the device lacks one kind, so
     /// that they have one end.
     fn run_goes_over_send(&self, key: usize, run: usize) -> bool {

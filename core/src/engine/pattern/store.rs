@@ -35,6 +35,8 @@ pub(super) struct Run {
     pub accesses: bool,
     /// There are atomic operations.
     pub atomics: bool,
+    /// There are messages longer than one packet.
+    pub long: bool,
     /// The protocols of its sends.
     pub needs: Box<[Need]>,
     /// Operations.
@@ -224,6 +226,7 @@ fn runs_of(descriptors: &[Descriptor], shape: JobShape, eager: u64) -> Box<[Run]
                 plain: true,
                 accesses: false,
                 atomics: false,
+                long: false,
                 needs: Box::default(),
                 messages: 0,
                 bytes: 0,
@@ -244,6 +247,7 @@ fn runs_of(descriptors: &[Descriptor], shape: JobShape, eager: u64) -> Box<[Run]
             continue;
         }
         run.plain &= descriptor.info_len == 0 && descriptor.len <= eager;
+        run.long |= descriptor.len > eager;
         let protocol = ProtocolId(descriptor.protocol.0.saturating_sub(wire::FIRST_USER));
         match needs.iter_mut().find(|need| need.protocol == protocol) {
             Some(need) => {

@@ -1,0 +1,585 @@
+//! Injection FIFOs that a context owns besides those of its targets (D30), for those who ask for one.
+//!
+//! Each is a circular buffer of descriptors for any target. What is in it goes out in its order and in no order with
+//! anything else. In each round those with priority are served first, until they are empty or blocked, and then each of
+//! the others in turn, as far as its service quantum goes: a long message is cut into parts, so that it delays nobody for
+//! longer than that.
+//!
+//! Two long messages for the same target cannot be mixed, nor two runs of packets that have one end: who is in the middle
+//! of one has the peer's *turn*, and the other waits.
+
+use super::send::{SendResult, Sent};
+use super::{Payload, Scope, SendArgs, State, Wait};
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
+use crate::device::{Sources, Stop};
+use crate::error::Fault;
+use crate::fifo::InjectionFifo;
+use crate::slot::{Outcome, Ticket, Value};
+use bytes::Bytes;
+use slab::Slab;
+use std::collections::VecDeque;
+use thiserror::Error;
+
+/// In `State::busy`: the extra FIFOs.
+pub(super) const FIFOS: usize = usize::MAX;
+/// What a descriptor counts for in a service quantum besides its bytes.
+const COST: u64 = 64;
+/// Slots that the longest message takes.
+const LONGEST: usize = 3;
+
+/// How an extra FIFO is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FifoOptions {
+    /// Slots that sends may fill, 64 bytes each; rounded up to a power of two.
+    pub slots: usize,
+    /// It is served before those without priority.
+    pub priority: bool,
+    /// Payload bytes that are injected at a time, before others have their turn; at least 4096 are.
+    pub quantum: u64,
+}
+
+impl Default for FifoOptions {
+    /// 256 slots, no priority, and a quantum of 256 KiB.
+    fn default() -> Self {
+        Self { slots: 256, priority: false, quantum: 256 << 10 }
+    }
+}
+
+/// Names an extra FIFO of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FifoId {
+    key: u32,
+    generation: u32,
+}
+
+/// Why something could not be done with a FIFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FifoError {
+    /// It was closed.
+    #[error("the FIFO was closed")]
+    Closed,
+    /// It takes nothing until it is activated.
+    #[error("the FIFO is not active: activate it before anything is put in")]
+    Inactive,
+    /// It is deactivated only when it is empty.
+    #[error("{slots} slots of the FIFO are in use: drain it before it is deactivated")]
+    NotEmpty {
+        /// Slots in use.
+        slots: usize,
+    },
+}
+
+/// What a FIFO is like at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FifoStatus {
+    /// Slots that there are.
+    pub capacity: usize,
+    /// Slots in use.
+    pub len: usize,
+    /// Slots ever taken out.
+    pub head: u64,
+    /// Slots ever put in.
+    pub tail: u64,
+    /// Whether the free space has grown to the threshold since the flag was cleared.
+    pub crossed: bool,
+    /// Whether it is served.
+    pub enabled: bool,
+    /// Whether it takes anything.
+    pub active: bool,
+}
+
+impl FifoStatus {
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether no slot is free.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.len >= self.capacity
+    }
+}
+
+#[derive(Debug)]
+struct Extra {
+    generation: u32,
+    fifo: InjectionFifo,
+    options: FifoOptions,
+    enabled: bool,
+    active: bool,
+    /// It goes when it is empty.
+    closing: bool,
+    /// Senders that wait for room.
+    room: VecDeque<Ticket>,
+    /// Who waits for the threshold.
+    crossing: Vec<Ticket>,
+    /// Who waits until all is out that was in before.
+    drains: VecDeque<(u64, Ticket)>,
+}
+
+/// The extra FIFOs of a context.
+#[derive(Debug, Default)]
+pub(super) struct Fifos {
+    all: Slab<Extra>,
+    generation: u32,
+    /// Keys of those with priority, and of the others.
+    urgent: Vec<usize>,
+    others: Vec<usize>,
+    /// Who of the others is first in the next round.
+    next: usize,
+    /// The last round ended somewhere for its quantum and not for want of room.
+    pub more: bool,
+    /// [`FIFOS`] is in `State::busy`.
+    pub listed: bool,
+}
+
+impl Fifos {
+    fn of(&mut self, id: FifoId) -> Result<&mut Extra, FifoError> {
+        let found = self.all.get_mut(id.key as usize);
+        found.filter(|extra| extra.generation == id.generation && !extra.closing).ok_or(FifoError::Closed)
+    }
+
+    fn remove(&mut self, key: usize) {
+        self.all.remove(key);
+        self.urgent.retain(|&other| other != key);
+        self.others.retain(|&other| other != key);
+    }
+
+    /// Whether anything waits that is to be served.
+    pub fn are_busy(&self) -> bool {
+        self.all.iter().any(|(_, extra)| extra.enabled && !extra.fifo.is_empty())
+    }
+
+    pub fn clear(&mut self) {
+        *self = Fifos { generation: self.generation, ..Fifos::default() };
+    }
+}
+
+/// Why the service of a FIFO ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Empty,
+    Blocked,
+    Quantum,
+}
+
+impl Scope<'_> {
+    /// Makes a FIFO. It is active and enabled.
+    pub fn open_fifo(&mut self, options: FifoOptions) -> FifoId {
+        let fifos = &mut self.state.fifos;
+        fifos.generation = fifos.generation.wrapping_add(1);
+        let generation = fifos.generation;
+        let key = fifos.all.insert(Extra {
+            generation,
+            fifo: InjectionFifo::new(options.slots.max(LONGEST)),
+            options: FifoOptions { quantum: options.quantum.max(4096), ..options },
+            enabled: true,
+            active: true,
+            closing: false,
+            room: VecDeque::new(),
+            crossing: Vec::new(),
+            drains: VecDeque::new(),
+        });
+        if options.priority {
+            fifos.urgent.push(key)
+        } else {
+            fifos.others.push(key)
+        }
+        FifoId { key: key as u32, generation }
+    }
+
+    /// Lets a FIFO go as soon as it is empty; it is enabled, so that it becomes so.
+    pub fn close_fifo(&mut self, id: FifoId) {
+        let Ok(extra) = self.state.fifos.of(id) else { return };
+        (extra.closing, extra.enabled) = (true, true);
+        if extra.fifo.is_empty() {
+            self.state.fifos.remove(id.key as usize);
+        } else {
+            self.state.mark_fifos_busy();
+        }
+    }
+
+    /// What the FIFO is like now.
+    ///
+    /// # Errors
+    /// If it was closed.
+    pub fn fifo_status(&mut self, id: FifoId) -> Result<FifoStatus, FifoError> {
+        let Extra { fifo, enabled, active, .. } = self.state.fifos.of(id)?;
+        Ok(FifoStatus {
+            capacity: fifo.capacity(),
+            len: fifo.len(),
+            head: fifo.head(),
+            tail: fifo.tail(),
+            crossed: fifo.was_crossed(),
+            enabled: *enabled,
+            active: *active,
+        })
+    }
+
+    /// Sets how many free slots count as "room again".
+    ///
+    /// # Errors
+    /// If the FIFO was closed.
+    pub fn set_fifo_threshold(&mut self, id: FifoId, free_slots: usize) -> Result<(), FifoError> {
+        self.state.fifos.of(id)?.fifo.set_threshold(free_slots);
+        Ok(())
+    }
+
+    /// Clears the sticky flag of the threshold.
+    ///
+    /// # Errors
+    /// If the FIFO was closed.
+    pub fn clear_fifo_crossed(&mut self, id: FifoId) -> Result<(), FifoError> {
+        self.state.fifos.of(id)?.fifo.clear_crossed();
+        Ok(())
+    }
+
+    /// Serves the FIFO, or does so no longer. What is under way to a target is not taken back.
+    ///
+    /// # Errors
+    /// If it was closed.
+    pub fn enable_fifo(&mut self, id: FifoId, enabled: bool) -> Result<(), FifoError> {
+        self.state.fifos.of(id)?.enabled = enabled;
+        if enabled {
+            self.state.mark_fifos_busy();
+            self.pump_fifos();
+        }
+        Ok(())
+    }
+
+    /// Lets a FIFO take something, or no longer, which it does only when it is empty.
+    ///
+    /// # Errors
+    /// If it was closed, or is to be deactivated and is not empty.
+    pub fn activate_fifo(&mut self, id: FifoId, active: bool) -> Result<(), FifoError> {
+        let extra = self.state.fifos.of(id)?;
+        if !active && !extra.fifo.is_empty() {
+            return Err(FifoError::NotEmpty { slots: extra.fifo.len() });
+        }
+        extra.active = active;
+        Ok(())
+    }
+
+    /// A ticket that ends when the sticky flag is set; `None` if it is.
+    ///
+    /// # Errors
+    /// If the FIFO was closed, or all completion slots are in use.
+    pub fn fifo_crossing(&mut self, id: FifoId) -> Result<Result<Option<Ticket>, Fault>, FifoError> {
+        if self.state.fifos.of(id)?.fifo.was_crossed() {
+            return Ok(Ok(None));
+        }
+        let ticket = match self.operation(None) {
+            Ok(ticket) => ticket,
+            Err(fault) => return Ok(Err(fault)),
+        };
+        self.state.fifos.of(id)?.crossing.push(ticket);
+        Ok(Ok(Some(ticket)))
+    }
+
+    /// Tickets that end when all is out that is now in that FIFO, or in each of all FIFOs; none for those that are empty.
+    ///
+    /// # Errors
+    /// If all completion slots are in use, or the context is closed.
+    pub fn drain_fifos(&mut self, which: Option<FifoId>) -> Result<Vec<Ticket>, Fault> {
+        let meant = |key: usize, extra: &Extra| match which {
+            Some(id) => id.key as usize == key && id.generation == extra.generation,
+            None => true,
+        };
+        let all = self.state.fifos.all.iter();
+        let waiting = all.filter(|&(key, extra)| meant(key, extra) && !extra.fifo.is_empty());
+        let keys: Vec<usize> = waiting.map(|(key, _)| key).collect();
+        let mut tickets = Vec::new();
+        for key in keys {
+            let ticket = self.operation(None)?;
+            let extra = &mut self.state.fifos.all[key];
+            extra.drains.push_back((extra.fifo.tail(), ticket));
+            tickets.push(ticket);
+        }
+        Ok(tickets)
+    }
+
+    /// As [`send`](Self::send), through a FIFO: ordered with what goes through that one only.
+    ///
+    /// # Errors
+    /// With the payload: if the send cannot succeed. Before that, if the FIFO takes nothing.
+    pub fn send_through<'p>(
+        &mut self,
+        id: FifoId,
+        args: &SendArgs<'p>,
+        payload: Payload<'p>,
+        wait: Wait,
+    ) -> Result<SendResult<'p>, FifoError> {
+        let extra = self.state.fifos.of(id)?;
+        if !extra.active {
+            return Err(FifoError::Inactive);
+        }
+        if extra.fifo.free() < LONGEST {
+            return Ok(match self.operation(Some(args.target.rank)) {
+                Ok(ticket) => {
+                    self.state.fifos.of(id)?.room.push_back(ticket);
+                    Ok(Sent::Later(ticket, Wait::Await, payload))
+                }
+                Err(fault) => Err((fault.into(), payload)),
+            });
+        }
+        Ok(self.send_into(id, args, payload, wait))
+    }
+
+    fn send_into<'p>(
+        &mut self,
+        id: FifoId,
+        args: &SendArgs<'p>,
+        payload: Payload<'p>,
+        wait: Wait,
+    ) -> SendResult<'p> {
+        let len = payload.len();
+        let index = match self.check(args, len) {
+            Ok(index) => index,
+            Err(error) => return Err((error, payload)),
+        };
+        if let Some(fault) = self.state.peer(index).fault {
+            return Err((fault.into(), payload));
+        }
+        match self.admit(index, args, len, wait) {
+            Ok(None) => {}
+            Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
+            Err(None) => return Ok(Sent::Full(payload)),
+            Err(Some(error)) => return Err((error, payload)),
+        }
+        let ticket = match self.operation(Some(args.target.rank)) {
+            Ok(ticket) => ticket,
+            Err(fault) => return Err((fault.into(), payload)),
+        };
+        let mut descriptor = Descriptor {
+            op: Op::Send,
+            info_len: args.info.len() as u8,
+            rank: args.target.rank,
+            context: args.target.context,
+            protocol: Self::wire_id(args.protocol),
+            cookie: args.cookie,
+            ticket: ticket.to_word(),
+            ..Descriptor::default()
+        };
+        match payload {
+            Payload::Loan(loan) => self.hold(&mut descriptor, Bytes::from(loan.memory.to_vec())),
+            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            Payload::Owned(bytes) => self.hold(&mut descriptor, bytes),
+            Payload::Borrowed(bytes) => self.hold(&mut descriptor, Bytes::copy_from_slice(bytes)),
+        }
+        self.state.stats.sent(len as u64);
+        self.state.stats.queued += 1;
+        self.state.peer(index).unflushed = true;
+        if let Ok(extra) = self.state.fifos.of(id) {
+            let fits = extra.fifo.push(&descriptor, args.info);
+            debug_assert!(fits, "there was room for the longest message");
+        }
+        self.state.mark_fifos_busy();
+        self.pump_fifos();
+        Ok(Sent::Queued(ticket))
+    }
+
+    fn hold(&mut self, descriptor: &mut Descriptor, bytes: Bytes) {
+        descriptor.len = bytes.len() as u64;
+        descriptor.source_kind = SourceKind::Held;
+        descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
+    }
+
+    /// A run of a replay takes its place in a FIFO, which grows if it must: any number may wait. False: it was closed.
+    pub(super) fn queue_in_fifo(&mut self, id: FifoId, jump: &Descriptor) -> bool {
+        let Ok(extra) = self.state.fifos.of(id) else { return false };
+        if !extra.fifo.push(jump, &[]) {
+            extra.fifo.grow();
+            let fits = extra.fifo.push(jump, &[]);
+            debug_assert!(fits, "a FIFO of twice the size has room");
+        }
+        self.state.stats.queued += 1;
+        self.state.mark_fifos_busy();
+        true
+    }
+
+    /// Whether replays may go through it.
+    pub(super) fn check_fifo(&mut self, id: FifoId) -> Result<(), FifoError> {
+        if self.state.fifos.of(id)?.active { Ok(()) } else { Err(FifoError::Inactive) }
+    }
+
+    /// A round: everybody is served once, those with priority in between again.
+    pub(super) fn pump_fifos(&mut self) -> usize {
+        let mut moved = 0;
+        self.state.fifos.more = false;
+        moved += self.pump_urgent();
+        let count = self.state.fifos.others.len();
+        let first = self.state.fifos.next;
+        for at in 0..count {
+            // One that was closed and empty is not in the list any more.
+            let others = &self.state.fifos.others;
+            let Some(&key) = others.get((first + at) % count) else { continue };
+            let quantum = self.state.fifos.all[key].options.quantum;
+            let (some, served) = self.serve(key, quantum);
+            moved += some;
+            self.state.fifos.more |= served == Served::Quantum;
+            moved += self.pump_urgent();
+        }
+        self.state.fifos.next = if first + 1 < count { first + 1 } else { 0 };
+        moved
+    }
+
+    fn pump_urgent(&mut self) -> usize {
+        let mut moved = 0;
+        for at in 0..self.state.fifos.urgent.len() {
+            let Some(&key) = self.state.fifos.urgent.get(at) else { continue };
+            let quantum = self.state.fifos.all[key].options.quantum;
+            let (some, served) = self.serve(key, quantum);
+            moved += some;
+            self.state.fifos.more |= served == Served::Quantum;
+        }
+        moved
+    }
+
+    /// Injects from a FIFO, so many bytes at most.
+    fn serve(&mut self, key: usize, quantum: u64) -> (usize, Served) {
+        let (mut moved, mut budget) = (0, quantum);
+        loop {
+            let extra = &self.state.fifos.all[key];
+            let front = if extra.enabled { extra.fifo.front() } else { None };
+            let Some(mut front) = front else {
+                if extra.closing && extra.fifo.is_empty() {
+                    self.state.fifos.remove(key);
+                }
+                return (moved, Served::Empty);
+            };
+            if budget == 0 {
+                return (moved.max(1), Served::Quantum);
+            }
+            let before = budget;
+            match self.step_extra(key, &mut front, &mut budget) {
+                None => {
+                    self.state.fifos.all[key].fifo.set_front(&front);
+                    if budget == 0 {
+                        return (moved.max(1), Served::Quantum);
+                    }
+                    return (moved + usize::from(budget < before), Served::Blocked);
+                }
+                Some(outcome) => {
+                    moved += 1;
+                    budget = budget.saturating_sub(COST);
+                    self.left_fifo(key);
+                    if let Some(outcome) = outcome {
+                        self.state.finish_descriptor(&front, outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes on with the head of a FIFO. `None`: no room, or nothing is left of the budget.
+    fn step_extra(
+        &mut self,
+        key: usize,
+        front: &mut Descriptor,
+        budget: &mut u64,
+    ) -> Option<Option<Outcome>> {
+        let index = self.state.shape.index(front.target());
+        if let Some(fault) = self.state.peer(index).fault {
+            self.state.give_turn(index, key);
+            return Some(Some(Err(fault)));
+        }
+        if front.op == Op::Jump {
+            if self.state.cannot_be_mixed(index, front) && !self.state.take_turn(index, key) {
+                return None;
+            }
+            let done = self.step_jump(index, front, budget)?;
+            self.state.give_turn(index, key);
+            return Some(done);
+        }
+        let mut info = [0; MAX_INFO];
+        let len = self.state.fifos.all[key].fifo.front_info(&mut info);
+        let message = Descriptor { ticket: 0, offset: 0, ..*front };
+        let stop = if message.len > self.state.eager as u64 {
+            if !self.state.take_turn(index, key) {
+                return None;
+            }
+            self.stream_parts(&message, &info[..len], &mut front.offset, budget).0
+        } else {
+            let sources = Sources { info: &info[..len], borrowed: &[], table: &self.state.table };
+            let stop = self.inject.inject(std::slice::from_ref(&message), &sources).stop;
+            *budget = budget.saturating_sub(message.len);
+            stop
+        };
+        let outcome = match stop {
+            Stop::Full => return None,
+            Stop::Done => Ok(Value::Unit),
+            Stop::Fault(fault) => Err(fault),
+        };
+        self.state.give_turn(index, key);
+        Some(Some(outcome))
+    }
+
+    /// The head of a FIFO is out: whoever waits for that is told.
+    fn left_fifo(&mut self, key: usize) {
+        let State { fifos, completer, .. } = &mut *self.state;
+        let Extra { fifo, room, crossing, drains, .. } = &mut fifos.all[key];
+        let _ = fifo.pop();
+        if fifo.was_crossed() {
+            for ticket in crossing.drain(..) {
+                completer.complete(ticket, Ok(Value::Unit));
+            }
+        }
+        while drains.front().is_some_and(|&(until, _)| until <= fifo.head()) {
+            if let Some((_, ticket)) = drains.pop_front() {
+                completer.complete(ticket, Ok(Value::Unit));
+            }
+        }
+        // Who does not come back, as a future that is dropped, must not keep the others waiting: all are woken at the end.
+        let mut places = if fifo.is_empty() { room.len() } else { fifo.free() / LONGEST };
+        while places > 0
+            && let Some(ticket) = room.pop_front()
+        {
+            places -= usize::from(completer.complete_if_wanted(ticket));
+        }
+    }
+}
+
+impl State {
+    pub(super) fn mark_fifos_busy(&mut self) {
+        if !std::mem::replace(&mut self.fifos.listed, true) {
+            self.busy.push(FIFOS);
+        }
+    }
+
+    /// Whether a descriptor takes packets that cannot be mixed with others of their kind.
+    pub(super) fn cannot_be_mixed(&self, index: usize, descriptor: &Descriptor) -> bool {
+        match descriptor.op {
+            Op::Jump => self.run_is_long(descriptor),
+            Op::Put | Op::Get => self.goes_over_send(index),
+            Op::Atomic => self.has_no_atomics(index),
+            Op::Send => descriptor.len > self.eager as u64,
+            Op::Nop => false,
+        }
+    }
+
+    /// Whether a FIFO may begin, or go on with, what cannot be mixed with others of its kind for that peer.
+    fn take_turn(&mut self, index: usize, key: usize) -> bool {
+        let peer = self.peer(index);
+        match peer.turn {
+            Some(other) => other == key,
+            None if peer.is_in_the_middle => false,
+            None => {
+                peer.turn = Some(key);
+                true
+            }
+        }
+    }
+
+    fn give_turn(&mut self, index: usize, key: usize) {
+        let peer = self.peer(index);
+        if peer.turn == Some(key) {
+            peer.turn = None;
+            // The peer's own FIFO may have waited for it.
+            self.mark_busy(index);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Injection FIFOs of one's own (D30).
+
+use crate::buffer::Buffer;
+use crate::handler::ActiveMessage;
+use crate::operation::Pending;
+use crate::pattern::{Pattern, Recorder, record_on};
+use posthaste_core::context::Face;
+use posthaste_core::engine::{FifoId, FifoOptions, FifoStatus, PatternError, Scope, SendArgs, Sent, Wait};
+use posthaste_core::sync::Arc as SharedArc;
+use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
+use std::sync::Arc;
+
+/// An injection FIFO: a circular buffer of descriptors that is served beside all others. What goes through it goes out in
+/// its order, and in no order with anything that goes another way: it is relaxed. In each round a FIFO with priority is
+/// served first, and each of the others as far as its quantum goes, so that a long message delays nobody else for longer.
+///
+/// Cheap to clone; closed with its last clone, when what is in it is out.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// use posthaste::{FifoOptions, Message, Scope};
+///
+/// let job = posthaste::solo().await?;
+/// let count = job.counter();
+/// let counted = count.clone();
+/// let bulk = job.register("bulk", move |m: Message, _: &mut Scope| counted.add(m.len() as u64))?;
+/// let fifo = job.fifo(FifoOptions { quantum: 64 << 10, ..FifoOptions::default() }).await?;
+/// let sent = fifo.send(&bulk, job.rank(), vec![1; 10 << 20]); // others get past it
+/// sent.await?;
+/// count.reach(10 << 20).await;
+/// assert!(fifo.status().await?.is_empty());
+/// # job.leave().await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fifo(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    handle: Handle,
+    id: FifoId,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let id = self.id;
+        self.handle.post_run(move |scope| scope.close_fifo(id));
+    }
+}
+
+impl Fifo {
+    /// Makes a FIFO of a context.
+    ///
+    /// # Errors
+    /// If the context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn open(handle: &Handle, options: FifoOptions) -> Result<Fifo, Fault> {
+        if handle.is_closed() {
+            return Err(Fault::Shutdown);
+        }
+        let owner = handle.clone();
+        let posted = handle.post(move |scope: &mut Scope<'_>| {
+            let id = scope.open_fifo(options);
+            Fifo(Arc::new(Inner { handle: owner, id }))
+        });
+        Ok(std::future::poll_fn(|cx| posted.poll(cx)).await)
+    }
+
+    pub(crate) fn id(&self) -> FifoId {
+        self.0.id
+    }
+
+    async fn ask<R: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&mut Scope<'_>, FifoId) -> R + Send + 'static,
+    ) -> R {
+        let id = self.0.id;
+        let posted = self.0.handle.post(move |scope: &mut Scope<'_>| ask(scope, id));
+        std::future::poll_fn(|cx| posted.poll(cx)).await
+    }
+
+    async fn wait(&self, pending: impl IntoIterator<Item = Pending>) -> Result<(), Fault> {
+        for mut pending in pending {
+            std::future::poll_fn(|cx| pending.poll(&self.0.handle, cx)).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a message through it. Ready when the message is on its way; before that its payload is kept here.
+    ///
+    /// # Errors
+    /// If the message belongs to another context, the FIFO takes nothing, or the send fails.
+    ///
+    /// # Cancel safety
+    /// Dropped before it was polled, or while it waits for credit or a place, nothing is sent. Dropped later, the message
+    /// goes on.
+    pub async fn send<F: Face>(
+        &self,
+        message: &ActiveMessage<F>,
+        target: Rank,
+        payload: impl Into<Buffer>,
+    ) -> Result<(), PatternError> {
+        self.send_with_info(message, target, &[], payload).await
+    }
+
+    /// The same with message info: up to 112 bytes that travel beside the payload.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send), and if the info is too long.
+    ///
+    /// # Cancel safety
+    /// As for [`send`](Self::send).
+    pub async fn send_with_info<F: Face>(
+        &self,
+        message: &ActiveMessage<F>,
+        target: Rank,
+        info: &[u8],
+        payload: impl Into<Buffer>,
+    ) -> Result<(), PatternError> {
+        let (theirs, ours) = (message.face().shared(), &self.0.handle);
+        if !SharedArc::ptr_eq(theirs, ours.shared_state()) {
+            let (ours, theirs) = (ours.me().context, theirs.me().context);
+            return Err(PatternError::OtherContext { subject: "the message", ours, theirs });
+        }
+        let target = Endpoint::new(target, self.0.handle.me().context);
+        let (protocol, id) = (message.id(), self.0.id);
+        let (info, payload): (Box<[u8]>, _) = (info.into(), payload.into().into_bytes());
+        let mut wait = Wait::Await;
+        loop {
+            let (info, payload, owner) = (info.clone(), payload.clone(), self.0.handle.clone());
+            let posted = self.0.handle.post(move |scope: &mut Scope<'_>| {
+                let args = SendArgs { target, protocol, cookie: 0, info: &info, relaxed: true };
+                let payload = posthaste_core::Payload::Owned(payload);
+                let pending = |ticket, wait| Pending::new(owner, ticket, wait, None);
+                match scope.send_through(id, &args, payload, wait)? {
+                    Ok(Sent::Done) => Ok(None),
+                    Ok(Sent::Queued(ticket)) => Ok(Some((pending(ticket, None), false))),
+                    Ok(Sent::Later(ticket, wait, _)) => Ok(Some((pending(ticket, Some(wait)), true))),
+                    // Only a caller that waits never is told so.
+                    Ok(Sent::Full(_)) => Err(Fault::Shutdown.into()),
+                    Err((error, _)) => Err(PatternError::from(error)),
+                }
+            });
+            let Some((mut pending, again)) = std::future::poll_fn(|cx| posted.poll(cx)).await? else {
+                return Ok(());
+            };
+            let ended = std::future::poll_fn(|cx| pending.poll(&self.0.handle, cx)).await;
+            ended.map_err(SendError::from)?;
+            if !again {
+                return Ok(());
+            }
+            wait = pending.wait.unwrap_or(Wait::Await);
+        }
+    }
+
+    /// Records a pattern whose replays go through this FIFO: all of them in its order.
+    ///
+    /// # Errors
+    /// As for [`record`](crate::pattern::record).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what was recorded is freed again.
+    pub async fn record(
+        &self,
+        recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+    ) -> Result<Pattern, PatternError> {
+        record_on(&self.0.handle, Some(self.clone()), recording).await
+    }
+
+    /// What it is like now: slots, head and tail, and its flags.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn status(&self) -> Result<FifoStatus, PatternError> {
+        Ok(self.ask(|scope, id| scope.fifo_status(id)).await?)
+    }
+
+    /// Waits until all is out that is in it now.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn drain(&self) -> Result<(), PatternError> {
+        let owner = self.0.handle.clone();
+        let pending = self.ask(move |scope, id| {
+            let pending = |ticket| Pending::new(owner.clone(), ticket, None, None);
+            Ok::<Vec<Pending>, Fault>(scope.drain_fifos(Some(id))?.into_iter().map(pending).collect())
+        });
+        let pending = pending.await?;
+        Ok(self.wait(pending).await?)
+    }
+
+    /// Sets how many free slots count as "room again", and clears the flag that says so.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn set_threshold(&self, free_slots: usize) -> Result<(), PatternError> {
+        let set = move |scope: &mut Scope<'_>, id| {
+            scope.set_fifo_threshold(id, free_slots)?;
+            scope.clear_fifo_crossed(id)
+        };
+        Ok(self.ask(set).await?)
+    }
+
+    /// Clears the sticky flag that the free space has grown to the threshold.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn clear_crossed(&self) -> Result<(), PatternError> {
+        Ok(self.ask(|scope, id| scope.clear_fifo_crossed(id)).await?)
+    }
+
+    /// Waits until the free space has grown to the threshold since the flag was cleared.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn crossed(&self) -> Result<(), PatternError> {
+        let owner = self.0.handle.clone();
+        let crossing = self.ask(move |scope, id| {
+            let ticket = scope.fifo_crossing(id)??;
+            Ok::<_, PatternError>(ticket.map(|ticket| Pending::new(owner, ticket, None, None)))
+        });
+        let crossing = crossing.await?;
+        Ok(self.wait(crossing).await?)
+    }
+
+    /// Has it served, or not for now: what is put in waits then. A [`fence`](crate::flush::fence) waits for it, too, and a
+    /// long message of which a part is out holds up other long ones to its target.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn set_enabled(&self, enabled: bool) -> Result<(), PatternError> {
+        Ok(self.ask(move |scope, id| scope.enable_fifo(id, enabled)).await?)
+    }
+
+    /// Lets it take messages and replays again.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn activate(&self) -> Result<(), PatternError> {
+        Ok(self.ask(|scope, id| scope.activate_fifo(id, true)).await?)
+    }
+
+    /// Lets it take nothing any more; only when it is empty.
+    ///
+    /// # Errors
+    /// If it is not, or its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn deactivate(&self) -> Result<(), PatternError> {
+        Ok(self.ask(|scope, id| scope.activate_fifo(id, false)).await?)
+    }
+}

@@ -1,0 +1,129 @@
+//! Sends that are recorded as they are carried out (D25), and sends that are started again (D16).
+
+use super::ManyToMany;
+use crate::handler::ActiveMessage;
+use crate::pattern::{Pattern, Replay, record};
+use crate::window::RegionSlice;
+use posthaste_core::context::Face;
+use posthaste_core::engine::PatternError;
+use posthaste_core::{ConnectionId, Handle, Rank};
+
+impl<F: Face> ActiveMessage<F> {
+    /// Sends (part of) a region to all of these ranks, as [`multicast`](Self::multicast) does, and records that: each
+    /// replay of the pattern sends what is in the region then. Ready when the messages are on their way.
+    ///
+    /// # Errors
+    /// As for [`Recorder::multicast`](crate::Recorder::multicast) and for a replay.
+    ///
+    /// # Cancel safety
+    /// Dropped later than at its first poll, the messages may be sent; the pattern is gone.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let news = job.register("news", |_: posthaste::Message, _: &mut posthaste::Scope| {})?;
+    /// let source = job.region(8).await?;
+    /// source.write(0, b"today's ")?;
+    /// let again = news.multicast_recording(job.ranks(), &source).await?;
+    /// source.write(0, b"newest! ")?;
+    /// again.replay().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn multicast_recording(
+        &self,
+        targets: impl IntoIterator<Item = Rank>,
+        payload: impl Into<RegionSlice>,
+    ) -> Result<Pattern, PatternError> {
+        let handle = Handle::of(self.face());
+        let pattern = record(&handle, |recorder| recorder.multicast(self, targets, payload)).await?;
+        pattern.replay().await?;
+        Ok(pattern)
+    }
+
+    /// Makes a send that can be started any number of times (D16): the same message to the same rank, with what is in
+    /// (part of) a region at each start. `info`, up to 112 bytes, travels beside it each time.
+    ///
+    /// # Errors
+    /// As for [`Recorder::send_with_info`](crate::Recorder::send_with_info).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is sent.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let count = job.counter();
+    /// let counted = count.clone();
+    /// let tick = job.register("tick", move |_: posthaste::Message, _: &mut posthaste::Scope| counted.add(1))?;
+    /// let source = job.region(8).await?;
+    /// let send = tick.restartable(job.rank(), b"", &source).await?;
+    /// for number in 0..3u64 {
+    ///     source.write(0, &number.to_ne_bytes())?;
+    ///     send.start().await?;
+    /// }
+    /// count.reach(3).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn restartable(
+        &self,
+        target: Rank,
+        info: &[u8],
+        payload: impl Into<RegionSlice>,
+    ) -> Result<RestartableSend, PatternError> {
+        let handle = Handle::of(self.face());
+        let recording = record(&handle, |recorder| recorder.send_with_info(self, target, info, payload));
+        Ok(RestartableSend { pattern: recording.await? })
+    }
+}
+
+impl ManyToMany {
+    /// Sends each rank (part of) a region of its own, as [`send`](Self::send) does, and records that.
+    ///
+    /// # Errors
+    /// As for [`Recorder::many_to_many`](crate::Recorder::many_to_many) and for a replay.
+    ///
+    /// # Cancel safety
+    /// Dropped later than at its first poll, the messages may be sent; the pattern is gone.
+    pub async fn send_recording(
+        &self,
+        connection: ConnectionId,
+        messages: impl IntoIterator<Item = (Rank, RegionSlice)>,
+    ) -> Result<Pattern, PatternError> {
+        let recording = record(self.handle(), |recorder| recorder.many_to_many(self, connection, messages));
+        let pattern = recording.await?;
+        pattern.replay().await?;
+        Ok(pattern)
+    }
+}
+
+/// A send that can be started again: the same descriptor, the payload read afresh.
+#[derive(Debug)]
+pub struct RestartableSend {
+    pattern: Pattern,
+}
+
+impl RestartableSend {
+    /// Sends the message, for the first time or once more. Any number may be under way.
+    ///
+    /// # Cancel safety
+    /// See [`Replay`].
+    #[inline]
+    pub fn start(&self) -> Replay<'_, Handle> {
+        self.pattern.replay()
+    }
+
+    /// The same through an owned context, which must be the one that made it.
+    ///
+    /// # Cancel safety
+    /// See [`Replay`].
+    #[inline]
+    pub fn start_on<'s, F: Face>(&'s self, face: &'s F) -> Replay<'s, F> {
+        self.pattern.replay_on(face)
+    }
+}

@@ -1,0 +1,230 @@
+//! What has arrived for persistent collectives: a counter and a place for each neighbour in the tree.
+
+use super::Tree;
+use crate::cause::parse_cause;
+use crate::message::Message;
+use bytes::Bytes;
+use posthaste_core::context::Shared;
+use posthaste_core::protocol::{Incoming, Protocol};
+use posthaste_core::sync::lock;
+use posthaste_core::{Fault, Handle, Rank, Scope};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Waker;
+
+const NAME: &str = "posthaste.persistent";
+
+/// Names a persistent collective of the job: its group, and the number of it there.
+pub(super) type Key = (u64, u32);
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A child's contribution.
+    Up = 0,
+    /// The parent's result.
+    Down = 1,
+    /// A child has taken the result out of its place.
+    Taken = 2,
+    /// A neighbour has given up; the payload says why.
+    Broken = 3,
+}
+
+/// Bytes of the info of a message.
+const INFO: usize = 14;
+
+/// The info of a message: the collective, what it is, and which child it is from.
+pub(super) fn info_of(key: Key, kind: Kind, child: u8) -> [u8; INFO] {
+    let mut info = [0; INFO];
+    info[..8].copy_from_slice(&key.0.to_le_bytes());
+    info[8..12].copy_from_slice(&key.1.to_le_bytes());
+    (info[12], info[13]) = (kind as u8, child);
+    info
+}
+
+fn parse(info: &[u8]) -> Option<(Key, Kind, usize)> {
+    let info: &[u8; INFO] = info.try_into().ok()?;
+    let key =
+        (u64::from_le_bytes(info[..8].try_into().ok()?), u32::from_le_bytes(info[8..12].try_into().ok()?));
+    let kind = match info[12] {
+        0 => Kind::Up,
+        1 => Kind::Down,
+        2 => Kind::Taken,
+        3 => Kind::Broken,
+        _ => return None,
+    };
+    Some((key, kind, usize::from(info[13])))
+}
+
+/// Messages that have come, ever, and the payload of the last one.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub count: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// One persistent collective on this rank.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    tree: Tree,
+    members: Box<[Rank]>,
+    len: usize,
+    /// By child.
+    pub up: Vec<Slot>,
+    pub down: Slot,
+    /// By child.
+    pub taken: Vec<u64>,
+    /// Why it works no more.
+    pub broken: Option<Fault>,
+    pub waker: Option<Waker>,
+}
+
+impl Inbox {
+    pub fn new(tree: Tree, members: &[Rank], len: usize) -> Inbox {
+        let slot = || Slot { count: 0, bytes: vec![0; len] };
+        Inbox {
+            up: tree.children.iter().map(|_| slot()).collect(),
+            taken: vec![0; tree.children.len()],
+            down: slot(),
+            tree,
+            members: members.into(),
+            len,
+            broken: None,
+            waker: None,
+        }
+    }
+
+    /// `None`: no honest neighbour sends that.
+    fn deliver(&mut self, source: Rank, kind: Kind, child: usize, message: &Message<'_>) -> Option<()> {
+        let from_child = self.tree.children.get(child) == Some(&source);
+        let from_parent = self.tree.parent.is_some_and(|(parent, _)| parent == source);
+        match kind {
+            Kind::Up if from_child => fill(&mut self.up[child], self.len, message)?,
+            Kind::Down if from_parent => fill(&mut self.down, self.len, message)?,
+            Kind::Taken if from_child && message.is_empty() => self.taken[child] += 1,
+            Kind::Broken if self.tree.neighbours().any(|rank| rank == source) => {
+                let cause = parse_cause(message.to_bytes())?;
+                self.broken.get_or_insert(cause);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+fn fill(slot: &mut Slot, len: usize, message: &Message<'_>) -> Option<()> {
+    if message.len() != len {
+        return None;
+    }
+    message.copy_to(&mut slot.bytes);
+    slot.count += 1;
+    Some(())
+}
+
+/// All persistent collectives of a client.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    pub inboxes: HashMap<Key, Inbox>,
+    /// How many each group has had.
+    next: HashMap<u64, u32>,
+    pub down: HashMap<Rank, Fault>,
+    pub closed: bool,
+}
+
+impl Board {
+    /// The number of a group's next one.
+    pub fn next_of(&mut self, group: u64) -> u32 {
+        let next = self.next.entry(group).or_default();
+        *next += 1;
+        *next - 1
+    }
+}
+
+pub(super) struct Registered {
+    pub board: Arc<Mutex<Board>>,
+    /// Weak, because the context owns the protocol.
+    pub context: Weak<Shared>,
+}
+
+impl Registered {
+    pub fn new(board: &Arc<Mutex<Board>>, handle: &Handle) -> Registered {
+        Registered { board: board.clone(), context: Arc::downgrade(handle.shared_state()) }
+    }
+}
+
+impl Protocol for Registered {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn overtakes_held(&self) -> bool {
+        true
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let message = Message::new(message);
+        let source = message.source();
+        let waker = {
+            let mut board = lock(&self.board);
+            let delivered = parse(message.info()).and_then(|(key, kind, child)| {
+                // One that was dropped here is not missed.
+                let gone = board.next.get(&key.0).is_some_and(|next| key.1 < *next);
+                match board.inboxes.get_mut(&key) {
+                    Some(inbox) => inbox.deliver(source, kind, child, &message).map(|()| inbox.waker.take()),
+                    None if gone => Some(None),
+                    None => None,
+                }
+            });
+            delivered
+        };
+        match waker {
+            Some(waker) => waker.into_iter().for_each(Waker::wake),
+            None => {
+                tracing::warn!(%source, "impossible message of a persistent collective; the peer is cut off");
+                scope.cut_off(source);
+            }
+        }
+    }
+
+    fn on_peer_down(&self, rank: Rank, fault: Fault) {
+        let Some(context) = self.context.upgrade() else { return };
+        let board = self.board.clone();
+        Handle::new(context).post_run(move |scope| {
+            // Another context may have heard of it first: this one still has what the rank sent before.
+            if scope.fault_of(rank).is_some() {
+                gone(&board, rank, fault);
+            }
+        });
+    }
+
+    fn on_close(&self) {
+        let mut board = lock(&self.board);
+        board.closed = true;
+        let wakers: Vec<Waker> = board.inboxes.values_mut().filter_map(|inbox| inbox.waker.take()).collect();
+        drop(board);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A rank is gone. Who left in order had done its part, and is missed only by a neighbour that waits for more.
+fn gone(board: &Mutex<Board>, rank: Rank, fault: Fault) {
+    let mut wakers = Vec::new();
+    {
+        let mut board = lock(board);
+        board.down.insert(rank, fault);
+        for inbox in board.inboxes.values_mut().filter(|inbox| inbox.members.contains(&rank)) {
+            if !matches!(fault, Fault::PeerClosed(_)) {
+                inbox.broken.get_or_insert(fault);
+            }
+            wakers.extend(inbox.waker.take());
+        }
+    }
+    wakers.into_iter().for_each(Waker::wake);
+}
+
+/// A cause as a payload.
+pub(super) fn cause_of(fault: Fault) -> Bytes {
+    let mut bytes = bytes::BytesMut::new();
+    crate::cause::put_cause(&mut bytes, fault);
+    bytes.freeze()
+}

@@ -1,0 +1,458 @@
+//! Persistent collectives (D29): recorded once, replayed each time.
+//!
+//! ```text
+//!   wait for the children's counters -> combine -> replay "up" -> wait for the parent's counter -> replay "down"
+//! ```
+//! A collective is a binomial tree of recorded sections: a message up to the parent, one down to each child. Between two of
+//! them a rank waits for a counter of messages and holds nothing, no FIFO and no completion. A neighbour's message has a
+//! place of its own here, which is free again before the next one can come: the next contribution of a child depends on a
+//! result to which this rank has added the last one, and where no result goes up, children say that they have taken theirs.
+
+mod board;
+
+use crate::collective::{CollectiveError, Datum, Reduce};
+use crate::group::Group;
+use crate::handler::ActiveMessage;
+use crate::pattern::{Pattern, record};
+use crate::window::Region;
+use board::{Board, Inbox, Key, Kind, Registered, cause_of, info_of};
+use posthaste_core::context::poll_until;
+use posthaste_core::engine::PatternError;
+use posthaste_core::sync::lock;
+use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
+use std::sync::{Arc, Mutex};
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+/// Why a persistent collective was not made, or ended.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PersistentError {
+    /// It could not be agreed upon, or what was given does not fit.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// Its messages could not be recorded.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// A rank is lost or has left, and with it all uses of the collective from that one on, on all members.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A rank's place in a binomial tree.
+#[derive(Clone, Debug, Default)]
+struct Tree {
+    /// The parent, and which of its children this is.
+    parent: Option<(Rank, u8)>,
+    children: Vec<Rank>,
+}
+
+impl Tree {
+    fn new(members: &[Rank], me: usize, root: usize) -> Tree {
+        let size = members.len();
+        let rank_of = |place: usize| members[(place + root) % size];
+        let place = (me + size - root) % size;
+        // Its children are those at distances below its lowest bit, the near ones first: they hold what follows.
+        let reach = if place == 0 { u32::MAX } else { place.trailing_zeros() };
+        let parent = (place != 0).then(|| (rank_of(place & (place - 1)), reach as u8));
+        let children = (0..reach.min(usize::BITS - 1)).map(|bit| place + (1 << bit));
+        Tree { parent, children: children.take_while(|child| *child < size).map(rank_of).collect() }
+    }
+
+    fn neighbours(&self) -> impl Iterator<Item = Rank> {
+        self.parent.map(|(parent, _)| parent).into_iter().chain(self.children.iter().copied())
+    }
+}
+
+/// Makes persistent collectives of a client. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Persistent {
+    board: Arc<Mutex<Board>>,
+    message: ActiveMessage,
+    handle: Handle,
+    client: Arc<Client>,
+}
+
+/// What is registered with a client before it is opened; see [`Persistent`].
+#[derive(Debug)]
+pub struct Registration {
+    board: Arc<Mutex<Board>>,
+    message: ActiveMessage,
+    handle: Handle,
+}
+
+impl Registration {
+    /// Registers persistent collectives with a client; once per client, before it is opened.
+    ///
+    /// # Errors
+    /// If they are registered already.
+    pub fn new(messager: &dyn Messager) -> Result<Registration, RegisterError> {
+        let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        let board = Arc::<Mutex<Board>>::default();
+        let id = messager.register(Arc::new(Registered::new(&board, &handle)))?;
+        Ok(Registration { board, message: ActiveMessage::new(handle.clone(), id), handle })
+    }
+
+    /// For the opened client.
+    #[must_use]
+    pub fn with(self, client: Arc<Client>) -> Persistent {
+        let Registration { board, message, handle } = self;
+        Persistent { board, message, handle, client }
+    }
+}
+
+impl Persistent {
+    /// Makes a reduction of `len` values to which all members of a group contribute and which all get: collective, in the
+    /// same order on all members.
+    ///
+    /// # Errors
+    /// If its messages cannot be recorded, memory cannot be had, or the group's barrier fails.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use posthaste::Reduce;
+    /// let job = posthaste::solo().await?;
+    /// let mut gradient = job.persistent().all_reduce::<f64>(&job.world(), 3, &Reduce::sum()).await?;
+    /// for step in 0..10 {
+    ///     let mut values = [step as f64; 3];
+    ///     gradient.run(&mut values).await?;
+    ///     assert_eq!(values, [step as f64 * job.size() as f64; 3]);
+    /// }
+    /// # job.leave().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn all_reduce<T: Datum>(
+        &self,
+        group: &Group,
+        len: usize,
+        operation: &Reduce<T>,
+    ) -> Result<PersistentAllReduce<T>, PersistentError> {
+        let core = self.make(group, 0, len * size_of::<T>(), false).await?;
+        Ok(PersistentAllReduce { core, operation: operation.clone(), len })
+    }
+
+    /// Makes a broadcast of `len` values from the rank `root` of a group: collective, in the same order on all members.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and if the group has no such rank.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank.
+    pub async fn broadcast<T: Datum>(
+        &self,
+        group: &Group,
+        root: usize,
+        len: usize,
+    ) -> Result<PersistentBroadcast<T>, PersistentError> {
+        if root >= group.size() {
+            return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
+        }
+        let core = self.make(group, root, len * size_of::<T>(), true).await?;
+        Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
+    }
+
+    /// Makes a barrier of a group: collective, in the same order on all members.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank.
+    pub async fn barrier(&self, group: &Group) -> Result<PersistentBarrier, PersistentError> {
+        Ok(PersistentBarrier { core: self.make(group, 0, 0, false).await? })
+    }
+
+    async fn make(
+        &self,
+        group: &Group,
+        root: usize,
+        len: usize,
+        one_way: bool,
+    ) -> Result<Core, PersistentError> {
+        let tree = Tree::new(group.members(), group.rank(), root);
+        let data = Region::allocate(&self.client, len.max(1)).await.map_err(PatternError::from)?;
+        let key = {
+            let mut board = lock(&self.board);
+            let key = (group.id(), board.next_of(group.id()));
+            board.inboxes.insert(key, Inbox::new(tree.clone(), group.members(), len));
+            key
+        };
+        let mut core = Core {
+            persistent: self.clone(),
+            key,
+            up: None,
+            down: None,
+            taken: None,
+            data,
+            tree,
+            turn: 0,
+            broken: None,
+        };
+        let (message, data, handle) = (&self.message, &core.data, &self.handle);
+        if let Some((parent, child)) = core.tree.parent {
+            let (kind, len) = if one_way { (Kind::Taken, 0) } else { (Kind::Up, len) };
+            let info = info_of(key, kind, child);
+            let section =
+                record(handle, |r| r.send_with_info(message, parent, &info, data.slice(0..len))).await?;
+            *(if one_way { &mut core.taken } else { &mut core.up }) = Some(section);
+        }
+        if !core.tree.children.is_empty() {
+            let section = record(handle, |r| {
+                let mut children = core.tree.children.iter();
+                let info = info_of(key, Kind::Down, 0);
+                children.try_for_each(|child| r.send_with_info(message, *child, &info, data.slice(0..len)))
+            });
+            core.down = Some(section.await?);
+        }
+        // Nobody sends before all know of it.
+        group.barrier().await?;
+        Ok(core)
+    }
+}
+
+/// What all persistent collectives are.
+#[derive(Debug)]
+struct Core {
+    persistent: Persistent,
+    key: Key,
+    up: Option<Pattern>,
+    down: Option<Pattern>,
+    taken: Option<Pattern>,
+    /// What the sections send.
+    data: Region,
+    tree: Tree,
+    turn: u64,
+    broken: Option<Fault>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        lock(&self.persistent.board).inboxes.remove(&self.key);
+    }
+}
+
+impl Core {
+    /// Waits until a neighbour's messages are so many, and takes what is asked for.
+    async fn wait<R>(&self, from: Rank, mut take: impl FnMut(&Inbox) -> Option<R>) -> Result<R, Fault> {
+        let (board, key) = (&self.persistent.board, self.key);
+        let mut done = || {
+            let board = lock(board);
+            let Some(inbox) = board.inboxes.get(&key) else { return Some(Err(Fault::Shutdown)) };
+            if let Some(fault) = inbox.broken {
+                return Some(Err(fault));
+            }
+            if let Some(taken) = take(inbox) {
+                return Some(Ok(taken));
+            }
+            let fault = if board.closed { Some(&Fault::Shutdown) } else { board.down.get(&from) };
+            fault.map(|fault| Err(*fault))
+        };
+        std::future::poll_fn(|cx| {
+            poll_until(&self.persistent.handle, cx, &mut done, |waker| {
+                if let Some(inbox) = lock(board).inboxes.get_mut(&key) {
+                    inbox.waker = Some(waker.clone());
+                }
+            })
+        })
+        .await
+    }
+
+    /// Replays a section; its data may be changed after that.
+    async fn replay(section: Option<&Pattern>) -> Result<(), Fault> {
+        let Some(section) = section else { return Ok(()) };
+        match section.replay().local().await {
+            // What becomes of it at its targets, they say themselves.
+            Ok(_under_way) => Ok(()),
+            Err(PatternError::Fault(fault)) => Err(fault),
+            Err(_) => Err(Fault::Shutdown),
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), Fault> {
+        self.data.write(0, bytes).map_err(|_| Fault::Shutdown)
+    }
+
+    /// One use of a reduction; `add` combines a child's bytes into this rank's.
+    async fn reduce(&mut self, own: &mut [u8], mut add: impl FnMut(&mut [u8], &[u8])) -> Result<(), Fault> {
+        let turn = self.next_turn()?;
+        for (child, rank) in self.tree.children.iter().enumerate() {
+            let mut arrived = |inbox: &Inbox| {
+                let slot = &inbox.up[child];
+                (slot.count >= turn).then(|| slot.bytes.clone())
+            };
+            let bytes = self.wait(*rank, &mut arrived).await?;
+            add(own, &bytes);
+        }
+        self.write(own)?;
+        if let Some((parent, _)) = self.tree.parent {
+            Self::replay(self.up.as_ref()).await?;
+            self.result(parent, turn, own).await?;
+            self.write(own)?;
+        }
+        Self::replay(self.down.as_ref()).await
+    }
+
+    /// One use of a broadcast.
+    async fn broadcast(&mut self, own: &mut [u8]) -> Result<(), Fault> {
+        let turn = self.next_turn()?;
+        if let Some((parent, _)) = self.tree.parent {
+            self.result(parent, turn, own).await?;
+            Self::replay(self.taken.as_ref()).await?;
+        }
+        for (child, rank) in self.tree.children.iter().enumerate() {
+            self.wait(*rank, |inbox| (inbox.taken[child] + 1 >= turn).then_some(())).await?;
+        }
+        self.write(own)?;
+        Self::replay(self.down.as_ref()).await
+    }
+
+    async fn result(&self, parent: Rank, turn: u64, own: &mut [u8]) -> Result<(), Fault> {
+        let take = |inbox: &Inbox| {
+            let there = inbox.down.count >= turn;
+            there.then(|| own.copy_from_slice(&inbox.down.bytes))
+        };
+        self.wait(parent, take).await
+    }
+
+    fn next_turn(&mut self) -> Result<u64, Fault> {
+        self.turn += 1;
+        self.broken.map_or(Ok(self.turn), Err)
+    }
+
+    /// It ends here: the neighbours learn of it, and theirs from them.
+    async fn ended(&mut self, outcome: Result<(), Fault>) -> Result<(), PersistentError> {
+        let Err(fault) = outcome else { return Ok(()) };
+        if self.broken.replace(fault).is_none() {
+            if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
+                inbox.broken.get_or_insert(fault);
+            }
+            let info = info_of(self.key, Kind::Broken, 0);
+            for neighbour in self.tree.neighbours() {
+                // Who is gone needs not be told.
+                let _gone = self.persistent.message.send(neighbour, cause_of(fault)).info(&info).await;
+            }
+        }
+        Err(fault.into())
+    }
+}
+
+fn check(what: &'static str, len: usize, expected: usize) -> Result<(), PersistentError> {
+    if len == expected {
+        return Ok(());
+    }
+    Err(CollectiveError::Length { what, len, expected }.into())
+}
+
+/// A recorded reduction to all members; see [`Persistent::all_reduce`]. All members use it equally often, and drop it when
+/// they all have.
+#[derive(Debug)]
+pub struct PersistentAllReduce<T: Datum> {
+    core: Core,
+    operation: Reduce<T>,
+    len: usize,
+}
+
+impl<T: Datum> PersistentAllReduce<T> {
+    /// Contributes these values, and replaces them by the result, which is the same on all members.
+    ///
+    /// # Errors
+    /// If they are not as many as it was made for; then nothing was done. If a rank is lost or has left: it ends on all
+    /// members, and so do all later uses.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank's part.
+    pub async fn run(&mut self, values: &mut [T]) -> Result<(), PersistentError> {
+        check("the contribution", values.len(), self.len)?;
+        let combiner = self.operation.combiner();
+        let mut own = values.as_bytes().to_vec();
+        let outcome = self.core.reduce(&mut own, |target, other| combiner.run(target, other, false)).await;
+        self.core.ended(outcome).await?;
+        fill(values, &own);
+        Ok(())
+    }
+}
+
+/// A recorded broadcast; see [`Persistent::broadcast`]. All members use it equally often, and drop it when they all have.
+#[derive(Debug)]
+pub struct PersistentBroadcast<T: Datum> {
+    core: Core,
+    len: usize,
+    values: std::marker::PhantomData<fn(T)>,
+}
+
+impl<T: Datum> PersistentBroadcast<T> {
+    /// The root gives these values, all others get them there.
+    ///
+    /// # Errors
+    /// As for [`PersistentAllReduce::run`].
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank's part.
+    pub async fn run(&mut self, values: &mut [T]) -> Result<(), PersistentError> {
+        check("the broadcast", values.len(), self.len)?;
+        let mut own = values.as_bytes().to_vec();
+        let outcome = self.core.broadcast(&mut own).await;
+        self.core.ended(outcome).await?;
+        fill(values, &own);
+        Ok(())
+    }
+}
+
+fn fill<T: Datum>(values: &mut [T], bytes: &[u8]) {
+    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>().max(1))) {
+        if let Ok(new) = T::read_from_bytes(bytes) {
+            *value = new;
+        }
+    }
+}
+
+/// A recorded barrier; see [`Persistent::barrier`]. All members use it equally often, and drop it when they all have.
+#[derive(Debug)]
+pub struct PersistentBarrier {
+    core: Core,
+}
+
+impl PersistentBarrier {
+    /// Waits until all members are here.
+    ///
+    /// # Errors
+    /// As for [`PersistentAllReduce::run`].
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank.
+    pub async fn run(&mut self) -> Result<(), PersistentError> {
+        let outcome = self.core.reduce(&mut [], |_, _| {}).await;
+        self.core.ended(outcome).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tree_reaches_all_and_its_edges_agree() {
+        for size in 1..40usize {
+            let members: Vec<Rank> = (0..size as u32).map(|rank| Rank(rank * 3)).collect();
+            for root in [0, size / 2, size - 1] {
+                let trees: Vec<Tree> = (0..size).map(|me| Tree::new(&members, me, root)).collect();
+                assert!(trees[root].parent.is_none());
+                let mut edges = 0;
+                for (me, tree) in trees.iter().enumerate() {
+                    for (number, child) in tree.children.iter().enumerate() {
+                        let theirs = &trees[child.index() / 3];
+                        assert_eq!(theirs.parent, Some((members[me], number as u8)), "{size} from {root}");
+                        edges += 1;
+                    }
+                }
+                assert_eq!(edges, size - 1);
+            }
+        }
+    }
+}

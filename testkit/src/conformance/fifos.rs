@@ -1,0 +1,195 @@
+//! Injection FIFOs besides those of the targets.
+
+use super::tools::at;
+use super::{Harness, Log, Message, World};
+use posthaste_core::descriptor::{Op, SourceKind};
+use posthaste_core::engine::{
+    FifoError, FifoId, FifoOptions, Payload, ReplayStart, SendArgs, Sent, Wait, record_info,
+};
+use posthaste_core::wire::FIRST_USER;
+use posthaste_core::{Descriptor, Fault, ProtocolId, Rank, SendError, Ticket};
+use std::collections::VecDeque;
+
+/// Puts messages into a FIFO as far as there is room; the tickets of those that are in.
+fn fill<H: Harness>(world: &World<H>, fifo: FifoId, queue: &mut VecDeque<Message>) -> Vec<Ticket> {
+    let mut tickets = Vec::new();
+    while let Some(message) = queue.front() {
+        let args = SendArgs {
+            target: message.target,
+            protocol: message.protocol,
+            cookie: 0,
+            info: &message.info,
+            relaxed: true,
+        };
+        let sent = world.enter(at(Rank(0)), |scope| {
+            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&message.payload), Wait::Await);
+            match sent.expect("it is active").expect("its target lives") {
+                Sent::Queued(ticket) => Some(ticket),
+                Sent::Later(ticket, ..) => {
+                    scope.detach(ticket);
+                    None
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+        match sent {
+            Some(ticket) => tickets.push(ticket),
+            None => break,
+        }
+        queue.pop_front();
+    }
+    tickets
+}
+
+/// Messages of all lengths through several FIFOs, the ordinary way and in replays at once: all arrive whole, and in the
+/// order of whichever way they take.
+pub fn fifos_keep_their_own_order_and_mix_with_all_others<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let logs: Vec<Log> = (0..4).map(|_| Log::default()).collect();
+    let names = ["first", "second", "urgent", "ordinary"];
+    let protocols: Vec<ProtocolId> =
+        names.iter().zip(&logs).map(|(name, log)| world.record(name, log)).collect();
+    let memory = world.memory(32 << 10);
+    let bytes = world.random.bytes(32 << 10);
+    memory.write(Rank(0), 0, &bytes[..8 << 10]);
+    let open = |priority, quantum| FifoOptions { slots: 8, priority, quantum };
+    let fifos: Vec<FifoId> = [open(false, 0), open(false, 100_000), open(true, 0)]
+        .into_iter()
+        .map(|options| world.enter(at(Rank(0)), |scope| scope.open_fifo(options)))
+        .collect();
+    let sizes = world.sizes();
+    let mut queues: Vec<VecDeque<Message>> = Vec::new();
+    for (way, protocol) in protocols.iter().enumerate() {
+        let message = |n: usize| {
+            let (to, len) = (at(Rank((n % 3) as u32)), sizes[(n * 7 + way) % sizes.len()]);
+            Message::filled(at(Rank(0)), to, *protocol, n, n % 113, len)
+        };
+        queues.push((0..30).map(message).collect());
+    }
+    let all = queues.clone();
+    // A pattern of puts, gets and sends, through the second FIFO; its messages are of a protocol of its own.
+    let log = Log::default();
+    let recorded = world.record("recorded", &log);
+    let mut descriptors = Vec::new();
+    for to in [Rank(1), Rank(2)] {
+        let access = |op, offset: u64, source: u64| Descriptor {
+            op,
+            source_kind: SourceKind::Region,
+            rank: to,
+            region: memory.remote[0][to.index()] as u32,
+            offset,
+            len: 6_000,
+            source: [memory.local[0] as u64, source],
+            ..Descriptor::default()
+        };
+        descriptors.push(access(Op::Put, 8 << 10, 0));
+        let send = Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Region,
+            rank: to,
+            protocol: ProtocolId(FIRST_USER + recorded.0),
+            len: 5_000,
+            source: [memory.local[0] as u64, 1_000],
+            ..Descriptor::default()
+        };
+        record_info(&mut descriptors, send, b"info", false);
+        descriptors.push(access(Op::Get, 8 << 10, (8 << 10) + u64::from(to.0) * 6_000));
+    }
+    let stored = world.enter(at(Rank(0)), |scope| scope.store_pattern(descriptors, Box::new(())));
+    let pattern = stored.expect("there is room");
+    let ordinary: Vec<Message> = queues.pop().expect("four ways").into();
+    let mut outbox = super::Outbox::new(at(Rank(0)), ordinary);
+    let mut tickets = Vec::new();
+    let mut replays = 0;
+    world.until("all is in", |world| {
+        for (fifo, queue) in fifos.iter().zip(&mut queues) {
+            tickets.extend(fill(world, *fifo, queue));
+        }
+        outbox.pump(world);
+        if replays < 5 && world.random.chance(10) {
+            replays += 1;
+            let replay = |scope: &mut posthaste_core::Scope<'_>| {
+                scope.replay_with(pattern, None, Some(fifos[1])).expect("it exists")
+            };
+            if let ReplayStart::Queued { ticket, .. } = world.enter(at(Rank(0)), replay) {
+                tickets.push(ticket);
+            }
+        }
+        outbox.is_done() && queues.iter().all(VecDeque::is_empty) && replays == 5
+    });
+    let drains = world.enter(at(Rank(0)), |scope| scope.drain_fifos(None)).expect("it goes on");
+    for ticket in tickets.into_iter().chain(drains) {
+        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+    }
+    world.until("all arrives", |_| logs.iter().all(|log| log.len() == 30) && log.len() == 10);
+    for (way, log) in all.iter().zip(&logs) {
+        for to in [Rank(0), Rank(1), Rank(2)] {
+            let expected: Vec<Message> = way.iter().filter(|m| m.target == at(to)).cloned().collect();
+            log.check(at(Rank(0)), at(to), &expected);
+        }
+    }
+    assert!(log.all().iter().all(|one| one.bytes == bytes[1_000..6_000] && one.info == b"info"));
+    for to in [Rank(1), Rank(2)] {
+        assert_eq!(memory.bytes(to, 8 << 10, 6_000), bytes[..6_000]);
+        assert_eq!(memory.bytes(Rank(0), (8 << 10) + u64::from(to.0) * 6_000, 6_000), bytes[..6_000]);
+    }
+    world.enter(at(Rank(0)), |scope| {
+        for fifo in &fifos {
+            assert!(scope.fifo_status(*fifo).expect("it is open").is_empty());
+            scope.close_fifo(*fifo);
+            assert_eq!(scope.fifo_status(*fifo), Err(FifoError::Closed));
+        }
+    });
+}
+
+/// What waits in a FIFO for a rank that is lost ends with its loss; what waits for others behind it goes on.
+pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocol = world.record("message", &log);
+    let fifo = world.enter(at(Rank(0)), |scope| scope.open_fifo(FifoOptions::default()));
+    world.enter(at(Rank(0)), |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+    let len = world.caps().max_eager * 2;
+    let message = |n: usize| {
+        Message::filled(at(Rank(0)), at(Rank(1 + n as u32 % 2)), protocol, n, 3, [10, len][n / 2 % 2])
+    };
+    let all: Vec<Message> = (0..20).map(message).collect();
+    let tickets = fill(&world, fifo, &mut all.iter().cloned().collect());
+    assert_eq!(tickets.len(), 20);
+    let crossing = world.enter(at(Rank(0)), |scope| {
+        scope.set_fifo_threshold(fifo, 250).expect("it is open");
+        assert!(matches!(scope.activate_fifo(fifo, false), Err(FifoError::NotEmpty { .. })));
+        scope.fifo_crossing(fifo).expect("it is open").expect("it goes on").expect("it is not crossed")
+    });
+    world.a_while();
+    assert!(log.is_empty(), "a FIFO that is not enabled is not served");
+    world.kill(Rank(1));
+    world.until("the loss is known", |world| world.enter(at(Rank(0)), |s| s.fault_of(Rank(1))).is_some());
+    world.enter(at(Rank(0)), |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+    for (n, ticket) in tickets.into_iter().enumerate() {
+        let outcome = world.outcome(at(Rank(0)), ticket);
+        match n % 2 {
+            0 => assert_eq!(outcome.expect_err("nobody is there"), Fault::PeerLost(Rank(1))),
+            _ => assert!(outcome.is_ok(), "{n}"),
+        }
+    }
+    assert!(world.outcome(at(Rank(0)), crossing).is_ok());
+    world.until("the others arrive", |_| log.len() == 10);
+    let expected: Vec<Message> = all.into_iter().filter(|m| m.target == at(Rank(2))).collect();
+    log.check(at(Rank(0)), at(Rank(2)), &expected);
+    world.enter(at(Rank(0)), |scope| {
+        let status = scope.fifo_status(fifo).expect("it is open");
+        assert!(status.is_empty() && status.crossed && status.head == status.tail);
+        scope.clear_fifo_crossed(fifo).expect("it is open");
+        assert!(!scope.fifo_status(fifo).expect("it is open").crossed);
+        scope.activate_fifo(fifo, false).expect("it is empty");
+        let args = SendArgs { target: at(Rank(2)), protocol, cookie: 0, info: &[], relaxed: true };
+        let refused = scope.send_through(fifo, &args, Payload::Borrowed(b"no"), Wait::Await);
+        assert!(matches!(refused, Err(FifoError::Inactive)));
+        scope.activate_fifo(fifo, true).expect("it is open");
+        let lost = SendArgs { target: at(Rank(1)), ..args };
+        let refused = scope.send_through(fifo, &lost, Payload::Borrowed(b"no"), Wait::Await);
+        let fault = SendError::Fault(Fault::PeerLost(Rank(1)));
+        assert!(matches!(refused, Ok(Err((error, _))) if error == fault));
+    });
+}
