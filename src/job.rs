@@ -3,7 +3,7 @@
 use crate::error::{Error, JoinError};
 use crate::place::Place;
 use bytes::Bytes;
-use posthaste_core::engine::EngineConfig;
+use posthaste_core::engine::{EngineConfig, PatternError};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
     Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
@@ -523,13 +523,10 @@ impl Job {
     ///
     /// # Errors
     /// If the closure fails, or records nothing.
-    pub async fn record<E>(
+    pub async fn record(
         &self,
-        recording: impl FnOnce(&mut Recorder) -> Result<(), E>,
-    ) -> Result<Pattern, Error>
-    where
-        posthaste_core::engine::PatternError: From<E>,
-    {
+        recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+    ) -> Result<Pattern, Error> {
         Ok(pattern::record(&self.handle, recording).await?)
     }
 

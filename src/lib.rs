@@ -69,8 +69,8 @@ pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
     ConnectionManager, Control, Counter, Element, Fill, First, Group, InFlight, ManyToMany, Message,
     MessageStream, Multisend, MultisendError, OwnedMessage, Part, Pattern, PutSignal, Received, Recorder,
-    Reduce, Region, RegionKey, RemoteRegion, SendMessage, Service, ServiceOptions, Signal, Window, Word,
-    Words,
+    Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, Service, ServiceOptions,
+    Signal, Window, Word, Words,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

@@ -66,11 +66,35 @@ id!(
     ConnectionId(u32),
     "connection "
 );
-id!(
-    /// A recorded pattern ("persistent id").
-    PatternId(u32),
-    "pattern "
-);
+/// A recorded pattern ("persistent id"). An id whose pattern was unregistered never names another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PatternId {
+    section: u32,
+    generation: u32,
+}
+
+impl PatternId {
+    pub(crate) const fn new(section: u32, generation: u32) -> Self {
+        Self { section, generation }
+    }
+
+    /// Its section among those of its context.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.section as usize
+    }
+
+    pub(crate) const fn generation(self) -> u32 {
+        self.generation
+    }
+}
+
+impl fmt::Display for PatternId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pattern {}", self.section)
+    }
+}
 
 impl Rank {
     /// The next rank of a ring of `size` ranks.

@@ -32,6 +32,8 @@ const WAITED: u32 = 4;
 /// Chunks double in size: 64, 128, ... slots.
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = 20;
+/// In a ticket's lower half: no slot has so high an index.
+const COUNTED: u32 = 1 << 31;
 /// Longest value that is kept in the slot itself, in bytes.
 pub const SMALL_VALUE: usize = 64;
 
@@ -150,6 +152,18 @@ impl Ticket {
     #[must_use]
     pub const fn from_word(word: u64) -> Option<Ticket> {
         if word as u32 == 0 { None } else { Some(Ticket(word)) }
+    }
+
+    /// A ticket that names no slot but a part of something that is counted; its end moves a counter.
+    pub(crate) const fn counted(key: u32, generation: u32) -> Ticket {
+        Ticket((generation as u64) << 32 | (COUNTED | key) as u64)
+    }
+
+    /// The key and the generation of what is counted.
+    #[inline]
+    pub(crate) const fn as_counted(self) -> Option<(u32, u32)> {
+        let low = self.0 as u32;
+        if low & COUNTED == 0 { None } else { Some((low & !COUNTED, (self.0 >> 32) as u32)) }
     }
 
     const fn index(self) -> usize {

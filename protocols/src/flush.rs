@@ -14,6 +14,31 @@ use posthaste_core::{Endpoint, Handle, Rank, SendError};
 /// # Cancel safety
 /// Cancel safe: waiting changes nothing.
 pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
+    settle(face).await?;
+    flush_queue(face, rank).await
+}
+
+/// Awaits that what does not wait in the order of the context (replays that need credit) has taken its place there.
+async fn settle<F: Face>(face: &F) -> Result<(), SendError> {
+    let handle = Handle::of(face);
+    let begin = move |scope: &mut posthaste_core::Scope<'_>| {
+        let ticket = scope.settle_replays()?;
+        Ok::<_, SendError>(ticket.map(|ticket| Pending::new(handle.clone(), ticket, None, None)))
+    };
+    let waiting = match face.enter(|engine| begin(&mut engine.scope())) {
+        Ok(waiting) => waiting?,
+        Err(_) => {
+            let posted = face.post(begin);
+            std::future::poll_fn(|cx| posted.poll(cx)).await?
+        }
+    };
+    if let Some(mut waiting) = waiting {
+        std::future::poll_fn(|cx| waiting.poll(face, cx)).await?;
+    }
+    Ok(())
+}
+
+async fn flush_queue<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
     let target = Endpoint::new(rank, face.shared().me().context);
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
@@ -41,6 +66,7 @@ pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
 /// # Cancel safety
 /// Cancel safe: waiting changes nothing.
 pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
+    settle(face).await?;
     let list = |scope: &mut posthaste_core::Scope<'_>| scope.unflushed();
     let targets = match face.enter(|engine| list(&mut engine.scope())) {
         Ok(targets) => targets,
@@ -49,6 +75,6 @@ pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
             std::future::poll_fn(|cx| posted.poll(cx)).await
         }
     };
-    let ended = join_all(targets.into_iter().map(|target| flush(face, target.rank))).await;
+    let ended = join_all(targets.into_iter().map(|target| flush_queue(face, target.rank))).await;
     ended.into_iter().collect()
 }

@@ -29,6 +29,10 @@ impl<F: Face> ActiveMessage<F> {
         Self { face, id }
     }
 
+    pub(crate) fn face(&self) -> &F {
+        &self.face
+    }
+
     /// This client's number for it.
     #[must_use]
     pub fn id(&self) -> ProtocolId {

@@ -38,11 +38,11 @@ pub use handler::{ActiveMessage, Fill, First};
 pub use message::{Message, OwnedMessage};
 pub use multisend::{Connection, ConnectionManager, ManyToMany, Multisend, MultisendError, Part, Received};
 pub use namespace::Namespace;
-pub use pattern::{Pattern, Recorder};
+pub use pattern::{Pattern, Recorder, Replay};
 pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
     AtomicFetch, AtomicUpdate, Element, Get, GetInto, GetTyped, Put, PutElement, PutSignal, PutTyped, Region,
-    RegionKey, RemoteRegion, Signal, Window, Word, Words,
+    RegionKey, RegionSlice, RemoteRegion, Signal, Window, Word, Words,
 };

@@ -1,7 +1,7 @@
 //! Recorded patterns.
 
 use crate::support::{is_payload, options, payload, run};
-use posthaste::{PatternError, Rank};
+use posthaste::Rank;
 
 #[test]
 fn m_d26_many_patterns_have_persistent_ids_and_are_replayed_in_any_order() {
@@ -53,7 +53,7 @@ fn m_d28_a_replay_reads_the_payload_afresh() {
                         window.record_put_from(r, to, me * 100_000 + first as usize, &source, first, len)?;
                     }
                 }
-                Ok::<(), posthaste::RmaError>(())
+                Ok(())
             })
             .await
             .unwrap();
@@ -91,7 +91,7 @@ fn m_d26_a_pattern_of_a_freed_window_or_of_nothing_is_an_error() {
         let window = job.shmalloc::<u64>(10).await.unwrap();
         let source = job.region(16).await.unwrap();
         let peer = Rank(1 - job.rank().0);
-        let nothing = job.record(|_| Ok::<(), PatternError>(())).await;
+        let nothing = job.record(|_| Ok(())).await;
         assert!(nothing.is_err());
         let outside = job.record(|r| window.record_put(r, peer, 9, &source)).await;
         assert!(outside.is_err(), "16 bytes do not fit at element 9 of 10");

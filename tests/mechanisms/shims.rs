@@ -113,7 +113,7 @@ fn m_d13_patterns_are_replayed_over_sends() {
                         window.record_put_from(r, to, me * 100_000 + first as usize, &source, first, len)?;
                     }
                 }
-                Ok::<(), RmaError>(())
+                Ok(())
             })
             .await
             .unwrap();

@@ -500,7 +500,7 @@ impl<F: ContextFace> Bench<F> {
                 let first = index * self.size;
                 window.record_put_from(r, self.peer, first, &source, first as u64, size)?;
             }
-            Ok::<_, posthaste::RmaError>(())
+            Ok(())
         });
         let pattern = self.drive(recording).await?;
         self.barrier().await?;

@@ -104,7 +104,7 @@ impl Sink for Dispatcher<'_> {
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
-        self.state.completer.complete(ticket, outcome);
+        self.state.end(ticket, outcome);
     }
 
     fn corrupt(&mut self, rank: Rank) {

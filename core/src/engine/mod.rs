@@ -22,7 +22,7 @@ mod send;
 mod watch;
 
 pub use control::ControlSent;
-pub use pattern::{PatternError, ReplayStart};
+pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
 pub use watch::Watched;
@@ -68,6 +68,9 @@ pub struct EngineConfig {
     /// Bytes of this rank's memory that messages may land in at a time, until they are read; longer ones, and those for
     /// which there is no place, go as streams.
     pub landing_bytes: u64,
+    /// Recorded descriptors that a context has room for, 64 bytes each: one per operation, and up to three for message
+    /// info.
+    pub pattern_slots: usize,
 }
 
 impl Default for EngineConfig {
@@ -81,6 +84,7 @@ impl Default for EngineConfig {
             get_window: 4 << 20,
             rendezvous_bytes: None,
             landing_bytes: 256 << 20,
+            pattern_slots: 256 << 10,
         }
     }
 }
@@ -191,6 +195,7 @@ pub struct State {
     pub(crate) controls: std::sync::Arc<Controls>,
     pub(crate) table: SourceTable,
     pub(crate) patterns: pattern::PatternStore,
+    pub(crate) replaying: pattern::Replays,
     pub(crate) slots: Arc<SlotPool>,
     pub(crate) completer: Completer,
     pub(crate) timers: TimerWheel,
@@ -299,6 +304,7 @@ impl Engine {
             controls: parts.controls,
             table: SourceTable::default(),
             patterns: pattern::PatternStore::default(),
+            replaying: pattern::Replays::default(),
             slots: slots.clone(),
             completer,
             timers: TimerWheel::new(parts.now),
@@ -476,6 +482,7 @@ impl State {
             self.peer(index).fault = Some(fault);
             tracing::debug!(me = %self.me, %rank, %fault, "peer down");
             self.drop_queue(index, fault);
+            self.fail_parts(index, fault);
             if !matches!(fault, Fault::PeerClosed(_)) {
                 self.drop_aside(index);
             }
@@ -494,6 +501,7 @@ impl State {
 
     fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
+        self.drop_parked(index, fault);
         self.drop_controls(index, fault);
         self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
@@ -523,6 +531,7 @@ impl State {
             }
         }
         self.busy.clear();
+        self.drop_replays();
         self.watches.look(true);
         self.completer.fail(None, Fault::Shutdown);
         for protocol in self.registry.snapshot() {

@@ -40,6 +40,8 @@ pub(crate) struct Peer {
     pub controls: Option<Box<super::control::PeerControls>>,
     /// What is at the head of the FIFO waits for the peer, and not for room.
     pub stuck: bool,
+    /// Runs of replays that wait for credit before they take their place in the FIFO.
+    pub parked: VecDeque<super::pattern::Parked>,
 }
 
 /// A protocol in which this side sends to the peer.
@@ -118,6 +120,7 @@ impl Peer {
             rendezvous: None,
             controls: None,
             stuck: false,
+            parked: VecDeque::new(),
         }
     }
 

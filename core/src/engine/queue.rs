@@ -89,12 +89,20 @@ impl Scope<'_> {
             moved += self.pump_over(index);
             moved += self.pump_clearance(index);
             moved += self.pump_peer(index);
+            if !self.state.peer(index).parked.is_empty() {
+                moved += self.pump_parked(index);
+            }
             moved += self.pay_credit(index);
             self.state.hand_out_room(index);
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
-            peer.busy = waits || owes || peer.owes_over() || peer.has_controls() || peer.owes_clearance();
+            peer.busy = waits
+                || owes
+                || !peer.parked.is_empty()
+                || peer.owes_over()
+                || peer.has_controls()
+                || peer.owes_clearance();
             peer.busy
         });
         busy.append(&mut self.state.busy);
@@ -125,7 +133,7 @@ impl Scope<'_> {
                     if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
                         let _ = fifo.pop();
                     }
-                    if matches!(front.op, Op::Put | Op::Get | Op::Atomic) {
+                    if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump) {
                         self.state.rma_left_queue(index);
                     }
                     if let Some(outcome) = result {
@@ -162,57 +170,77 @@ impl Scope<'_> {
         }
     }
 
-    /// A message longer than one packet: a head and then fragments, with the cursor kept in the descriptor
-    /// (`offset` is 0 before the head, then the bytes sent plus 1).
+    /// A message longer than one packet, with the cursor kept in the descriptor.
     pub(super) fn step_stream(&mut self, index: usize, mut front: Descriptor) -> Option<Option<Outcome>> {
         let mut info = [0; MAX_INFO];
-        let fragment = self.state.caps.fragment as u64;
-        let State { peers, table, .. } = &mut *self.state;
-        let fifo = peers[index].as_mut()?.fifo.as_mut()?;
-        if front.offset == 0 {
-            let len = fifo.front_info(&mut info);
+        let fifo = self.state.peers[index].as_ref()?.fifo.as_ref()?;
+        let len = fifo.front_info(&mut info);
+        let message = Descriptor { offset: 0, ticket: 0, ..front };
+        match self.stream_parts(&message, &info[..len], &mut front.offset).0 {
+            Stop::Done => Some(Some(Ok(Value::Unit))),
+            Stop::Full => {
+                if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
+                    fifo.set_front(&front);
+                }
+                None
+            }
+            Stop::Fault(fault) => Some(Some(Err(fault))),
+        }
+    }
+
+    /// Sends what is left of a message longer than one packet: a head and then fragments. The cursor is 0 before the head,
+    /// then the bytes sent plus 1. With the last fragment goes the message's ticket; whether that is complete, too.
+    pub(super) fn stream_parts(
+        &mut self,
+        message: &Descriptor,
+        info: &[u8],
+        cursor: &mut u64,
+    ) -> (Stop, bool) {
+        let State { table, caps, .. } = &mut *self.state;
+        let fragment = caps.fragment as u64;
+        if *cursor == 0 {
             let begin = wire::StreamBegin {
-                total: front.len.into(),
-                cookie: front.cookie.into(),
-                protocol: front.protocol.0.into(),
+                total: message.len.into(),
+                cookie: message.cookie.into(),
+                protocol: message.protocol.0.into(),
                 reserved: [0; 6],
             };
             let head = Descriptor {
                 protocol: ProtocolId(wire::STREAM_BEGIN),
                 source_kind: SourceKind::Borrowed,
-                info_len: len as u8,
+                info_len: info.len() as u8,
                 len: size_of::<wire::StreamBegin>() as u64,
-                ..front
+                ticket: 0,
+                ..*message
             };
-            let sources = Sources { info: &info[..len], borrowed: begin.as_bytes(), table };
+            let sources = Sources { info, borrowed: begin.as_bytes(), table };
             match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
-                Stop::Done => front.offset = 1,
-                Stop::Full => return None,
-                Stop::Fault(fault) => return Some(Some(Err(fault))),
+                Stop::Done => *cursor = 1,
+                stop => return (stop, false),
             }
         }
-        while front.offset - 1 < front.len {
-            let sent = front.offset - 1;
+        let mut complete = true;
+        while *cursor - 1 < message.len {
+            let sent = *cursor - 1;
+            let len = fragment.min(message.len - sent);
             let part = Descriptor {
-                op: Op::Send,
                 protocol: ProtocolId(wire::STREAM_DATA),
                 cookie: 0,
                 info_len: 0,
-                len: fragment.min(front.len - sent),
-                source: [front.source[0], sent],
-                ..front
+                len,
+                ticket: if sent + len == message.len { message.ticket } else { 0 },
+                source: [message.source[0], message.source[1] + sent],
+                ..*message
             };
             let sources = Sources { info: &[], borrowed: &[], table };
-            match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
-                Stop::Done => front.offset += part.len,
-                Stop::Full => {
-                    fifo.set_front(&front);
-                    return None;
-                }
-                Stop::Fault(fault) => return Some(Some(Err(fault))),
+            let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
+            match injected.stop {
+                Stop::Done => *cursor += len,
+                stop => return (stop, false),
             }
+            complete = injected.complete;
         }
-        Some(Some(Ok(Value::Unit)))
+        (Stop::Done, complete)
     }
 }
 
@@ -241,13 +269,9 @@ impl State {
 
     /// A queued descriptor has ended.
     pub(super) fn finish_descriptor(&mut self, descriptor: &Descriptor, outcome: Outcome) {
-        if descriptor.op == Op::Jump {
-            self.end_run(descriptor, outcome.err());
-            return;
-        }
         self.drop_source(descriptor);
         if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
-            self.completer.complete(ticket, outcome);
+            self.end(ticket, outcome);
         }
     }
 }

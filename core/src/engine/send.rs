@@ -298,31 +298,11 @@ impl Scope<'_> {
         wait: Wait,
     ) -> Result<Option<(Ticket, Wait)>, Option<SendError>> {
         let id = args.protocol.index();
-        let config = self.state.config;
-        while self.state.peer(index).outgoing.len() <= id {
-            let next = self.state.peer(index).outgoing.len();
-            let Some(protocol) = self.state.registry.get(ProtocolId(next as u16)) else {
-                return Err(Some(SendError::Unregistered(args.protocol)));
-            };
-            let flow = protocol.flow();
-            self.state.peer(index).outgoing.push(Outgoing {
-                declared: false,
-                open: false,
-                flow,
-                credits: config.credits,
-                bytes: config.credit_bytes as i64,
-                refused: None,
-                waiters: VecDeque::new(),
-                granted: 0,
-            });
+        if self.state.registry.get(args.protocol).is_none() {
+            return Err(Some(SendError::Unregistered(args.protocol)));
         }
-        if !self.state.peer(index).outgoing[id].declared {
-            self.declare(index, args.protocol).map_err(|fault| Some(fault.into()))?;
-        }
+        self.introduce(index, args.protocol).map_err(|fault| Some(fault.into()))?;
         let out = &mut self.state.peer(index).outgoing[id];
-        if let Some(fault) = out.refused {
-            return Err(Some(fault.into()));
-        }
         if out.flow == Flow::Inline {
             out.open = true;
             return Ok(None);
@@ -345,6 +325,32 @@ impl Scope<'_> {
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
         self.state.peer(index).outgoing[id].waiters.push_back(ticket);
         Ok(Some((ticket, Wait::Credited(endpoint, args.protocol))))
+    }
+
+    /// Has the peer hear of a registered protocol, if it has not yet.
+    pub(super) fn introduce(&mut self, index: usize, id: ProtocolId) -> Result<(), Fault> {
+        let config = self.state.config;
+        while self.state.peer(index).outgoing.len() <= id.index() {
+            let next = self.state.peer(index).outgoing.len();
+            let Some(protocol) = self.state.registry.get(ProtocolId(next as u16)) else {
+                return Err(Fault::NoSuchProtocol(self.state.me.rank));
+            };
+            let flow = protocol.flow();
+            self.state.peer(index).outgoing.push(Outgoing {
+                declared: false,
+                open: false,
+                flow,
+                credits: config.credits,
+                bytes: config.credit_bytes as i64,
+                refused: None,
+                waiters: VecDeque::new(),
+                granted: 0,
+            });
+        }
+        if !self.state.peer(index).outgoing[id.index()].declared {
+            self.declare(index, id)?;
+        }
+        self.state.peer(index).outgoing[id.index()].refused.map_or(Ok(()), Err)
     }
 
     fn declare(&mut self, index: usize, id: ProtocolId) -> Result<(), Fault> {

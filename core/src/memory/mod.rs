@@ -498,6 +498,10 @@ pub trait Words {
     fn write_bytes(&self, index: usize, bytes: &[u8]);
     /// Copies bytes out of the words from `index` on, relaxed.
     fn read_bytes(&self, index: usize, bytes: &mut [u8]);
+    /// Copies shared memory to the words from `index` on, relaxed.
+    fn write_shared(&self, index: usize, source: SharedSlice) {
+        self.write_bytes(index, &source.to_vec());
+    }
 }
 
 /// Reads once from a descriptor to behind what a vector holds, at most `limit` bytes and no more than its capacity has
@@ -593,6 +597,12 @@ impl Words for SharedWords {
         let from = self.bytes_at(index, bytes.len());
         // SAFETY: both ranges are valid for bytes.len(); the target is private, so they cannot overlap.
         unsafe { copy_from_shared(bytes.as_mut_ptr(), from, bytes.len()) }
+    }
+    #[inline]
+    fn write_shared(&self, index: usize, source: SharedSlice) {
+        let to = self.bytes_at(index, source.len);
+        // SAFETY: both ranges are valid for source.len bytes.
+        unsafe { copy_shared(to, source.base, source.len) }
     }
 }
 

@@ -233,6 +233,14 @@ impl ManyToMany {
         Ok(ManyToMany { state, handle, id, ranks: messager.peers().ranks })
     }
 
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn id(&self) -> ProtocolId {
+        self.id
+    }
+
     /// Sends each rank a buffer of its own, in one call.
     ///
     /// # Errors

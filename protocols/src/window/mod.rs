@@ -11,7 +11,7 @@ mod typed;
 pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use get::{Get, GetInto};
 pub use put::{Put, PutElement};
-pub use region::{Region, RegionKey, RemoteRegion};
+pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
 
@@ -23,7 +23,7 @@ use bytes::Bytes;
 use get::Fetch;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
-use posthaste_core::engine::Gates;
+use posthaste_core::engine::{Gates, PatternError};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{
     Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError,
@@ -99,7 +99,7 @@ impl std::fmt::Debug for Memory {
 impl Memory {
     /// The part of a rank, if the access lies within it.
     #[inline]
-    fn check(&self, part: usize, rank: Rank, offset: u64, count: u64) -> Result<&Part, RmaError> {
+    pub(crate) fn check(&self, part: usize, rank: Rank, offset: u64, count: u64) -> Result<&Part, RmaError> {
         if !self.alive.load(Ordering::Relaxed) {
             return Err(RmaError::NoSuchWindow(self.id));
         }
@@ -284,8 +284,12 @@ impl<T: Element> Window<T> {
         Window { memory, exchange, number: self.number, element: PhantomData }
     }
 
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
     #[inline]
-    fn offset(index: usize) -> u64 {
+    pub(crate) fn offset(index: usize) -> u64 {
         // Saturates: an absurd index is out of range, not wrapped around into it.
         (index as u64).saturating_mul(size_of::<T>() as u64)
     }
@@ -350,24 +354,24 @@ impl<T: Element> Window<T> {
         GetInto { fetch, buffer }
     }
 
-    /// Records a put of a whole region to elements of a rank's part.
+    /// Records a put of a whole region to elements of a rank's part; see [`Recorder`](crate::Recorder::put).
     ///
     /// # Errors
-    /// If the access is out of range.
+    /// As for [`Recorder::put`](crate::Recorder::put).
     pub fn record_put(
         &self,
         recorder: &mut crate::pattern::Recorder,
         rank: Rank,
         index: usize,
         source: &Region,
-    ) -> Result<(), RmaError> {
-        self.record_put_from(recorder, rank, index, source, 0, source.len())
+    ) -> Result<(), PatternError> {
+        recorder.put(self, rank, index, source)
     }
 
     /// Records a put of `len` bytes of a region, from `first` on, to elements of a rank's part.
     ///
     /// # Errors
-    /// If the access is out of range.
+    /// As for [`Recorder::put`](crate::Recorder::put).
     pub fn record_put_from(
         &self,
         recorder: &mut crate::pattern::Recorder,
@@ -376,12 +380,9 @@ impl<T: Element> Window<T> {
         source: &Region,
         first: u64,
         len: u64,
-    ) -> Result<(), RmaError> {
-        let offset = Self::offset(index);
-        let part = self.memory.check(rank.index(), rank, offset, len)?;
-        source.check(first, len)?;
-        recorder.put(&self.memory, part, offset, source, first, len);
-        Ok(())
+    ) -> Result<(), PatternError> {
+        let end = first.saturating_add(len);
+        recorder.put(self, rank, index, source.slice(first as usize..end as usize))
     }
 
     /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every

@@ -8,6 +8,7 @@ use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Device, Handle, Messager, Rank, RmaError, Scope, WindowId};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -129,8 +130,19 @@ impl Region {
         RegionKey { rank: self.0.handle.me().rank.0, offset: self.0.offset, len: self.0.len }
     }
 
+    /// A part of it, by its bytes, for recorded operations. Whether it is inside, they check.
+    #[must_use]
+    pub fn slice(&self, bytes: Range<usize>) -> RegionSlice {
+        let (first, end) = (bytes.start as u64, bytes.end as u64);
+        RegionSlice { region: self.clone(), first, len: end.saturating_sub(first) }
+    }
+
     pub(crate) fn local_key(&self) -> usize {
         self.0.local
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.0.handle
     }
 
     pub(crate) fn check(&self, first: u64, len: u64) -> Result<(), RmaError> {
@@ -163,6 +175,34 @@ impl Region {
             slice.read(into);
         }
         Ok(())
+    }
+}
+
+/// A part of a region: what a recorded operation reads or fills at each replay. All of a region converts into it.
+#[derive(Clone, Debug)]
+pub struct RegionSlice {
+    region: Region,
+    first: u64,
+    len: u64,
+}
+
+impl RegionSlice {
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(crate) fn first(&self) -> u64 {
+        self.first
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl From<&Region> for RegionSlice {
+    fn from(region: &Region) -> Self {
+        Self { region: region.clone(), first: 0, len: region.len() }
     }
 }
 

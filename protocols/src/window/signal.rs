@@ -20,6 +20,11 @@ pub struct Signal<'w> {
 }
 
 impl<'w> Signal<'w> {
+    /// What it is on, where in a rank's part, and what is done there.
+    pub(crate) fn parts(&self) -> (&'w Arc<Memory>, u64, WordOp) {
+        (self.memory, self.offset, self.op)
+    }
+
     fn access(&self, rank: Rank) -> Access<'w> {
         Access::new(self.memory, rank.index(), rank, self.offset, self.op)
     }

@@ -66,11 +66,11 @@ fn start<H: Harness>(world: &mut World<H>) -> Pending {
         ..Descriptor::default()
     };
     let replay = world.enter(from, |scope| {
-        let id = scope.store_pattern(vec![put, put]).expect("not empty");
+        let id = scope.store_pattern(vec![put, put], Box::new(())).expect("not empty");
         scope.replay(id).expect("it lives")
     });
-    if let ReplayStart::Queued(tickets) = replay {
-        accesses.extend(tickets);
+    if let ReplayStart::Queued { ticket, .. } = replay {
+        accesses.push(ticket);
     }
     assert!(!accesses.is_empty());
     Pending { outboxes, flush, accesses, own, sent }

@@ -14,6 +14,7 @@ pub mod endings;
 pub mod flow;
 pub mod harnesses;
 pub mod messages;
+pub mod mixtures;
 pub mod one_sided;
 pub mod patterns;
 pub mod protocols;
@@ -161,6 +162,9 @@ macro_rules! conformance_suite {
             patterns::replays_queue_behind_what_waits,
             patterns::sections_are_freed_and_reused,
             patterns::recorded_sends_are_replayed,
+            mixtures::random_mixtures_do_what_they_say,
+            mixtures::recorded_messages_wait_for_credit,
+            mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,
             controls::controls_arrive_once_and_in_order,
             controls::a_control_gets_past_what_is_queued,
             controls::unknown_controls_wait_and_are_refused_once_ready,

@@ -244,7 +244,7 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
         vec![put(memory.remote[0][1], 900), put(key, 900), put(memory.remote[0][1], 8)],
         vec![put(memory.remote[0][1], 900)],
     ];
-    let patterns = patterns.map(|run| world.enter(at(from), |scope| scope.store_pattern(run)));
+    let patterns = patterns.map(|run| world.enter(at(from), |scope| scope.store_pattern(run, Box::new(()))));
     let none = Fault::NoSuchMemory(to);
     for round in 0..4u8 {
         let mut tickets = Vec::new();
@@ -262,8 +262,10 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
             for (id, bad) in patterns.iter().zip([true, false]) {
                 let id = *id.as_ref().expect("not empty");
                 let replay = world.enter(at(from), |scope| scope.replay(id)).expect("it exists");
-                let ReplayStart::Queued(parts) = replay else { panic!("nobody has acknowledged it yet") };
-                tickets.extend(parts.into_iter().map(|ticket| (Some(ticket), bad)));
+                let ReplayStart::Queued { ticket, .. } = replay else {
+                    panic!("nobody has acknowledged it yet")
+                };
+                tickets.push((Some(ticket), bad));
             }
         }
         for (n, (ticket, bad)) in tickets.into_iter().enumerate() {

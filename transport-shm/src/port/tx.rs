@@ -9,7 +9,7 @@ use crate::ready::ReadySet;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
-use posthaste_core::memory::{SharedSlice, SharedWords, Words};
+use posthaste_core::memory::{SharedSlice, SharedWords, WordCopier, Words};
 use posthaste_core::sync::lock;
 use posthaste_core::{Descriptor, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
@@ -40,6 +40,51 @@ pub(super) struct TxLane {
     grants: Grants,
 }
 
+impl TxLane {
+    /// Writes a short record with a payload out of shared memory; false: no room.
+    #[inline]
+    fn push_shared(&mut self, send: &Descriptor, info: &[u8], payload: SharedSlice) -> bool {
+        if payload.len() == 8 && info.is_empty() {
+            let mut word = [0; 8];
+            payload.read(&mut word);
+            return self.producer.push_word(send.protocol.0, send.cookie, u64::from_ne_bytes(word));
+        }
+        let header = Header {
+            kind: KIND_SHORT,
+            info_len: info.len() as u8,
+            protocol: send.protocol.0,
+            len: payload.len() as u32,
+            cookie: send.cookie != 0,
+        };
+        self.producer.push(header, send.cookie, info, |ring, at| ring.write_shared(at, payload))
+    }
+}
+
+/// Carries out the puts of single words at the front of a run that are like the first one but for their places; returns how
+/// many.
+#[inline]
+fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
+    let Some(first) = run.first() else { return 0 };
+    if first.len != 8 {
+        return 0;
+    }
+    // Everything but the places is compared at once: as words, and in one branch.
+    let &[kind, target, ..] = descriptor_words(first);
+    let local = first.source[0];
+    let differs = |put: &Descriptor| {
+        let &[put_kind, put_target, len, _, _, _, put_local, _] = descriptor_words(put);
+        (put_kind ^ kind) | (put_target ^ target) | (len ^ 8) | (put_local ^ local)
+    };
+    let done = |put: &&Descriptor| differs(put) == 0 && words.copy(put.offset, put.source[1]);
+    run.iter().take_while(done).count()
+}
+
+/// A descriptor as words: op to rank; context to region; length; offset; ticket; cookie; source.
+#[inline(always)]
+fn descriptor_words(descriptor: &Descriptor) -> &[u64; 8] {
+    zerocopy::transmute_ref!(descriptor)
+}
+
 /// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
 #[inline]
 fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
@@ -51,11 +96,7 @@ fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -
             && put.region == region
             && put.source[0] == local
     };
-    let mut done = 0;
-    if let Some(words) = target.words_from(source) {
-        let is_done = |put: &&Descriptor| put.len == 8 && same(put) && words.copy(put.offset, put.source[1]);
-        done = run.iter().take_while(is_done).count();
-    }
+    let done = target.words_from(source).map_or(0, |words| replay_words(run, &words));
     let is_done =
         |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
     done + run[done..].iter().take_while(is_done).count()
@@ -166,10 +207,65 @@ impl Tx {
         };
         let max_short = self.max_short;
         let len = descriptor.len as usize;
-        let (Payload::Private(bytes), true) = (source, len <= max_short) else {
-            return self.send_page(index, descriptor, sources, source);
+        match source {
+            Payload::Private(bytes) if len <= max_short => {
+                self.send_short(index, descriptor.protocol, descriptor.cookie, sources.info, bytes)
+            }
+            Payload::Shared(slice) if len <= max_short => {
+                self.send_recorded(index, descriptor, sources.info, slice)
+            }
+            _ => self.send_page(index, descriptor, sources, source),
+        }
+    }
+
+    /// A payload out of a region, which goes into the record: straight from where it is.
+    fn send_recorded(
+        &mut self,
+        index: usize,
+        descriptor: &Descriptor,
+        info: &[u8],
+        source: SharedSlice,
+    ) -> Result<bool, Fault> {
+        let fence = self.fence;
+        let lane = self.lane(index)?;
+        let sent = lane.push_shared(descriptor, info, source);
+        lane.blocked |= !sent;
+        if sent && lane.producer.reader_wants_notice(fence) {
+            self.announce_to(index);
+        }
+        Ok(sent)
+    }
+
+    /// Sends the messages at the front of a run that come out of the same region, are short, have no info and go to the
+    /// same endpoint; returns how many, and whether the lane had room for all of them.
+    fn replay_sends(&mut self, run: &[Descriptor], source: &SharedSlice) -> Result<(usize, bool), Fault> {
+        let Some(first) = run.first() else { return Ok((0, true)) };
+        let (target, local) = (first.target(), first.source[0]);
+        let (fence, max_short, index) = (self.fence, self.max_short as u64, self.shape.index(target));
+        let same = |send: &Descriptor| {
+            send.op == Op::Send
+                && send.source_kind == SourceKind::Region
+                && send.info_len == 0
+                && send.len <= max_short
+                && send.target() == target
+                && send.source[0] == local
         };
-        self.send_short(index, descriptor.protocol, descriptor.cookie, sources.info, bytes)
+        let lane = self.lane(index)?;
+        let (mut done, mut room) = (0, true);
+        for send in run.iter().take_while(|send| same(send)) {
+            let Some(payload) = source.slice(send.source[1], send.len) else { break };
+            room = lane.push_shared(send, &[], payload);
+            if !room {
+                lane.blocked = true;
+                break;
+            }
+            done += 1;
+        }
+        // One look for all: a reader that has said before this that it wants to be told has not seen the last one.
+        if done > 0 && lane.producer.reader_wants_notice(fence) {
+            self.announce_to(index);
+        }
+        Ok((done, room))
     }
 
     /// A payload that goes into the record.
@@ -404,6 +500,24 @@ impl Tx {
                     } else if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
                         self.ended.push((ticket, Value::Bytes(Bytes::from(target.to_vec()))));
                         complete = false;
+                    }
+                }
+                Op::Send if descriptor.source_kind == SourceKind::Region && run.len() > 1 => {
+                    let Some(local) = sources.table.local.get(descriptor.source[0] as usize) else {
+                        return fault(taken, Fault::OutOfMemory("a send without a source"));
+                    };
+                    match self.replay_sends(&run[taken..], local) {
+                        Ok((0, true)) => match self.send(descriptor, sources) {
+                            Ok(true) => {}
+                            Ok(false) => return full(taken),
+                            Err(why) => return fault(taken, why),
+                        },
+                        Ok((sent, true)) => {
+                            taken += sent;
+                            continue;
+                        }
+                        Ok((sent, false)) => return full(taken + sent),
+                        Err(why) => return fault(taken, why),
                     }
                 }
                 Op::Send => match self.send(descriptor, sources) {

@@ -36,7 +36,7 @@ impl Scope<'_> {
         }
     }
 
-    fn atomic_here(&self, atomic: &Descriptor) -> Outcome {
+    pub(in super::super) fn atomic_here(&self, atomic: &Descriptor) -> Outcome {
         let State { table, memory, .. } = &*self.state;
         let word = place_of(atomic, table).and_then(|place| memory.map(atomic.rank, place, atomic.len));
         let missing = crate::Fault::NoSuchMemory(atomic.rank);

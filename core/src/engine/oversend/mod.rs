@@ -193,11 +193,11 @@ impl State {
 
     /// Completes what has been handled of this side's operations.
     fn settle_over(&mut self, index: usize) {
-        let State { peers, completer, .. } = self;
-        let Some(over) = peers[index].as_mut().and_then(|peer| peer.over.as_mut()) else { return };
-        while let Some(end) = over.ended() {
+        while let Some(over) = self.peers[index].as_mut().and_then(|peer| peer.over.as_mut())
+            && let Some(end) = over.ended()
+        {
             if let Some(ticket) = Ticket::from_word(end.ticket) {
-                completer.complete(ticket, end.fault.map_or(Ok(Value::Unit), Err));
+                self.end(ticket, end.fault.map_or(Ok(Value::Unit), Err));
             }
         }
     }

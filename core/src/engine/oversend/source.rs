@@ -78,18 +78,19 @@ impl Scope<'_> {
         }
     }
 
-    /// As [`step_put`](Self::step_put), for the rest of a replay: descriptor by descriptor, the cursor of the one it is at
-    /// in the cookie.
+    /// As [`step_put`](Self::step_put), for the rest of a replay's run, which ends at `end` in its section: descriptor by
+    /// descriptor, the cursor of the one it is at in the cookie.
     pub(in super::super) fn step_run(
         &mut self,
         index: usize,
         mut front: Descriptor,
+        section: usize,
+        end: u64,
     ) -> Option<Option<Outcome>> {
         let ticket = front.ticket;
         self.state.peer(index).over().begin(ticket);
-        while front.offset < front.len {
-            let Some(recorded) = self.state.patterns.recorded(front.offset as usize) else {
-                self.state.rma_left_queue(index);
+        while front.offset < end {
+            let Some((_, recorded)) = self.state.patterns.recorded(section, front.offset) else {
                 return self.interrupted(index, &front, defect(&front));
             };
             let stop = match recorded.op {
@@ -98,22 +99,17 @@ impl Scope<'_> {
                 Op::Get => self.get_parts(index, &recorded, &mut front.cookie, None),
                 Op::Atomic => self.atomic_part(index, &recorded, &mut front.cookie, None),
                 Op::Send => {
-                    let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
-                    self.inject.inject(std::slice::from_ref(&recorded), &sources).stop
+                    let at = front;
+                    self.step_send(&at, &mut front.cookie)
                 }
                 Op::Jump => defect(&recorded),
             };
             match stop {
                 Stop::Done => (front.offset, front.cookie) = (front.offset + 1, 0),
-                Stop::Full => return self.interrupted(index, &front, stop),
-                Stop::Fault(_) => {
-                    self.state.rma_left_queue(index);
-                    return self.interrupted(index, &front, stop);
-                }
+                Stop::Full | Stop::Fault(_) => return self.interrupted(index, &front, stop),
             }
         }
-        self.state.rma_left_queue(index);
-        self.state.replay_left(&front);
+        self.state.part_injected(ticket, true);
         self.state.peer(index).over().sent();
         self.state.settle_over(index);
         Some(None)

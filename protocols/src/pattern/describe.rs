@@ -1,0 +1,83 @@
+//! What a pattern does, as text.
+
+use super::Pattern;
+use posthaste_core::context::Face;
+use posthaste_core::descriptor::{Descriptor, Op};
+use posthaste_core::engine::{PatternError, Scope};
+use posthaste_core::{ProtocolId, wire};
+use std::fmt::Write;
+
+impl Pattern {
+    /// A table of what a replay does: a line for each operation, by target and in the order of injection, with its kind,
+    /// its bytes and its places.
+    ///
+    /// # Errors
+    /// If its context is closed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn describe(&self) -> Result<String, PatternError> {
+        let id = self.id;
+        let posted = self.handle.post(move |scope: &mut Scope<'_>| {
+            let recorded = scope.recorded(id).to_vec();
+            let name = |descriptor: &Descriptor| scope.protocol_name(local(descriptor));
+            let names: Vec<Option<String>> = recorded.iter().map(name).collect();
+            (recorded, names)
+        });
+        let (recorded, names) = std::future::poll_fn(|cx| posted.poll(cx)).await;
+        if recorded.is_empty() {
+            return Err(PatternError::NoSuchPattern(id));
+        }
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut text, &recorded, &names);
+        Ok(text)
+    }
+
+    fn write(
+        &self,
+        text: &mut String,
+        recorded: &[Descriptor],
+        names: &[Option<String>],
+    ) -> std::fmt::Result {
+        writeln!(
+            text,
+            "{}: {} operations, {} bytes, {} slots",
+            self.id,
+            self.messages,
+            self.bytes,
+            recorded.len()
+        )?;
+        writeln!(text, "  {:>6}  {:<9}{:>12}  {:<24}from", "rank", "kind", "bytes", "to")?;
+        let operations = recorded.iter().zip(names).filter(|(descriptor, _)| descriptor.op != Op::Nop);
+        for (descriptor, name) in operations {
+            let [region, first] = descriptor.source;
+            let here = format!("region {region} at {first}");
+            let there = || format!("{} at {}", self.window_of(descriptor), descriptor.offset);
+            let (kind, to, from) = match descriptor.op {
+                Op::Put => ("put", there(), here),
+                Op::Get => ("get", here, there()),
+                Op::Atomic => ("signal", there(), String::new()),
+                _ => ("send", format!("{:?}", name.as_deref().unwrap_or("?")), here),
+            };
+            write!(text, "  {:>6}  {kind:<9}{:>12}  {to:<24}{from}", descriptor.rank.0, descriptor.len)?;
+            match descriptor.info_len {
+                0 => writeln!(text)?,
+                len => writeln!(text, ", info of {len} bytes")?,
+            }
+        }
+        Ok(())
+    }
+
+    fn window_of(&self, descriptor: &Descriptor) -> String {
+        let window = self.windows.iter().find(|window| {
+            let mut parts = window.parts.iter();
+            parts.any(|part| part.rank == descriptor.rank && part.remote == descriptor.region as usize)
+        });
+        window.map_or_else(|| "?".to_owned(), |window| window.id.to_string())
+    }
+}
+
+fn local(descriptor: &Descriptor) -> ProtocolId {
+    ProtocolId(descriptor.protocol.0.saturating_sub(wire::FIRST_USER))
+}

@@ -1,0 +1,127 @@
+//! Recorded patterns: what is done again and again is worked out once (D25 to D31).
+
+mod describe;
+mod recorder;
+mod replay;
+
+pub use recorder::Recorder;
+pub use replay::Replay;
+
+use crate::window::Memory;
+use posthaste_core::context::Face;
+use posthaste_core::engine::{PatternError, Scope};
+use posthaste_core::{Handle, PatternId, RmaError};
+use recorder::Keep;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A recorded pattern. Peers, sizes and places are fixed by the recording; the payload is read afresh from its
+/// regions at each replay. Dropping it unregisters it; replays that were started go on to their ends.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u64>(4).await?;
+/// let source = job.region(8).await?;
+/// let right = job.rank().next(job.size());
+/// let ring = job.record(|r| r.put(&window, right, 2, &source)).await?;
+/// for number in 0..1000u64 {
+///     source.write(0, &number.to_ne_bytes())?;
+///     ring.replay().await?;
+/// }
+/// assert_eq!(window.load(2), Some(999));
+/// # job.leave().await
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Pattern {
+    handle: Handle,
+    id: PatternId,
+    windows: Box<[Arc<Memory>]>,
+    messages: usize,
+    /// Messages whose info a replay may replace.
+    open_infos: usize,
+    bytes: u64,
+}
+
+/// Records what the closure does with the recorder; nothing is carried out.
+///
+/// # Errors
+/// If the closure fails, or records nothing, or the context has no room for it.
+///
+/// # Cancel safety
+/// Cancel safe: what was recorded is freed again.
+pub async fn record(
+    handle: &Handle,
+    recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+) -> Result<Pattern, PatternError> {
+    let mut recorder = Recorder::new(handle);
+    recording(&mut recorder)?;
+    let Recorder { descriptors, keep, messages, open_infos, bytes, .. } = recorder;
+    let Keep { windows, regions } = keep;
+    let kept: Box<[Arc<Memory>]> = windows.clone().into();
+    let theirs = handle.clone();
+    let posted = handle.post(move |scope: &mut Scope<'_>| {
+        let id = scope.store_pattern(descriptors, Box::new((kept, regions)))?;
+        // An owner, so that it is freed if nobody waits for it any more.
+        let windows = windows.into();
+        Ok(Pattern { handle: theirs, id, windows, messages, open_infos, bytes })
+    });
+    std::future::poll_fn(|cx| posted.poll(cx)).await
+}
+
+impl Pattern {
+    /// Its persistent id.
+    #[must_use]
+    pub fn id(&self) -> PatternId {
+        self.id
+    }
+
+    /// Operations that one replay carries out.
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.messages
+    }
+
+    /// Bytes that one replay moves.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Carries the pattern out once more. Ready when all puts are at their targets, all gets are here and all messages are
+    /// on their way; [`Replay::local`] is the earlier stage. Any number of replays may be under way.
+    ///
+    /// # Cancel safety
+    /// See [`Replay`].
+    #[inline]
+    pub fn replay(&self) -> Replay<'_, Handle> {
+        Replay::new(self, &self.handle)
+    }
+
+    /// The same through an owned context, which must be the one that recorded it.
+    #[inline]
+    pub fn replay_on<'p, F: Face>(&'p self, face: &'p F) -> Replay<'p, F> {
+        Replay::new(self, face)
+    }
+
+    /// Whether all its windows are there; once per replay, not once per operation.
+    #[inline]
+    fn check(&self) -> Result<(), PatternError> {
+        for window in &self.windows {
+            if !window.alive.load(Ordering::Relaxed) {
+                return Err(RmaError::NoSuchWindow(window.id).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pattern {
+    fn drop(&mut self) {
+        let id = self.id;
+        self.handle.post_run(move |scope| scope.unregister_pattern(id));
+    }
+}

@@ -1,0 +1,298 @@
+//! What a pattern is made of: operations that are written down instead of carried out.
+
+use crate::handler::ActiveMessage;
+use crate::multisend::ManyToMany;
+use crate::window::{Element, Memory, Region, RegionSlice, Signal, Window};
+use posthaste_core::context::{Face, Shared};
+use posthaste_core::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
+use posthaste_core::engine::{PatternError, record_info};
+use posthaste_core::sync::Arc as SharedArc;
+use posthaste_core::{ConnectionId, Handle, ProtocolId, Rank, RmaError, SendError, wire};
+use std::sync::Arc;
+
+/// Collects operations instead of carrying them out.
+///
+/// All payloads come from [`Region`]s: they are read afresh at each replay. Whatever cannot be recorded is refused at
+/// once, with an error that says why.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u64>(8).await?;
+/// let halo = job.register("halo", |_: posthaste::Message, _: &mut posthaste::Scope| {})?;
+/// let (source, mirror) = (job.region(64).await?, job.region(8).await?);
+/// let me = job.rank();
+/// let pattern = job
+///     .record(|r| {
+///         r.put(&window, me, 0, source.slice(0..16))?;
+///         r.get(&window, me, 7, &mirror)?;
+///         r.send(&halo, me, source.slice(16..64))?;
+///         r.multicast(&halo, job.ranks(), source.slice(0..8))
+///     })
+///     .await?;
+/// assert_eq!((pattern.messages(), pattern.bytes()), (4, 80));
+/// pattern.replay().await?;
+/// # job.leave().await
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Recorder {
+    handle: Handle,
+    pub(super) descriptors: Vec<Descriptor>,
+    pub(super) keep: Keep,
+    pub(super) messages: usize,
+    /// Messages whose info a replay may replace.
+    pub(super) open_infos: usize,
+    pub(super) bytes: u64,
+}
+
+/// What recorded descriptors point into.
+#[derive(Debug, Default)]
+pub(super) struct Keep {
+    pub windows: Vec<Arc<Memory>>,
+    pub regions: Vec<Region>,
+}
+
+impl Recorder {
+    pub(super) fn new(handle: &Handle) -> Self {
+        Self {
+            handle: handle.clone(),
+            descriptors: Vec::new(),
+            keep: Keep::default(),
+            messages: 0,
+            open_infos: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Number of operations so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.messages
+    }
+
+    /// Whether nothing was recorded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages == 0
+    }
+
+    /// Records a put of (part of) a region to elements of a rank's part of a window.
+    ///
+    /// # Errors
+    /// If the access is out of range, the window was freed, or it belongs to another context.
+    pub fn put<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        rank: Rank,
+        index: usize,
+        source: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.access(Op::Put, window.memory(), rank, Window::<T>::offset(index), source.into())
+    }
+
+    /// Records a get of elements of a rank's part of a window into (part of) a region.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put).
+    pub fn get<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        rank: Rank,
+        index: usize,
+        into: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.access(Op::Get, window.memory(), rank, Window::<T>::offset(index), into.into())
+    }
+
+    /// Records a put with a signal (D31): when the data is there, the word that the signal names is changed. A signal that
+    /// adds the bytes of the put makes the word a reception counter, which the target awaits with
+    /// [`wait_until`](Window::wait_until).
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put), and if the word is not aligned.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (data, arrived) = (job.shmalloc::<u8>(64).await?, job.shmalloc::<u64>(1).await?);
+    /// let (source, right) = (job.region(64).await?, job.rank().next(job.size()));
+    /// let ring = job.record(|r| r.put_signal(&data, right, 0, &source, arrived.signal_add(0, 64))).await?;
+    /// ring.replay().await?;
+    /// arrived.wait_until(0, |bytes| bytes == 64).await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn put_signal<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        rank: Rank,
+        index: usize,
+        source: impl Into<RegionSlice>,
+        signal: Signal<'_>,
+    ) -> Result<(), PatternError> {
+        let (memory, offset, op) = signal.parts();
+        self.context_of("the signal", memory.handle.shared_state())?;
+        let part = memory.check(rank.index(), rank, offset, op.len.bytes())?;
+        if (part.place + offset) % op.len.bytes() != 0 {
+            return Err(RmaError::Misaligned { rank, offset, len: op.len.bytes() }.into());
+        }
+        let mut word = Descriptor {
+            rank: part.rank,
+            context: self.handle.me().context,
+            region: part.remote as u32,
+            offset,
+            ..Descriptor::default()
+        };
+        word.set_word_op(&op, false);
+        self.put(window, rank, index, source)?;
+        self.descriptors.push(word);
+        self.messages += 1;
+        self.keep_window(memory);
+        Ok(())
+    }
+
+    /// Records a message. Whether its rank exists, the recording as a whole says.
+    ///
+    /// # Errors
+    /// If the slice is not inside of its region, or one of them belongs to another context.
+    pub fn send<F: Face>(
+        &mut self,
+        message: &ActiveMessage<F>,
+        target: Rank,
+        payload: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.send_with_info(message, target, &[], payload)
+    }
+
+    /// Records a message with message info: up to 112 bytes, which every replay sends unless it passes new info.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send), and if the info is too long.
+    pub fn send_with_info<F: Face>(
+        &mut self,
+        message: &ActiveMessage<F>,
+        target: Rank,
+        info: &[u8],
+        payload: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.context_of("the message", message.face().shared())?;
+        self.message(message.id(), target, info, &payload.into(), false)
+    }
+
+    /// Records the same message to each of these ranks (D18); all read the payload where it is.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn multicast<F: Face>(
+        &mut self,
+        message: &ActiveMessage<F>,
+        targets: impl IntoIterator<Item = Rank>,
+        payload: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.context_of("the message", message.face().shared())?;
+        let payload = payload.into();
+        let mut targets = targets.into_iter();
+        targets.try_for_each(|target| self.message(message.id(), target, &[], &payload, false))
+    }
+
+    /// Records a payload of its own for each of these ranks, over a connection (D19).
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn many_to_many(
+        &mut self,
+        many: &ManyToMany,
+        connection: ConnectionId,
+        messages: impl IntoIterator<Item = (Rank, RegionSlice)>,
+    ) -> Result<(), PatternError> {
+        self.context_of("many-to-many", many.handle().shared_state())?;
+        let info = connection.0.to_le_bytes();
+        let mut messages = messages.into_iter();
+        messages.try_for_each(|(target, payload)| self.message(many.id(), target, &info, &payload, true))
+    }
+
+    fn context_of(&self, subject: &'static str, theirs: &SharedArc<Shared>) -> Result<(), PatternError> {
+        if SharedArc::ptr_eq(theirs, self.handle.shared_state()) {
+            return Ok(());
+        }
+        let (ours, theirs) = (self.handle.me().context, theirs.me().context);
+        Err(PatternError::OtherContext { subject, ours, theirs })
+    }
+
+    fn source(&mut self, slice: &RegionSlice) -> Result<[u64; 2], PatternError> {
+        let region = slice.region();
+        self.context_of("the region", region.handle().shared_state())?;
+        region.check(slice.first(), slice.len())?;
+        if !self.keep.regions.iter().any(|other| other.local_key() == region.local_key()) {
+            self.keep.regions.push(region.clone());
+        }
+        Ok([region.local_key() as u64, slice.first()])
+    }
+
+    fn access(
+        &mut self,
+        op: Op,
+        memory: &Arc<Memory>,
+        rank: Rank,
+        offset: u64,
+        slice: RegionSlice,
+    ) -> Result<(), PatternError> {
+        self.context_of("the window", memory.handle.shared_state())?;
+        let part = memory.check(rank.index(), rank, offset, slice.len())?;
+        let source = self.source(&slice)?;
+        self.descriptors.push(Descriptor {
+            op,
+            source_kind: SourceKind::Region,
+            rank: part.rank,
+            context: self.handle.me().context,
+            region: part.remote as u32,
+            len: slice.len(),
+            offset,
+            source,
+            ..Descriptor::default()
+        });
+        self.messages += 1;
+        self.bytes += slice.len();
+        self.keep_window(memory);
+        Ok(())
+    }
+
+    fn keep_window(&mut self, memory: &Arc<Memory>) {
+        if !self.keep.windows.iter().any(|other| Arc::ptr_eq(other, memory)) {
+            self.keep.windows.push(memory.clone());
+        }
+    }
+
+    fn message(
+        &mut self,
+        protocol: ProtocolId,
+        target: Rank,
+        info: &[u8],
+        payload: &RegionSlice,
+        fixed: bool,
+    ) -> Result<(), PatternError> {
+        if info.len() > MAX_INFO {
+            return Err(SendError::InfoTooLong { len: info.len() }.into());
+        }
+        let send = Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Region,
+            rank: target,
+            context: self.handle.me().context,
+            protocol: ProtocolId(wire::FIRST_USER + protocol.0),
+            len: payload.len(),
+            source: self.source(payload)?,
+            ..Descriptor::default()
+        };
+        record_info(&mut self.descriptors, send, info, fixed);
+        self.messages += 1;
+        self.open_infos += usize::from(!fixed);
+        self.bytes += payload.len();
+        Ok(())
+    }
+}

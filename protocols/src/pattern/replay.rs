@@ -1,0 +1,157 @@
+//! The future of a replay.
+
+use super::Pattern;
+use crate::operation::Pending;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::descriptor::Info;
+use posthaste_core::engine::{PatternError, ReplayId, ReplayStart, Scope};
+use posthaste_core::{Fault, Handle, PatternId, SendError};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
+
+#[derive(Debug)]
+enum State {
+    Start,
+    Posted(Posted<Result<State, PatternError>>),
+    Waiting(Pending, ReplayId),
+    Done,
+}
+
+/// A replay. Ready when all puts are at their targets, all gets are here and all messages are on their way.
+///
+/// # Errors
+/// If the pattern cannot be replayed: a window of it was freed. If a rank that it touches is lost, it ends with that after
+/// what goes to the other ranks is done.
+///
+/// # Cancel safety
+/// Dropped before it was polled, nothing is done. Dropped later, the replay goes on to its end.
+#[must_use = "a replay does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Replay<'p, F: Face> {
+    pattern: &'p Pattern,
+    face: &'p F,
+    info: Option<Box<Result<Info, SendError>>>,
+    state: State,
+}
+
+impl<F: Face> Unpin for Replay<'_, F> {}
+
+fn start(
+    scope: &mut Scope<'_>,
+    id: PatternId,
+    info: Option<&Info>,
+    handle: &Handle,
+) -> Result<State, PatternError> {
+    Ok(match scope.replay_with(id, info)? {
+        ReplayStart::Done => State::Done,
+        ReplayStart::Queued { ticket, replay } => {
+            State::Waiting(Pending::new(handle.clone(), ticket, None, None), replay)
+        }
+    })
+}
+
+impl<'p, F: Face> Replay<'p, F> {
+    #[inline]
+    pub(super) fn new(pattern: &'p Pattern, face: &'p F) -> Self {
+        Replay { pattern, face, info: None, state: State::Start }
+    }
+
+    /// New message info, up to 112 bytes, for this replay: all its messages carry it instead of what was recorded, but
+    /// those of many-to-many, whose info names their connection.
+    pub fn info(mut self, info: &[u8]) -> Self {
+        self.info = Some(Box::new(Info::new(info).ok_or(SendError::InfoTooLong { len: info.len() })));
+        self
+    }
+
+    #[inline]
+    fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
+        if let State::Start = self.state {
+            let coop = ready!(poll_proceed(cx));
+            self.pattern.check()?;
+            let (id, handle) = (self.pattern.id, &self.pattern.handle);
+            if self.info.is_some() {
+                self.check_info()?;
+            }
+            let info = self.info.as_ref().and_then(|info| info.as_ref().as_ref().ok());
+            self.state = match self.face.enter(|engine| start(&mut engine.scope(), id, info, handle)) {
+                Ok(started) => started?,
+                Err(_) => {
+                    let (handle, info) = (handle.clone(), info.copied());
+                    let start = move |scope: &mut Scope<'_>| start(scope, id, info.as_ref(), &handle);
+                    State::Posted(self.face.post(start))
+                }
+            };
+            coop.made_progress();
+        }
+        if let State::Posted(posted) = &self.state {
+            self.state = ready!(posted.poll(cx))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    #[cold]
+    fn check_info(&self) -> Result<(), PatternError> {
+        if let Some(Err(error)) = self.info.as_deref() {
+            return Err(error.clone().into());
+        }
+        if self.pattern.open_infos == 0 { Err(PatternError::NoMessage) } else { Ok(()) }
+    }
+
+    /// The earlier stage: ready when the replay holds its place in the order and its regions may be changed again, with
+    /// the future of the later stage. Memory that gets fill is here only at the later one.
+    ///
+    /// # Errors
+    /// If the pattern cannot be replayed.
+    ///
+    /// # Cancel safety
+    /// As for the replay itself.
+    pub async fn local(mut self) -> Result<Self, PatternError> {
+        std::future::poll_fn(|cx| self.start(cx)).await?;
+        let State::Waiting(_, replay) = self.state else { return Ok(self) };
+        let handle = self.pattern.handle.clone();
+        let read = move |scope: &mut Scope<'_>| {
+            let ticket = scope.replay_read(replay)?;
+            Ok::<_, Fault>(ticket.map(|ticket| Pending::new(handle.clone(), ticket, None, None)))
+        };
+        let reading = match self.face.enter(|engine| read(&mut engine.scope())) {
+            Ok(reading) => reading?,
+            Err(_) => {
+                let posted = self.face.post(read);
+                std::future::poll_fn(|cx| posted.poll(cx)).await?
+            }
+        };
+        if let Some(mut reading) = reading {
+            std::future::poll_fn(|cx| reading.poll(self.face, cx)).await?;
+        }
+        Ok(self)
+    }
+
+    /// The later stage, which awaiting the replay itself means, too.
+    ///
+    /// # Errors
+    /// As for the replay.
+    ///
+    /// # Cancel safety
+    /// As for the replay itself.
+    pub async fn remote(self) -> Result<(), PatternError> {
+        self.await
+    }
+}
+
+impl<F: Face> Future for Replay<'_, F> {
+    type Output = Result<(), PatternError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        ready!(self.start(cx)?);
+        let this = &mut *self;
+        if let State::Waiting(pending, _) = &mut this.state {
+            let outcome = ready!(pending.poll(this.face, cx));
+            this.state = State::Done;
+            outcome?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}

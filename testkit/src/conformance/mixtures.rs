@@ -1,0 +1,280 @@
+//! Patterns of sends, puts and gets, against what they are to do.
+
+use super::tools::{at, bytes_of};
+use super::{Harness, Log, Memory, Message, Probe, Received, World};
+use posthaste_core::descriptor::{Info, Op, SourceKind};
+use posthaste_core::engine::{ReplayStart, record_info};
+use posthaste_core::protocol::{Credit, Flow};
+use posthaste_core::wire::FIRST_USER;
+use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank, Ticket};
+use std::sync::{Arc, Mutex};
+
+/// Bytes of memory, by thirds: sources, targets of puts, and places that gets read and fill.
+const THIRD: u64 = 64 << 10;
+
+/// A recorded operation.
+#[derive(Clone, Debug)]
+struct Recorded {
+    op: Op,
+    target: Rank,
+    info: Vec<u8>,
+    fixed: bool,
+    /// Where its bytes come from and go to.
+    from: u64,
+    to: u64,
+    len: u64,
+}
+
+/// Operations at random; each has memory of its own.
+fn mixture<H: Harness>(world: &mut World<H>, count: usize) -> Vec<Recorded> {
+    let ranks = world.clients.len();
+    let sizes = world.sizes();
+    let mut place = 0;
+    let mut one = || {
+        let random = &mut world.random;
+        let op = [Op::Put, Op::Get, Op::Send, Op::Send][random.below(4)];
+        let left = THIRD - place;
+        let len = match random.below(4) {
+            0 => 8,
+            1 => random.below(200) as u64,
+            _ => sizes[random.below(sizes.len())] as u64,
+        };
+        let len = len.min(left / 4);
+        let from = place + if random.chance(50) { (8 - place % 8) % 8 } else { 0 };
+        place = from + len;
+        let info = if op == Op::Send && random.chance(40) { random.below(113) } else { 0 };
+        let info = random.bytes(info);
+        let target = Rank(random.below(ranks) as u32);
+        let fixed = random.chance(30);
+        Recorded { op, target, info, fixed, from, to: from, len }
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+fn descriptors(memory: &Memory, protocol: ProtocolId, recorded: &[Recorded]) -> Vec<Descriptor> {
+    let mut all = Vec::new();
+    for one in recorded {
+        let mut descriptor = Descriptor {
+            op: one.op,
+            source_kind: SourceKind::Region,
+            rank: one.target,
+            len: one.len,
+            source: [memory.local[0] as u64, one.from],
+            ..Descriptor::default()
+        };
+        match one.op {
+            Op::Send => {
+                descriptor.protocol = ProtocolId(FIRST_USER + protocol.0);
+                record_info(&mut all, descriptor, &one.info, one.fixed);
+                continue;
+            }
+            Op::Put => descriptor.offset = THIRD + one.to,
+            _ => {
+                descriptor.offset = 2 * THIRD + one.to;
+                // Filled where it is read: each rank's is its own.
+                descriptor.source[1] = 3 * THIRD + one.from;
+            }
+        }
+        descriptor.region = memory.remote[0][one.target.index()] as u32;
+        all.push(descriptor);
+    }
+    all
+}
+
+fn store<H: Harness>(world: &World<H>, descriptors: Vec<Descriptor>) -> PatternId {
+    let stored = world.enter(at(Rank(0)), |scope| scope.store_pattern(descriptors, Box::new(())));
+    stored.expect("there is room")
+}
+
+fn started<H: Harness>(world: &World<H>, id: PatternId, info: Option<&Info>) -> Option<Ticket> {
+    match world.enter(at(Rank(0)), |scope| scope.replay_with(id, info)).expect("its targets live") {
+        ReplayStart::Done => None,
+        ReplayStart::Queued { ticket, .. } => Some(ticket),
+    }
+}
+
+/// Replays of random mixtures move what is in their sources when they are replayed: all of it, once, in order.
+pub fn random_mixtures_do_what_they_say<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocol = world.record("mixture", &log);
+    let memory = world.memory(4 * THIRD);
+    let mut expected: Vec<Vec<Message>> = vec![Vec::new(); 3];
+    for count in [1, 3, 12, 40] {
+        let recorded = mixture(&mut world, count);
+        let id = store(&world, descriptors(&memory, protocol, &recorded));
+        for _ in 0..3 {
+            let sources = world.random.bytes(THIRD as usize);
+            memory.write(Rank(0), 0, &sources);
+            for rank in [Rank(0), Rank(1), Rank(2)] {
+                let bytes = world.random.bytes(THIRD as usize);
+                memory.write(rank, 2 * THIRD, &bytes);
+            }
+            let info = world.random.chance(30).then(|| world.random.below(113));
+            let info = info.map(|len| world.random.bytes(len));
+            let new = info.as_ref().map(|info| Info::new(info).expect("not too long"));
+            // Several at once, of the same bytes.
+            let turns = 1 + world.random.below(3);
+            let tickets: Vec<_> = (0..turns).filter_map(|_| started(&world, id, new.as_ref())).collect();
+            for ticket in tickets {
+                assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+            }
+            for one in (0..turns).flat_map(|_| &recorded) {
+                let bytes = &sources[one.from as usize..][..one.len as usize];
+                match one.op {
+                    Op::Put => {
+                        assert_eq!(memory.bytes(one.target, THIRD + one.to, bytes.len()), bytes, "{one:?}");
+                    }
+                    Op::Get => {
+                        let there = memory.bytes(one.target, 2 * THIRD + one.to, bytes.len());
+                        let here = memory.bytes(Rank(0), 3 * THIRD + one.from, bytes.len());
+                        assert_eq!(here, there, "{one:?}");
+                    }
+                    _ => {
+                        let carried = info.as_ref().filter(|_| !one.fixed).unwrap_or(&one.info);
+                        let message = Message::new(one.target, protocol, bytes.to_vec());
+                        expected[one.target.index()].push(Message { info: carried.clone(), ..message });
+                    }
+                }
+            }
+        }
+        world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
+    }
+    let sent: usize = expected.iter().map(Vec::len).sum();
+    world.until("all messages arrive", |_| log.len() >= sent);
+    world.a_while();
+    for rank in [Rank(0), Rank(1), Rank(2)] {
+        log.check(at(Rank(0)), at(rank), &expected[rank.index()]);
+    }
+    let used = world.enter(at(Rank(0)), |scope| scope.pattern_slots()).0;
+    assert_eq!(used, 0, "all sections are free again");
+}
+
+/// Recorded messages that take credit wait for it, one replay after the other; nothing else waits with them.
+pub fn recorded_messages_wait_for_credit<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = 4);
+    let (log, kept) = (Log::default(), Arc::new(Mutex::new(Vec::<Credit>::new())));
+    let credits = kept.clone();
+    let received = log.clone();
+    let probe = Probe::new("kept", move |scope, message| {
+        received.push(Received {
+            at: scope.me(),
+            source: message.source,
+            protocol: String::new(),
+            info: message.info.to_vec(),
+            bytes: bytes_of(&message.body),
+        });
+        credits.lock().expect("no panic under this lock").push(message.credit());
+    });
+    world.register(Rank(0), Probe::new("kept", |_, _| {}).flow(Flow::Credited));
+    let protocol = world.register(Rank(1), probe.flow(Flow::Credited));
+    let memory = world.memory(4 * THIRD);
+    let send = |at: u64| Recorded {
+        op: Op::Send,
+        target: Rank(1),
+        info: Vec::new(),
+        fixed: false,
+        from: at * 8,
+        to: 0,
+        len: 8,
+    };
+    let three: Vec<_> = (0..3).map(send).collect();
+    let five: Vec<_> = (0..5).map(send).collect();
+    let refused = world
+        .enter(at(Rank(0)), |scope| scope.store_pattern(descriptors(&memory, protocol, &five), Box::new(())));
+    assert!(refused.is_err(), "five need more than is ever granted");
+    let id = store(&world, descriptors(&memory, protocol, &three));
+    let put = Recorded { op: Op::Put, to: 8, ..send(9) };
+    let other = store(&world, descriptors(&memory, protocol, &[put]));
+    memory.write(Rank(0), 0, &(0..80).collect::<Vec<u8>>());
+    let tickets: Vec<_> = (0..6).filter_map(|_| started(&world, id, None)).collect();
+    let behind = started(&world, other, None).expect("it is behind replays that wait");
+    world.a_while();
+    assert!(log.len() <= 4, "{} messages for 4 credits", log.len());
+    assert_eq!(memory.bytes(Rank(1), THIRD + 8, 8), [0; 8], "a later replay overtook");
+    // An access that is no replay does not wait for credit.
+    let direct = world.access(&memory, Rank(0), Rank(1), THIRD, posthaste_core::engine::Rma::Get(8));
+    world.access_ends(Rank(0), direct);
+    world.until("all arrive", |world| {
+        let consumed: Vec<Credit> = kept.lock().expect("no panic under this lock").drain(..).collect();
+        world.enter(at(Rank(1)), |scope| consumed.into_iter().for_each(|credit| scope.consumed(credit)));
+        log.len() == 18
+    });
+    for ticket in tickets.into_iter().chain([behind]) {
+        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+    }
+    assert_eq!(memory.bytes(Rank(1), THIRD + 8, 8), (72..80).collect::<Vec<u8>>());
+    for (number, message) in log.all().iter().enumerate() {
+        let first = (number % 3 * 8) as u8;
+        assert_eq!(message.bytes, (first..first + 8).collect::<Vec<u8>>(), "message {number}");
+    }
+}
+
+/// Replays that touch a dead rank end, with its loss or before it; what goes to others is done.
+pub fn a_replay_to_a_lost_peer_ends_and_the_others_part_is_done<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocol = world.record("mixture", &log);
+    let memory = world.memory(4 * THIRD);
+    let mut recorded = Vec::new();
+    for number in 0..10u64 {
+        for target in [Rank(1), Rank(2)] {
+            let place = number * 512 + u64::from(target.0) * 5120;
+            let op = [Op::Put, Op::Send, Op::Get][number as usize % 3];
+            recorded.push(Recorded {
+                op,
+                target,
+                info: vec![7],
+                fixed: false,
+                from: place,
+                to: place,
+                len: 300,
+            });
+        }
+    }
+    recorded.iter_mut().for_each(|one| {
+        if one.op != Op::Send {
+            one.info.clear();
+        }
+    });
+    let id = store(&world, descriptors(&memory, protocol, &recorded));
+    let bytes = world.random.bytes(THIRD as usize);
+    memory.write(Rank(0), 0, &bytes);
+    let mut tickets = Vec::new();
+    let dies = world.random.below(8);
+    for turn in 0..12 {
+        if turn == dies {
+            world.kill(Rank(1));
+        }
+        match world.enter(at(Rank(0)), |scope| scope.replay(id)) {
+            Ok(ReplayStart::Queued { ticket, .. }) => tickets.push(ticket),
+            Ok(ReplayStart::Done) => {}
+            Err(error) => assert_eq!(error, Fault::PeerLost(Rank(1)).into()),
+        }
+        for _ in 0..world.random.below(50) {
+            world.step();
+        }
+    }
+    for ticket in tickets {
+        if let Err(fault) = world.outcome(at(Rank(0)), ticket) {
+            assert_eq!(fault, Fault::PeerLost(Rank(1)));
+        }
+    }
+    world.until("the loss is known", |world| world.enter(at(Rank(0)), |s| s.fault_of(Rank(1))).is_some());
+    let lost = world.enter(at(Rank(0)), |scope| scope.replay(id));
+    let fault = match lost {
+        Ok(ReplayStart::Queued { ticket, .. }) => world.outcome(at(Rank(0)), ticket).err(),
+        Ok(ReplayStart::Done) => None,
+        Err(posthaste_core::engine::PatternError::Fault(fault)) => Some(fault),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(fault, Some(Fault::PeerLost(Rank(1))));
+    for one in recorded.iter().filter(|one| one.target == Rank(2) && one.op == Op::Put) {
+        let there = memory.bytes(Rank(2), THIRD + one.to, 300);
+        assert_eq!(there, bytes[one.from as usize..][..300], "{one:?}");
+    }
+    let messages = recorded.iter().filter(|one| one.target == Rank(2) && one.op == Op::Send).count() * 13;
+    world.until("the messages to the living arrive", |_| log.of(at(Rank(0)), at(Rank(2))).len() == messages);
+    world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
+    assert_eq!(world.enter(at(Rank(0)), |scope| scope.pattern_slots()).0, 0, "nothing is under way");
+}
