@@ -90,6 +90,7 @@ impl Job {
         let layouts = LayoutAccess::new(&client)?;
         let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
+        let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");

@@ -38,6 +38,9 @@ enum Command {
         /// Bytes.
         #[arg(long)]
         size: usize,
+        /// Descriptors, blocks or lanes.
+        #[arg(long, default_value_t = 1000)]
+        count: usize,
         /// How long.
         #[arg(long)]
         seconds: f64,
@@ -51,7 +54,7 @@ fn main() {
         Command::Info(args) => info::main(&args),
         Command::Perf(args) => perf::main(&args),
         Command::PerfRank(args) => perf::rank_main(&args),
-        Command::Limit { name, size, seconds } => perf::limit_main(&name, size, seconds),
+        Command::Limit { name, size, count, seconds } => perf::limit_main(&name, size, count, seconds),
     };
     std::process::exit(code);
 }

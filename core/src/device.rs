@@ -95,8 +95,8 @@ pub trait Memory: Send + Sync {
 
 /// Rouses an endpoint that sleeps, because its memory was written past its engine.
 pub trait Rouse: Send + Sync {
-    /// Memory of the endpoint was written: whoever sleeps there is to look at it. While nobody sleeps, this is a look at
-    /// one word.
+    /// Memory of the endpoint was written: whoever sleeps there because of it is to look at it. While nobody does, this is
+    /// a look at one word.
     fn rouse(&self);
 }
 
@@ -148,6 +148,12 @@ pub trait Inject {
         let _ = (target, protocol, cookie, payload);
         false
     }
+
+    /// Begins and ends a multicast. In between, payloads of one address and length are the same bytes, so that one copy
+    /// of them may serve all who are sent it (V03). A device that copies each may ignore it.
+    fn multicast(&mut self, begins: bool) {
+        let _ = begins;
+    }
 }
 
 /// One context's part of a device.
@@ -167,6 +173,11 @@ pub trait Port: Inject + Send {
     /// Prepares for sleep: from now on peers ring the bell. Returns false, and stays awake, if something came in
     /// meanwhile. `waiting_for_room`: ring also when a peer makes room.
     fn arm(&mut self, waiting_for_room: bool) -> bool;
+
+    /// Whether from the next sleep on those who write this rank's memory past the engine are to ring, too.
+    fn watch(&mut self, watching: bool) {
+        let _ = watching;
+    }
 
     /// Back from sleep.
     fn disarm(&mut self);

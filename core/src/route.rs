@@ -240,6 +240,12 @@ impl Inject for RoutePort {
         let rank = Rank((target / self.contexts) as u32);
         self.of(rank).is_some_and(|port| port.word(target, protocol, cookie, payload))
     }
+
+    fn multicast(&mut self, begins: bool) {
+        for port in &mut self.ports {
+            port.multicast(begins);
+        }
+    }
 }
 
 impl Port for RoutePort {
@@ -277,6 +283,12 @@ impl Port for RoutePort {
             }
         }
         true
+    }
+
+    fn watch(&mut self, watching: bool) {
+        for port in &mut self.ports {
+            port.watch(watching);
+        }
     }
 
     fn disarm(&mut self) {
@@ -374,6 +386,11 @@ impl Inject for RouteInject<'_, '_> {
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
         let at = self.others.index_of(Rank((target / self.others.contexts) as u32));
         self.with(at, |inject| inject.word(target, protocol, cookie, payload)).unwrap_or(false)
+    }
+
+    fn multicast(&mut self, begins: bool) {
+        // Who lends pages is who can share them.
+        self.with(self.others.lender, |inject| inject.multicast(begins));
     }
 }
 

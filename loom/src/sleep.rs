@@ -6,6 +6,7 @@ use crate::memory::{Memory, block, lane};
 use crate::{bounded, model};
 use loom::sync::atomic::fence;
 use loom::thread;
+use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
 use posthaste_shm::inbox::Inbox;
 use posthaste_shm::lane::{Consumer, LightFence, Producer, return_grant};
@@ -306,4 +307,43 @@ fn without_the_heavy_fence_room_is_lost() {
 #[should_panic(expected = "lost wake-up")]
 fn without_the_heavy_fence_a_page_is_lost() {
     wait_for_room(Wanted::Page, || {});
+}
+
+/// A task waits on memory that a peer writes at once, without a record: the peer sees that it sleeps, or it sees what was
+/// written.
+fn wait_on_memory(fence: fn()) {
+    model(move || {
+        let (word, block) = (lane(8).1, block());
+        let bell = Bell::default();
+        let mut inbox: Inbox<Memory, ()> = Inbox::new(ReadySet::new(block.clone(), 1), 1);
+        let writer = {
+            let (word, bell) = (word.clone(), bell.clone());
+            thread::spawn(move || {
+                word.store(0, 1, Ordering::Release);
+                LIGHT.issue();
+                if ReadySet::new(block, 1).claim_ring_for_memory() {
+                    bell.ring();
+                }
+            })
+        };
+        // As in the engine: shown first, looked at again behind the fence.
+        inbox.watch(true);
+        let slept = inbox.arm(fence, || false) && word.load(0, Ordering::Acquire) == 0;
+        writer.join().expect("no panic");
+        assert!(!slept || bell.rings() == 1, "lost wake-up");
+        assert_eq!(word.load(0, Ordering::Acquire), 1);
+    });
+}
+
+/// An atomic operation, or a put with a signal, on a word that is waited on.
+#[test]
+fn a_writer_of_memory_wakes_who_waits_on_it() {
+    wait_on_memory(heavy);
+}
+
+/// And the model of it can fail.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn without_the_heavy_fence_a_write_of_memory_is_lost() {
+    wait_on_memory(|| {});
 }

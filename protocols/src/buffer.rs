@@ -75,6 +75,20 @@ impl Buffer {
         self.len() == 0
     }
 
+    /// Whether it is page memory of a device.
+    pub(crate) fn is_loan(&self) -> bool {
+        matches!(self.0, Kind::Loan(_))
+    }
+
+    /// The bytes as another `Bytes`; short ones, and those of a loan, are copied.
+    pub(crate) fn to_bytes(&self) -> Bytes {
+        match &self.0 {
+            Kind::Inline { len, bytes } => Bytes::copy_from_slice(&bytes[..usize::from(*len).min(INLINE)]),
+            Kind::Bytes(bytes) => bytes.clone(),
+            Kind::Loan(loan) => Bytes::from(loan.memory.to_vec()),
+        }
+    }
+
     /// The bytes as a `Bytes`; those of a loan are copied.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {

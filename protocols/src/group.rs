@@ -5,8 +5,11 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{Algorithm, Choice, CollectiveError, Datum, Hub, Kind, Membership, Origin};
+use crate::datatype::LayoutAccess;
+use crate::exchange::Exchange;
+use crate::window::WindowHome;
 use posthaste_core::context::poll_until;
-use posthaste_core::{Handle, Messager, Rank, RegisterError};
+use posthaste_core::{Client, Handle, Messager, Rank, RegisterError};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -15,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub struct Collectives {
     hub: Arc<Hub>,
     handle: Handle,
+    windows: Option<Arc<WindowHome>>,
 }
 
 /// A group in the hands of its user.
@@ -25,6 +29,8 @@ pub(crate) struct Inner {
     pub at: usize,
     membership: Arc<Membership>,
     hosts: Hosts,
+    /// What windows of the group are made of.
+    pub windows: Option<Arc<WindowHome>>,
 }
 
 /// How the members are laid out on hosts.
@@ -86,7 +92,22 @@ impl Collectives {
     /// If they are registered already.
     pub fn new(messager: &dyn Messager, nodes: &[u32]) -> Result<Collectives, RegisterError> {
         let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
-        Ok(Collectives { hub: Hub::new(messager, nodes)?, handle })
+        Ok(Collectives { hub: Hub::new(messager, nodes)?, handle, windows: None })
+    }
+
+    /// The same with windows: groups can [`shmalloc`](Group::shmalloc).
+    ///
+    /// # Errors
+    /// If the client has no context, or no device reaches this rank itself.
+    pub fn with_windows(
+        self,
+        client: &Client,
+        exchange: &Exchange,
+        layouts: &LayoutAccess,
+    ) -> Result<Collectives, RegisterError> {
+        let home = WindowHome::new(client, exchange, layouts).ok_or(RegisterError::Closed)?;
+        let windows = Some(Arc::new(home));
+        Ok(Collectives { windows, ..self })
     }
 
     /// All ranks of the job.
@@ -151,7 +172,7 @@ impl Collectives {
         &self,
         wanted: Option<(Rank, &[Rank])>,
     ) -> Result<(usize, Arc<Membership>), CollectiveError> {
-        let Collectives { hub, handle } = self;
+        let Collectives { hub, handle, .. } = self;
         let offer = std::future::poll_fn(|cx| {
             poll_until(handle, cx, || hub.take_offer(wanted), |waker| hub.wait_for_offers(waker))
         });
@@ -159,15 +180,30 @@ impl Collectives {
     }
 
     fn group(&self, at: usize, membership: Arc<Membership>) -> Group {
-        Group::new(&self.hub, &self.handle, at, membership)
+        Group::new(&self.hub, &self.handle, &self.windows, at, membership)
     }
 }
 
 impl Group {
-    fn new(hub: &Arc<Hub>, handle: &Handle, at: usize, membership: Arc<Membership>) -> Group {
+    fn new(
+        hub: &Arc<Hub>,
+        handle: &Handle,
+        windows: &Option<Arc<WindowHome>>,
+        at: usize,
+        membership: Arc<Membership>,
+    ) -> Group {
         let hosts = Hosts::of(&membership.nodes);
-        let (hub, handle) = (hub.clone(), handle.clone());
-        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts }), choice: None }
+        let (hub, handle, windows) = (hub.clone(), handle.clone(), windows.clone());
+        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts, windows }), choice: None }
+    }
+
+    /// A group with the same members, in the same order, that all of them add after an operation which told them its
+    /// number.
+    pub(crate) fn twin(&self, id: u64, made: u64) -> Result<Group, CollectiveError> {
+        let Inner { hub, handle, windows, .. } = &*self.inner;
+        let added = hub.add(id, self.members().to_vec(), Some((self.id(), made)));
+        let (at, membership) = added.ok_or(CollectiveError::TooManyGroups)?;
+        Ok(Group::new(hub, handle, windows, at, membership))
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -230,7 +266,8 @@ impl Group {
     }
 
     fn collectives(&self) -> Collectives {
-        Collectives { hub: self.inner.hub.clone(), handle: self.inner.handle.clone() }
+        let Inner { hub, handle, windows, .. } = &*self.inner;
+        Collectives { hub: hub.clone(), handle: handle.clone(), windows: windows.clone() }
     }
 
     /// A group of some ranks of this one, in that order; as [`Collectives::subset`].
@@ -290,7 +327,7 @@ impl Group {
         let members = shares.iter().map(|share| Rank(share.rank)).collect();
         let added = hub.add(id, members, Some((self.id(), made)));
         let (at, membership) = added.ok_or(CollectiveError::TooManyGroups)?;
-        Ok(Some(Group::new(hub, &self.inner.handle, at, membership)))
+        Ok(Some(Group::new(hub, &self.inner.handle, &self.inner.windows, at, membership)))
     }
 }
 

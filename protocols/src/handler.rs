@@ -94,9 +94,7 @@ impl<F: Face> ActiveMessage<F> {
         targets: impl IntoIterator<Item = Rank>,
         payload: impl Into<Buffer>,
     ) -> Multisend<'_, F> {
-        let payload = payload.into().into_bytes();
-        let messages = targets.into_iter().map(|target| (target, payload.clone()));
-        Multisend::new(&self.face, self.id, messages)
+        Multisend::multicast(&self.face, self.id, targets.into_iter().collect(), payload.into())
     }
 
     /// Sends from inside a handler; never waits.

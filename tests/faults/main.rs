@@ -19,5 +19,6 @@ mod limits;
 mod processes;
 mod rendezvous;
 mod stopped;
+mod windows;
 
 const TRANSPORT: support::Transport = support::Transport::Shm;

@@ -16,3 +16,5 @@ mod leaving;
 #[path = "../faults/stopped.rs"]
 mod stopped;
 mod unmet;
+#[path = "../faults/windows.rs"]
+mod windows;

@@ -90,6 +90,7 @@ fn m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends() {
                 let put = window.put_slice(Rank(1), 10, if number % 50 == 0 { &long } else { &[7; 3] });
                 let put = put.local().await.unwrap();
                 let (old, first, there) = tokio::join!(
+                    biased;
                     window.fetch_add(Rank(1), 10, 1),
                     window.put(Rank(1), 10, 70),
                     window.fetch_add(Rank(1), 10, 1),

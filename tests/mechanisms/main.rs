@@ -21,5 +21,6 @@ mod replay;
 mod sends;
 mod shims;
 mod streams;
+mod windows;
 
 const TRANSPORT: support::Transport = support::Transport::Shm;

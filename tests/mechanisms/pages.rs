@@ -48,6 +48,60 @@ fn m_v01_a_page_lives_as_long_as_its_lease() {
 }
 
 #[test]
+fn m_v03_a_multicast_is_one_copy_and_its_page_lives_until_the_last_receiver_is_done() {
+    const LEN: usize = 512 << 10;
+    const COUNT: usize = 8;
+    run(4, options(), async |job| {
+        let kept: Arc<Mutex<Vec<OwnedMessage>>> = Arc::default();
+        let (arrived, taken, me) = (job.counter(), kept.clone(), job.rank());
+        let count = arrived.clone();
+        let news = job
+            .register("news", move |m: Message, _: &mut Scope| {
+                // What comes later is only looked at; of the first, rank 1 drops its leases at once.
+                if count.value() < COUNT as u64 && me != Rank(1) {
+                    assert!(m.as_slice().is_none(), "leased, not copied");
+                    taken.lock().unwrap().push(m.into_owned());
+                } else {
+                    let number = count.value();
+                    assert!(is_payload(number, &m.bytes()), "multicast {number}");
+                }
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        let others = [1, 2, 3].map(Rank);
+        if me == Rank(0) {
+            let before = shared_memory();
+            for number in 0..COUNT {
+                news.multicast(others, payload(number as u64, LEN)).await.unwrap();
+            }
+            let grown = shared_memory() - before;
+            assert!(grown < 2 * COUNT * LEN, "{grown} bytes for {COUNT} payloads of {LEN} to 3 ranks");
+        } else {
+            soon("the first", arrived.reach(COUNT as u64)).await;
+        }
+        job.barrier().await.unwrap();
+        // Rank 1 has returned them, ranks 2 and 3 look at them still: their pages must not be written to.
+        if me == Rank(0) {
+            for number in COUNT..10 * COUNT {
+                news.multicast(others, payload(number as u64, LEN)).await.unwrap();
+            }
+        } else {
+            soon("the others", arrived.reach(10 * COUNT as u64)).await;
+        }
+        job.barrier().await.unwrap();
+        for (number, message) in kept.lock().unwrap().drain(..).enumerate() {
+            assert!(
+                is_payload(number as u64, &message.into_bytes()),
+                "page {number} was reused under its lease"
+            );
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
 fn m_v02_pages_are_recycled() {
     run(2, options(), async |job| {
         let arrived = job.counter();

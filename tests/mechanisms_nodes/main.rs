@@ -33,3 +33,5 @@ mod sends;
 mod shims;
 #[path = "../mechanisms/streams.rs"]
 mod streams;
+#[path = "../mechanisms/windows.rs"]
+mod windows;

@@ -154,6 +154,11 @@ impl<W: Words, X> Inbox<W, X> {
         false
     }
 
+    /// Whether writers of this rank's memory are to end the next sleep.
+    pub fn watch(&self, watching: bool) {
+        self.ready.watch(watching);
+    }
+
     /// Awake again.
     pub fn disarm(&self) {
         self.ready.disarm();

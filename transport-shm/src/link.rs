@@ -281,6 +281,13 @@ impl ClientLink {
         ReadySet::new(SharedWords::new(self.link.arena.part(block)), self.endpoints())
     }
 
+    /// Rings the endpoint if it sleeps while its tasks wait on memory, some of which was written.
+    pub fn ring_for_memory(&self, endpoint: Endpoint) {
+        if self.ready_set(endpoint).claim_ring_for_memory() {
+            self.link.ring(endpoint.rank);
+        }
+    }
+
     /// Rings the endpoint if it sleeps.
     pub fn ring_if_asleep(&self, endpoint: Endpoint) {
         if self.ready_set(endpoint).claim_ring() {
@@ -308,7 +315,7 @@ impl Rouse for Rouser {
     fn rouse(&self) {
         // Between the write and the look at *armed*; partner: the heavy fence of the endpoint that goes to sleep.
         self.link.fence.issue();
-        if self.block.claim_ring() {
+        if self.block.claim_ring_for_memory() {
             self.link.ring(self.rank);
         }
     }

@@ -6,7 +6,7 @@
 //! which makes them faster to write.
 
 use crate::layout::PAGE;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Smallest and largest page, as powers of two.
 const MIN_CLASS: u32 = 12;
@@ -52,6 +52,8 @@ pub struct PagePool {
     fresh: u64,
     used: u64,
     free: Vec<VecDeque<u64>>,
+    /// Users beyond the first of the pages that have several, by offset.
+    more_users: HashMap<u64, u32>,
 }
 
 /// What has to be done with a page before it is written to.
@@ -68,7 +70,7 @@ impl PagePool {
     #[must_use]
     pub fn new(size: u64) -> Self {
         let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
-        Self { size, fresh: 0, used: 0, free: vec![VecDeque::new(); classes] }
+        Self { size, fresh: 0, used: 0, free: vec![VecDeque::new(); classes], more_users: HashMap::new() }
     }
 
     /// The longest page.
@@ -136,8 +138,22 @@ impl PagePool {
         Some(Taken::Warm(Page { offset, class }))
     }
 
-    /// Gives a page back.
+    /// A page that is in use gets one more user: it is free when all have given it back (V03).
+    pub fn share(&mut self, page: Page) {
+        *self.more_users.entry(page.offset).or_insert(0) += 1;
+    }
+
+    /// A user gives a page back.
     pub fn give_back(&mut self, page: Page) {
+        if !self.more_users.is_empty()
+            && let Some(more) = self.more_users.get_mut(&page.offset)
+        {
+            *more -= 1;
+            if *more == 0 {
+                self.more_users.remove(&page.offset);
+            }
+            return;
+        }
         self.used -= page.len();
         self.free[(page.class - MIN_CLASS) as usize].push_back(page.offset);
     }
@@ -154,6 +170,21 @@ impl PagePool {
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn m_v03_a_shared_page_is_free_when_its_last_user_gave_it_back() {
+        let mut pool = PagePool::new(4 << 20);
+        let Some(Taken::Fresh(page)) = pool.take(64 << 10) else { panic!("a pool without room") };
+        pool.share(page);
+        pool.share(page);
+        pool.give_back(page);
+        pool.give_back(page);
+        let Some(Taken::Fresh(other)) = pool.take(64 << 10) else { panic!("the page is still in use") };
+        assert_ne!(other, page);
+        pool.give_back(page);
+        assert_eq!(pool.take(64 << 10), Some(Taken::Warm(page)));
+        assert!(pool.more_users.is_empty());
+    }
 
     #[test]
     fn m_v01_pages_never_overlap_and_are_recycled() {

@@ -8,6 +8,7 @@ use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
 
 const ARMED: usize = 0;
+const WATCHING: usize = 1;
 const BITS: usize = 8;
 
 /// The block of one endpoint, seen by its owner and by everybody who sends to it.
@@ -37,6 +38,17 @@ impl<W: Words> ReadySet<W> {
     /// published before, with a light fence behind it.
     pub fn claim_ring(&self) -> bool {
         self.block.load(ARMED, Ordering::Relaxed) != 0 && self.block.swap(ARMED, 0) != 0
+    }
+
+    /// The same of what was written to the endpoint's memory at once, which it wants to be told of only if tasks wait there.
+    #[inline]
+    pub fn claim_ring_for_memory(&self) -> bool {
+        self.block.load(WATCHING, Ordering::Relaxed) != 0 && self.claim_ring()
+    }
+
+    /// From the next sleep on, whether writers of memory ring. Shown before that sleep is armed.
+    pub fn watch(&self, watching: bool) {
+        self.block.store(WATCHING, u64::from(watching), Ordering::Relaxed);
     }
 
     /// Takes all bits and hands out the sources they stand for. Returns whether there were any.

@@ -7,9 +7,12 @@
 //! [`run`] forks and pins the calling thread while it runs. It is meant for a process of its own; the forked
 //! children neither allocate nor take locks, so that other threads (those of a test runner) do no harm.
 
+mod atomics;
+mod blocks;
 mod contest;
 mod copy;
 mod descriptors;
+mod lanes;
 mod memcpy;
 mod pingpong;
 mod pipeline;
@@ -18,6 +21,7 @@ mod sockets;
 mod ticker;
 mod wake;
 
+pub use blocks::irregular;
 use std::fmt;
 
 /// The names [`run`] knows.
@@ -29,6 +33,14 @@ pub const NAMES: &[&str] = &[
     "descriptor_loop",
     "eventfd_asyncfd_wake",
     "ticker_alone",
+    "lanes",
+    "strided_copy",
+    "layout_strided",
+    "layout_irregular",
+    "layout_transpose",
+    "vector_add",
+    "contended_add",
+    "bare_updates",
     "tcp_pingpong",
     "tcp_stream",
     "tcp_aead_stream",
@@ -39,7 +51,7 @@ pub const NAMES: &[&str] = &[
 pub struct LimitArgs {
     /// Bytes of a message or of one copy.
     pub size: usize,
-    /// Descriptors in a pattern.
+    /// Descriptors in a pattern, blocks of a layout, or lanes.
     pub count: usize,
     /// Roughly how long to measure.
     pub seconds: f64,
@@ -52,7 +64,7 @@ pub struct LimitArgs {
 pub struct Measurement {
     /// The limit, in [`Self::unit`].
     pub value: f64,
-    /// `us` or `GB/s` (10^9 bytes).
+    /// `us`, `M/s` or `GB/s` (10^9 bytes).
     pub unit: &'static str,
     /// The way that was the fastest, and what else is worth knowing.
     pub detail: String,
@@ -111,11 +123,30 @@ pub fn run(name: &str, args: &LimitArgs) -> Result<Measurement, LimitError> {
         "descriptor_loop" => descriptors::run(args),
         "eventfd_asyncfd_wake" => wake::run(args),
         "ticker_alone" => ticker::run(args),
+        "lanes" => lanes::run(args),
+        "strided_copy" => blocks::strided(args, true),
+        "layout_strided" => blocks::strided(args, false),
+        "layout_irregular" => blocks::scattered(args),
+        "layout_transpose" => blocks::transpose(args),
+        "contended_add" => atomics::add(args),
+        "bare_updates" => atomics::updates(args),
+        "vector_add" => blocks::add(args),
         "tcp_pingpong" => sockets::pingpong(args),
         "tcp_stream" => sockets::stream(args),
         "tcp_aead_stream" => sockets::sealed(args),
         _ => Err(LimitError::Unknown(name.to_owned())),
     }
+}
+
+/// Words of a stream that look like random ones, and are the same each time (Steele, Lea and Flood 2014).
+pub fn random_words(stream: u64) -> impl Iterator<Item = u64> {
+    let mut state = stream << 40;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    })
 }
 
 /// The middle one of the figures, sorted in place.

@@ -211,7 +211,7 @@ impl Peer {
         seconds: f64,
         body: impl FnOnce(&Watch) -> Result<(), LimitError>,
     ) -> Result<Self, LimitError> {
-        Self::start_within(cores, (seconds * 2e9) as u64 + 10_000_000_000, body)
+        Self::start_within(cores, (seconds * 2e9) as u64 + 30_000_000_000, body)
     }
 
     /// As [`Self::start`], with a time after which both sides give up.

@@ -64,6 +64,43 @@ fn descriptor_loop() {
 }
 
 #[test]
+fn lanes() {
+    for size in [8, 2048, 64 << 10] {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(cores) = cores() else { return };
+        let args = LimitArgs { size, count: 7, seconds: 0.05, cores };
+        let measured = run("lanes", &args).expect("lanes");
+        assert!(measured.value > 0.0 && measured.unit == "us", "{measured:?}");
+    }
+}
+
+#[test]
+fn blocks() {
+    for size in [8, 24, 64, 1024] {
+        figure("strided_copy", size, "GB/s");
+        figure("layout_strided", size, "GB/s");
+    }
+    figure("layout_irregular", 8, "GB/s");
+    figure("layout_transpose", 8, "GB/s");
+    figure("vector_add", 1 << 20, "GB/s");
+}
+
+#[test]
+fn atomics() {
+    figure("contended_add", 8, "us");
+    figure("bare_updates", 1 << 16, "M/s");
+}
+
+#[test]
+fn irregular_blocks_are_in_order_and_apart() {
+    let blocks = irregular(1000);
+    assert_eq!(blocks.len(), 1000);
+    assert!(blocks.iter().all(|(_, len)| (1..=8).contains(len)));
+    assert!(blocks.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0));
+    assert_eq!(blocks[..500], irregular(500));
+}
+
+#[test]
 fn eventfd_asyncfd_wake() {
     figure("eventfd_asyncfd_wake", 8, "us");
 }
@@ -86,6 +123,13 @@ fn arguments_are_checked() {
     refused("two_copy_pipeline", LimitArgs { size: 4097, ..args.clone() });
     refused("memcpy_to_shared", LimitArgs { size: 100, ..args.clone() });
     refused("descriptor_loop", LimitArgs { size: 9, ..args.clone() });
+    refused("lanes", LimitArgs { size: 9, ..args.clone() });
+    refused("lanes", LimitArgs { count: 0, ..args.clone() });
+    refused("strided_copy", LimitArgs { size: 12, ..args.clone() });
+    refused("strided_copy", LimitArgs { count: usize::MAX, ..args.clone() });
+    refused("layout_irregular", LimitArgs { count: 0, ..args.clone() });
+    refused("bare_updates", LimitArgs { size: 24, ..args.clone() });
+    refused("vector_add", LimitArgs { size: 0, ..args.clone() });
     refused("descriptor_loop", LimitArgs { size: 64, count: usize::MAX, ..args.clone() });
 }
 

@@ -1,7 +1,7 @@
 //! Starting the processes that a row needs.
 
 use super::{Args, Device, Plan};
-use posthaste::launcher::{self, Launch, Output};
+use posthaste::launcher::{self, Launch, Output, RankEnd};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,11 @@ pub fn cores() -> [usize; 2] {
 }
 
 /// Measures a limit in a process of its own.
-pub fn limit(name: &str, size: usize, seconds: f64) -> Result<f64, String> {
+pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
-        .args(["limit", name, "--size", &size.to_string(), "--seconds", &seconds.max(0.1).to_string()])
+        .args(["limit", name, "--size", &size.to_string(), "--count", &count.to_string()])
+        .args(["--seconds", &seconds.max(0.02).to_string()])
         .output()
         .map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -28,55 +29,58 @@ pub fn limit(name: &str, size: usize, seconds: f64) -> Result<f64, String> {
 
 /// Runs a row; its figure.
 pub fn run(args: &Args, plan: Plan) -> Result<f64, String> {
-    let bench = plan.bench;
-    let ranks = args.ranks.filter(|_| bench.ranks > 2).unwrap_or(bench.ranks);
+    let Plan { bench, ranks, .. } = plan;
     if bench.name == "memory_silent" {
         // Per peer that is merely there: against the same program in a job of two.
-        let few = run_ranks(args, plan, 2)?;
-        return Ok(((run_ranks(args, plan, ranks)? - few) / f64::from(ranks.max(3) - 2)).max(0.0));
+        let few = run_ranks(args, Plan { ranks: 2, ..plan })?;
+        return Ok(((run_ranks(args, plan)? - few) / f64::from(ranks.max(3) - 2)).max(0.0));
     }
     if bench.name == "join" {
         // From the start of the first to the end of the last: all have met by then.
         let start = Instant::now();
-        run_ranks(args, plan, ranks)?;
+        run_ranks(args, plan)?;
         return Ok(start.elapsed().as_secs_f64());
     }
-    run_ranks(args, plan, ranks)
+    run_ranks(args, plan)
 }
 
 /// The same row without what its ranks are told besides; its figure.
 pub fn run_natively(args: &Args, plan: Plan) -> Result<f64, String> {
-    run_ranks_with(args, plan, plan.bench.ranks, &[])
+    run_program(args, plan, plan.bench.program.unwrap_or(plan.bench.name), &[])
 }
 
 /// Starts as many processes of this program as the row has ranks, and waits for them; the seconds.
-pub fn start_processes(args: &Args, plan: Plan) -> Result<f64, String> {
+pub fn start_processes(plan: Plan) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let ranks = args.ranks.unwrap_or(plan.bench.ranks);
     let start = Instant::now();
-    let started: Result<Vec<_>, _> =
-        (0..ranks).map(|_| Command::new(&program).arg("--version").stdout(Stdio::null()).spawn()).collect();
+    let started: Result<Vec<_>, _> = (0..plan.ranks)
+        .map(|_| Command::new(&program).arg("--version").stdout(Stdio::null()).spawn())
+        .collect();
     for mut process in started.map_err(|error| error.to_string())? {
         process.wait().map_err(|error| error.to_string())?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// The benchmark whose ranks are killed, all but the first.
+const DYING: &str = "loss";
+
 /// Standard output and standard error of a rank.
 type Said = (Vec<u8>, Vec<u8>);
 
-/// Runs the ranks of a row; the figure that one of them prints.
-fn run_ranks(args: &Args, plan: Plan, ranks: u32) -> Result<f64, String> {
-    run_ranks_with(args, plan, ranks, plan.bench.env)
+fn run_ranks(args: &Args, plan: Plan) -> Result<f64, String> {
+    run_program(args, plan, plan.bench.program.unwrap_or(plan.bench.name), plan.bench.env)
 }
 
-fn run_ranks_with(args: &Args, plan: Plan, ranks: u32, env: &[(&str, &str)]) -> Result<f64, String> {
-    let bench = plan.bench;
+/// Runs the ranks of a row, or of another program of its size; the figure that one of them prints.
+pub fn run_program(args: &Args, plan: Plan, name: &str, env: &[(&str, &str)]) -> Result<f64, String> {
+    let Plan { bench, ranks, .. } = plan;
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let launch = Launch::program(program).args([
         "perf-rank".to_owned(),
-        bench.program.unwrap_or(bench.name).to_owned(),
+        name.to_owned(),
         format!("--size={}", plan.size),
+        format!("--count={}", bench.count),
         format!("--seconds={}", args.seconds),
         format!("--face={}", plan.face.name()),
         format!("--runtime={}", plan.runtime.name()),
@@ -89,10 +93,11 @@ fn run_ranks_with(args: &Args, plan: Plan, ranks: u32, env: &[(&str, &str)]) -> 
         launch = launch.env(name, value);
     }
     let job = launch
-        .bind(ranks == 2 && plan.runtime == super::Runtime::CurrentThread)
+        .bind(ranks <= 2 && plan.runtime == super::Runtime::CurrentThread)
         .stdout(Output::Capture)
         .stderr(Output::Capture)
         .forward_signals(true)
+        .keep_going(name == DYING)
         .spawn()
         .map_err(|error| error.to_string())?;
     let limit = Duration::from_secs_f64(args.seconds * 20.0 + 120.0);
@@ -104,7 +109,11 @@ fn run_ranks_with(args: &Args, plan: Plan, ranks: u32, env: &[(&str, &str)]) -> 
             .map(|rank| String::from_utf8_lossy(&pick(job.output(rank))).into_owned())
             .collect::<String>()
     };
-    if !outcome.success() {
+    let ended_well = match name {
+        DYING => outcome.ranks.first() == Some(&RankEnd::Exit(0)),
+        _ => outcome.success(),
+    };
+    if !ended_well {
         return Err(format!("{outcome}\n{}", said(|(_, stderr)| stderr)));
     }
     let text = said(|(stdout, _)| stdout);

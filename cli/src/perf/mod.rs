@@ -3,14 +3,22 @@
 //! Every row runs ranks of this very program in processes of their own, one to a core, through the public API: Tokio,
 //! futures awaited, handlers run. The limit beside it is measured right before and after it, by a loop without the library.
 
+mod benches;
 mod jobs;
+mod plot;
 mod ranks;
+mod rivals;
 mod table;
 
 use crate::limits::{self, LimitArgs};
+use benches::{Bench, Limit};
 use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use rivals::{Figures, Rivals};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
 #[derive(ClapArgs, Clone, Debug)]
@@ -45,6 +53,12 @@ pub struct Args {
     /// Measure without the limits beside.
     #[arg(long)]
     no_limits: bool,
+    /// Measure beside what is installed of Open MPI, MPICH and UCX, where it has a counterpart.
+    #[arg(long)]
+    rivals: bool,
+    /// Write sweeps over the size as pictures (SVG) to this folder, instead of the report.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["bench", "face", "runtime", "ranks", "list", "no_limits"])]
+    plot: Option<PathBuf>,
 }
 
 /// How the ranks of a benchmark reach each other.
@@ -105,6 +119,8 @@ pub struct Row {
     pub device: Device,
     /// Payload bytes, or what the benchmark counts.
     pub size: usize,
+    /// Ranks that took part.
+    pub ranks: u32,
     /// `handle` or `context`.
     pub face: &'static str,
     /// `current_thread` or `multi_thread`.
@@ -116,9 +132,15 @@ pub struct Row {
     /// What the machine could do, in the same unit, measured in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
+    /// What the limit is, by name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub against: Option<&'static str>,
     /// Value over limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
+    /// What rivals came to, in the same unit.
+    #[serde(skip_serializing_if = "Figures::is_empty")]
+    pub rivals: Figures,
     /// Whether more is better.
     pub higher_is_better: bool,
     /// What the project asks of the ratio, or of the value where there is no limit.
@@ -126,116 +148,12 @@ pub struct Row {
     pub bar: Option<f64>,
 }
 
-/// A benchmark: what it is called, measured with, compared to, and asked for.
-pub struct Bench {
-    name: &'static str,
-    sizes: &'static [usize],
-    unit: &'static str,
-    higher_is_better: bool,
-    /// The limit's name and the factor from its figure to this benchmark's.
-    limit: Option<(&'static str, f64)>,
-    bar: Option<f64>,
-    faces: bool,
-    ranks: u32,
-    device: Device,
-    /// What its ranks run, where that is called otherwise.
-    program: Option<&'static str>,
-    /// What its ranks are told besides.
-    env: &'static [(&'static str, &'static str)],
-}
-
-const K: usize = 1024;
-const M: usize = 1024 * K;
-
-const fn bench(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
-    Bench {
-        name,
-        sizes,
-        unit,
-        higher_is_better: false,
-        limit: None,
-        bar: None,
-        faces: true,
-        ranks: 2,
-        device: Device::Shm,
-        program: None,
-        env: &[],
-    }
-}
-
-/// The limit is the same benchmark without what its ranks are told besides.
-const NATIVE: &str = "native";
-/// The limit is the start and the end of as many processes that do nothing.
-const STARTED: &str = "started";
-/// Puts and gets go over sends, though the device could do better.
-const OVER_SEND: &[(&str, &str)] = &[("POSTHASTE_OVERSEND", "always")];
-
-const fn tcp(bench: Bench) -> Bench {
-    Bench { device: Device::Tcp, ..bench }
-}
-
-const fn fast(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
-    Bench { higher_is_better: true, ..bench(name, sizes, unit) }
-}
-
-/// All benchmarks, in the order of the report.
-#[rustfmt::skip]
-pub const BENCHES: &[Bench] = &[
-    Bench { limit: Some(("pingpong_two_lines", 1.0)), bar: Some(1.35), ..bench("am_latency", &[8], "us") },
-    Bench { limit: Some(("pingpong_two_lines", 2.0)), bar: Some(1.5), ..bench("call_latency", &[8], "us") },
-    Bench { higher_is_better: true, bar: Some(25.0), ..bench("am_rate", &[8], "M/s") },
-    Bench { higher_is_better: true, bar: Some(15.0), ..bench("am_rate_awaited", &[8], "M/s") },
-    Bench { higher_is_better: true, limit: Some(("two_copy_pipeline", 1.0)), bar: Some(0.95),
-            ..bench("am_bandwidth", &[4 * K, 64 * K, M, 4 * M], "GB/s") },
-    Bench { limit: Some(("pingpong_two_lines", 1.0)), bar: Some(4.0), ..bench("loan_latency", &[M], "us") },
-    Bench { limit: Some(("pingpong_two_lines", 1.0)), bar: Some(1.2), ..bench("put_latency", &[8], "us") },
-    Bench { higher_is_better: true, bar: Some(60.0), faces: false, ..bench("put_rate", &[8], "M/s") },
-    Bench { higher_is_better: true, bar: Some(60.0), faces: false, ..bench("get_rate", &[8], "M/s") },
-    Bench { higher_is_better: true, limit: Some(("memcpy_to_shared", 1.0)), bar: Some(0.95), faces: false,
-            ..bench("put_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s") },
-    Bench { higher_is_better: true, limit: Some(("memcpy_from_shared", 1.0)), bar: Some(0.95), faces: false,
-            ..bench("get_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s") },
-    Bench { limit: Some(("descriptor_loop", 1.0)), bar: Some(2.0), ..bench("replay", &[8, K], "us") },
-    Bench { limit: Some(("eventfd_asyncfd_wake", 1.0)), bar: Some(1.25), ..bench("wakeup_latency", &[8], "us") },
-    Bench { limit: Some(("ticker_alone", 1.0)), faces: false, ..bench("neighbour_delay", &[1, 1000], "us") },
-    Bench { bar: Some(1.0), faces: false, ranks: 8, ..bench("idle_cpu", &[0], "%") },
-    Bench { faces: false, ranks: 16, ..bench("oversubscribed", &[64], "s") },
-    Bench { bar: Some(1.0), faces: false, ranks: 33, ..bench("memory_silent", &[0], "KiB") },
-    Bench { bar: Some(64.0), faces: false, ranks: 33, ..bench("memory_talking", &[0], "KiB") },
-    Bench { limit: Some(("two_copy_pipeline", 1.0)), bar: Some(1.0), faces: false, program: Some("am_bandwidth"),
-            ..fast("long_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s") },
-    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("put_rate"), env: OVER_SEND,
-            ..fast("oversend_put_rate", &[8], "M/s") },
-    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("put_bandwidth"), env: OVER_SEND,
-            ..fast("oversend_put_bandwidth", &[64 * K, M], "GB/s") },
-    Bench { limit: Some((NATIVE, 1.0)), faces: false, program: Some("get_bandwidth"), env: OVER_SEND,
-            ..fast("oversend_get_bandwidth", &[64 * K, M], "GB/s") },
-    Bench { limit: Some((STARTED, 1.0)), faces: false, ranks: 64, ..bench("join", &[0], "s") },
-    tcp(Bench { limit: Some(("tcp_pingpong", 1.0)), bar: Some(1.0), ..bench("am_latency", &[8], "us") }),
-    tcp(Bench { limit: Some(("tcp_pingpong", 2.0)), bar: Some(1.1), ..bench("call_latency", &[8], "us") }),
-    tcp(Bench { bar: Some(4.0), ..fast("am_rate", &[8], "M/s") }),
-    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), ..fast("am_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
-    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), faces: false,
-                ..fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
-    tcp(Bench { limit: Some(("tcp_stream", 1.0)), bar: Some(0.95), faces: false,
-                ..fast("get_bandwidth", &[64 * K, M, 4 * M], "GB/s") }),
-    tcp(Bench { limit: Some(("tcp_aead_stream", 1.0)), bar: Some(0.9), program: Some("am_bandwidth"),
-                env: &[("POSTHASTE_TCP_MODE", "encrypted")], ..fast("encrypted_am_bandwidth", &[M], "GB/s") }),
-    tcp(Bench { ..bench("replay", &[8, K], "us") }),
-    tcp(Bench { bar: Some(1.0), faces: false, ranks: 8, ..bench("idle_cpu", &[0], "%") }),
-];
-
-impl Bench {
-    fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
-        BENCHES.iter().filter(move |bench| bench.device == device)
-    }
-}
-
 /// One row to be measured.
 #[derive(Clone, Copy)]
 struct Plan {
     bench: &'static Bench,
     size: usize,
+    ranks: u32,
     face: Face,
     runtime: Runtime,
 }
@@ -243,21 +161,44 @@ struct Plan {
 /// Runs the command; the exit code.
 pub fn main(args: &Args) -> i32 {
     if args.list {
-        for bench in Bench::of(args.device) {
-            println!("{}", bench.name);
+        for name in names(args.device) {
+            println!("{name}");
         }
         return 0;
     }
-    let plans = match plan(args) {
-        Ok(plans) => plans,
+    match measure_all(args) {
+        Ok(code) => code,
         Err(problem) => {
             eprintln!("posthaste perf: {problem}");
-            return 2;
+            2
         }
-    };
+    }
+}
+
+/// Exit code of a program that was interrupted.
+const INTERRUPTED: i32 = 130;
+
+fn measure_all(args: &Args) -> Result<i32, String> {
+    let plans = plan(args)?;
     if args.seconds.is_nan() || !(0.05..=600.0).contains(&args.seconds) {
-        eprintln!("posthaste perf: --seconds must be from 0.05 to 600");
-        return 2;
+        return Err("--seconds must be from 0.05 to 600".to_owned());
+    }
+    // A job that runs ends by these signals and tells so; nothing else is begun then.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone()).map_err(|error| error.to_string())?;
+    }
+    let rivals = if args.rivals { Some(find_rivals()?) } else { None };
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(INTERRUPTED);
+    }
+    if let Some(folder) = &args.plot {
+        let written = plot::write(args, folder, rivals.as_ref(), &interrupted);
+        if interrupted.load(Ordering::Relaxed) {
+            return Ok(INTERRUPTED);
+        }
+        written?.iter().for_each(|path| println!("{path}"));
+        return Ok(0);
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -266,41 +207,67 @@ pub fn main(args: &Args) -> i32 {
     } else {
         ProgressBar::new(plans.len() as u64).with_style(style)
     };
+    let complain = |plan: &Plan, problem: &str| {
+        progress.suspend(|| eprintln!("posthaste perf: {} {}: {problem}", plan.bench.name, plan.size));
+    };
     let mut rows = Vec::new();
     let mut failed = 0;
     for plan in plans {
         progress.set_message(format!("{} {} {}", plan.bench.name, plan.size, plan.face.name()));
-        match measure(args, plan) {
-            Ok(row) => {
+        let measured = measure(args, plan);
+        if interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+        match measured {
+            Ok(mut row) => {
+                if let Some(rivals) = &rivals {
+                    let (figures, wrong) = rivals.measure(args, plan);
+                    row.rivals = figures;
+                    wrong.iter().for_each(|why| complain(&plan, why));
+                }
                 if args.json {
-                    match serde_json::to_string(&row) {
-                        Ok(line) => println!("{line}"),
-                        Err(error) => eprintln!("posthaste perf: {error}"),
-                    }
+                    println!("{}", serde_json::to_string(&row).map_err(|error| error.to_string())?);
                 }
                 rows.push(row);
             }
             Err(problem) => {
                 failed += 1;
-                progress
-                    .suspend(|| eprintln!("posthaste perf: {} {}: {problem}", plan.bench.name, plan.size));
+                complain(&plan, &problem);
             }
+        }
+        if interrupted.load(Ordering::Relaxed) {
+            break;
         }
         progress.inc(1);
     }
     progress.finish_and_clear();
     if !args.json {
-        println!("{}", table::render(&rows));
+        println!("{}", table::render(&rows, &rivals.as_ref().map(Rivals::names).unwrap_or_default()));
     }
-    i32::from(failed > 0)
+    Ok(if interrupted.load(Ordering::Relaxed) { INTERRUPTED } else { i32::from(failed > 0) })
+}
+
+/// The installed rivals; tells which are not.
+fn find_rivals() -> Result<Rivals, String> {
+    let rivals = Rivals::find();
+    if rivals.names().is_empty() {
+        return Err(format!("--rivals: none is installed. {}", rivals.missing.join("; ")));
+    }
+    for why in &rivals.missing {
+        eprintln!("posthaste perf: without {why}");
+    }
+    Ok(rivals)
 }
 
 fn plan(args: &Args) -> Result<Vec<Plan>, String> {
     let mut chosen: Vec<&'static Bench> = Vec::new();
     for name in &args.bench {
-        let known = || Bench::of(args.device).map(|bench| bench.name).collect::<Vec<_>>().join(", ");
-        let found = Bench::of(args.device).find(|bench| bench.name == name);
-        chosen.push(found.ok_or_else(|| format!("no benchmark is called `{name}`; there are {}", known()))?);
+        let before = chosen.len();
+        chosen.extend(Bench::of(args.device).filter(|bench| bench.name == name));
+        if chosen.len() == before {
+            let known = names(args.device).join(", ");
+            return Err(format!("no benchmark is called `{name}`; there are {known}"));
+        }
     }
     if chosen.is_empty() {
         chosen.extend(Bench::of(args.device));
@@ -317,23 +284,47 @@ fn plan(args: &Args) -> Result<Vec<Plan>, String> {
                 && args.runtime.is_none_or(|wanted| wanted == *runtime)
         });
         let sizes = if args.sizes.is_empty() { bench.sizes } else { &args.sizes };
+        if bench.is_of_one_size() && sizes != bench.sizes {
+            if args.bench.is_empty() {
+                continue;
+            }
+            return Err(format!("--sizes: {} has none but {}", bench.name, bench.sizes[0]));
+        }
+        let wanted = args.ranks.filter(|_| bench.ranks.iter().any(|ranks| *ranks > 2));
+        let ranks = wanted.as_ref().map_or(bench.ranks, std::slice::from_ref);
         for &size in sizes {
-            for &(face, runtime) in &variants {
-                plans.push(Plan { bench, size, face, runtime });
+            for &ranks in ranks {
+                for &(face, runtime) in &variants {
+                    plans.push(Plan { bench, size, ranks, face, runtime });
+                }
             }
         }
     }
     Ok(plans)
 }
 
+/// The benchmarks of a device, each once.
+fn names(device: Device) -> Vec<&'static str> {
+    let mut names: Vec<&str> = Vec::new();
+    for bench in Bench::of(device) {
+        if !names.contains(&bench.name) {
+            names.push(bench.name);
+        }
+    }
+    names
+}
+
 fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
-    let Plan { bench, size, face, runtime } = plan;
+    let Plan { bench, size, ranks, face, runtime } = plan;
     // Half of the limit's time before and half after: a machine that changes its pace shows in both.
     let limited = bench.limit.filter(|_| !args.no_limits);
     let side = |seconds: f64| match limited {
-        Some((NATIVE, _)) => jobs::run_natively(args, plan).map(Some),
-        Some((STARTED, _)) => jobs::start_processes(args, plan).map(Some),
-        Some((name, factor)) => jobs::limit(name, size, seconds).map(|value| Some(value * factor)),
+        Some(Limit::Native) => jobs::run_natively(args, plan).map(Some),
+        Some(Limit::Started) => jobs::start_processes(plan).map(Some),
+        Some(Limit::Instead(program)) => jobs::run_program(args, plan, program, &[]).map(Some),
+        Some(Limit::Bare(name, factor)) => {
+            jobs::limit(name, size, bench.count, seconds).map(|value| Some(value * factor))
+        }
         None => Ok(None),
     };
     let before = side(args.seconds / 2.0)?;
@@ -344,21 +335,24 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         bench: bench.name,
         device: bench.device,
         size,
+        ranks,
         face: face.name(),
         runtime: runtime.name(),
         value,
         unit: bench.unit,
         limit,
+        against: limited.map(Limit::name),
         ratio: limit.map(|limit| value / limit),
+        rivals: Figures::new(),
         higher_is_better: bench.higher_is_better,
         bar: bench.bar,
     })
 }
 
 /// The hidden command that measures a limit in a process of its own and prints the figure.
-pub fn limit_main(name: &str, size: usize, seconds: f64) -> i32 {
+pub fn limit_main(name: &str, size: usize, count: usize, seconds: f64) -> i32 {
     let cores = jobs::cores();
-    match limits::run(name, &LimitArgs { size, count: 1000, seconds, cores }) {
+    match limits::run(name, &LimitArgs { size, count, seconds, cores }) {
         Ok(measured) => {
             println!("{} {}", measured.value, measured.unit);
             eprintln!("{}", measured.detail);

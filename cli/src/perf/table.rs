@@ -3,30 +3,39 @@
 use super::Row;
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Draws the rows.
-pub fn render(rows: &[Row]) -> Table {
+/// Draws the rows, with a column for each rival.
+pub fn render(rows: &[Row], rivals: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(["bench", "size", "face", "runtime", "value", "unit", "limit", "ratio", "bar", ""]);
+    let columns = [
+        "bench", "size", "ranks", "face", "runtime", "value", "unit", "limit", "against", "ratio", "bar", "",
+    ];
+    table.set_header(columns.iter().chain(rivals));
     for row in rows {
         let limit = row.limit.map_or_else(String::new, figure);
         let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
         let sign = if row.higher_is_better { '≥' } else { '≤' };
         let bar = row.bar.map_or_else(String::new, |bar| format!("{sign} {bar}"));
-        table.add_row([
+        let mut cells = vec![
             row.bench.to_owned(),
             size(row.size),
+            row.ranks.to_string(),
             row.face.to_owned(),
             row.runtime.to_owned(),
             figure(row.value),
             row.unit.to_owned(),
             limit,
+            row.against.unwrap_or_default().to_owned(),
             ratio,
             bar,
             verdict(row).to_owned(),
-        ]);
+        ];
+        cells.extend(
+            rivals.iter().map(|name| row.rivals.get(*name).copied().map_or_else(String::new, figure)),
+        );
+        table.add_row(cells);
     }
-    for column in [1, 4, 6, 7, 8] {
+    for column in [1, 2, 5, 7, 9, 10].into_iter().chain(columns.len()..columns.len() + rivals.len()) {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

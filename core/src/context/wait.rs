@@ -162,6 +162,8 @@ fn spin_on_memory<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut
         let moved = shared.advance(engine) > 0;
         for _ in 0..LOOKS {
             if let Some(value) = done() {
+                // The driver is not to fall asleep between two of a row of these.
+                engine.found_memory_changed();
                 return Spun::Done(value);
             }
             if moved || shared.spin == Spin::Yield {

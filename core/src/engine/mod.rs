@@ -228,6 +228,8 @@ pub struct Engine {
     armed: bool,
     /// Peers ring also when they make room.
     armed_for_room: bool,
+    /// Peers ring also when they have written memory at once.
+    watching: bool,
 }
 
 impl std::fmt::Debug for Engine {
@@ -324,7 +326,15 @@ impl Engine {
         };
         state.choose_over_send();
         state.choose_rendezvous();
-        (Engine { port, state, handlers: Vec::new(), armed: false, armed_for_room: false }, slots)
+        let engine = Engine {
+            port,
+            state,
+            handlers: Vec::new(),
+            armed: false,
+            armed_for_room: false,
+            watching: false,
+        };
+        (engine, slots)
     }
 
     /// Both halves as one.
@@ -398,6 +408,7 @@ impl Engine {
     /// Prepares for sleep; false if there is something to do after all.
     pub fn arm(&mut self) -> bool {
         let waiting = !self.state.busy.is_empty();
+        self.show_watching();
         self.armed = self.port.arm(waiting);
         self.armed_for_room = self.armed && waiting;
         // Behind the fence of the port: who writes after this look finds the bell armed.

@@ -53,7 +53,9 @@ impl Scope<'_> {
         if offset.checked_add(len).is_none_or(|end| end > memory.len) {
             return Err(RmaError::OutOfRange { rank: target.rank, offset, count: len, len: memory.len });
         }
-        if matches!(operation, Rma::Update(_) | Rma::Fetch(_)) && (memory.offset + offset) % len != 0 {
+        if matches!(operation, Rma::Update(_) | Rma::Fetch(_))
+            && !(memory.offset + offset).is_multiple_of(len)
+        {
             return Err(RmaError::Misaligned { rank: target.rank, offset, len });
         }
         let ticket = self.operation(Some(target.rank))?;

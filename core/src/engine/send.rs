@@ -178,6 +178,15 @@ impl Scope<'_> {
         true
     }
 
+    /// Sends, in `f`, one payload to several targets: devices may make one copy of it for all (V03). Whatever `f` sends
+    /// must not change before it returns.
+    pub fn multicast<R>(&mut self, f: impl FnOnce(&mut Scope<'_>) -> R) -> R {
+        self.inject.multicast(true);
+        let result = f(self);
+        self.inject.multicast(false);
+        result
+    }
+
     /// Sends a request of one word without info if nothing at all stands in the way, as [`send_word`](Self::send_word)
     /// does; the ticket ends with the reply.
     #[inline]

@@ -105,6 +105,21 @@ impl Engine {
         let watches = &mut self.state.watches;
         watches.list.push(watched);
         (watches.next, watches.pause) = (now + 1, 1);
+        // Who sleeps has not told the peers that memory is waited on: it is woken and falls asleep once more.
+        self.disarm();
+    }
+
+    /// Tells the peers before the next sleep whether memory is waited on.
+    pub(super) fn show_watching(&mut self) {
+        if self.watching != self.is_watching() {
+            self.watching = !self.watching;
+            self.port.watch(self.watching);
+        }
+    }
+
+    /// Something has come in, though it was no event: a task has found its memory changed.
+    pub(crate) fn found_memory_changed(&mut self) {
+        self.state.stats.events += 1;
     }
 
     /// Whether tasks wait on memory.

@@ -15,6 +15,7 @@ pub use atomic::{AtomicOp, WordLen, WordOp};
 pub use strided::{Blocks, Piece, Source, Target};
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
@@ -321,6 +322,24 @@ impl SharedSlice {
         // rest of the process.
         let count = unsafe { libc::writev(to.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
         usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+    }
+
+    /// The memory as a slice of elements, to be read and written in place; elements that do not fit whole are left out.
+    /// `None` if it is not aligned for them.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody else writes or reads any of the memory, by whatever way: no peer puts to it, gets it
+    /// or works on it atomically, no other slice or view of it is used here, and the window that it belongs to is not freed.
+    /// That is between the ranks of a job, as by a barrier before and one behind; a hostile peer can break it, and then the
+    /// behaviour of this process is undefined.
+    #[must_use]
+    pub unsafe fn as_slice<'m, T: FromBytes + IntoBytes>(&self) -> Option<&'m mut [T]> {
+        if !(self.base as usize).is_multiple_of(align_of::<T>()) || size_of::<T>() == 0 {
+            return None;
+        }
+        // SAFETY: aligned for T (checked above), mapped for the rest of the process, of any bit pattern, and nobody else's as the
+        // caller promises.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / size_of::<T>()) })
     }
 
     /// The address, for unsafe access on the caller's own account.

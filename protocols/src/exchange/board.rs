@@ -4,6 +4,7 @@
 //! on once that one cannot end well on some rank: then neither it nor any later one ends well here. Whoever learns that
 //! passes it on, so that nobody waits for a rank that has given up.
 
+use super::custody::Custody;
 use super::record::Record;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
@@ -39,6 +40,10 @@ struct Tracked {
 pub(super) struct Unused(Vec<(Arc<dyn Device>, Allocation)>);
 
 impl Unused {
+    pub fn of(own: Option<(Arc<dyn Device>, Allocation)>) -> Unused {
+        Unused(own.into_iter().collect())
+    }
+
     /// Not under the board's lock: the kernel takes its time.
     pub fn give_back(self) {
         for (device, own) in self.0 {
@@ -77,6 +82,8 @@ pub(super) struct Board {
     windows: HashMap<u64, Tracked>,
     /// Releases of windows that this rank has yet to hear of.
     early: HashMap<u64, Vec<u32>>,
+    /// Windows of groups.
+    pub custody: Custody,
     closed: bool,
 }
 
@@ -95,6 +102,7 @@ impl Board {
             unentered: u64::MAX,
             windows: HashMap::new(),
             early: HashMap::new(),
+            custody: Custody::default(),
             closed: false,
         }
     }
@@ -238,13 +246,26 @@ impl Board {
         if !matches!(fault, Fault::PeerClosed(_)) {
             self.break_from(0, u64::MAX, fault, effects);
         }
+        if self.is_gone(rank) {
+            self.custody.gone(rank, effects);
+        }
         self.wake_all(effects);
         self.settle_all(effects);
+    }
+
+    /// Whether a rank reaches nothing any more. One that was cut off may still write.
+    pub fn is_gone(&self, rank: Rank) -> bool {
+        matches!(self.down.get(&rank.0), Some(Fault::PeerLost(_) | Fault::PeerClosed(_)))
     }
 
     pub fn close(&mut self, effects: &mut Effects) {
         self.closed = true;
         self.wake_all(effects);
+        self.custody.wake_all(effects);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// A record has arrived.
@@ -255,6 +276,7 @@ impl Board {
                 effects.corrupt |= !fits;
             }
             Record::Release { window } => self.released_by(source, window, effects),
+            Record::GroupRelease { key } => self.custody.released_by(source, key, effects),
             Record::Broken { first, unentered, cause } => {
                 let ranks = match cause {
                     Fault::CollectiveMismatch { ranks, .. } => ranks,
@@ -379,17 +401,13 @@ impl Board {
     /// nobody ever had it.
     pub fn is_unused(&self, window: u64) -> bool {
         let Some(tracked) = self.windows.get(&window) else { return true };
-        let gone = |rank: u32| {
-            // One that was cut off may still write.
-            matches!(self.down.get(&rank), Some(Fault::PeerLost(_) | Fault::PeerClosed(_)))
-        };
-        let released = |rank: u32| rank == self.me || tracked.by[rank as usize] || gone(rank);
+        let released = |rank: u32| rank == self.me || tracked.by[rank as usize] || self.is_gone(Rank(rank));
         tracked.here && (window >= self.unentered || (0..self.size).all(released))
     }
 
     /// Forgets a window; what it had here is unused.
     pub fn forget(&mut self, window: u64) -> Unused {
-        Unused(self.windows.remove(&window).and_then(|tracked| tracked.own).into_iter().collect())
+        Unused::of(self.windows.remove(&window).and_then(|tracked| tracked.own))
     }
 
     fn settle(&mut self, window: u64, effects: &mut Effects) {

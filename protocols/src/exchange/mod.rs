@@ -9,6 +9,7 @@
 //! has given up; which of two ranks still finished the operation itself depends on how far each was.
 
 mod board;
+mod custody;
 mod notice;
 mod record;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use crate::handler::ActiveMessage;
 use crate::message::Message;
 use board::{Board, Effects};
 use bytes::{Bytes, BytesMut};
+pub(crate) use custody::Key;
 use notice::Outlet;
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;

@@ -69,7 +69,12 @@ impl ExchangeProtocol {
 
     /// Has a record sent to all the others.
     pub fn notify_others(self: &Arc<Self>, record: Bytes) {
-        let others = self.board().others();
+        let others = self.board().others().collect();
+        self.notify_these(others, record);
+    }
+
+    /// Has a record sent to these ranks.
+    pub fn notify_these(self: &Arc<Self>, others: Vec<Rank>, record: Bytes) {
         if let Some(handle) = self.handle() {
             let protocol = self.clone();
             handle.post_run(move |scope| protocol.notify(scope, others, &record));

@@ -4,6 +4,7 @@
 //!   kind 4 | round 4 | operation 8 | detail 8 | blob        little-endian
 //! ```
 
+use super::custody::Key;
 use crate::cause::{CAUSE_BYTES, parse_cause, put_cause};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use posthaste_core::{Collective, Fault, WindowId};
@@ -14,6 +15,7 @@ const SHMALLOC: u32 = 3;
 const FREE: u32 = 4;
 const RELEASE: u32 = 5;
 const BROKEN: u32 = 6;
+const GROUP_RELEASE: u32 = 7;
 
 const HEADER: usize = 24;
 
@@ -24,6 +26,8 @@ pub(super) enum Record {
     Part { call: Collective, operation: u64, round: u32, blob: Bytes },
     /// The sender has no operation on the window any more, and never will.
     Release { window: u64 },
+    /// The same of a window of a group.
+    GroupRelease { key: Key },
     /// No operation from `first` on can end well, and some rank never enters any from `unentered` on.
     Broken { first: u64, unentered: u64, cause: Fault },
 }
@@ -69,6 +73,10 @@ impl Record {
         header(RELEASE, 0, 0, window, 0)
     }
 
+    pub fn group_release((group, operation): Key) -> BytesMut {
+        header(GROUP_RELEASE, 0, operation, group, 0)
+    }
+
     pub fn broken(first: u64, unentered: u64, cause: Fault) -> BytesMut {
         let mut bytes = header(BROKEN, 0, first, unentered, CAUSE_BYTES);
         put_cause(&mut bytes, cause);
@@ -84,6 +92,7 @@ impl Record {
         let (operation, detail) = (bytes.get_u64_le(), bytes.get_u64_le());
         match kind {
             RELEASE => Some(Record::Release { window: detail }),
+            GROUP_RELEASE => Some(Record::GroupRelease { key: (detail, operation) }),
             BROKEN => {
                 let cause = parse_cause(bytes)?;
                 Some(Record::Broken { first: operation, unentered: detail, cause })
@@ -118,6 +127,9 @@ mod tests {
         }
         let release = Record::release(77).freeze();
         assert_eq!(Record::parse(release), Some(Record::Release { window: 77 }));
+        let key = (1 << 50, 1 << 40);
+        let release = Record::group_release(key).freeze();
+        assert_eq!(Record::parse(release), Some(Record::GroupRelease { key }));
         let mismatch = Fault::CollectiveMismatch {
             ranks: [Rank(1), Rank(2)],
             calls: [Collective::AllGather(4), Collective::Free(WindowId(8))],

@@ -69,6 +69,8 @@ impl Stage {
 pub struct Multisend<'f, F: Face> {
     face: &'f F,
     envelope: Envelope,
+    /// One payload for these ranks, to none of which it was sent yet.
+    multicast: Option<(Vec<Rank>, Buffer)>,
     legs: Vec<Leg>,
     failed: Vec<(Rank, SendError)>,
     total: usize,
@@ -101,7 +103,15 @@ impl<'f, F: Face> Multisend<'f, F> {
         let legs: Vec<Leg> = messages.into_iter().map(leg).collect();
         let target = Endpoint::new(face.shared().me().rank, face.shared().me().context);
         let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        Self { face, envelope, total: legs.len(), legs, failed: Vec::new() }
+        Self { face, envelope, multicast: None, total: legs.len(), legs, failed: Vec::new() }
+    }
+
+    /// The same message to each of these ranks.
+    pub(crate) fn multicast(face: &'f F, protocol: ProtocolId, targets: Vec<Rank>, payload: Buffer) -> Self {
+        // A loan belongs to one message.
+        let payload = if payload.is_loan() { Buffer::from(payload.into_bytes()) } else { payload };
+        let total = targets.len();
+        Self { multicast: Some((targets, payload)), total, ..Self::new(face, protocol, []) }
     }
 
     /// Adds message info to all of them: up to 112 bytes that travel beside the payload.
@@ -110,8 +120,49 @@ impl<'f, F: Face> Multisend<'f, F> {
         self
     }
 
+    /// Sends a multicast to all to whom nothing stands in the way; the others become legs.
+    fn begin_multicast(&mut self) {
+        let Multisend { face, envelope, multicast, legs, failed, .. } = self;
+        let Some((targets, payload)) = multicast else { return };
+        let leg = |target, stage| Leg { target, payload: payload.to_bytes(), stage };
+        let entered = face.enter(|engine| {
+            engine.scope().multicast(|scope| {
+                let (context, protocol) = (envelope.target.context, envelope.protocol);
+                if envelope.info.is_none() {
+                    let word = payload.word();
+                    targets.retain(|&target| {
+                        let target = Endpoint::new(target, context);
+                        !match word {
+                            Some(word) => scope.send_word(target, protocol, word),
+                            None => scope.send_packet(target, protocol, payload.whole()),
+                        }
+                    });
+                }
+                if targets.is_empty() {
+                    return;
+                }
+                let bytes = payload.to_bytes();
+                for target in targets.drain(..) {
+                    let handle = || Handle::of(*face);
+                    match Stage::of(begin(scope, envelope, target, bytes.clone(), Wait::Await, handle)) {
+                        Ok(Stage::Over) => {}
+                        Ok(stage) => legs.push(leg(target, stage)),
+                        Err(error) => failed.push((target, error)),
+                    }
+                }
+            });
+        });
+        if entered.is_err() {
+            legs.extend(targets.drain(..).map(|target| leg(target, Stage::Start(Wait::Await))));
+        }
+        *multicast = None;
+    }
+
     /// Hands what can start to the engine, all under one take of the token.
     fn begin(&mut self) {
+        if self.multicast.is_some() {
+            self.begin_multicast();
+        }
         let Multisend { face, envelope, legs, failed, .. } = self;
         if !legs.iter().any(|leg| matches!(leg.stage, Stage::Start(_))) {
             return;

@@ -2,6 +2,7 @@
 
 mod atomic;
 mod get;
+mod group;
 mod own;
 mod put;
 mod region;
@@ -10,6 +11,7 @@ mod typed;
 
 pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use get::{Get, GetInto};
+pub(crate) use group::WindowHome;
 pub use put::{Put, PutElement};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
@@ -21,6 +23,7 @@ use crate::exchange::{Exchange, PART_BYTES};
 use crate::operation::Pending;
 use bytes::Bytes;
 use get::Fetch;
+use group::GroupOrigin;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
 use posthaste_core::engine::{Gates, PatternError};
@@ -82,6 +85,8 @@ pub(crate) struct Memory {
     /// Cleared when it is freed.
     pub alive: AtomicBool,
     pub size: u32,
+    /// Which part is this rank's own; of a region none counts as that.
+    own: usize,
     device: Arc<dyn Device>,
     /// How layouts are reached where memory is not mapped; windows have it.
     layouts: Option<LayoutAccess>,
@@ -141,8 +146,9 @@ impl Drop for Memory {
     }
 }
 
-/// A window over all ranks of the job: each rank's part has a length of its own, 0 allowed (access only). Offsets are
-/// in elements of `T`; [`byte`](Window::bytes) views count bytes. Cheap to clone.
+/// A window over all ranks of the job, or over the members of a group ([`Group::shmalloc`](crate::Group::shmalloc)): each
+/// rank's part has a length of its own, 0 allowed (access only). Offsets are in elements of `T`; [`byte`](Window::bytes)
+/// views count bytes. Cheap to clone. In a window of a group, ranks are those of the group.
 ///
 /// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole.
 ///
@@ -165,22 +171,48 @@ impl Drop for Memory {
 /// ```
 pub struct Window<T = u8> {
     memory: Arc<Memory>,
-    exchange: Exchange,
-    /// The same on all ranks.
-    number: u64,
+    origin: Origin,
     element: PhantomData<fn() -> T>,
+}
+
+/// How a window was made, and is freed.
+#[derive(Clone)]
+enum Origin {
+    /// By all ranks; its number is the same on all of them.
+    World(Exchange, u64),
+    Group(Arc<GroupOrigin>),
 }
 
 impl<T> Clone for Window<T> {
     fn clone(&self) -> Self {
-        let (memory, exchange) = (self.memory.clone(), self.exchange.clone());
-        Self { memory, exchange, number: self.number, element: PhantomData }
+        Self { memory: self.memory.clone(), origin: self.origin.clone(), element: PhantomData }
     }
 }
 
 impl<T> std::fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Window").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+/// What a window is made of besides its parts.
+struct Made {
+    handle: Handle,
+    device: Arc<dyn Device>,
+    gates: posthaste_core::sync::Arc<Gates>,
+    layouts: LayoutAccess,
+    id: WindowId,
+    own: usize,
+}
+
+impl Made {
+    async fn with(self, remotes: Vec<RemoteMemory>) -> Memory {
+        let Made { handle, device, gates, layouts, id, own } = self;
+        let keys = add_remote(&handle, remotes.clone()).await;
+        let parts: Box<[Part]> =
+            remotes.iter().zip(keys).map(|(remote, key)| Part::new(remote, key, &device, &handle)).collect();
+        let (size, alive) = (parts.len() as u32, AtomicBool::new(true));
+        Memory { id, gates, parts, alive, size, own, device, layouts: Some(layouts), handle }
     }
 }
 
@@ -242,21 +274,18 @@ impl<T: Element> Window<T> {
                 RemoteMemory { rank, offset, len, mapped: device.map(rank, offset, len) }
             })
             .collect();
-        let keys = add_remote(&handle, remotes.clone()).await;
-        let parts =
-            remotes.iter().zip(keys).map(|(remote, key)| Part::new(remote, key, &device, &handle)).collect();
-        let memory = Memory {
-            id: WindowId(making.number() as u32),
-            gates: client.gates().clone(),
-            parts,
-            alive: AtomicBool::new(true),
-            size: client.peers().ranks,
-            device,
-            layouts: Some(layouts.clone()),
+        let made = Made {
             handle,
+            device,
+            gates: client.gates().clone(),
+            layouts: layouts.clone(),
+            id: WindowId(making.number() as u32),
+            own: me.index(),
         };
+        let memory = made.with(remotes).await;
         let number = making.made();
-        Ok(Window { memory: Arc::new(memory), exchange: exchange.clone(), number, element: PhantomData })
+        let origin = Origin::World(exchange.clone(), number);
+        Ok(Window { memory: Arc::new(memory), origin, element: PhantomData })
     }
 
     /// Elements in a rank's part; 0 for an unknown rank.
@@ -280,8 +309,7 @@ impl<T: Element> Window<T> {
     /// The same window with offsets in bytes.
     #[must_use]
     pub fn bytes(&self) -> Window<u8> {
-        let (memory, exchange) = (self.memory.clone(), self.exchange.clone());
-        Window { memory, exchange, number: self.number, element: PhantomData }
+        Window { memory: self.memory.clone(), origin: self.origin.clone(), element: PhantomData }
     }
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
@@ -401,14 +429,21 @@ impl<T: Element> Window<T> {
         // Who still waits on a word of it waits in vain.
         self.memory.handle.post_run(|scope| scope.wake_watchers());
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
-        let freeing = self.exchange.begin_free(self.number);
+        let freeing = match &self.origin {
+            Origin::World(exchange, number) => Some(exchange.begin_free(*number)),
+            Origin::Group(_) => None,
+        };
         match crate::flush::fence(&self.memory.handle).await {
             Ok(()) => {}
             // A lost rank's operations have ended, too.
             Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
             Err(error) => return Err(send_to_rma(error)),
         }
-        freeing.release().await.map_err(send_to_rma)
+        match (freeing, &self.origin) {
+            (Some(freeing), _) => freeing.release().await.map_err(send_to_rma),
+            (None, Origin::Group(origin)) => origin.release().await,
+            (None, Origin::World(..)) => Ok(()),
+        }
     }
 }
 

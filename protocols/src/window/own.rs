@@ -3,13 +3,23 @@
 use super::{Element, Window};
 use posthaste_core::context::{Face, poll_memory};
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::{Fault, RmaError};
+use posthaste_core::{Fault, Rank, RmaError};
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
 impl<T: Element> Window<T> {
     fn own(&self) -> Option<SharedSlice> {
-        self.memory.parts.get(self.memory.handle.me().rank.index())?.mapped
+        self.memory.parts.get(self.memory.own)?.mapped
+    }
+
+    /// This rank's own part as shared memory, for code that works on it in place; `None` if there is none, or the window was
+    /// freed. It stays mapped when the window is freed, and is then somebody else's.
+    ///
+    /// Peers may write it at any time, so that there are copies and atomic words only;
+    /// [`as_slice`](SharedSlice::as_slice) says under which conditions it can be a slice.
+    #[must_use]
+    pub fn own_memory(&self) -> Option<SharedSlice> {
+        self.own().filter(|_| self.memory.alive.load(Ordering::Relaxed))
     }
 
     /// Reads an element of this rank's own part; `None` if there is none, or the window was freed.
@@ -41,7 +51,7 @@ impl<T: Element> Window<T> {
 
     /// The memory of `count` elements of this rank's own part.
     fn own_slice(&self, index: usize, count: usize) -> Result<SharedSlice, RmaError> {
-        let me = self.memory.handle.me().rank;
+        let me = Rank(self.memory.own as u32);
         let (offset, bytes) = (Self::offset(index), Self::offset(count));
         let part = self.memory.check(me.index(), me, offset, bytes)?;
         part.mapped.and_then(|own| own.slice(offset, bytes)).ok_or(RmaError::Unreachable(me))
@@ -69,7 +79,7 @@ impl<T: Element> Window<T> {
     /// Copies this rank's own part.
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
-        let mut values = vec![T::new_zeroed(); self.len(self.memory.handle.me().rank)];
+        let mut values = vec![T::new_zeroed(); self.len(Rank(self.memory.own as u32))];
         if let Some(own) = self.own()
             && self.memory.alive.load(Ordering::Relaxed)
         {

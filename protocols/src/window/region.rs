@@ -252,6 +252,7 @@ impl RemoteRegion {
                 parts,
                 alive: AtomicBool::new(true),
                 size,
+                own: usize::MAX,
                 device,
                 layouts: None,
                 handle,

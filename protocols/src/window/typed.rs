@@ -355,7 +355,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
                 let part = memory.check(rank.index(), rank, 0, 0)?;
                 let end = remote.all.min(remote.asked + chunk(remote.program.len()));
                 let request = request(part, &self.from.layout(), remote.asked, end);
-                let call = memory.layouts(rank)?.get(rank, remote.program.clone(), &request);
+                let call = memory.layouts(rank)?.get(part.rank, remote.program.clone(), &request);
                 remote.calls.push_back(Asked { call, bytes: request.bytes });
                 remote.asked += request.bytes;
             }

@@ -233,13 +233,21 @@ pub fn packets(data: &[u8]) {
         let protocol = u16::from(input.byte() % 24);
         let cookie = if input.byte() % 2 == 0 { 0 } else { input.word() };
         let shape = input.byte();
-        let info = vec![shape; usize::from(shape) % (MAX_INFO + 1)];
+        let mut info = vec![shape; usize::from(shape) % (MAX_INFO + 1)];
         // Mostly right in form, so that what follows from it is reached.
         let body = match (input.byte() % 8, protocol) {
             (0..6, wire::DECLARE) => {
                 declare(u16::from(input.byte() % 8), input.byte() % 4, &[b'a' + input.byte() % 8])
             }
-            (0..6, wire::GET) => u64::from(input.byte()).to_le_bytes().to_vec(),
+            (0..3, wire::GET) => {
+                info.clear();
+                u64::from(input.byte()).to_le_bytes().to_vec()
+            }
+            // Atomic operations, of which some are none.
+            (0..6, wire::PUT | wire::GET) => {
+                info = vec![input.byte() % 9, [4, 8, 8, 5][usize::from(input.byte() % 4)]];
+                [input.word().to_le_bytes(), input.word().to_le_bytes()].concat()
+            }
             (0..6, wire::CLEAR_TO_SEND) => input.word().to_le_bytes().to_vec(),
             (0..6, wire::SENT) => Vec::new(),
             (0..6, wire::STREAM_BEGIN | wire::REQUEST_TO_SEND) => {
@@ -289,6 +297,7 @@ mod tests {
     use posthaste_core::Ticket;
     use posthaste_core::device::RemoteMemory;
     use posthaste_core::engine::Rma;
+    use posthaste_core::memory::AtomicOp;
     use posthaste_core::slot::SlotPool;
 
     #[test]
@@ -336,10 +345,32 @@ mod tests {
         }
     }
 
+    /// Says things to an engine.
+    struct Sayer {
+        arrived: Arc<Mutex<VecDeque<Made>>>,
+        engine: Engine,
+    }
+
+    impl Sayer {
+        fn with_info(&mut self, rank: u32, protocol: u16, cookie: u64, info: &[u8], body: &[u8]) {
+            self.arrived.lock().expect("one thread").push_back(Made {
+                source: Endpoint::new(Rank(rank), ContextId(0)),
+                protocol: ProtocolId(protocol),
+                cookie,
+                info: info.to_vec(),
+                body: body.to_vec(),
+                short: true,
+            });
+            self.engine.advance(16);
+        }
+
+        fn say(&mut self, rank: u32, protocol: u16, cookie: u64, body: &[u8]) {
+            self.with_info(rank, protocol, cookie, &[], body);
+        }
+    }
+
     /// An engine with a put and a get at rank 2 under way, to which peers say things.
-    fn with_accesses(
-        say: impl FnOnce(&mut dyn FnMut(u32, u16, u64, &[u8]), [Ticket; 2], &SlotPool),
-    ) -> Vec<Fault> {
+    fn with_accesses(say: impl FnOnce(&mut Sayer, [Ticket; 2], &SlotPool)) -> Vec<Fault> {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
         let faults = told.clone();
         let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
@@ -364,18 +395,7 @@ mod tests {
         let accesses = [Rma::Put(Payload::Borrowed(&[1; 40])), Rma::Get(16)];
         let tickets = accesses
             .map(|rma| engine.scope().rma(target, key, 0, rma).expect("in range").expect("nobody answered"));
-        let mut said = |rank: u32, protocol: u16, cookie: u64, body: &[u8]| {
-            arrived.lock().expect("one thread").push_back(Made {
-                source: Endpoint::new(Rank(rank), ContextId(0)),
-                protocol: ProtocolId(protocol),
-                cookie,
-                info: Vec::new(),
-                body: body.to_vec(),
-                short: true,
-            });
-            engine.advance(16);
-        };
-        say(&mut said, tickets, &slots);
+        say(&mut Sayer { arrived, engine }, tickets, &slots);
         told.lock().expect("one thread").clone()
     }
 
@@ -383,18 +403,56 @@ mod tests {
     fn an_acknowledgement_or_an_answer_ends_nothing_of_another_peer() {
         for (protocol, cookie, body) in [(wire::PUT_DONE, 1, &[][..]), (wire::GET_DATA, 0, &[7; 16])] {
             let told = with_accesses(|say, tickets, slots| {
-                say(1, protocol, cookie, body);
+                say.say(1, protocol, cookie, body);
                 assert!(
                     tickets.iter().all(|ticket| slots.take(*ticket).is_none()),
                     "rank 1 was asked for nothing"
                 );
-                say(2, wire::PUT_DONE, 1, &[]);
-                say(2, wire::GET_DATA, 0, &[7; 16]);
+                say.say(2, wire::PUT_DONE, 1, &[]);
+                say.say(2, wire::GET_DATA, 0, &[7; 16]);
                 assert!(slots.take(tickets[0]).expect("done").is_ok());
                 assert_eq!(slots.take(tickets[1]).expect("answered").expect("well").as_bytes(), [7; 16]);
             });
             assert_eq!(told, [Fault::PeerCorrupt(Rank(1))]);
         }
+    }
+
+    #[test]
+    fn an_impossible_atomic_operation_cuts_its_sender_off_and_one_on_no_memory_is_told() {
+        let body = [[1u8; 8], [0; 8]].concat();
+        let add = AtomicOp::Add as u8;
+        for fetch in [wire::PUT, wire::GET] {
+            for (place, info, body, cut) in [
+                (64, &[add, 8][..], &body[..], false),
+                (68, &[add, 4], &body, false),
+                (u64::MAX - 7, &[add, 8], &body, false),
+                (68, &[add, 8], &body, true),
+                (65, &[add, 4], &body, true),
+                (64, &[8, 8], &body, true),
+                (64, &[255, 8], &body, true),
+                (64, &[add, 2], &body, true),
+                (64, &[add, 16], &body, true),
+                (64, &[add], &body, true),
+                (64, &[add, 8, 0], &body, true),
+                (64, &[add, 8], &body[..15], true),
+                (64, &[add, 8], &[], true),
+            ] {
+                let told = with_accesses(|say, _, _| say.with_info(1, fetch, place, info, body));
+                let corrupt = [Fault::PeerCorrupt(Rank(1))];
+                assert_eq!(told, if cut { &corrupt[..] } else { &[] }, "{fetch} {place} {info:?} {body:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_asks_for_more_old_values_than_may_be_asked_for_is_cut_off() {
+        let told = with_accesses(|say, _, _| {
+            // The port takes 16 packets; what is answered behind them is kept, up to the window.
+            for _ in 0..100_000 {
+                say.with_info(1, wire::GET, 64, &[AtomicOp::Add as u8, 8], &[1; 16]);
+            }
+        });
+        assert_eq!(told, [Fault::PeerCorrupt(Rank(1))]);
     }
 
     #[test]
@@ -411,7 +469,7 @@ mod tests {
             (wire::GET, 0, &(4u64 << 20).to_le_bytes()),
         ] {
             let told = with_accesses(|say, tickets, slots| {
-                say(2, protocol, cookie, body);
+                say.say(2, protocol, cookie, body);
                 for ticket in tickets {
                     let fault = slots.take(ticket).expect("it ended with its peer").expect_err("badly");
                     assert_eq!(fault, Fault::PeerCorrupt(Rank(2)));
@@ -420,12 +478,12 @@ mod tests {
             assert_eq!(told, [Fault::PeerCorrupt(Rank(2))], "{protocol} {cookie} {body:?}");
         }
         let told = with_accesses(|say, tickets, slots| {
-            say(2, wire::PUT_DONE, 1, code);
+            say.say(2, wire::PUT_DONE, 1, code);
             let refused = slots.take(tickets[0]).expect("refused").expect_err("there is no such memory");
             assert_eq!(refused, Fault::NoSuchMemory(Rank(2)));
             // Absurd places are refused, too, and cut nobody off.
-            say(1, wire::PUT, u64::MAX - 3, &[1; 8]);
-            say(1, wire::GET, u64::MAX - 3, &8u64.to_le_bytes());
+            say.say(1, wire::PUT, u64::MAX - 3, &[1; 8]);
+            say.say(1, wire::GET, u64::MAX - 3, &8u64.to_le_bytes());
             assert!(slots.take(tickets[1]).is_none());
         });
         assert_eq!(told, []);

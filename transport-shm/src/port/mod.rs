@@ -43,6 +43,10 @@ impl Inject for ShmPort {
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
         self.tx.word(target, protocol, cookie, payload)
     }
+
+    fn multicast(&mut self, begins: bool) {
+        self.tx.multicast(begins);
+    }
 }
 
 impl Port for ShmPort {
@@ -100,6 +104,10 @@ impl Port for ShmPort {
             tx.set_waiting(false);
         }
         armed
+    }
+
+    fn watch(&mut self, watching: bool) {
+        self.rx.inbox.watch(watching);
     }
 
     fn disarm(&mut self) {

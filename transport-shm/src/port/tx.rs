@@ -25,8 +25,18 @@ pub(super) struct Tx {
     shape: JobShape,
     fence: LightFence,
     loan_home: Arc<dyn LeaseOwner>,
+    /// A multicast is under way; of what it has sent so far, the payload that is in a page.
+    multicast: bool,
+    shared: Option<SharedPage>,
     /// Ends to be reported at the next `advance`: values of gets.
     pub ended: Vec<(Ticket, Value)>,
+}
+
+/// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
+struct SharedPage {
+    address: usize,
+    len: usize,
+    page: Page,
 }
 
 pub(super) struct TxLane {
@@ -123,6 +133,8 @@ impl Tx {
             shape: layout.shape,
             fence: home.link.fence,
             loan_home: Arc::new(LoanHome(home.clone())),
+            multicast: false,
+            shared: None,
             ended: Vec::new(),
             home,
         }
@@ -319,8 +331,13 @@ impl Tx {
             self.block(index);
             return Ok(false);
         }
-        let (page, lent) = match source {
-            Payload::Loan(key, _) => (Page::from_word(key), true),
+        let there = self.page_of(source);
+        let (page, lent) = match (source, there) {
+            (Payload::Loan(key, _), _) => (Page::from_word(key), true),
+            (_, Some(page)) => {
+                self.pool.share(page);
+                (page, false)
+            }
             _ => match self.take_page(descriptor.len)? {
                 Some(page) => (page, false),
                 None => {
@@ -339,7 +356,13 @@ impl Tx {
         };
         let memory = self.memory.slice(page.offset, descriptor.len);
         match (source, memory) {
-            (Payload::Private(bytes), Some(memory)) => memory.write(bytes),
+            _ if there.is_some() => {}
+            (Payload::Private(bytes), Some(memory)) => {
+                memory.write(bytes);
+                if self.multicast {
+                    self.keep_for_others(bytes, page);
+                }
+            }
             (Payload::Shared(slice), Some(memory)) => memory.copy_from(slice),
             _ => {}
         }
@@ -372,6 +395,33 @@ impl Tx {
             }
         }
         Ok(sent)
+    }
+
+    /// The page that a multicast has put this payload into.
+    #[inline]
+    fn page_of(&self, source: Payload<'_>) -> Option<Page> {
+        let (Some(shared), Payload::Private(bytes)) = (&self.shared, source) else { return None };
+        let same = (shared.address, shared.len) == (bytes.as_ptr().addr(), bytes.len());
+        same.then_some(shared.page)
+    }
+
+    /// The page serves the others of the multicast, too.
+    fn keep_for_others(&mut self, bytes: &[u8], page: Page) {
+        self.forget_shared();
+        self.pool.share(page);
+        self.shared = Some(SharedPage { address: bytes.as_ptr().addr(), len: bytes.len(), page });
+    }
+
+    fn forget_shared(&mut self) {
+        if let Some(SharedPage { page, .. }) = self.shared.take() {
+            self.pool.give_back(page);
+        }
+    }
+
+    /// A multicast begins, or ends.
+    pub fn multicast(&mut self, begins: bool) {
+        self.forget_shared();
+        self.multicast = begins;
     }
 
     /// The last inject found no room in that lane.
@@ -549,7 +599,7 @@ impl Tx {
         let (op, fetch) = descriptor.word_op().ok_or(defect)?;
         let old = word.and_then(|word| word.apply(&op)).ok_or(defect)?;
         self.fence.issue();
-        self.home.ring_if_asleep(descriptor.target());
+        self.home.ring_for_memory(descriptor.target());
         match Ticket::from_word(descriptor.ticket) {
             Some(ticket) if fetch => {
                 self.ended.push((ticket, op.len.value(old)));

@@ -1,0 +1,236 @@
+//! What there is to measure, with what limit and bar.
+
+use super::Device;
+
+/// A benchmark: what it is called, measured with, compared to, and asked for.
+#[derive(Debug)]
+pub struct Bench {
+    pub name: &'static str,
+    pub sizes: &'static [usize],
+    pub unit: &'static str,
+    pub higher_is_better: bool,
+    pub limit: Option<Limit>,
+    pub bar: Option<f64>,
+    /// Whether the owned context and the other runtime are measured too.
+    pub faces: bool,
+    /// Numbers of ranks, each of which gives a row.
+    pub ranks: &'static [u32],
+    pub device: Device,
+    /// Operations of a batch, blocks of a layout, or targets of a message.
+    pub count: usize,
+    /// What its ranks run, where that is called otherwise.
+    pub program: Option<&'static str>,
+    /// What its ranks are told besides.
+    pub env: &'static [(&'static str, &'static str)],
+}
+
+/// What a benchmark is measured beside.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// A loop without the library, and the factor from its figure to the benchmark's.
+    Bare(&'static str, f64),
+    /// The same benchmark without what its ranks are told besides.
+    Native,
+    /// The start and the end of as many processes that do nothing.
+    Started,
+    /// What another program comes to that does the same by other means.
+    Instead(&'static str),
+}
+
+impl Limit {
+    /// What the report calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Bare(name, _) | Limit::Instead(name) => name,
+            Limit::Native => "native",
+            Limit::Started => "started",
+        }
+    }
+}
+
+const K: usize = 1024;
+const M: usize = 1024 * K;
+
+const fn bench(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
+    Bench {
+        name,
+        sizes,
+        unit,
+        higher_is_better: false,
+        limit: None,
+        bar: None,
+        faces: true,
+        ranks: &[2],
+        device: Device::Shm,
+        count: 1000,
+        program: None,
+        env: &[],
+    }
+}
+
+const fn fast(name: &'static str, sizes: &'static [usize], unit: &'static str) -> Bench {
+    Bench { higher_is_better: true, ..bench(name, sizes, unit) }
+}
+
+const fn tcp(bench: Bench) -> Bench {
+    Bench { device: Device::Tcp, ..bench }
+}
+
+/// Only through the handle on a current-thread runtime.
+const fn plain(bench: Bench) -> Bench {
+    Bench { faces: false, ..bench }
+}
+
+const fn against(name: &'static str, bar: f64, bench: Bench) -> Bench {
+    Bench { limit: Some(Limit::Bare(name, 1.0)), bar: Some(bar), ..bench }
+}
+
+const fn beside(name: &'static str, bench: Bench) -> Bench {
+    Bench { limit: Some(Limit::Bare(name, 1.0)), ..bench }
+}
+
+const fn twice(name: &'static str, bar: f64, bench: Bench) -> Bench {
+    Bench { limit: Some(Limit::Bare(name, 2.0)), bar: Some(bar), ..bench }
+}
+
+const fn instead_of(name: &'static str, bench: Bench) -> Bench {
+    Bench { limit: Some(Limit::Instead(name)), ..bench }
+}
+
+const fn at_best(bar: f64, bench: Bench) -> Bench {
+    Bench { bar: Some(bar), ..bench }
+}
+
+const fn runs(program: &'static str, bench: Bench) -> Bench {
+    Bench { program: Some(program), ..bench }
+}
+
+const fn counting(count: usize, bench: Bench) -> Bench {
+    Bench { count, ..bench }
+}
+
+const fn ranks(ranks: &'static [u32], bench: Bench) -> Bench {
+    Bench { ranks, ..bench }
+}
+
+/// Puts and gets over sends, though the device could do better.
+const fn over_send(bench: Bench) -> Bench {
+    Bench { limit: Some(Limit::Native), env: &[("POSTHASTE_OVERSEND", "always")], ..plain(bench) }
+}
+
+const ENCRYPTED: &[(&str, &str)] = &[("POSTHASTE_TCP_MODE", "encrypted")];
+/// More ranks than cores.
+const CROWDS: &[u32] = &[4, 8, 16];
+
+/// Whose ranks send a word, or count something.
+const OF_ONE_SIZE: &[&str] = &[
+    "call_latency",
+    "am_rate",
+    "am_rate_awaited",
+    "put_latency",
+    "put_rate",
+    "get_rate",
+    "barrier",
+    "layout_irregular",
+    "layout_transpose",
+    "fetch_add",
+    "put_signal",
+    "wakeup_latency",
+    "idle_cpu",
+    "memory_silent",
+    "memory_talking",
+    "loss",
+    "oversend_put_rate",
+    "join",
+];
+
+/// All benchmarks, in the order of the report. A name that is there twice is measured in several ways.
+#[rustfmt::skip]
+pub const BENCHES: &[Bench] = &[
+    against("pingpong_two_lines", 1.35, bench("am_latency", &[8], "us")),
+    twice("pingpong_two_lines", 1.5, bench("call_latency", &[8], "us")),
+    at_best(25.0, fast("am_rate", &[8], "M/s")),
+    at_best(15.0, fast("am_rate_awaited", &[8], "M/s")),
+    against("two_copy_pipeline", 0.95, fast("am_bandwidth", &[4 * K, 64 * K, M, 4 * M], "GB/s")),
+    against("pingpong_two_lines", 4.0, bench("loan_latency", &[M], "us")),
+    against("pingpong_two_lines", 1.2, bench("put_latency", &[8], "us")),
+    at_best(60.0, plain(fast("put_rate", &[8], "M/s"))),
+    at_best(60.0, plain(fast("get_rate", &[8], "M/s"))),
+    against("memcpy_to_shared", 0.95, plain(fast("put_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s"))),
+    against("memcpy_from_shared", 0.95, plain(fast("get_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s"))),
+    against("descriptor_loop", 2.0, bench("replay", &[8, K], "us")),
+    against("descriptor_loop", 2.0, counting(64, runs("replay", bench("replay_64", &[8, K], "us")))),
+    beside("descriptor_loop", plain(bench("puts_awaited", &[8, K], "us"))),
+    beside("descriptor_loop", counting(64, runs("puts_awaited", plain(bench("puts_awaited_64", &[8, K], "us"))))),
+    beside("descriptor_loop", plain(bench("puts_joined", &[8, K], "us"))),
+    beside("descriptor_loop", counting(64, runs("puts_joined", plain(bench("puts_joined_64", &[8, K], "us"))))),
+    against("lanes", 2.0, counting(7, ranks(&[8], bench("multicast", &[8], "us")))),
+    against("lanes", 1.3, counting(7, ranks(&[8], bench("multicast", &[64 * K], "us")))),
+    against("pingpong_two_lines", 1.6, bench("barrier", &[0], "us")),
+    ranks(CROWDS, plain(bench("barrier", &[0], "us"))),
+    against("pingpong_two_lines", 1.8, bench("all_reduce", &[8], "us")),
+    ranks(CROWDS, plain(bench("all_reduce", &[8, M], "us"))),
+    ranks(&[2, 4, 8, 16], plain(bench("all_to_all", &[K], "us"))),
+    beside("memcpy_to_shared", plain(fast("broadcast_bandwidth", &[M, 8 * M], "GB/s"))),
+    beside("vector_add", plain(fast("all_reduce_bandwidth", &[M, 8 * M], "GB/s"))),
+    against("strided_copy", 0.8, counting(1024, plain(fast("strided_put", &[8, 64, K], "GB/s")))),
+    at_best(1.5, instead_of("strided_packed", counting(1024,
+        runs("strided_put", plain(fast("strided_put_or_pack", &[8, 64, K], "GB/s")))))),
+    against("layout_strided", 0.6, counting(1024, ranks(&[1], plain(fast("layout_strided", &[8, 64, K], "GB/s"))))),
+    against("layout_irregular", 0.6, counting(1024, ranks(&[1], plain(fast("layout_irregular", &[8], "GB/s"))))),
+    against("layout_transpose", 0.6, ranks(&[1], plain(fast("layout_transpose", &[8], "GB/s")))),
+    instead_of("typed_staged", plain(fast("typed_direct", &[8, 64, 512, 4 * K, 64 * K], "GB/s"))),
+    against("contended_add", 2.0, plain(bench("fetch_add", &[8], "us"))),
+    against("bare_updates", 0.5, plain(fast("gups", &[2 * M], "M/s"))),
+    against("pingpong_two_lines", 1.5, bench("put_signal", &[8], "us")),
+    against("eventfd_asyncfd_wake", 1.25, bench("wakeup_latency", &[8], "us")),
+    beside("ticker_alone", plain(bench("neighbour_delay", &[1, 1000], "us"))),
+    at_best(1.0, ranks(&[8], plain(bench("idle_cpu", &[0], "%")))),
+    ranks(&[16], plain(bench("oversubscribed", &[64], "s"))),
+    at_best(1.0, ranks(&[33], plain(bench("memory_silent", &[0], "KiB")))),
+    at_best(64.0, ranks(&[33], plain(bench("memory_talking", &[0], "KiB")))),
+    at_best(50.0, ranks(&[101], plain(bench("loss", &[0], "ms")))),
+    against("two_copy_pipeline", 1.0,
+        runs("am_bandwidth", plain(fast("long_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s")))),
+    over_send(runs("put_rate", fast("oversend_put_rate", &[8], "M/s"))),
+    over_send(runs("put_bandwidth", fast("oversend_put_bandwidth", &[64 * K, M], "GB/s"))),
+    over_send(runs("get_bandwidth", fast("oversend_get_bandwidth", &[64 * K, M], "GB/s"))),
+    Bench { limit: Some(Limit::Started), ..ranks(&[64], plain(bench("join", &[0], "s"))) },
+
+    tcp(against("tcp_pingpong", 1.0, bench("am_latency", &[8], "us"))),
+    tcp(twice("tcp_pingpong", 1.1, bench("call_latency", &[8], "us"))),
+    tcp(at_best(4.0, fast("am_rate", &[8], "M/s"))),
+    tcp(against("tcp_stream", 0.95, fast("am_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),
+    tcp(against("tcp_stream", 0.95, plain(fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s")))),
+    tcp(against("tcp_stream", 0.95, plain(fast("get_bandwidth", &[64 * K, M, 4 * M], "GB/s")))),
+    tcp(Bench { env: ENCRYPTED,
+        ..against("tcp_aead_stream", 0.9, runs("am_bandwidth", fast("encrypted_am_bandwidth", &[M], "GB/s"))) }),
+    tcp(at_best(0.667, instead_of("puts_joined", bench("replay", &[8, K], "us")))),
+    tcp(at_best(0.667, instead_of("puts_joined", counting(64, runs("replay", bench("replay_64", &[8, K], "us")))))),
+    tcp(at_best(0.8, instead_of("put_bandwidth", plain(fast("typed_put_bandwidth", &[M], "GB/s"))))),
+    tcp(Bench { limit: Some(Limit::Bare("tcp_pingpong", 2.0)), ..plain(bench("fetch_add", &[8], "us")) }),
+    tcp(plain(fast("gups", &[2 * M], "M/s"))),
+    tcp(beside("tcp_pingpong", plain(bench("put_signal", &[8], "us")))),
+    tcp(counting(7, ranks(&[8], plain(bench("multicast", &[8, 64 * K], "us"))))),
+    tcp(beside("tcp_pingpong", plain(bench("barrier", &[0], "us")))),
+    tcp(ranks(CROWDS, plain(bench("barrier", &[0], "us")))),
+    tcp(beside("tcp_pingpong", plain(bench("all_reduce", &[8], "us")))),
+    tcp(ranks(CROWDS, plain(bench("all_reduce", &[8, M], "us")))),
+    tcp(ranks(&[2, 4, 8, 16], plain(bench("all_to_all", &[K], "us")))),
+    tcp(beside("tcp_stream", plain(fast("broadcast_bandwidth", &[M, 8 * M], "GB/s")))),
+    tcp(beside("tcp_stream", plain(fast("all_reduce_bandwidth", &[M, 8 * M], "GB/s")))),
+    tcp(at_best(1.0, ranks(&[8], plain(bench("idle_cpu", &[0], "%"))))),
+    tcp(at_best(100.0, ranks(&[33], plain(bench("loss", &[0], "ms"))))),
+];
+
+impl Bench {
+    /// Those of a device.
+    pub fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
+        BENCHES.iter().filter(move |bench| bench.device == device)
+    }
+
+    /// Whether its size is part of what it is.
+    pub fn is_of_one_size(&self) -> bool {
+        OF_ONE_SIZE.contains(&self.name)
+    }
+}

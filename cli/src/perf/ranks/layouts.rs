@@ -1,0 +1,221 @@
+//! Data that is not contiguous: puts between layouts, and copies between layouts in one process.
+
+use super::*;
+use crate::limits;
+use posthaste::datatype::{Datatype, Layout, Machine, redistribute};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a block where the size is that of all blocks.
+const BLOCK: usize = 1024;
+
+/// Every second block of `block` bytes.
+fn strided(count: usize, block: usize) -> Result<Datatype> {
+    Ok(Datatype::of::<u8>().vector(count as u64, block as u64, 2 * block as i64)?)
+}
+
+fn contiguous(bytes: usize) -> Result<Datatype> {
+    Ok(Datatype::of::<u8>().contiguous(bytes as u64)?)
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 5 + (at >> 8)) as u8).collect()
+}
+
+/// Whether the blocks of the second are those of the first, every second one.
+fn is_spread(spread: &[u8], data: &[u8], block: usize) -> bool {
+    data.chunks(block).zip(spread.chunks(2 * block)).all(|(block, there)| there.starts_with(block))
+}
+
+impl<F: ContextFace> Bench<F> {
+    /// GB/s of an operation that moves so many bytes, the median of batches.
+    async fn paced<O>(&self, bytes: usize, mut operation: impl FnMut() -> O) -> Result<f64>
+    where
+        O: Future<Output = Result<()>>,
+    {
+        let mut samples = Vec::new();
+        let count = ((4 << 20) / bytes).clamp(4, 1000);
+        let start = Instant::now();
+        while start.elapsed() < self.time {
+            let batch = Instant::now();
+            for _ in 0..count {
+                operation().await?;
+            }
+            samples.push((count * bytes) as f64 / batch.elapsed().as_secs_f64() / 1e9);
+        }
+        Ok(median(&mut samples))
+    }
+
+    /// A put of contiguous bytes to blocks of the peer's memory, awaited.
+    pub(super) async fn strided_put(&self) -> Result<()> {
+        let (block, bytes) = (self.size, self.size * self.count);
+        let window = self.job.shmalloc::<u8>(2 * bytes).await?;
+        let (from, to) = (contiguous(bytes)?, strided(self.count, block)?);
+        let data = pattern(bytes);
+        self.barrier().await?;
+        if self.leads() {
+            let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+            let put = || async { Ok(self.drive(window.put_typed(self.peer, &to, &data, &from)).await?) };
+            figure(self.paced(bytes, put).await?);
+            let there = window.get_slice(self.peer, 0, 2 * bytes).await?;
+            assert!(is_spread(&there, &data, block), "a put was damaged");
+        }
+        self.barrier().await
+    }
+
+    /// What it would take without: packed here, put, unpacked by the peer when it is told, which tells back.
+    pub(super) async fn strided_packed(&self) -> Result<()> {
+        let (block, bytes) = (self.size, self.size * self.count);
+        let staging = self.job.shmalloc::<u8>(bytes).await?;
+        let (packed, spread) = (contiguous(bytes)?, strided(self.count, block)?);
+        let (packed, spread) = (Layout::new(&packed, 1), Layout::new(&spread, 1));
+        let (ready, arrived, last) = self.counting("ready")?;
+        let (done, unpacked, _) = self.counting("done")?;
+        let data = pattern(bytes);
+        self.barrier().await?;
+        if self.leads() {
+            // The same work as the other side has, in mirror image.
+            let mut source = vec![0; 2 * bytes];
+            redistribute(&mut source, &spread, &data, &packed)?;
+            let rounds = AtomicU64::new(0);
+            let put = || async {
+                let round = rounds.fetch_add(1, Ordering::Relaxed) + 1;
+                let mut buffer = vec![0; bytes];
+                let mut machine = Machine::new(&spread)?;
+                machine.gather(&source, &mut buffer)?;
+                staging.put_bytes(self.peer, 0, buffer.into()).await?;
+                ready.send(self.peer, round.to_ne_bytes()).await?;
+                unpacked.reach_on(&self.face, round).await;
+                Ok(())
+            };
+            figure(self.paced(bytes, put).await?);
+            ready.send(self.peer, STOP.to_ne_bytes()).await?;
+        } else {
+            let mut target = vec![0; 2 * bytes];
+            for round in 1.. {
+                arrived.reach_on(&self.face, round).await;
+                if last.load(Ordering::Relaxed) == STOP {
+                    break;
+                }
+                target = staging.get_typed(self.me, &packed, target, &spread).await?;
+                done.send(self.peer, round.to_ne_bytes()).await?;
+            }
+            assert!(is_spread(&target, &data, block), "what was unpacked is damaged");
+        }
+        self.barrier().await
+    }
+
+    /// Puts of contiguous bytes to blocks of 1 KiB, several under way.
+    pub(super) async fn typed_put_bandwidth(&self) -> Result<()> {
+        let (block, bytes) = (BLOCK, self.size);
+        let window = self.job.shmalloc::<u8>(2 * bytes).await?;
+        let (from, to) = (contiguous(bytes)?, strided(bytes / block, block)?);
+        let data = pattern(bytes);
+        self.barrier().await?;
+        if self.leads() {
+            let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+            let start = Instant::now();
+            let mut count = 0u64;
+            let more = std::iter::from_fn(|| (start.elapsed() < self.time).then_some(()));
+            let puts = more.map(|()| window.put_typed(self.peer, &to, &data, &from));
+            let mut puts = futures::stream::iter(puts).buffered(IN_FLIGHT);
+            while let Some(put) = puts.next().await {
+                put?;
+                count += 1;
+            }
+            figure(count as f64 * bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
+            let there = window.get_slice(self.peer, 0, 2 * bytes).await?;
+            assert!(is_spread(&there, &data, block), "a put was damaged");
+        }
+        self.barrier().await
+    }
+
+    /// A put of 256 KiB from blocks to blocks of half the length, straight or staged.
+    pub(super) async fn typed_between(&self, thresholds: Thresholds) -> Result<()> {
+        const ALL: usize = 256 << 10;
+        let block = self.size;
+        let (from, to) = (strided(ALL / block, block)?, strided(2 * ALL / block, block / 2)?);
+        let window = self.job.shmalloc::<u8>(2 * ALL).await?;
+        let data = pattern(2 * ALL);
+        self.barrier().await?;
+        if self.leads() {
+            let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+            let put = || async {
+                let put = window.put_typed_with(&thresholds, self.peer, &to, &data, &from);
+                Ok(self.drive(put).await?)
+            };
+            figure(self.paced(ALL, put).await?);
+            let there = window.get_slice(self.peer, 0, 2 * ALL).await?;
+            let sent: Vec<u8> = data.chunks(2 * block).flat_map(|pair| &pair[..block]).copied().collect();
+            assert!(is_spread(&there, &sent, block / 2), "a put was damaged");
+        }
+        self.barrier().await
+    }
+
+    /// A copy from one layout to another within the process.
+    async fn copied(
+        &self,
+        (to, to_len): (&Layout<'_>, usize),
+        (from, from_len): (&Layout<'_>, usize),
+        verify: impl Fn(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        let source = pattern(from_len);
+        let mut target = vec![0; to_len];
+        let bytes = from.size().unwrap_or_default() as usize;
+        let mut copy = || {
+            let (into, out_of) = (std::hint::black_box(&mut target[..]), std::hint::black_box(&source));
+            redistribute(into, to, out_of, from).map(|_| ())
+        };
+        figure(self.paced(bytes, || std::future::ready(copy().map_err(Into::into))).await?);
+        assert!(verify(&target, &source), "a copy is wrong");
+        self.barrier().await
+    }
+
+    pub(super) async fn layout_strided(&self) -> Result<()> {
+        let (block, bytes) = (self.size, self.size * self.count);
+        let (from, to) = (contiguous(bytes)?, strided(self.count, block)?);
+        let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+        self.copied((&to, 2 * bytes), (&from, bytes), |there, data| is_spread(there, data, block)).await
+    }
+
+    /// Contiguous words to blocks of a few of them at irregular places.
+    pub(super) async fn layout_irregular(&self) -> Result<()> {
+        let blocks = limits::irregular(self.count);
+        let words: usize = blocks.iter().map(|(_, len)| len).sum();
+        let end = blocks.last().map_or(0, |(at, len)| at + len);
+        let listed: Vec<(i64, u64)> = blocks.iter().map(|(at, len)| (*at as i64, *len as u64)).collect();
+        let to = Datatype::of::<u64>().indexed(&listed)?;
+        let from = Datatype::of::<u64>().contiguous(words as u64)?;
+        let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+        let verify = |there: &[u8], data: &[u8]| {
+            let mut done = 0;
+            blocks.iter().all(|&(at, len)| {
+                let block = &data[done * 8..(done + len) * 8];
+                done += len;
+                there[at * 8..].starts_with(block)
+            })
+        };
+        self.copied((&to, end * 8), (&from, words * 8), verify).await
+    }
+
+    /// The columns of a matrix of 10 × 10 numbers become rows.
+    pub(super) async fn layout_transpose(&self) -> Result<()> {
+        const SIDE: usize = 10;
+        let side = SIDE as u64;
+        let column = Datatype::of::<f64>().vector(side, 1, SIDE as i64)?;
+        let columns = column.resized(0, 8)?;
+        let row = Datatype::of::<f64>().contiguous(side)?;
+        let (from, to) = (Layout::new(&columns, side), Layout::new(&row, side));
+        let bytes = SIDE * SIDE * 8;
+        let element = |matrix: &[u8], row: usize, column: usize| {
+            let at = (row * SIDE + column) * 8;
+            matrix[at..at + 8].to_vec()
+        };
+        let verify = |there: &[u8], data: &[u8]| {
+            (0..SIDE * SIDE).all(|at| {
+                let (row, column) = (at / SIDE, at % SIDE);
+                element(there, row, column) == element(data, column, row)
+            })
+        };
+        self.copied((&to, bytes), (&from, bytes), verify).await
+    }
+}

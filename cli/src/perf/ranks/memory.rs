@@ -1,0 +1,141 @@
+//! Puts and gets of windows.
+
+use super::*;
+
+impl<F: ContextFace> Bench<F> {
+    /// Half the round trip of puts, each side watching its own window.
+    pub(super) async fn put_latency(&self) -> Result<()> {
+        let window = self.drive(self.job.shmalloc::<u64>(64)).await?;
+        self.barrier().await?;
+        let mut round = 0u64;
+        if self.leads() {
+            let mut batches = Vec::new();
+            let start = Instant::now();
+            while start.elapsed() < self.time {
+                let batch = Instant::now();
+                for _ in 0..1000 {
+                    round += 1;
+                    window.put(self.peer, 0, round).await?;
+                    window.wait_until(0, |value| value == round).await?;
+                }
+                batches.push(batch.elapsed().as_secs_f64() / 1000.0 / 2.0 * 1e6);
+            }
+            window.put(self.peer, 0, STOP).await?;
+            figure(median(&mut batches));
+        } else {
+            loop {
+                round += 1;
+                let seen = window.wait_until(0, |value| value >= round).await?;
+                if seen == STOP {
+                    break;
+                }
+                window.put(self.peer, 0, round).await?;
+            }
+        }
+        self.barrier().await?;
+        Ok(self.drive(window.free()).await?)
+    }
+
+    pub(super) async fn put_rate(&self) -> Result<()> {
+        let window = self.job.shmalloc::<u64>(1024).await?;
+        self.barrier().await?;
+        if self.leads() {
+            let start = Instant::now();
+            let mut count = 0u64;
+            while start.elapsed() < self.time {
+                for index in 0..10_000usize {
+                    count += 1;
+                    window.put(self.peer, index % 1024, count).await?;
+                }
+            }
+            figure(count as f64 / start.elapsed().as_secs_f64() / 1e6);
+        }
+        self.barrier().await
+    }
+
+    pub(super) async fn get_rate(&self) -> Result<()> {
+        let window = self.job.shmalloc::<u64>(1024).await?;
+        for index in 0..1024 {
+            window.store(index, index as u64);
+        }
+        self.barrier().await?;
+        if self.leads() {
+            let start = Instant::now();
+            let (mut count, mut sum) = (0u64, 0u64);
+            while start.elapsed() < self.time {
+                for index in 0..10_240usize {
+                    count += 1;
+                    sum = sum.wrapping_add(window.get(self.peer, index % 1024).await?);
+                }
+            }
+            assert_eq!(sum, count / 1024 * (1023 * 1024 / 2), "gets brought wrong values");
+            figure(count as f64 / start.elapsed().as_secs_f64() / 1e6);
+        }
+        self.barrier().await
+    }
+
+    pub(super) async fn put_bandwidth(&self) -> Result<()> {
+        let window = self.job.shmalloc::<u8>(self.size).await?;
+        self.barrier().await?;
+        if self.leads() {
+            let data = Bytes::from((0..self.size).map(|i| (i * 5) as u8).collect::<Vec<u8>>());
+            let start = Instant::now();
+            let mut count = 0u64;
+            if self.maps() {
+                while start.elapsed() < self.time {
+                    for _ in 0..16 {
+                        count += 1;
+                        window.put_bytes(self.peer, 0, data.clone()).await?;
+                    }
+                }
+            } else {
+                let more = std::iter::from_fn(|| (start.elapsed() < self.time).then(|| data.clone()));
+                let puts = more.map(|data| window.put_bytes(self.peer, 0, data));
+                let mut puts = futures::stream::iter(puts).buffered(IN_FLIGHT);
+                while let Some(put) = puts.next().await {
+                    put?;
+                    count += 1;
+                }
+            }
+            figure(count as f64 * self.size as f64 / start.elapsed().as_secs_f64() / 1e9);
+            assert_eq!(window.get_slice(self.peer, 0, self.size).await?, data, "puts were damaged");
+        }
+        self.barrier().await
+    }
+
+    pub(super) async fn get_bandwidth(&self) -> Result<()> {
+        let window = self.job.shmalloc::<u8>(self.size).await?;
+        for at in 0..self.size {
+            window.store(at, (at * 5) as u8);
+        }
+        self.barrier().await?;
+        if self.leads() {
+            let mut buffer = vec![0u8; self.size];
+            let start = Instant::now();
+            let mut count = 0u64;
+            if self.maps() {
+                while start.elapsed() < self.time {
+                    for _ in 0..16 {
+                        count += 1;
+                        buffer = window.get_into(self.peer, 0, buffer).await?;
+                    }
+                }
+            } else {
+                let mut gets = FuturesOrdered::new();
+                for _ in 0..IN_FLIGHT {
+                    gets.push_back(window.get_into(self.peer, 0, vec![0u8; self.size]));
+                }
+                while let Some(got) = gets.next().await {
+                    buffer = got?;
+                    count += 1;
+                    if start.elapsed() < self.time {
+                        gets.push_back(window.get_into(self.peer, 0, std::mem::take(&mut buffer)));
+                    }
+                }
+            }
+            figure(count as f64 * self.size as f64 / start.elapsed().as_secs_f64() / 1e9);
+            assert!(buffer.iter().enumerate().all(|(at, byte)| *byte == (at * 5) as u8), "gets were damaged");
+        }
+        self.barrier().await
+    }
+}

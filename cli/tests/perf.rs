@@ -1,0 +1,258 @@
+//! The command `posthaste perf`, as a user types it. What it measures in a fraction of a second on a busy machine is no
+//! figure to rely on: these tests are about whether there is one.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_posthaste");
+/// Rows of one kind, as short as possible.
+const BRIEF: &[&str] = &["--seconds", "0.05", "--face", "handle", "--runtime", "current_thread", "--json"];
+
+fn perf(args: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg("perf").args(args).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn rows(output: &Output) -> Vec<serde_json::Value> {
+    let lines = text(&output.stdout);
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn benches(device: &str) -> Vec<String> {
+    let out = perf(&["--list", "--device", device]).output().unwrap();
+    text(&out.stdout).lines().map(str::to_owned).collect()
+}
+
+/// Measures each of them once, with few ranks where there may be many.
+fn figures_of(device: &str, picked: impl Fn(usize) -> bool) {
+    let names = benches(device);
+    assert!(names.len() > 15, "{names:?}");
+    for name in names.iter().enumerate().filter(|(at, _)| picked(*at)).map(|(_, name)| name) {
+        let out = perf(&["--bench", name, "--device", device, "--ranks", "3"]).args(BRIEF).output().unwrap();
+        assert!(out.status.success(), "{name}: {}", text(&out.stderr));
+        let rows = rows(&out);
+        assert!(!rows.is_empty(), "{name}");
+        for row in rows {
+            let number = |name: &str| row[name].as_f64();
+            let value = number("value").unwrap();
+            // A rank that is idle, or a peer that is silent, may cost nothing at all.
+            let least = if ["idle_cpu", "memory_silent", "memory_talking"].contains(&name.as_str()) {
+                0.0
+            } else {
+                1e-9
+            };
+            assert!((least..1e9).contains(&value), "{row}");
+            assert_eq!(row["against"].is_null(), row["limit"].is_null(), "{row}");
+            if let Some(limit) = number("limit") {
+                assert!(limit > 0.0 && (number("ratio").unwrap() - value / limit).abs() < 1e-6, "{row}");
+            }
+            assert!(row.get("rivals").is_none(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn every_row_over_shared_memory_has_a_figure_and_its_limit_1() {
+    figures_of("shm", |at| at % 3 == 0);
+}
+
+#[test]
+fn every_row_over_shared_memory_has_a_figure_and_its_limit_2() {
+    figures_of("shm", |at| at % 3 == 1);
+}
+
+#[test]
+fn every_row_over_shared_memory_has_a_figure_and_its_limit_3() {
+    figures_of("shm", |at| at % 3 == 2);
+}
+
+#[test]
+fn every_row_over_tcp_has_a_figure_and_its_limit() {
+    figures_of("tcp", |_| true);
+}
+
+#[test]
+fn rows_tell_their_ranks_and_what_they_stand_beside() {
+    let out = perf(&["--bench", "barrier", "--ranks", "3"]).args(BRIEF).output().unwrap();
+    let told: Vec<_> = rows(&out).iter().map(|row| (row["ranks"].clone(), row["against"].clone())).collect();
+    assert_eq!(told, [(2.into(), "pingpong_two_lines".into()), (3.into(), serde_json::Value::Null)]);
+    let out =
+        perf(&["--bench", "am_latency", "--sizes", "8,4096", "--no-limits"]).args(BRIEF).output().unwrap();
+    let told: Vec<_> =
+        rows(&out).iter().map(|row| (row["size"].clone(), row.get("limit").is_some())).collect();
+    assert_eq!(told, [(8.into(), false), (4096.into(), false)]);
+}
+
+#[test]
+fn wrong_flags_are_told_in_a_line() {
+    for (args, told) in [
+        (&["--bench", "am_latenzy"][..], "no benchmark is called `am_latenzy`; there are am_latency, "),
+        (&["--bench", "barrier", "--sizes", "64"], "--sizes: barrier has none but 0"),
+        (&["--seconds", "0"], "--seconds must be from 0.05 to 600"),
+        (&["--seconds", "NaN"], "--seconds must be from 0.05 to 600"),
+        (&["--bench", "puts_joined", "--device", "ib"], "invalid value 'ib'"),
+        (&["--bench", "barrier", "--plot", "x"], "cannot be used with '--plot <DIR>'"),
+        (&["--plot", "/proc/none"], "/proc/none: "),
+        (&["--sizes", "many"], "invalid value 'many'"),
+    ] {
+        let out = perf(args).output().unwrap();
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
+        let line = err.lines().next().unwrap_or_default();
+        assert!(line.contains(told) && out.stdout.is_empty(), "{args:?}: {err}");
+    }
+}
+
+/// A folder with commands that look like those of rivals, to be the only one where commands are looked for.
+struct Commands(tempfile::TempDir);
+
+impl Commands {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn add(&self, name: &str, script: &str) {
+        let file = self.path().join(name);
+        std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// An MPI that does so when it is to start a program.
+    fn add_open_mpi(&self, starts: &str) {
+        let version = "[ \"$1\" = --version ] && { echo 'mpirun.openmpi (OpenRTE) 4.9.9'; exit; }";
+        self.add("mpirun.openmpi", &format!("{version}\n{starts}"));
+        self.add("mpicc.openmpi", "while [ $# -gt 0 ]; do [ \"$1\" = -o ] && : > \"$2\"; shift; done");
+    }
+
+    fn perf(&self, args: &[&str]) -> Command {
+        let mut command = perf(args);
+        command.args(BRIEF).env("PATH", self.path());
+        command
+    }
+}
+
+#[test]
+fn without_rivals_it_tells_what_is_missing() {
+    let out = Commands::new().perf(&["--rivals", "--bench", "am_latency"]).output().unwrap();
+    let err = text(&out.stderr);
+    assert_eq!((out.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+    for told in
+        ["openmpi-bin libopenmpi-dev", "mpich libmpich-dev", "ucx-utils", "`mpirun.openmpi`", "`mpicc.mpich`"]
+    {
+        assert!(err.contains(told), "{err}");
+    }
+}
+
+#[test]
+fn an_installed_rival_has_a_column_and_the_others_are_missed() {
+    let commands = Commands::new();
+    commands.add_open_mpi("for last; do :; done; echo started with $* >&2; echo figure 2.5");
+    let out = commands.perf(&["--rivals", "--bench", "am_latency,am_rate_awaited"]).output().unwrap();
+    let err = text(&out.stderr);
+    assert!(out.status.success(), "{err}");
+    let rows = rows(&out);
+    assert_eq!(rows[0]["rivals"], serde_json::json!({ "Open MPI 4.9.9": 2.5 }));
+    // It has no counterpart of that.
+    assert!(rows[1].get("rivals").is_none());
+    assert!(err.contains("without MPICH") && err.contains("without UCX"), "{err}");
+}
+
+#[test]
+fn a_rival_that_fails_is_told_and_the_row_is_there() {
+    for (starts, told) in [
+        ("echo no slots >&2; exit 3", "exited with code 3"),
+        ("echo figure of speech", "no figure was printed: figure of speech"),
+    ] {
+        let commands = Commands::new();
+        commands.add_open_mpi(starts);
+        let out = commands.perf(&["--rivals", "--bench", "am_latency"]).output().unwrap();
+        let err = text(&out.stderr);
+        assert!(out.status.success() && rows(&out).len() == 1, "{err}");
+        assert!(err.contains("am_latency 8: Open MPI 4.9.9: ") && err.contains(told), "{err}");
+    }
+    let commands = Commands::new();
+    commands.add_open_mpi("echo figure 1");
+    commands.add("mpicc.openmpi", "[ \"$1\" = --version ] && exit; echo cannot find -lmpi >&2; exit 1");
+    let out = commands.perf(&["--rivals", "--bench", "am_latency"]).output().unwrap();
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{err}");
+    assert!(err.contains("could not be built by mpicc.openmpi") && err.contains("-lmpi"), "{err}");
+}
+
+/// Waits for what another process does.
+fn wait_for<T>(what: &str, mut there: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = there() {
+            return value;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_rival_that_runs_and_all() {
+    let commands = Commands::new();
+    let told = commands.path().join("pid");
+    commands.add_open_mpi(&format!(
+        "echo $$ > {0}.new; /bin/mv {0}.new {0}; exec /bin/sleep 600",
+        told.display()
+    ));
+    let mut process =
+        commands.perf(&["--rivals", "--bench", "am_latency"]).stdout(Stdio::null()).spawn().unwrap();
+    let rival = wait_for("no rival runs", || std::fs::read_to_string(&told).ok());
+    let status = Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    let status = wait_for("it goes on", || process.try_wait().unwrap());
+    assert_eq!(status.code(), Some(130));
+    assert!(!PathBuf::from(format!("/proc/{}", rival.trim())).exists(), "the rival goes on");
+}
+
+/// Whether every element that is opened is closed, in order.
+fn is_well_formed(document: &str) -> bool {
+    let mut open = Vec::new();
+    for tag in document.split('<').skip(1) {
+        let Some((tag, rest)) = tag.split_once('>') else { return false };
+        if rest.contains(['<', '>']) || tag.matches('"').count() % 2 != 0 {
+            return false;
+        }
+        let name = tag.split([' ', '/']).find(|word| !word.is_empty()).unwrap_or_default();
+        match (tag.starts_with('/'), tag.ends_with('/')) {
+            (true, _) if open.pop() != Some(name) => return false,
+            (false, false) => open.push(name),
+            _ => {}
+        }
+    }
+    open.is_empty()
+}
+
+#[test]
+fn sweeps_are_written_as_pictures() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("pictures");
+    let sizes = ["--sizes", "4096,16384", "--seconds", "0.05"];
+    let out = perf(&["--plot", target.to_str().unwrap()]).args(sizes).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let written = text(&out.stdout);
+    assert_eq!(written.lines().count(), 4, "{written}");
+    for path in written.lines() {
+        let picture = std::fs::read_to_string(path).unwrap();
+        assert!(is_well_formed(&picture), "{path}: {picture}");
+        assert!(picture.starts_with("<svg ") && picture.matches("<polyline").count() == 2, "{path}");
+        for told in ["4 KiB", "16 KiB", "(log)"] {
+            assert!(picture.contains(told), "{path}: {told}");
+        }
+    }
+}

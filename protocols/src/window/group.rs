@@ -1,0 +1,189 @@
+//! Windows of groups.
+
+use super::{Element, Made, Origin, Window, send_to_rma};
+use crate::collective::CollectiveError;
+use crate::datatype::LayoutAccess;
+use crate::exchange::{Exchange, Key};
+use crate::group::Group;
+use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::engine::Gates;
+use posthaste_core::{Client, Device, Fault, MemoryError, Rank, RmaError, SendError, WindowId};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// What windows of groups are made of.
+pub(crate) struct WindowHome {
+    device: Arc<dyn Device>,
+    gates: posthaste_core::sync::Arc<Gates>,
+    exchange: Exchange,
+    layouts: LayoutAccess,
+}
+
+impl std::fmt::Debug for WindowHome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WindowHome")
+    }
+}
+
+impl WindowHome {
+    /// `None`: the client has no context, or no device reaches this rank itself.
+    pub fn new(client: &Client, exchange: &Exchange, layouts: &LayoutAccess) -> Option<WindowHome> {
+        let me = super::first_context(client).ok()?.me().rank;
+        let device = client.device_for(me)?.clone();
+        let (exchange, layouts) = (exchange.clone(), layouts.clone());
+        Some(WindowHome { device, gates: client.gates().clone(), exchange, layouts })
+    }
+}
+
+/// What a member tells of its part.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Share {
+    /// The number of the new group if this member leads it.
+    id: u64,
+    offset: u64,
+    len: u64,
+    /// 1: it has got no memory.
+    failed: u64,
+}
+
+/// How a window of a group was made.
+pub(super) struct GroupOrigin {
+    home: Arc<WindowHome>,
+    key: Key,
+    group: Group,
+    others: Vec<Rank>,
+}
+
+impl GroupOrigin {
+    pub async fn release(&self) -> Result<(), RmaError> {
+        Ok(self.home.exchange.let_go_together(self.key, &self.others).await?)
+    }
+}
+
+/// A window that is being made. Dropped before it is made, it counts as released by this rank.
+struct Making<'g> {
+    home: &'g Arc<WindowHome>,
+    key: Key,
+    others: Vec<Rank>,
+    made: bool,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if !self.made {
+            self.home.exchange.let_go(self.key, &self.others);
+        }
+    }
+}
+
+fn collective_to_rma(error: CollectiveError) -> RmaError {
+    match error {
+        CollectiveError::Fault(fault) => fault.into(),
+        CollectiveError::TooManyGroups => {
+            Fault::OutOfMemory("this rank has as many groups as it may have").into()
+        }
+        // Of what else there is, nothing can follow from a gather of equal lengths.
+        _ => send_to_rma(SendError::Fault(Fault::Shutdown)),
+    }
+}
+
+impl Group {
+    /// Makes a new group of the same members that owns one window (W01): collective, every member names its own length in
+    /// elements, 0 for access only. The memory is zero. In the window, ranks are those of the group: `Rank(0)` is its first
+    /// member.
+    ///
+    /// # Errors
+    /// If memory cannot be had here (the other members then get [`Fault::OutOfMemory`]), or the operation fails as any of the
+    /// group does. Where a member is lost meanwhile, some survivors may have the window and others not.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others may have the window, with a part of this rank that is taken until they free it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let group = job.world();
+    /// let window = group.shmalloc::<u32>(10).await?;
+    /// let first = posthaste::Rank(0); // of the group
+    /// window.put(first, 3, 7).await?;
+    /// assert_eq!(window.fetch_add(first, 3, 1).await?, 7);
+    /// assert_eq!(window.group().map(|group| group.size()), Some(1));
+    /// window.free().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn shmalloc<T: Element>(&self, len: usize) -> Result<Window<T>, RmaError> {
+        let inner = self.inner();
+        let me = inner.handle.me().rank;
+        let home = inner.windows.as_ref().ok_or(RmaError::Unreachable(me))?;
+        let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
+        let own = match bytes {
+            Some(0) => Ok(Allocation { offset: 0, len: 0 }),
+            Some(bytes) => home.device.allocate(bytes),
+            None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
+        };
+        let id = inner.hub.new_id();
+        let (share, own, failed) = match own {
+            Ok(own) => {
+                let share = Share { id, offset: own.offset, len: bytes.unwrap_or(0), failed: 0 };
+                (share, (own.len > 0).then(|| (home.device.clone(), own)), None)
+            }
+            Err(error) => (Share { id, offset: 0, len: 0, failed: 1 }, None, Some(error)),
+        };
+        let (number, gathered) = self.numbered_all_gather(&[share]);
+        let key = (self.id(), number);
+        let others: Vec<Rank> = self.members().iter().copied().filter(|rank| *rank != me).collect();
+        home.exchange.hold(key, others.clone(), own);
+        let mut making = Making { home, key, others: others.clone(), made: false };
+        let gathered = gathered.await;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let gathered = gathered.map_err(collective_to_rma)?;
+        if gathered.iter().any(|share| share.failed != 0) {
+            return Err(Fault::OutOfMemory("another member could not allocate its part of the window").into());
+        }
+        let group = self.twin(gathered[0].id, number).map_err(collective_to_rma)?;
+        let remotes = self.members().iter().zip(&gathered).map(|(rank, share)| {
+            let Share { offset, len, .. } = *share;
+            RemoteMemory { rank: *rank, offset, len, mapped: home.device.map(*rank, offset, len) }
+        });
+        let made = Made {
+            handle: inner.handle.clone(),
+            device: home.device.clone(),
+            gates: home.gates.clone(),
+            layouts: home.layouts.clone(),
+            id: WindowId(number as u32),
+            own: self.rank(),
+        };
+        let memory = made.with(remotes.collect()).await;
+        making.made = true;
+        let origin = GroupOrigin { home: home.clone(), key, group, others };
+        Ok(Window { memory: Arc::new(memory), origin: Origin::Group(Arc::new(origin)), element: PhantomData })
+    }
+}
+
+impl<T> Window<T> {
+    /// The group that owns the window: a new one, with the members of that in which it was made. `None` for a window of all
+    /// ranks that the job made.
+    #[must_use]
+    pub fn group(&self) -> Option<&Group> {
+        match &self.origin {
+            Origin::World(..) => None,
+            Origin::Group(origin) => Some(&origin.group),
+        }
+    }
+
+    /// The rank in the window of a rank of the job: that by which puts and gets name it.
+    #[must_use]
+    pub fn rank_of(&self, rank: Rank) -> Option<Rank> {
+        match &self.origin {
+            Origin::World(..) => (rank.0 < self.memory.size).then_some(rank),
+            Origin::Group(origin) => origin.group.from_job(rank).map(|rank| Rank(rank as u32)),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Members of a window that are killed while others work on it.
+
+use crate::support::{options, run, soon, wait_for};
+use posthaste::{Error, Fault, Job, Rank, Region, RmaError, Window};
+use std::time::{Duration, Instant};
+
+const SEGMENT: usize = 2 << 20;
+
+#[test]
+fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
+    let dying = options().killed(2).during(|job| {
+        wait_for(job, 2, "adding");
+        std::thread::sleep(Duration::from_millis(20));
+        job.kill(2).unwrap();
+    });
+    run(3, dying, async |job| {
+        let group = job.world();
+        let window = group.shmalloc::<u64>(4).await.unwrap();
+        let (me, other) = (job.rank(), Rank(1 - job.rank().0.min(1)));
+        if me == Rank(2) {
+            println!("adding");
+            loop {
+                window.fetch_add(Rank(0), 0, 1).await.unwrap();
+                window.add(Rank(1), 0, 1).await.unwrap();
+            }
+        }
+        let lost = Fault::PeerLost(Rank(2));
+        let mut added = 0u64;
+        // Until the loss is told by an operation of its own kind, those on a living rank go on and are all done.
+        let told = async {
+            loop {
+                window.fetch_add(other, 1, 1).await.unwrap();
+                added += 1;
+                if let Err(error) = window.fetch_add(Rank(2), 2, 1).await {
+                    return error;
+                }
+                // Where memory is shared, the dead one's is still there until its end is noticed.
+                tokio::task::yield_now().await;
+            }
+        };
+        assert_eq!(soon("the loss", told).await, RmaError::Fault(lost));
+        for _ in 0..1000 {
+            window.add(other, 1, 1).await.unwrap();
+        }
+        added += 1000;
+        assert_eq!(window.swap(other, 1, 0).await.unwrap(), added, "none was lost and none done twice");
+        assert_eq!(window.atomic_store(Rank(2), 0, 1).await, Err(RmaError::Fault(lost)));
+        // What waits on a word of its own can still be woken.
+        let (woken, stored) =
+            tokio::join!(window.wait_until(3, |value| value == 9), window.atomic_store(me, 3, 9));
+        stored.unwrap();
+        assert_eq!(woken.unwrap(), 9);
+        soon("the free", window.free()).await.unwrap();
+    });
+}
+
+async fn region_of(job: &Job, len: usize) -> Option<Region> {
+    match job.region(len).await {
+        Ok(region) => Some(region),
+        Err(Error::Rma(RmaError::Memory(_))) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn is_untouched(region: &Region) -> bool {
+    let mut bytes = vec![0; region.len() as usize];
+    region.read(0, &mut bytes).unwrap();
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Rank 0 frees a window of almost all its memory while rank 2 goes on putting and adding to it, until it is told to free
+/// it, too, or is killed. Meanwhile none of the memory may be taken anew.
+async fn reuse(job: Job, dies: bool) {
+    let (stop, told) = (job.counter(), job.counter());
+    let (count, also) = (stop.clone(), told.clone());
+    let word = job
+        .register("word", move |message: posthaste::Message, _: &mut posthaste::Scope| match message.len() {
+            0 => count.add(1),
+            _ => also.add(1),
+        })
+        .unwrap();
+    let group = job.collectives().subset(&[Rank(2), Rank(1), Rank(0)]).await.unwrap();
+    let len = if job.rank() == Rank(0) { SEGMENT - 8192 } else { 0 };
+    let window: Window<u8> = group.shmalloc(len).await.unwrap();
+    let owner = window.rank_of(Rank(0)).unwrap();
+    group.barrier().await.unwrap();
+    match job.rank().0 {
+        2 => {
+            let bytes = vec![0x55; SEGMENT - 8192];
+            while stop.value() == 0 {
+                window.put_slice(owner, 0, &bytes).await.unwrap();
+                window.words::<u64>().fetch_add(owner, 4096, 1).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            if dies {
+                println!("all put");
+                std::future::pending::<()>().await;
+            }
+            soon("the free", window.free()).await.unwrap();
+        }
+        0 => {
+            let freed = tokio::spawn(window.free());
+            let looked = Instant::now();
+            let mut regions = Vec::new();
+            while looked.elapsed() < Duration::from_millis(300) {
+                regions.extend(region_of(&job, 4096).await);
+                assert!(region_of(&job, SEGMENT / 2).await.is_none(), "the window's range was reused");
+                assert!(regions.iter().all(is_untouched), "rank 2 reaches memory that was taken anew");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(!regions.is_empty(), "what the window did not take can be had");
+            assert!(!freed.is_finished(), "rank 2 has not released the window");
+            word.send(Rank(2), b"").await.unwrap();
+            soon("the free", freed).await.unwrap().unwrap();
+            drop(regions);
+            // Nobody can reach it any more: it comes back.
+            let back = async {
+                loop {
+                    match region_of(&job, SEGMENT / 2).await {
+                        Some(region) => return region,
+                        None => tokio::time::sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            };
+            let region = soon("the memory", back).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert!(is_untouched(&region));
+        }
+        _ => soon("the free", window.free()).await.unwrap(),
+    }
+    // The living leave together.
+    for to in job.ranks().filter(|to| *to != job.rank() && !(dies && *to == Rank(2))) {
+        word.send(to, b"done").await.unwrap();
+    }
+    soon("the others", told.reach(if dies { 1 } else { 2 })).await;
+    job.leave().await.unwrap();
+}
+
+#[test]
+fn fault_i10_a_group_windows_part_is_reused_only_after_every_member_released_it() {
+    let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M");
+    run(3, limited, async |job| reuse(job, false).await);
+}
+
+#[test]
+fn fault_i10_a_group_windows_part_is_reused_once_its_last_user_is_dead() {
+    let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M");
+    let dying = limited.killed(2).during(|job| {
+        wait_for(job, 2, "all put");
+        job.kill(2).unwrap();
+    });
+    run(3, dying, async |job| reuse(job, true).await);
+}
+
+#[test]
+fn fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way() {
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        for round in 0..30u64 {
+            let window = job.world().shmalloc::<u64>(64).await.unwrap();
+            let mut under_way = Vec::new();
+            for n in 0..200usize {
+                let mut add = Box::pin(window.fetch_add(peer, n % 64, 1));
+                // Started, or done; some are dropped so, and are done all the same.
+                let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                let ended = std::future::Future::poll(add.as_mut(), &mut cx);
+                if ended.is_pending() && n % 3 != 0 {
+                    under_way.push(add);
+                }
+            }
+            let (freed, ended) = tokio::join!(window.clone().free(), futures::future::join_all(under_way));
+            freed.unwrap();
+            assert!(ended.iter().all(|ended| match ended {
+                Ok(_) | Err(RmaError::NoSuchWindow(_)) => true,
+                Err(error) => panic!("round {round}: {error}"),
+            }));
+            assert!(matches!(window.fetch_add(peer, 0, 1).await, Err(RmaError::NoSuchWindow(_))));
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -1,0 +1,199 @@
+//! Windows of groups, and what holds for all windows.
+
+use crate::support::{is_payload, options, payload, run, soon};
+use crate::{TRANSPORT, support::Transport};
+use posthaste::{Bytes, Message, Rank, RmaError, Scope};
+
+#[test]
+fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
+    run(4, options(), async |job| {
+        // Ranks 3, 1 and 2, in this order; rank 0 takes no part and knows of nothing.
+        let members = [Rank(3), Rank(1), Rank(2)];
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            return job.barrier().await.unwrap();
+        }
+        let group = job.collectives().subset(&members).await.unwrap();
+        let lens = [100usize, 0, 7];
+        let window = group.shmalloc::<u32>(lens[group.rank()]).await.unwrap();
+        let own = window.group().unwrap();
+        assert!(own.members() == members && own.id() != group.id(), "a new group of the same members");
+        for (rank, len) in lens.into_iter().enumerate() {
+            assert_eq!(window.len(Rank(rank as u32)), len);
+            assert_eq!(window.rank_of(members[rank]), Some(Rank(rank as u32)));
+        }
+        assert_eq!((window.rank_of(Rank(0)), window.atomicity()), (None, 8));
+        // Who has no part puts and gets, too; ranks are those of the group.
+        let me = group.rank();
+        window.put(Rank(0), 10 + me, 7 + me as u32).await.unwrap();
+        window.add(Rank(2), 3, 1).await.unwrap();
+        own.barrier().await.unwrap();
+        assert_eq!(window.get_slice(Rank(0), 9, 5).await.unwrap(), [0, 7, 8, 9, 0]);
+        assert_eq!(window.atomic_load(Rank(2), 3).await.unwrap(), 3);
+        assert_eq!(window.load(10), [Some(7), None, None][me]);
+        assert_eq!(window.store(6, 1), lens[me] > 6);
+        let outside = RmaError::OutOfRange { rank: Rank(1), offset: 0, count: 4, len: 0 };
+        assert_eq!(window.put(Rank(1), 0, 1).await, Err(outside));
+        let unknown = RmaError::UnknownRank { rank: Rank(3), size: 3 };
+        assert_eq!(window.get(Rank(3), 0).await.map(|_: u32| ()), Err(unknown));
+        own.barrier().await.unwrap();
+        // The group outlives its window, and may go before it.
+        let freed = window.clone();
+        drop(group);
+        window.free().await.unwrap();
+        assert!(matches!(freed.get(Rank(0), 0).await, Err(RmaError::NoSuchWindow(_))));
+        // What is freed comes back as zeros, again and again.
+        let group = freed.group().unwrap();
+        for _ in 0..20 {
+            let again = group.shmalloc::<u64>(1 << 17).await.unwrap();
+            let right = Rank((me as u32 + 1) % 3);
+            assert_eq!(again.get(right, 77).await.unwrap(), 0);
+            group.barrier().await.unwrap();
+            again.put(right, 77, u64::MAX).await.unwrap();
+            again.free().await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w01_groups_that_overlap_make_windows_at_the_same_time() {
+    run(4, options(), async |job| {
+        let me = job.rank();
+        let world = job.world();
+        let half = world.split(Some(me.0 / 2), 0).await.unwrap().unwrap();
+        let ends = world.split(Some(u32::from(me.0 == 1 || me.0 == 2)), 3 - me.0).await.unwrap().unwrap();
+        for round in 0..30u64 {
+            let (wide, near, far) =
+                tokio::join!(world.shmalloc::<u64>(8), half.shmalloc::<u64>(4), ends.shmalloc::<u64>(2));
+            let (wide, near, far) = (wide.unwrap(), near.unwrap(), far.unwrap());
+            let (right, other) = (me.next(4), Rank(1 - half.rank() as u32));
+            let opposite = Rank(1 - ends.rank() as u32);
+            wide.put(right, 1, round + 1).await.unwrap();
+            near.put(other, 1, round + 2).await.unwrap();
+            far.put(opposite, 1, round + 3).await.unwrap();
+            assert_eq!(wide.get(right, 1).await.unwrap(), round + 1);
+            assert_eq!(near.get(other, 1).await.unwrap(), round + 2);
+            assert_eq!(far.get(opposite, 1).await.unwrap(), round + 3);
+            // Freed in another order on each rank: groups do not wait for each other.
+            let (a, b, c) = match me.0 % 2 {
+                0 => tokio::join!(wide.free(), near.free(), far.free()),
+                _ => {
+                    let (c, b, a) = tokio::join!(far.free(), near.free(), wide.free());
+                    (a, b, c)
+                }
+            };
+            a.and(b).and(c).unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w03_offsets_are_in_bytes_and_an_ended_put_does_not_read_its_source() {
+    run(2, options(), async |job| {
+        let world = job.world();
+        let window = world.shmalloc::<u8>(1 << 20).await.unwrap();
+        let words = job.shmalloc::<u64>(4).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        // Words by index, their bytes by offset: the same memory.
+        words.put(peer, 1, 0x0807_0605_0403_0201).await.unwrap();
+        assert_eq!(words.bytes().get_slice(peer, 7, 10).await.unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]);
+        words.bytes().put(peer, 15, 0xff).await.unwrap();
+        assert_eq!(words.get(peer, 1).await.unwrap(), 0xff07_0605_0403_0201);
+        for len in [1usize, 8, 33, 5000, 700_000] {
+            let mut bytes = payload(len as u64, len);
+            let started = window.put_slice(peer, 5, &bytes).local().await.unwrap();
+            bytes.fill(0);
+            started.await.unwrap();
+            // A get is there when it is ready.
+            assert!(is_payload(len as u64, &window.get_slice(peer, 5, len).await.unwrap()), "{len} bytes");
+            job.barrier().await.unwrap();
+            let mut own = vec![0; len];
+            window.load_slice(5, &mut own).unwrap();
+            assert!(is_payload(len as u64, &own), "{len} bytes at the target");
+            job.barrier().await.unwrap();
+        }
+        words.free().await.unwrap();
+        window.free().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order() {
+    run(3, options(), async |job| {
+        let group = job.collectives().subset(&[Rank(2), Rank(0), Rank(1)]).await.unwrap();
+        let window = group.shmalloc::<u64>(200_000).await.unwrap();
+        let arrived = job.counter();
+        let (count, own) = (arrived.clone(), window.clone());
+        let look = job
+            .register("look", move |m: Message, _: &mut Scope| {
+                let number = m.read::<u64>(0).unwrap();
+                assert!(own.load(5).unwrap() >= number, "the message overtook the put");
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if group.rank() == 1 {
+            // The first of the group is rank 2 of the job.
+            let (target, first) = (group.to_job(0).unwrap(), Rank(0));
+            for number in 1..=400u64 {
+                let long = vec![number; if number % 100 == 0 { 150_000 } else { 3 }];
+                // The order in which they are polled is that of the program.
+                let (a, b, c, seen) = tokio::join!(
+                    biased;
+                    window.put_slice(first, 5, &long),
+                    window.put(first, 6, 1),
+                    window.put(first, 6, number + 10),
+                    window.get_slice(first, 5, 3),
+                );
+                a.and(b).and(c).unwrap();
+                assert_eq!(seen.unwrap(), [number, number + 10, number]);
+                look.send(target, number.to_ne_bytes()).await.unwrap();
+            }
+            job.flush(target).await.unwrap();
+        } else if group.rank() == 0 {
+            soon("the messages", arrived.reach(400)).await;
+            assert_eq!(job.stats().panics, 0);
+        }
+        job.barrier().await.unwrap();
+        window.free().await.unwrap();
+    });
+}
+
+/// Bytes of the process's own memory, which windows are not.
+fn private_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn m_w06_a_put_goes_straight_from_the_socket_to_its_window() {
+    run(2, options(), async |job| {
+        const LEN: usize = 64 << 20;
+        let group = job.collectives().subset(&[Rank(1), Rank(0)]).await.unwrap();
+        let window = group.shmalloc::<u8>(LEN).await.unwrap();
+        let peer = Rank(1 - group.rank() as u32);
+        if group.rank() == 0 {
+            let bytes = Bytes::from(payload(9, LEN));
+            window.put_bytes(peer, 0, bytes).await.unwrap();
+            job.barrier().await.unwrap();
+        } else {
+            let before = private_bytes();
+            let mut most = before;
+            // Looked at while the bytes come in: they are nowhere but in their place.
+            let barrier = job.barrier();
+            let mut barrier = std::pin::pin!(barrier);
+            while tokio::time::timeout(std::time::Duration::from_millis(1), &mut barrier).await.is_err() {
+                most = most.max(private_bytes());
+            }
+            assert!(most < before + (LEN as u64) / 4, "{} bytes besides the window", most - before);
+            assert!(is_payload(9, &window.to_vec()), "what has come");
+        }
+        if TRANSPORT == Transport::Shm {
+            assert!(job.caps().mappable, "here it is a copy of the sender's");
+        }
+        window.free().await.unwrap();
+    });
+}
