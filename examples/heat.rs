@@ -90,7 +90,7 @@ struct Halo {
     neighbours: [Option<Rank>; 2],
     /// Rows from above and below, each for odd and even steps: a neighbour may be one step ahead, but not two.
     rows: Window<f64>,
-    /// The last step that the rank above, and that below, has put its row for.
+    /// How many rows the rank above, and that below, has put here.
     arrived: Window<u64>,
     /// The own first and last row, which the patterns read.
     source: Region,
@@ -108,17 +108,18 @@ impl Halo {
         let source = job.region(2 * width * 8).await?;
         let mut patterns = Vec::new();
         for parity in 0..if n > 1 { 2 } else { 0 } {
-            let record = |recorder: &mut posthaste::Recorder| {
+            let record = job.record(|r| {
                 for (side, neighbour) in neighbours.iter().enumerate() {
                     let Some(neighbour) = *neighbour else { continue };
+                    let own = source.slice(side * 8 * width..(side + 1) * 8 * width);
                     // The rank above knows this one as the rank below, and the other way round.
-                    let (there, bytes) = (1 - side, 8 * width as u64);
+                    let there = 1 - side;
                     let place = (2 * there + parity) * width;
-                    rows.record_put_from(recorder, neighbour, place, &source, side as u64 * bytes, bytes)?;
+                    r.put_signal(&rows, neighbour, place, own, arrived.signal_add(there, 1))?;
                 }
                 Ok(())
-            };
-            patterns.push(job.record(record).await?);
+            });
+            patterns.push(record.await?);
         }
         Ok(Halo { width, neighbours, rows, arrived, source, patterns })
     }
@@ -130,15 +131,9 @@ impl Halo {
         self.source.write(0, field[width..][..width].as_bytes())?;
         self.source.write(8 * width, field[height * width..][..width].as_bytes())?;
         pattern.replay().await?;
-        for (side, neighbour) in self.neighbours.iter().enumerate() {
-            // Unlike a put it wakes who waits; and who sees it sees the row.
-            if let Some(neighbour) = neighbour {
-                self.arrived.atomic_store(*neighbour, 1 - side, step).await?;
-            }
-        }
         for (side, outside) in [(0, 0), (1, (height + 1) * width)] {
             if self.neighbours[side].is_some() {
-                self.arrived.wait_until(side, |arrived| arrived >= step).await?;
+                self.arrived.wait_until(side, |rows| rows >= step).await?;
                 self.rows.load_slice((2 * side + parity) * width, &mut field[outside..][..width])?;
             }
         }

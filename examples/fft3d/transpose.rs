@@ -3,7 +3,7 @@
 use crate::common::Result;
 use crate::pencil::{Pencil, grid, points};
 use futures::future::try_join_all;
-use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Pattern, Rank, Recorder, Region, Window};
+use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Pattern, Rank, Region, Window};
 use rustfft::num_complex::Complex;
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,7 +27,7 @@ pub struct Transpose {
     /// The blocks that go out, which the pattern reads.
     source: Region,
     blocks: Window<[f64; 2]>,
-    /// How many blocks have been put here, in all transposes.
+    /// How many blocks have been put here so far.
     arrived: Window<u64>,
     pattern: Pattern,
     times: u64,
@@ -63,18 +63,19 @@ impl Transpose {
 
         let source = job.region((16 * before[me].len()).max(1)).await?;
         let (blocks, arrived) = (job.shmalloc(after[me].len()).await?, job.shmalloc(1).await?);
-        let record = |recorder: &mut Recorder| {
+        let pattern = job.record(|r| {
             let mut first = 0;
             for (rank, points) in &peers {
                 // Blocks lie there in the order of their sources.
                 let place =
                     group.iter().filter(|other| **other < me).map(|other| count(*other, rank.index())).sum();
-                blocks.record_put_from(recorder, *rank, place, &source, first, 16 * *points as u64)?;
-                first += 16 * *points as u64;
+                let block = source.slice(first..first + 16 * points);
+                r.put_signal(&blocks, *rank, place, block, arrived.signal_add(0, 1))?;
+                first += 16 * points;
             }
             Ok(())
-        };
-        let pattern = job.record(record).await?;
+        });
+        let pattern = pattern.await?;
         let (block, stream) = job.stream(name)?;
         Ok(Transpose { peers, outgoing, incoming, source, blocks, arrived, pattern, times: 0, block, stream })
     }
@@ -98,10 +99,6 @@ impl Transpose {
         self.times += 1;
         self.source.write(0, packed.as_bytes())?;
         self.pattern.replay().await?;
-        for (rank, _) in &self.peers {
-            // Unlike a put it wakes who waits; and who sees it sees the block.
-            self.arrived.add(*rank, 0, 1).await?;
-        }
         let all = self.times * self.peers.len() as u64;
         self.arrived.wait_until(0, |blocks| blocks >= all).await?;
         Ok(self.blocks.to_vec())

@@ -91,7 +91,7 @@ impl Scope<'_> {
             && peer.parked.is_empty()
             && routes.of(peer.endpoint.rank).mappable
             && !(run.accesses && over_send[run.index])
-            && !(run.atomics && !routes.of(peer.endpoint.rank).native_atomics)
+            && (!run.atomics || routes.of(peer.endpoint.rank).native_atomics)
             && run.needs.iter().all(|need| peer.is_open(need.protocol));
         if !clear {
             return false;
