@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::limits;
-use futures::FutureExt;
-use futures::stream::{FuturesUnordered, TryStreamExt};
+use futures::stream::TryStreamExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Updates under way at once where they take time.
@@ -55,19 +54,20 @@ impl<F: ContextFace> Bench<F> {
         let rounds = AtomicU64::new(0);
         let batch = || async {
             rounds.fetch_add(1, Ordering::Relaxed);
-            let mut under_way = FuturesUnordered::new();
-            for word in limits::random_words(u64::from(self.me.0)).take(batch_len) {
+            let updates = limits::random_words(u64::from(self.me.0)).take(batch_len).map(|word| {
                 let at = word as usize & (words * ranks - 1);
-                let mut update = table.xor(Rank((at / words) as u32), at % words, word);
-                match (&mut update).now_or_never() {
-                    Some(done) => done?,
-                    None => under_way.push(update),
+                table.xor(Rank((at / words) as u32), at % words, word)
+            });
+            if self.maps() {
+                for update in updates {
+                    update.await?;
                 }
-                if under_way.len() >= UPDATES {
-                    under_way.try_next().await?;
-                }
+            } else {
+                futures::stream::iter(updates)
+                    .map(Ok)
+                    .try_for_each_concurrent(UPDATES, std::convert::identity)
+                    .await?;
             }
-            while under_way.try_next().await?.is_some() {}
             // All ranks' updates are done, and their number is known: nobody is measured alone.
             Ok(self.job.world().barrier().await?)
         };

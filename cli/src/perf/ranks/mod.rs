@@ -11,6 +11,7 @@ mod processes;
 use super::{Face, Runtime};
 use clap::Args;
 use futures::stream::{FuturesOrdered, StreamExt};
+use patterns::Sends;
 use posthaste::components::core::Face as ContextFace;
 use posthaste::datatype::Thresholds;
 use posthaste::{
@@ -145,6 +146,9 @@ impl<F: ContextFace> Bench<F> {
             "join" => self.joined().await,
             "memory_silent" => self.memory(false).await,
             "memory_talking" => self.memory(true).await,
+            "replay_sends" => self.sends(Sends::Replayed).await,
+            "sends_awaited" => self.sends(Sends::Awaited).await,
+            "sends_joined" => self.sends(Sends::Joined).await,
             "puts_awaited" => self.puts(false).await,
             "puts_joined" => self.puts(true).await,
             "multicast" => self.multicast().await,
