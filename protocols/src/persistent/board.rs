@@ -166,7 +166,7 @@ impl Protocol for Registered {
         let source = message.source();
         let waker = {
             let mut board = lock(&self.board);
-            let delivered = parse(message.info()).and_then(|(key, kind, child)| {
+            parse(message.info()).and_then(|(key, kind, child)| {
                 // One that was dropped here is not missed.
                 let gone = board.next.get(&key.0).is_some_and(|next| key.1 < *next);
                 match board.inboxes.get_mut(&key) {
@@ -174,8 +174,7 @@ impl Protocol for Registered {
                     None if gone => Some(None),
                     None => None,
                 }
-            });
-            delivered
+            })
         };
         match waker {
             Some(waker) => waker.into_iter().for_each(Waker::wake),
