@@ -196,7 +196,9 @@ impl Job {
         self.handle.stats()
     }
 
-    /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages.
+    /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages. A rank that dies is told
+    /// once, as [`Fault::PeerLost`], and one that leaves as [`Fault::PeerClosed`], whether or not anything was under way
+    /// with it. The handler runs inside `advance`: keep it short.
     ///
     /// # Examples
     /// ```
@@ -591,7 +593,8 @@ impl Job {
         posthaste_core::context::drive(context, future).await
     }
 
-    /// Gathers a blob of the same length from every rank, by rank. Collective.
+    /// Gathers a blob of the same length from every rank, by rank. Collective. Typed values go through
+    /// [`Group::all_gather`].
     ///
     /// # Examples
     /// ```

@@ -132,6 +132,22 @@ pub(super) struct Board {
 }
 
 impl Board {
+    /// Who is to be woken; `None`: no honest rank sends that.
+    fn deliver(
+        &mut self,
+        key: Key,
+        source: Rank,
+        kind: Kind,
+        child: usize,
+        message: &Message<'_>,
+    ) -> Option<Option<Waker>> {
+        match self.inboxes.get_mut(&key) {
+            Some(inbox) => inbox.deliver(source, kind, child, message).map(|()| inbox.waker.take()),
+            // One that was dropped here is not missed.
+            None => self.next.get(&key.0).is_some_and(|next| key.1 < *next).then_some(None),
+        }
+    }
+
     /// The number of a group's next one.
     pub fn next_of(&mut self, group: u64) -> u32 {
         let next = self.next.entry(group).or_default();
@@ -164,18 +180,8 @@ impl Protocol for Registered {
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let message = Message::new(message);
         let source = message.source();
-        let waker = {
-            let mut board = lock(&self.board);
-            parse(message.info()).and_then(|(key, kind, child)| {
-                // One that was dropped here is not missed.
-                let gone = board.next.get(&key.0).is_some_and(|next| key.1 < *next);
-                match board.inboxes.get_mut(&key) {
-                    Some(inbox) => inbox.deliver(source, kind, child, &message).map(|()| inbox.waker.take()),
-                    None if gone => Some(None),
-                    None => None,
-                }
-            })
-        };
+        let waker = parse(message.info())
+            .and_then(|(key, kind, child)| lock(&self.board).deliver(key, source, kind, child, &message));
         match waker {
             Some(waker) => waker.into_iter().for_each(Waker::wake),
             None => {

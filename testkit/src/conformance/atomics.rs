@@ -59,6 +59,9 @@ fn any(random: &mut Random) -> WordOp {
     WordOp { op: OPS[random.below(OPS.len())], len, operand, expected }
 }
 
+/// What is started, and what it has to end with: an operation's word, a get's bytes.
+type Started = (Option<Ticket>, Option<(WordOp, u64)>, Vec<u8>);
+
 /// Operations, puts and gets of one rank take effect in program order, each as it is defined, and leave the bytes around
 /// them alone.
 pub fn operations_do_what_they_say_in_program_order<H: Harness>(harness: H) {
@@ -67,8 +70,7 @@ pub fn operations_do_what_they_say_in_program_order<H: Harness>(harness: H) {
     let memory = world.memory(4096);
     for (from, to) in [(Rank(0), Rank(1)), (Rank(1), Rank(1))] {
         let mut oracle = memory.bytes(to, 0, LEN);
-        // What is started, and what it has to end with.
-        let mut open: Vec<(Option<Ticket>, Option<(WordOp, u64)>, Vec<u8>)> = Vec::new();
+        let mut open: Vec<Started> = Vec::new();
         for step in 0..400 {
             match world.random.below(8) {
                 0 => {

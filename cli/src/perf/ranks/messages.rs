@@ -77,7 +77,7 @@ impl<F: ContextFace> Bench<F> {
             let words =
                 data.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
             let one = words.fold(0u64, u64::wrapping_add);
-            assert!(self.size % 8 != 0 || seen == one.wrapping_mul(round), "payloads were damaged");
+            assert!(!self.size.is_multiple_of(8) || seen == one.wrapping_mul(round), "payloads were damaged");
         }
         self.barrier().await
     }

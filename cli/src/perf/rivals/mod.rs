@@ -82,7 +82,10 @@ fn output(launch: Launch, ranks: u32, limit: Duration) -> Result<String, String>
     if outcome.success() {
         return Ok(printed);
     }
-    let reason = complaints.lines().filter(|line| !line.trim().is_empty()).take(4).collect::<Vec<_>>();
+    // Some complain on standard output.
+    let said = complaints.lines().chain(printed.lines()).map(str::trim);
+    let reason: Vec<&str> =
+        said.filter(|line| !line.is_empty() && !line.starts_with("---")).take(4).collect();
     Err(format!("{outcome}: {}", reason.join(" / ")))
 }
 

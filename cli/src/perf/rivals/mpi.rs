@@ -11,6 +11,9 @@ const SOURCE: &str = include_str!("mpi.c");
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
 
 /// An implementation that can be installed.
+/// Arguments, and what the environment says besides.
+type CommandLine = (Vec<String>, Vec<(&'static str, &'static str)>);
+
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
@@ -20,7 +23,7 @@ pub struct Kind {
     mark: &'static str,
     /// The packages of Debian.
     packages: &'static str,
-    command_line: fn(&Case) -> (Vec<String>, Vec<(&'static str, &'static str)>),
+    command_line: fn(&Case) -> CommandLine,
 }
 
 pub const KINDS: &[Kind] = &[
@@ -47,7 +50,7 @@ struct Case {
     tcp: bool,
 }
 
-fn open_mpi(case: &Case) -> (Vec<String>, Vec<(&'static str, &'static str)>) {
+fn open_mpi(case: &Case) -> CommandLine {
     let mut line = vec!["-n".to_owned(), case.ranks.to_string()];
     line.extend(
         ["--oversubscribe", "--bind-to", "none", "--mca", "oob_tcp_if_include", "lo"].map(str::to_owned),
@@ -62,7 +65,7 @@ fn open_mpi(case: &Case) -> (Vec<String>, Vec<(&'static str, &'static str)>) {
     (line, Vec::new())
 }
 
-fn mpich(case: &Case) -> (Vec<String>, Vec<(&'static str, &'static str)>) {
+fn mpich(case: &Case) -> CommandLine {
     let line = vec!["-n".to_owned(), case.ranks.to_string()];
     let env = if case.tcp {
         vec![("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo"), ("MPIR_CVAR_NOLOCAL", "1")]
