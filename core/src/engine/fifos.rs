@@ -14,7 +14,9 @@ use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceK
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
+use crate::ids::ProtocolId;
 use crate::slot::{Outcome, Ticket, Value};
+use crate::wire;
 use bytes::Bytes;
 use slab::Slab;
 use std::collections::VecDeque;
@@ -487,6 +489,9 @@ impl Scope<'_> {
             self.state.give_turn(index, key);
             return Some(Some(Err(fault)));
         }
+        if !self.state.is_announced(index, front) {
+            return None;
+        }
         if front.op == Op::Jump {
             if self.state.cannot_be_mixed(index, front) && !self.state.take_turn(index, key) {
                 return None;
@@ -559,6 +564,15 @@ impl State {
             Op::Send => descriptor.len > self.eager as u64,
             Op::Nop => false,
         }
+    }
+
+    /// Whether the peer hears of a descriptor's protocols before it: what tells of them may still wait in the peer's FIFO.
+    fn is_announced(&mut self, index: usize, front: &Descriptor) -> bool {
+        if front.op == Op::Jump {
+            return self.run_is_announced(index, front);
+        }
+        let protocol = ProtocolId(front.protocol.0.saturating_sub(wire::FIRST_USER));
+        self.peer(index).is_announced(protocol)
     }
 
     /// Whether a FIFO may begin, or go on with, what cannot be mixed with others of its kind for that peer.

@@ -52,6 +52,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub declared: bool,
+    /// What the peer's FIFO has let out, in slots, once the declaration is out.
+    pub announced: u64,
     /// Declared, not refused and without credits: the fast path may go ahead.
     pub open: bool,
     pub flow: Flow,
@@ -134,6 +136,14 @@ impl Peer {
     #[inline]
     pub fn is_open(&self, protocol: ProtocolId) -> bool {
         self.outgoing.get(protocol.index()).is_some_and(|out| out.open)
+    }
+
+    /// Whether the peer hears of the protocol before whatever is injected now.
+    pub fn is_announced(&self, protocol: ProtocolId) -> bool {
+        let out = self.fifo.as_ref().map_or(u64::MAX, |fifo| fifo.head());
+        self.outgoing
+            .get(protocol.index())
+            .is_some_and(|outgoing| outgoing.declared && outgoing.announced <= out)
     }
 
     #[inline]

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 /// What is to be sent.
-#[derive(Debug)]
 pub enum Payload<'p> {
     /// Bytes that are copied before the call returns.
     Borrowed(&'p [u8]),
@@ -22,6 +21,17 @@ pub enum Payload<'p> {
     Owned(Bytes),
     /// Page memory of the device; not copied at all.
     Loan(Loan),
+}
+
+impl std::fmt::Debug for Payload<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self {
+            Payload::Borrowed(_) => "Borrowed",
+            Payload::Owned(_) => "Owned",
+            Payload::Loan(_) => "Loan",
+        };
+        write!(f, "{kind}({} bytes)", self.len())
+    }
 }
 
 impl Payload<'_> {
@@ -244,16 +254,11 @@ impl Scope<'_> {
             Wait::Room(_) => Queue::Granted,
             Wait::Await | Wait::Credited(..) => Queue::Await,
         };
+        // It may overtake anything but what tells the peer of its protocol.
+        let relaxed = args.relaxed && self.state.peer(index).is_announced(args.protocol);
         self.state.stats.sent(payload.len() as u64);
-        let sent = self.post(
-            index,
-            Self::wire_id(args.protocol),
-            args.cookie,
-            args.info,
-            payload,
-            queue,
-            args.relaxed,
-        );
+        let sent =
+            self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, relaxed);
         if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
             self.unsent(index, args.protocol, &sent);
         }
@@ -347,6 +352,7 @@ impl Scope<'_> {
             let flow = protocol.flow();
             self.state.peer(index).outgoing.push(Outgoing {
                 declared: false,
+                announced: 0,
                 open: false,
                 flow,
                 credits: config.credits,
@@ -376,7 +382,10 @@ impl Scope<'_> {
         );
         body.extend_from_slice(protocol.name().as_bytes());
         self.system(index, wire::DECLARE, 0, &body)?;
-        self.state.peer(index).outgoing[id.index()].declared = true;
+        let peer = self.state.peer(index);
+        let announced = peer.fifo.as_ref().filter(|fifo| !fifo.is_empty()).map_or(0, |fifo| fifo.tail());
+        let outgoing = &mut peer.outgoing[id.index()];
+        (outgoing.declared, outgoing.announced) = (true, announced);
         Ok(())
     }
 

@@ -141,6 +141,7 @@ macro_rules! conformance_suite {
             protocols::held_messages_are_refused_when_ready_is_declared,
             protocols::a_mismatched_type_is_refused_as_such,
             protocols::numbers_may_differ_between_ranks,
+            protocols::a_relaxed_message_does_not_overtake_what_tells_of_its_protocol,
             streams::a_first_packet_handler_may_take_less,
             streams::a_credited_first_packet_handler_may_take_less,
             streams::the_longest_message_arrives_and_a_longer_one_is_refused,

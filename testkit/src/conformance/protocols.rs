@@ -2,7 +2,7 @@
 
 use super::tools::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Payload, SendArgs, Wait};
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{Fault, ProtocolId, Rank, SendError};
 
@@ -61,6 +61,40 @@ pub fn unknown_protocols_are_held_until_they_are_registered<H: Harness>(harness:
         log.check(*from, to, messages);
     }
     log.check(other, to, &others);
+}
+
+/// The first message of a protocol may overtake others, but not the record that tells the peer of the protocol, though that
+/// has to wait.
+pub fn a_relaxed_message_does_not_overtake_what_tells_of_its_protocol<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let blocker = world.record("blocker", &log);
+    let protocols: Vec<ProtocolId> = (0..20).map(|n| world.record(&format!("protocol {n}"), &log)).collect();
+    let long = world.caps().max_eager * 3 + 1;
+    for (n, protocol) in protocols.iter().enumerate() {
+        // What cannot go at once has everything behind it wait.
+        for (protocol, len, relaxed) in [(blocker, long, false), (*protocol, n, true)] {
+            let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed };
+            let payload = vec![n as u8; len];
+            world.until("there is room", |world| {
+                world.enter(at(Rank(0)), |scope| {
+                    match scope.send(&args, Payload::Borrowed(&payload), Wait::Never).expect("it lives") {
+                        Sent::Full(_) | Sent::Later(..) => false,
+                        Sent::Done => true,
+                        Sent::Queued(ticket) => {
+                            scope.detach(ticket);
+                            true
+                        }
+                    }
+                })
+            });
+        }
+    }
+    world.until("all arrives", |_| log.len() == 2 * protocols.len());
+    for n in 0..protocols.len() {
+        let name = format!("protocol {n}");
+        assert!(log.all().iter().any(|one| one.protocol == name && one.bytes == vec![n as u8; n]), "{name}");
+    }
 }
 
 fn sends_to_unknown<H: Harness>(world: &mut World<H>, ready_first: bool) {

@@ -416,6 +416,15 @@ impl State {
             || self.run_goes_over_send(part.section, part.run)
     }
 
+    /// Whether the peer hears of all protocols of a jump's run before it.
+    pub(in super::super) fn run_is_announced(&mut self, index: usize, jump: &Descriptor) -> bool {
+        let Some(part) = self.part_of(jump.ticket) else { return true };
+        let State { patterns, peers, .. } = self;
+        let needs = &patterns.sections[part.section].runs[part.run].needs;
+        let peer = peers.get(index).and_then(Option::as_ref);
+        peer.is_some_and(|peer| needs.iter().all(|need| peer.is_announced(need.protocol)))
+    }
+
     /// Whether the puts, gets and atomic operations of a run are packets: all of them, if the device lacks one kind, so
     /// that they have one end.
     fn run_goes_over_send(&self, key: usize, run: usize) -> bool {
