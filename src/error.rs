@@ -81,6 +81,15 @@ pub enum JoinError {
         "POSTHASTE_DEVICE=shm, but not all ranks share this rank's memory: unset it, or start all ranks on one host"
     )]
     Unreachable,
+    /// This rank was part of the job before, and died; it cannot come again.
+    #[error(
+        "rank {rank} was part of this job before, but the others do not listen for it to come again: start the job with \
+         `posthaste run --restart`"
+    )]
+    Alone {
+        /// This rank.
+        rank: u32,
+    },
     /// Sockets are to be used, but nobody tells the ranks of each other.
     #[error(
         "the ranks are to talk over sockets, but POSTHASTE_RENDEZVOUS is not set: start them with `posthaste run`"

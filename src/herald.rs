@@ -1,8 +1,10 @@
-//! Tells the devices over sockets which ranks are gone, also those that this rank never had a connection with.
+//! Tells the devices over sockets which ranks are gone, also those that this rank never had a connection with, and which
+//! were started again.
 
-use posthaste_core::{Fault, Rank};
+use crate::join::listens;
+use posthaste_core::{Fault, JobShape, Rank};
 use posthaste_launch::{Bulletin, Notice};
-use posthaste_tcp::TcpDevice;
+use posthaste_tcp::{PeerAddress, TcpDevice};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -30,6 +32,7 @@ impl Herald {
         bulletin: Bulletin,
         server: Option<Rank>,
         devices: Vec<Arc<TcpDevice>>,
+        shape: JobShape,
     ) -> io::Result<Herald> {
         let socket = TcpStream::from_std(bulletin.socket()?)?;
         let (farewell, leaving) = oneshot::channel::<Return>();
@@ -43,7 +46,7 @@ impl Herald {
                         let _ = asked.send(bulletin);
                     }
                 }
-                () = listen(&socket, &mut bulletin, server, &devices) => {}
+                () = listen(&socket, &mut bulletin, server, &devices, shape) => {}
             }
         });
         Ok(Herald { task, farewell })
@@ -69,25 +72,32 @@ async fn listen(
     bulletin: &mut Bulletin,
     server: Option<Rank>,
     devices: &[Arc<TcpDevice>],
+    shape: JobShape,
 ) {
     let tell = |rank: u32, fault: fn(Rank) -> Fault| {
         for device in devices {
             device.gone(Rank(rank), fault(Rank(rank)));
         }
     };
+    let restarted = |rank: u32, incarnation: u32, part: &[u8]| {
+        let Some(listens) = listens(part, shape) else {
+            tracing::warn!(rank, "a rank was started again and does not say where it listens");
+            return;
+        };
+        for (device, address) in devices.iter().zip(listens) {
+            device.restarted(Rank(rank), PeerAddress { address, incarnation: incarnation.into() });
+        }
+    };
+    // Something may have come before anybody waited for the socket.
+    let mut news = bulletin.read();
     loop {
-        let ready = socket.readable().await;
-        let news = socket.try_io(tokio::io::Interest::READABLE, || {
-            let news = bulletin.read()?;
-            // So that the runtime waits for the socket again.
-            if news.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(news) }
-        });
-        match ready.and(news) {
+        match news {
             Ok(news) => {
                 for notice in news {
                     match notice {
                         Notice::Ended(rank) => tell(rank, Fault::PeerLost),
                         Notice::Left(rank) => tell(rank, Fault::PeerClosed),
+                        Notice::Arrived { rank, incarnation, part } => restarted(rank, incarnation, &part),
                         // The rank that serves them has left in order, with whatever it still had to tell.
                         _ => {
                             if let Some(server) = server {
@@ -107,5 +117,12 @@ async fn listen(
                 return;
             }
         }
+        let ready = socket.readable().await;
+        let read = socket.try_io(tokio::io::Interest::READABLE, || {
+            let news = bulletin.read()?;
+            // So that the runtime waits for the socket again.
+            if news.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(news) }
+        });
+        news = ready.and(read);
     }
 }

@@ -91,9 +91,17 @@ impl Job {
         let exchange = Exchange::new(&client)?;
         let layouts = LayoutAccess::new(&client)?;
         let many = ManyToMany::new(&client)?;
-        let collectives = Collectives::new(&client, &place.sysdep.personality().nodes)?;
+        let collectives = Collectives::new(&client, place.hosts())?;
         let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
         let persistent = persistent::Registration::new(&client)?;
+        let incarnation = place.incarnation();
+        if incarnation > 0 {
+            // The others' operations have counted without it.
+            let rank = place.rank();
+            let stale = Fault::StaleHandle { rank, held: incarnation - 1, now: incarnation };
+            exchange.outlive(stale);
+            collectives.outlive(incarnation, stale);
+        }
         client.open().await?;
         let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
@@ -211,6 +219,57 @@ impl Job {
     /// ```
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         self.client.on_error(handler);
+    }
+
+    /// Which *incarnation* of its rank this process is: 0, or how often the rank died and was started again
+    /// ([`Launch::restart`](crate::launcher::Launch::restart), or another launcher that starts a process anew).
+    ///
+    /// A rank that was started again has nothing of its predecessor: no messages, no memory, no part in windows and groups.
+    /// The collective operations of the world, [`barrier`](Job::barrier) and [`shmalloc`](Job::shmalloc) among them, stay
+    /// broken for all ranks of a job that has lost one; on this rank they end with [`Fault::StaleHandle`] at once. What all
+    /// ranks that live do together from then on they do in a new [`Group`]
+    /// ([`subset`](Collectives::subset) or [`on_the_fly`](Collectives::on_the_fly) of [`collectives`](Job::collectives)),
+    /// and memory is shared by [`region`](Job::region) and [`remote_region`](Job::remote_region).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// if job.incarnation() == 0 {
+    ///     job.barrier().await?; // nobody waits here for a rank that comes again
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn incarnation(&self) -> u32 {
+        self.place.incarnation()
+    }
+
+    /// The latest incarnation of a rank that this one can reach, or could until it died; 0 is the first one.
+    #[must_use]
+    pub fn incarnation_of(&self, rank: Rank) -> u32 {
+        self.client.incarnation_of(rank)
+    }
+
+    /// Waits until a later incarnation of the rank than `after` can be reached, and returns its number. Until then all
+    /// that is asked of a rank that died ends with [`Fault::PeerLost`]; from then on messages, calls and regions reach the
+    /// new incarnation, and what belongs to an earlier one (windows, regions, patterns) ends with [`Fault::StaleHandle`].
+    ///
+    /// # Errors
+    /// If the job is left meanwhile.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn peer_restarted(&self, rank: Rank, after: u32) -> Result<u32, Error> {
+        Ok(self.client.restarted(rank, after).await?)
+    }
+
+    /// Sets who is told, inside `advance`, of ranks that were started again: the rank, and which incarnation of it can be
+    /// reached now.
+    pub fn on_peer_restarted(&self, handler: impl Fn(Rank, u32) + Send + Sync + 'static) {
+        self.client.on_restart(handler);
     }
 
     /// A counter that handlers add to and tasks wait for.

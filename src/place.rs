@@ -38,6 +38,8 @@ pub(crate) struct Place {
     herald: Mutex<Option<Herald>>,
     /// What the ranks met through, where its service wants to hear of the end.
     meeting: Mutex<Option<Box<dyn Meeting>>>,
+    /// The node of each rank as all ranks count them, also one that has come again since.
+    hosts: Vec<u32>,
     /// A bit per client that was handed out.
     clients: AtomicU32,
     /// A bit per client that has left.
@@ -46,7 +48,8 @@ pub(crate) struct Place {
 
 impl Place {
     /// The place of a rank on one of several nodes; `fds` are its parts of the node's arena. `neighbours` are the ranks
-    /// that share its processors, itself among them, though they may be nodes of their own.
+    /// that share its processors, itself among them, though they may be nodes of their own; `incarnation` is how often the
+    /// rank was started before.
     pub fn new(
         rank: Rank,
         shape: JobShape,
@@ -54,9 +57,11 @@ impl Place {
         fds: InheritedFds,
         neighbours: usize,
         settings: Settings,
+        incarnation: u32,
     ) -> Result<Place, JoinError> {
+        let hosts = nodes.clone();
         let mut personality = Personality::on_nodes(rank, shape, nodes);
-        personality.neighbours = neighbours;
+        (personality.neighbours, personality.incarnation) = (neighbours, incarnation);
         let sysdep: Arc<dyn Sysdep> = Arc::new(LinuxSysdep::new(personality, settings.cores));
         let resources = HostResources {
             arena: fds.arena,
@@ -73,6 +78,7 @@ impl Place {
             far: Vec::new(),
             herald: Mutex::new(None),
             meeting: Mutex::new(None),
+            hosts,
             clients: AtomicU32::new(0),
             left: AtomicU32::new(0),
         })
@@ -84,6 +90,26 @@ impl Place {
 
     pub fn shape(&self) -> JobShape {
         self.sysdep.personality().shape
+    }
+
+    /// This rank was part of the job before: on which node the others count each rank.
+    pub fn come_again(&mut self, hosts: Vec<u32>) {
+        self.hosts = hosts;
+    }
+
+    /// How often this rank was started before.
+    pub fn incarnation(&self) -> u32 {
+        self.sysdep.personality().incarnation
+    }
+
+    /// The node of each rank, the same on all ranks.
+    pub fn hosts(&self) -> &[u32] {
+        &self.hosts
+    }
+
+    /// The node of a rank.
+    pub fn node_of(&self, rank: Rank) -> u32 {
+        self.hosts.get(rank.index()).copied().unwrap_or(rank.0)
     }
 
     /// Whether all ranks share one arena.
@@ -103,8 +129,19 @@ impl Place {
     }
 
     /// Listens, in a task of this runtime, to who is gone.
-    pub fn listen(&self, bulletin: Bulletin, server: Option<Rank>) -> std::io::Result<()> {
-        *lock(&self.herald) = Some(Herald::start(bulletin, server, self.far.clone())?);
+    fn listen(&self, bulletin: Bulletin, server: Option<Rank>) -> std::io::Result<()> {
+        *lock(&self.herald) = Some(Herald::start(bulletin, server, self.far.clone(), self.shape())?);
+        Ok(())
+    }
+
+    /// Keeps the meeting, and listens to what it tells of the others.
+    pub fn attend(&self, mut meeting: Box<dyn Meeting>, served_by: Option<Rank>) -> Result<(), JoinError> {
+        // A bulletin is asked for in a few bytes that the server's socket has room for.
+        if let Some(bulletin) = meeting.bulletin() {
+            let refused = |source| JoinError::System { what: "listen to who is gone", source };
+            self.listen(bulletin, served_by).map_err(refused)?;
+        }
+        self.keep(meeting);
         Ok(())
     }
 

@@ -48,6 +48,9 @@ pub struct Args {
     /// Let the other ranks go on when one fails.
     #[arg(long)]
     keep_going: bool,
+    /// Start a rank that fails again under its number, up to so many times.
+    #[arg(long, value_name = "TIMES", default_value_t = 0, conflicts_with = "hosts")]
+    restart: u32,
     /// The program, looked for in PATH unless it contains a slash, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -114,6 +117,7 @@ pub fn main(args: &Args) -> i32 {
         .bind(args.bind)
         .label(args.label)
         .keep_going(args.keep_going)
+        .restart(args.restart)
         .forward_signals(true);
     let outcome: Result<JobOutcome, LaunchError> = match &hosts {
         Some(hosts) => launch.run_on(hosts),

@@ -99,3 +99,15 @@ fn an_agent_that_nobody_gives_orders_ends() {
     assert!(out.status.success());
     assert!(text(&out.stdout).contains(concat!("posthaste-agent ", env!("CARGO_PKG_VERSION"))));
 }
+
+#[test]
+fn ranks_that_fail_are_started_again_as_often_as_was_said() {
+    // In their first life all ranks inherit their descriptors.
+    let script =
+        "[ -z \"$POSTHASTE_FDS\" ] && echo again; [ -z \"$POSTHASTE_FDS\" ] || [ $POSTHASTE_RANK = 0 ]";
+    assert_eq!(labelled(&["-n", "3", "--restart", "1"], script), ["[1] again", "[2] again"]);
+    let out = run(&["-n", "2", "--restart", "3", "--", "/bin/sh", "-c", "exit 7"]);
+    assert_eq!(out.status.code(), Some(7), "{}", text(&out.stderr));
+    let out = run(&["-n", "2", "--restart", "1", "--device", "shm", "--", "/bin/true"]);
+    assert!(!out.status.success() && text(&out.stderr).contains("sockets"), "{}", text(&out.stderr));
+}

@@ -16,8 +16,35 @@ use slab::Slab;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Called by a device, from any thread, when a peer is known to be gone.
-pub type PeerDown = Arc<dyn Fn(Rank, Fault) + Send + Sync>;
+/// What a device knows of a peer's life. A rank that died may be started again under its number: that is another
+/// *incarnation* of it, with a higher number; the first one is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerEvent {
+    /// It is gone.
+    Down {
+        /// How.
+        fault: Fault,
+        /// Which of its incarnations; what is said of an earlier one than the latest does not count.
+        incarnation: u32,
+    },
+    /// It was started again and can be reached through this device; what is on its way to or from earlier incarnations
+    /// goes nowhere.
+    Up {
+        /// Which of its incarnations it is now.
+        incarnation: u32,
+    },
+}
+
+impl PeerEvent {
+    /// The end of a rank that a device knows one incarnation of.
+    #[must_use]
+    pub fn down(fault: Fault) -> PeerEvent {
+        PeerEvent::Down { fault, incarnation: 0 }
+    }
+}
+
+/// Called by a device, from any thread, when a peer is known to be gone, or to be there again.
+pub type PeerNews = Arc<dyn Fn(Rank, PeerEvent) + Send + Sync>;
 
 /// One network of a process.
 ///
@@ -62,7 +89,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// If the runtime lacks what the device needs, or the system refuses.
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError>;
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError>;
 
     /// Says goodbye: peers see a clean leave. After it, peers are told nothing but that.
     async fn close(&self);
@@ -184,6 +211,13 @@ pub trait Port: Inject + Send {
 
     /// A peer is gone for good: give back what it held, take nothing from it any more.
     fn peer_down(&mut self, rank: Rank);
+
+    /// A peer that is gone was started again, and its device has said so: from now on this context talks to that
+    /// incarnation, about which it knows nothing. Called after [`peer_down`](Self::peer_down). A device that never says so
+    /// need not do anything.
+    fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        let _ = (rank, incarnation);
+    }
 }
 
 /// Where a port puts what it finds.
@@ -248,6 +282,7 @@ impl<'a> Packet<'a> {
             info: self.info,
             body: std::mem::replace(&mut self.body, Body::Short(&[])),
             protocol: self.protocol,
+            life: 0,
             cookie: self.cookie,
         }
     }
@@ -422,6 +457,8 @@ pub struct RemoteMemory {
     pub len: u64,
     /// As mapped here, if it is.
     pub mapped: Option<SharedSlice>,
+    /// Which incarnation of the rank has it; no other one is ever written to or read from in its place.
+    pub incarnation: u32,
 }
 
 impl Sources<'_> {

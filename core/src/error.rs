@@ -90,6 +90,20 @@ pub enum Fault {
     /// A put or a get of memory that the target does not have.
     #[error("peer {0} has no such memory: it was freed, or the key is not one that the peer told")]
     NoSuchMemory(Rank),
+    /// What was asked for belongs to an earlier incarnation of a rank, which died; the rank was started again since, and
+    /// the new incarnation has nothing of it.
+    #[error(
+        "the handle belongs to incarnation {held} of rank {rank}, which is incarnation {now} by now: have that one make \
+         another"
+    )]
+    StaleHandle {
+        /// The rank.
+        rank: Rank,
+        /// The incarnation that the handle is of; the first one is 0.
+        held: u32,
+        /// The rank's incarnation now.
+        now: u32,
+    },
     /// Two ranks called different collective operations where both should have called the same.
     #[error(
         "collective calls do not match: rank {} called {} where rank {} called {}",
@@ -116,7 +130,8 @@ impl Fault {
             | Fault::RemotePanicked(rank)
             | Fault::Busy(rank)
             | Fault::Undecodable(rank)
-            | Fault::NoSuchMemory(rank) => Some(rank),
+            | Fault::NoSuchMemory(rank)
+            | Fault::StaleHandle { rank, .. } => Some(rank),
             _ => None,
         }
     }

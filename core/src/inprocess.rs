@@ -14,8 +14,8 @@
 use crate::caps::Caps;
 use crate::descriptor::{Descriptor, Info, Op, SourceKind};
 use crate::device::{
-    Allocation, Body, Device, Doorbell, Inject, Injected, Loan, Packet, PeerDown, Port, Rouse, Sink, Source,
-    Sources, Stop, Verdict,
+    Allocation, Body, Device, Doorbell, Inject, Injected, Loan, Packet, PeerEvent, PeerNews, Port, Rouse,
+    Sink, Source, Sources, Stop, Verdict,
 };
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::heap::Heap;
@@ -159,6 +159,8 @@ impl Life {
 /// A packet on its way.
 #[derive(Debug)]
 struct Transit {
+    /// The sender's.
+    incarnation: u32,
     protocol: ProtocolId,
     kind: u8,
     cookie: u64,
@@ -227,6 +229,8 @@ struct Net {
     inboxes: Box<[Inbox]>,
     /// [`Life`] by rank.
     lives: Box<[AtomicU32]>,
+    /// How often each rank was started again.
+    incarnations: Box<[AtomicU32]>,
     /// Counts the ranks that died or left.
     departures: AtomicU64,
     /// By rank: whom to tell, and who was told of already.
@@ -235,13 +239,38 @@ struct Net {
 
 #[derive(Default)]
 struct Watcher {
-    peer_down: Option<PeerDown>,
+    news: Option<PeerNews>,
     told: Vec<Rank>,
 }
 
 impl Net {
     fn life(&self, rank: Rank) -> Life {
         self.lives.get(rank.index()).map_or(Life::Dead, |life| Life::from_word(life.load(Ordering::SeqCst)))
+    }
+
+    fn incarnation(&self, rank: Rank) -> u32 {
+        self.incarnations.get(rank.index()).map_or(0, |incarnation| incarnation.load(Ordering::SeqCst))
+    }
+
+    fn restart(&self, rank: Rank) {
+        for inbox in self.inboxes_of(rank) {
+            locked(&inbox.lanes).clear();
+            inbox.armed.store(false, Ordering::SeqCst);
+        }
+        let incarnation = self.incarnations[rank.index()].fetch_add(1, Ordering::SeqCst) + 1;
+        self.lives[rank.index()].store(0, Ordering::SeqCst);
+        *locked(&self.watchers[rank.index()]) = Watcher::default();
+        for (to, watcher) in self.watchers.iter().enumerate().filter(|(to, _)| *to != rank.index()) {
+            let news = {
+                let mut watcher = locked(watcher);
+                watcher.told.retain(|told| *told != rank);
+                watcher.news.clone()
+            };
+            if let Some(news) = news {
+                tracing::trace!(to, %rank, incarnation, "told of a restart");
+                news(rank, PeerEvent::Up { incarnation });
+            }
+        }
     }
 
     fn depart(&self, rank: Rank, life: Life) {
@@ -277,20 +306,21 @@ impl Net {
         let mut to_come = false;
         for number in 0..self.shape.ranks {
             let rank = Rank(number);
+            let incarnation = self.incarnation(rank);
             let Some(fault) = self.life(rank).fault(rank) else { continue };
             if rank == to {
                 continue;
             }
             let drained = self.is_drained(rank, to);
-            let peer_down = {
+            let news = {
                 let mut watcher = locked(&self.watchers[to.index()]);
                 if watcher.told.contains(&rank) {
                     continue;
                 }
-                match watcher.peer_down.clone() {
-                    Some(peer_down) if drained => {
+                match watcher.news.clone() {
+                    Some(news) if drained => {
                         watcher.told.push(rank);
-                        peer_down
+                        news
                     }
                     _ => {
                         to_come = true;
@@ -298,7 +328,7 @@ impl Net {
                     }
                 }
             };
-            peer_down(rank, fault);
+            news(rank, PeerEvent::Down { fault, incarnation });
             told += 1;
         }
         (told, to_come)
@@ -356,6 +386,7 @@ impl InProcessFabric {
                 arena: Arena::new(shape.ranks, limits.segment),
                 inboxes: (0..shape.endpoints()).map(|_| Inbox::default()).collect(),
                 lives: (0..shape.ranks).map(|_| AtomicU32::new(0)).collect(),
+                incarnations: (0..shape.ranks).map(|_| AtomicU32::new(0)).collect(),
                 departures: AtomicU64::new(0),
                 watchers: (0..shape.ranks).map(|_| Mutex::default()).collect(),
             })
@@ -388,7 +419,8 @@ impl Fabric {
             cost: 1,
             ..Caps::send_only("in-process", limits.max_inline)
         };
-        Arc::new(InProcessDevice { net, rank, caps })
+        let incarnation = net.incarnation(rank);
+        Arc::new(InProcessDevice { net, rank, incarnation, caps })
     }
 
     /// Simulates a crash of the rank, all clients of it: what it sent before is still delivered, then the others are
@@ -398,12 +430,21 @@ impl Fabric {
             net.depart(rank, Life::Dead);
         }
     }
+
+    /// Simulates that a rank which was killed is started again: the others are told, and devices made from now on are those
+    /// of its next incarnation. What is still on its way to or from the old one goes nowhere.
+    pub fn restart(&self, rank: Rank) {
+        for net in &self.nets {
+            net.restart(rank);
+        }
+    }
 }
 
 /// The device of one client of one rank; see [`Fabric::device`].
 pub struct InProcessDevice {
     net: Arc<Net>,
     rank: Rank,
+    incarnation: u32,
     caps: Caps,
 }
 
@@ -432,6 +473,8 @@ impl Device for InProcessDevice {
             net: self.net.clone(),
             me: Endpoint::new(self.rank, context),
             index: self.net.shape.index(Endpoint::new(self.rank, context)),
+            incarnation: self.incarnation,
+            known: vec![0; self.net.shape.ranks as usize].into(),
             ended: VecDeque::new(),
             departures_told: 0,
             next_lane: 0,
@@ -460,13 +503,21 @@ impl Device for InProcessDevice {
             .then(|| Arc::new(InProcessRouser { net: self.net.clone(), index }) as _)
     }
 
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
-        locked(&self.net.watchers[self.rank.index()]).peer_down = Some(peer_down);
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
+        locked(&self.net.watchers[self.rank.index()]).news = Some(news.clone());
+        for rank in (0..self.net.shape.ranks).map(Rank).filter(|rank| *rank != self.rank) {
+            let incarnation = self.net.incarnation(rank);
+            if incarnation > 0 {
+                news(rank, PeerEvent::Up { incarnation });
+            }
+        }
         Ok(())
     }
 
     async fn close(&self) {
-        self.net.depart(self.rank, Life::Left);
+        if self.net.incarnation(self.rank) == self.incarnation {
+            self.net.depart(self.rank, Life::Left);
+        }
     }
 }
 
@@ -487,6 +538,10 @@ struct InProcessPort {
     net: Arc<Net>,
     me: Endpoint,
     index: usize,
+    /// Which one of its rank.
+    incarnation: u32,
+    /// Which incarnation of each rank this one talks to.
+    known: Box<[u32]>,
     /// Ends of operations that are reported at the next advance.
     ended: VecDeque<(Ticket, Outcome)>,
     /// Departures that this rank was told of.
@@ -500,15 +555,23 @@ impl InProcessPort {
         &self.net.inboxes[self.index]
     }
 
+    /// Nothing that it does has any effect.
+    fn is_dead(&self) -> bool {
+        self.net.life(self.me.rank) == Life::Dead || self.net.incarnation(self.me.rank) != self.incarnation
+    }
+
     /// `Ok(None)`: done, and reported later. `Err`: stopped.
     fn one(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<Option<Outcome>, Stop> {
         if descriptor.op == Op::Nop {
             return Ok(Some(Ok(Value::Unit)));
         }
-        if self.net.life(self.me.rank) == Life::Dead {
+        if self.is_dead() {
             return Err(Stop::Fault(Fault::Shutdown));
         }
         let rank = descriptor.rank;
+        if rank != self.me.rank && self.net.incarnation(rank) != self.known[rank.index()] {
+            return Err(Stop::Fault(Fault::PeerLost(rank)));
+        }
         if let Some(fault) = self.net.life(rank).fault(rank) {
             return Err(Stop::Fault(fault));
         }
@@ -540,7 +603,8 @@ impl InProcessPort {
             Source::Loan(..) => return Err(Stop::Fault(defect(descriptor))),
         };
         let Descriptor { protocol, kind, cookie, .. } = *descriptor;
-        lane.packets.push_back(Transit { protocol, kind, cookie, info, bytes });
+        let incarnation = self.incarnation;
+        lane.packets.push_back(Transit { incarnation, protocol, kind, cookie, info, bytes });
         drop(lanes);
         inbox.ring_if_armed();
         Ok(())
@@ -605,13 +669,21 @@ impl InProcessPort {
     fn drain_lane(&mut self, source: usize, budget: usize, sink: &mut dyn Sink) -> usize {
         let mut taken = 0;
         while taken < budget {
+            let known = self.talks_to(source);
             let front = {
                 let mut lanes = locked(&self.inbox().lanes);
                 let Some(lane) = lanes.get_mut(&source) else { return taken };
                 lane.held = false;
-                lane.packets.pop_front()
+                // What a later incarnation sends waits until its port knows of it.
+                match lane.packets.front() {
+                    Some(front) if front.incarnation <= known => lane.packets.pop_front(),
+                    _ => None,
+                }
             };
             let Some(front) = front else { return taken };
+            if front.incarnation < known {
+                continue;
+            }
             if self.offer(source, &front, sink) == Verdict::Hold {
                 let mut lanes = locked(&self.inbox().lanes);
                 let lane = lanes.entry(source).or_default();
@@ -623,6 +695,12 @@ impl InProcessPort {
             self.made_room(source);
         }
         taken
+    }
+
+    /// The incarnation of an endpoint's rank.
+    fn talks_to(&self, source: usize) -> u32 {
+        let rank = self.net.shape.endpoint(source).rank;
+        if rank == self.me.rank { self.incarnation } else { self.known[rank.index()] }
     }
 
     fn offer(&mut self, source: usize, transit: &Transit, sink: &mut dyn Sink) -> Verdict {
@@ -711,7 +789,7 @@ impl Inject for InProcessPort {
 
 impl Port for InProcessPort {
     fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
-        if self.net.life(self.me.rank) == Life::Dead {
+        if self.is_dead() {
             return 0;
         }
         let mut events = 0;
@@ -763,6 +841,12 @@ impl Port for InProcessPort {
             if let Some(lane) = locked(&self.inbox().lanes).get_mut(&source) {
                 lane.wanted = false;
             }
+        }
+    }
+
+    fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        if let Some(known) = self.known.get_mut(rank.index()) {
+            *known = incarnation;
         }
     }
 }
@@ -843,7 +927,10 @@ mod tests {
         assert_eq!(ports[1].advance(1, &mut seen), 1);
         assert!(locked(&told).is_empty(), "a packet is still to come");
         assert_eq!(ports[1].advance(10, &mut seen), 2);
-        assert_eq!((seen.packets, locked(&told).clone()), (2, vec![(Rank(0), Fault::PeerLost(Rank(0)))]));
+        assert_eq!(
+            (seen.packets, locked(&told).clone()),
+            (2, vec![(Rank(0), PeerEvent::down(Fault::PeerLost(Rank(0))))])
+        );
         assert_eq!(ports[1].advance(10, &mut seen), 0);
         assert!(ports[1].arm(true));
     }

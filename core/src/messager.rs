@@ -2,7 +2,7 @@
 
 use crate::context::{Driver, Handle, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
-use crate::device::Device;
+use crate::device::{Device, PeerEvent};
 use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
@@ -12,6 +12,7 @@ use crate::sync::{Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One client's view of the network (P04): its devices, its contexts, its protocols.
@@ -90,7 +91,18 @@ pub struct Client {
     gates: crate::sync::Arc<Gates>,
     contexts: Vec<Handle>,
     errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>>,
+    restarts: Arc<Restarts>,
     driver_thread: bool,
+}
+
+/// Called with a rank and its incarnation when a rank that died was started again and can be reached.
+pub type RestartHandler = Arc<dyn Fn(Rank, u32) + Send + Sync>;
+
+/// Who wants to know of ranks that were started again.
+#[derive(Default)]
+struct Restarts {
+    handler: Mutex<Option<RestartHandler>>,
+    changed: tokio::sync::Notify,
 }
 
 impl std::fmt::Debug for Client {
@@ -124,6 +136,7 @@ impl Client {
         let registry = crate::sync::Arc::new(Registry::default());
         let controls = Arc::new(Controls::default());
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
+        gates.restarted(personality.rank, personality.incarnation);
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
         let mut contexts = Vec::new();
         for number in 0..shape.contexts {
@@ -153,7 +166,20 @@ impl Client {
             let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
             contexts.push(Handle::new(shared));
         }
-        Ok(Client { id, routes, caps, sysdep, registry, controls, gates, contexts, errors, driver_thread })
+        let restarts = Arc::default();
+        Ok(Client {
+            id,
+            routes,
+            caps,
+            sysdep,
+            registry,
+            controls,
+            gates,
+            contexts,
+            errors,
+            restarts,
+            driver_thread,
+        })
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
@@ -162,9 +188,9 @@ impl Client {
     /// # Errors
     /// If the device cannot be opened.
     pub async fn open(&self) -> Result<(), DeviceError> {
-        let (contexts, routes) = (self.contexts.clone(), self.routes.clone());
+        let (contexts, opening) = (self.contexts.clone(), self.opening());
         if !self.driver_thread {
-            open_devices(&contexts, &routes).await?;
+            opening.open().await?;
             for context in &contexts {
                 tokio::spawn(Driver::new(context).run());
             }
@@ -175,7 +201,7 @@ impl Client {
         let main = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = runtime.map_err(os("cannot make the driver's runtime")).and_then(|runtime| {
-                runtime.block_on(open_devices(&contexts, &routes))?;
+                runtime.block_on(opening.open())?;
                 Ok(runtime)
             });
             match result {
@@ -206,7 +232,17 @@ impl Client {
     /// # Errors
     /// If a device cannot be opened.
     pub async fn open_devices(&self) -> Result<(), DeviceError> {
-        open_devices(&self.contexts, &self.routes).await
+        self.opening().open().await
+    }
+
+    fn opening(&self) -> Opening {
+        let Client { contexts, routes, gates, restarts, .. } = self;
+        Opening {
+            contexts: contexts.clone(),
+            routes: routes.clone(),
+            gates: gates.clone(),
+            restarts: restarts.clone(),
+        }
     }
 
     /// Which client of the process this is.
@@ -239,26 +275,97 @@ impl Client {
         &self.caps
     }
 
+    /// The latest incarnation of a rank that all contexts of this client can reach, or could while it lived; 0 is the
+    /// first one. This rank's own is how often it was started before.
+    #[must_use]
+    pub fn incarnation_of(&self, rank: Rank) -> u32 {
+        self.gates.incarnation_of(rank)
+    }
+
+    /// The memory of a rank as mapped here, if the device that reaches the rank maps it.
+    #[must_use]
+    pub fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<crate::memory::SharedSlice> {
+        self.routes.device_for(rank)?.map(rank, offset, len)
+    }
+
+    /// Waits until a later incarnation of the rank than `after` can be reached by all contexts, and returns which it is.
+    ///
+    /// # Errors
+    /// If this client is closed meanwhile.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn restarted(&self, rank: Rank, after: u32) -> Result<u32, Fault> {
+        loop {
+            let changed = self.restarts.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            let now = self.incarnation_of(rank);
+            if now > after {
+                return Ok(now);
+            }
+            if self.contexts.iter().any(Handle::is_closed) {
+                return Err(Fault::Shutdown);
+            }
+            changed.await;
+        }
+    }
+
+    /// Sets who is told of ranks that were started again, once all contexts can reach them.
+    pub fn on_restart(&self, handler: impl Fn(Rank, u32) + Send + Sync + 'static) {
+        *lock(&self.restarts.handler) = Some(Arc::new(handler));
+    }
+
     /// Sets who is told of errors that no future waits for (D17).
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         *lock(&self.errors) = Some(crate::sync::Arc::new(handler));
     }
 }
 
-async fn open_devices(contexts: &[Handle], routes: &Routes) -> Result<(), DeviceError> {
-    for (at, device) in routes.devices().iter().enumerate() {
-        let (contexts, leads_through) = (contexts.to_vec(), routes.leading_through(at));
-        let down = move |rank: Rank, fault: Fault| {
-            // What the others know of the rank says nothing about what is still on its way through this one.
-            if leads_through(rank) {
-                for context in &contexts {
-                    context.post_work(Work::PeerDown(rank, fault));
+/// What the devices of a client are opened with: it keeps no client alive.
+struct Opening {
+    contexts: Vec<Handle>,
+    routes: Routes,
+    gates: crate::sync::Arc<Gates>,
+    restarts: Arc<Restarts>,
+}
+
+impl Opening {
+    async fn open(&self) -> Result<(), DeviceError> {
+        for (at, device) in self.routes.devices().iter().enumerate() {
+            let Opening { contexts, routes, gates, restarts } = self;
+            let (contexts, ways) = (contexts.clone(), routes.ways());
+            let (gates, restarts) = (gates.clone(), restarts.clone());
+            let news = move |rank: Rank, event: PeerEvent| match event {
+                // What the others know of the rank says nothing about what is still on its way through this one.
+                PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
+                PeerEvent::Down { .. } => {
+                    contexts.iter().for_each(|context| context.post_work(Work::Peer(rank, event)));
                 }
-            }
-        };
-        device.open(Arc::new(down)).await?;
+                PeerEvent::Up { incarnation } => {
+                    ways.turn(rank, at);
+                    let missing = Arc::new(AtomicUsize::new(contexts.len()));
+                    for context in &contexts {
+                        context.post_work(Work::Peer(rank, event));
+                        let (missing, gates, restarts) = (missing.clone(), gates.clone(), restarts.clone());
+                        // Behind it: the last context to get here tells those who wait.
+                        context.post_run(move |_| {
+                            if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+                                gates.restarted(rank, incarnation);
+                                restarts.changed.notify_waiters();
+                                let handler = lock(&restarts.handler).clone();
+                                if let Some(handler) = handler {
+                                    handler(rank, incarnation);
+                                }
+                            }
+                        });
+                    }
+                }
+            };
+            device.open(Arc::new(news)).await?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[async_trait]
@@ -336,5 +443,6 @@ impl Messager for Client {
         for context in &self.contexts {
             context.shut_down();
         }
+        self.restarts.changed.notify_waiters();
     }
 }

@@ -3,7 +3,7 @@
 use crate::device::Body;
 use crate::engine::Scope;
 use crate::error::{Fault, RegisterError};
-use crate::ids::{Endpoint, ProtocolId, Rank};
+use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
 use crate::sync::{Mutex, lock};
 use bytes::BytesMut;
 use std::sync::Arc;
@@ -43,6 +43,8 @@ pub struct Incoming<'a> {
     pub body: Body<'a>,
     /// The protocol as the sender counts it.
     pub protocol: ProtocolId,
+    /// The low bits of the sender's incarnation; the engine fills them in.
+    pub life: u16,
     /// The sender's name for the request, or 0 if it waits for no answer.
     pub cookie: u64,
 }
@@ -52,7 +54,7 @@ impl Incoming<'_> {
     #[inline]
     #[must_use]
     pub fn reply(&self) -> Option<ReplyTo> {
-        (self.cookie != 0).then_some(ReplyTo { endpoint: self.source, cookie: self.cookie })
+        (self.cookie != 0).then_some(ReplyTo::new(self.source, self.life, self.cookie))
     }
 
     /// What to hand to [`Scope::consumed`] when a [`Flow::Credited`] message has been consumed. To be asked for while the
@@ -60,17 +62,38 @@ impl Incoming<'_> {
     #[inline]
     #[must_use]
     pub fn credit(&self) -> Credit {
-        Credit { endpoint: self.source, protocol: self.protocol, bytes: self.body.len() as u64 }
+        Credit {
+            endpoint: self.source,
+            protocol: self.protocol,
+            life: self.life,
+            bytes: self.body.len() as u64,
+        }
     }
 }
 
-/// Names the caller of a request; answer it exactly once.
+/// Names the caller of a request; answer it exactly once. A later incarnation of the caller never gets the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
-    /// The caller.
-    pub endpoint: Endpoint,
+    // Two words: it is handed over in registers.
+    rank: Rank,
+    context: ContextId,
+    pub(crate) life: u16,
     /// The caller's own name for the request.
-    pub cookie: u64,
+    pub(crate) cookie: u64,
+}
+
+impl ReplyTo {
+    #[inline]
+    pub(crate) const fn new(endpoint: Endpoint, life: u16, cookie: u64) -> Self {
+        Self { rank: endpoint.rank, context: endpoint.context, life, cookie }
+    }
+
+    /// The caller.
+    #[inline]
+    #[must_use]
+    pub const fn endpoint(&self) -> Endpoint {
+        Endpoint::new(self.rank, self.context)
+    }
 }
 
 /// One message's worth of credit, to be given back when the message was consumed.
@@ -80,6 +103,8 @@ pub struct Credit {
     pub endpoint: Endpoint,
     /// The protocol as the sender counts it.
     pub protocol: ProtocolId,
+    /// The low bits of the incarnation that gets it back; another one does not.
+    pub life: u16,
     /// Payload bytes of the message.
     pub bytes: u64,
 }
@@ -165,6 +190,10 @@ pub trait Protocol: Send + Sync {
 
     /// A rank is gone, or has left.
     fn on_peer_down(&self, _rank: Rank, _fault: Fault) {}
+
+    /// A rank that was gone was started again, and this context can reach it: called once per context. What was known of
+    /// earlier incarnations does not hold for this one.
+    fn on_peer_up(&self, _scope: &mut Scope<'_>, _rank: Rank, _incarnation: u32) {}
 
     /// The client closes: drop what waits.
     fn on_close(&self) {}

@@ -13,6 +13,7 @@ use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::memory::SharedSlice;
 use crate::slot::{Outcome, Ticket};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
@@ -20,11 +21,35 @@ use std::task::{Context, Poll};
 /// call, a look at memory does not.
 const LOOKS_PER_TURN: u32 = 32;
 
+/// The number of the device that leads to a rank.
+#[inline]
+fn way(by_rank: &[AtomicU8], rank: Rank) -> Option<usize> {
+    by_rank.get(rank.index()).map(|way| usize::from(way.load(Ordering::Relaxed)))
+}
+
 /// Which device reaches each rank.
 #[derive(Clone)]
 pub struct Routes {
     devices: Arc<[Arc<dyn Device>]>,
-    by_rank: Arc<[u8]>,
+    by_rank: Arc<[AtomicU8]>,
+}
+
+/// Which device leads to each rank, by the devices' numbers.
+pub(crate) struct Ways(Arc<[AtomicU8]>);
+
+impl Ways {
+    /// Whether the rank is reached through the device with that number.
+    pub fn lead_through(&self, rank: Rank, device: usize) -> bool {
+        way(&self.0, rank) == Some(device)
+    }
+
+    /// From now on the rank is reached through that device: it was started again, and the device has said so.
+    pub fn turn(&self, rank: Rank, device: usize) {
+        if let (Some(way), Ok(device)) = (self.0.get(rank.index()), u8::try_from(device)) {
+            // What a port still has for the rank it refuses; nothing else depends on who sees this when.
+            way.store(device, Ordering::Relaxed);
+        }
+    }
 }
 
 impl std::fmt::Debug for Routes {
@@ -43,7 +68,7 @@ impl Routes {
         let pick = |rank: u32| {
             let reaching = devices.iter().enumerate().filter(|(_, device)| device.reaches(Rank(rank)));
             let best = reaching.min_by_key(|(_, device)| device.caps().cost);
-            let best = best.and_then(|(at, _)| u8::try_from(at).ok());
+            let best = best.and_then(|(at, _)| u8::try_from(at).ok()).map(AtomicU8::new);
             best.ok_or_else(|| DeviceError::Mismatch {
                 subject: "the devices",
                 problem: format!("none of {} reaches rank {rank}", devices.len()),
@@ -62,13 +87,12 @@ impl Routes {
     /// The device that reaches the rank.
     #[must_use]
     pub fn device_for(&self, rank: Rank) -> Option<&Arc<dyn Device>> {
-        self.devices.get(usize::from(*self.by_rank.get(rank.index())?))
+        self.devices.get(way(&self.by_rank, rank)?)
     }
 
-    /// Tells whether a rank is reached through the device with that number; keeps no device alive.
-    pub(crate) fn leading_through(&self, device: usize) -> impl Fn(Rank) -> bool + Send + Sync + use<> {
-        let by_rank = self.by_rank.clone();
-        move |rank| by_rank.get(rank.index()).is_some_and(|&at| usize::from(at) == device)
+    /// The ways alone, which keep no device alive.
+    pub(crate) fn ways(&self) -> Ways {
+        Ways(self.by_rank.clone())
     }
 
     /// What each rank can be reached with.
@@ -113,7 +137,7 @@ impl Routes {
 /// The memory that a client's devices reach.
 pub struct RouteMemory {
     devices: Box<[Weak<dyn Device>]>,
-    by_rank: Arc<[u8]>,
+    by_rank: Arc<[AtomicU8]>,
     me: Rank,
 }
 
@@ -125,7 +149,7 @@ impl std::fmt::Debug for RouteMemory {
 
 impl RouteMemory {
     fn of(&self, rank: Rank) -> Option<Arc<dyn Device>> {
-        self.devices.get(usize::from(*self.by_rank.get(rank.index())?))?.upgrade()
+        self.devices.get(way(&self.by_rank, rank)?)?.upgrade()
     }
 }
 
@@ -152,7 +176,7 @@ impl Memory for RouteMemory {
 pub struct RouteCaps {
     common: Caps,
     each: Box<[Caps]>,
-    by_rank: Arc<[u8]>,
+    by_rank: Arc<[AtomicU8]>,
 }
 
 impl From<Caps> for RouteCaps {
@@ -174,7 +198,7 @@ impl RouteCaps {
     #[inline]
     #[must_use]
     pub fn of(&self, rank: Rank) -> &Caps {
-        let at = self.by_rank.get(rank.index()).map_or(0, |&at| usize::from(at));
+        let at = way(&self.by_rank, rank).unwrap_or(0);
         self.each.get(at).unwrap_or(&self.common)
     }
 }
@@ -202,7 +226,7 @@ fn common(each: &[Caps]) -> Caps {
 /// The ports of several devices as one.
 struct RoutePort {
     ports: Vec<Box<dyn Port>>,
-    by_rank: Arc<[u8]>,
+    by_rank: Arc<[AtomicU8]>,
     contexts: usize,
     /// Whose page memory is lent.
     lender: Option<usize>,
@@ -211,7 +235,7 @@ struct RoutePort {
 
 impl RoutePort {
     fn of(&mut self, rank: Rank) -> Option<&mut Box<dyn Port>> {
-        let at = usize::from(*self.by_rank.get(rank.index())?);
+        let at = way(&self.by_rank, rank)?;
         self.ports.get_mut(at)
     }
 }
@@ -302,6 +326,13 @@ impl Port for RoutePort {
             port.peer_down(rank);
         }
     }
+
+    fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        // Only the device that leads there now has said so.
+        if let Some(port) = self.of(rank) {
+            port.peer_up(rank, incarnation);
+        }
+    }
 }
 
 /// The ports besides the one that is being moved.
@@ -309,7 +340,7 @@ struct Others<'a> {
     before: &'a mut [Box<dyn Port>],
     after: &'a mut [Box<dyn Port>],
     at: usize,
-    by_rank: &'a [u8],
+    by_rank: &'a [AtomicU8],
     contexts: usize,
     lender: Option<usize>,
 }
@@ -321,7 +352,7 @@ impl Others<'_> {
     }
 
     fn index_of(&self, rank: Rank) -> Option<usize> {
-        self.by_rank.get(rank.index()).map(|&at| usize::from(at))
+        way(self.by_rank, rank)
     }
 }
 

@@ -14,16 +14,17 @@ use crate::fds::SharedFds;
 
 /// Makes the child die with its launcher, stay on its core, and keep exactly its own descriptors.
 ///
-/// The command owns the doorbell's read end from here on: dropping it gives up the launcher's copy.
-pub(crate) fn prepare(command: &mut Command, shared: Arc<SharedFds>, bell: OwnedFd, cpu: Option<CpuSet>) {
+/// The command owns the doorbell's read end from here on: dropping it gives up the launcher's copy. A rank that is started
+/// again has no descriptors.
+pub(crate) fn prepare(command: &mut Command, fds: Option<(Arc<SharedFds>, OwnedFd)>, cpu: Option<CpuSet>) {
     let launcher = getpid();
-    let between = move || in_child(launcher, &shared, &bell, cpu.as_ref());
+    let between = move || in_child(launcher, fds.as_ref(), cpu.as_ref());
     // SAFETY: `in_child` runs in the child of a process with many threads, so it may do only what is safe in a signal
     // handler: it makes system calls without going through libc's locks, and neither allocates, locks nor panics.
     unsafe { command.pre_exec(between) };
 }
 
-fn in_child(launcher: Pid, shared: &SharedFds, bell: &OwnedFd, cpu: Option<&CpuSet>) -> io::Result<()> {
+fn in_child(launcher: Pid, fds: Option<&(Arc<SharedFds>, OwnedFd)>, cpu: Option<&CpuSet>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // A launcher that died before the line above sends nothing any more; then we have another parent by now.
     if getppid() != Some(launcher) {
@@ -32,6 +33,7 @@ fn in_child(launcher: Pid, shared: &SharedFds, bell: &OwnedFd, cpu: Option<&CpuS
     if let Some(cpu) = cpu {
         sched_setaffinity(None, cpu)?;
     }
+    let Some((shared, bell)) = fds else { return Ok(()) };
     fcntl_setfd(&shared.arena, FdFlags::empty())?;
     fcntl_setfd(bell, FdFlags::empty())?;
     for write in &shared.ring {

@@ -9,7 +9,7 @@ use crate::fds::SharedFds;
 use crate::key::{JobId, JobKey};
 use crate::settings::Settings;
 use crate::values::{host_and_port, nodes, nodes_text, number, read};
-use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, NODES, RANK, RENDEZVOUS, SIZE, Vars};
+use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, NODES, RANK, RENDEZVOUS, RESTART, SIZE, Vars};
 
 /// The most ranks that a job may have.
 pub const MAX_RANKS: u32 = 4096;
@@ -59,6 +59,7 @@ impl FdNumbers {
 /// | `POSTHASTE_BROKER` | abstract name of the socket that hands descriptors out, where none are inherited |
 /// | `POSTHASTE_NODES` | the node of each rank, `0:0:1:1` or `0x2:1x2`, default node 0 for all |
 /// | `POSTHASTE_RENDEZVOUS` | `host:port` where the ranks meet that reach each other over sockets |
+/// | `POSTHASTE_RESTART` | `1` if ranks that die may be started again: all ranks meet and listen then |
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEnv {
@@ -82,6 +83,8 @@ pub struct JobEnv {
     pub nodes: Vec<u32>,
     /// Where ranks meet that reach each other over sockets, as `host:port`; the host may be a name.
     pub rendezvous: Option<String>,
+    /// Whether ranks that die may be started again, so that all ranks meet and listen, though they share memory.
+    pub restart: bool,
     /// What the user tuned.
     pub settings: Settings,
 }
@@ -131,6 +134,9 @@ impl JobEnv {
         }
         if let Some(rendezvous) = &self.rendezvous {
             variables.push((RENDEZVOUS, rendezvous.clone()));
+        }
+        if self.restart {
+            variables.push((RESTART, "1".to_owned()));
         }
         variables
     }
@@ -199,7 +205,25 @@ impl JobEnv {
         if fds.is_none() && broker.is_none() && rendezvous.is_none() {
             return Err(needed(FDS));
         }
-        Ok(Some(Self { job, rank, size, contexts, clients, key, fds, broker, nodes, rendezvous, settings }))
+        let restart =
+            read(&mut vars, RESTART, "1, or not set", |text| (text == "1").then_some(()))?.is_some();
+        if restart && rendezvous.is_none() {
+            return Err(EnvError::Partial { missing: RENDEZVOUS, present: RESTART });
+        }
+        Ok(Some(Self {
+            job,
+            rank,
+            size,
+            contexts,
+            clients,
+            key,
+            fds,
+            broker,
+            nodes,
+            rendezvous,
+            restart,
+            settings,
+        }))
     }
 }
 

@@ -78,6 +78,7 @@ fn env_of(job: JobId, key: &JobKey, rank: u32, size: u32, broker: Option<String>
         broker,
         nodes: vec![0; size as usize],
         rendezvous: None,
+        restart: false,
         settings: Settings::default(),
     }
 }

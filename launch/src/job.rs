@@ -67,6 +67,11 @@ impl RunningJob {
         lock(&self.shared.state).pids.clone()
     }
 
+    /// How often a rank was started again after a failure; 0 if it does not exist.
+    pub fn restarts(&self, rank: u32) -> u32 {
+        lock(&self.shared.state).restarts.get(rank as usize).copied().unwrap_or(0)
+    }
+
     /// Sends a signal to a rank; never to a process that has taken over its number.
     ///
     /// # Errors
@@ -182,6 +187,8 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     pub(crate) slots: Vec<Slot>,
     pub(crate) pids: Vec<Option<u32>>,
+    /// How often each rank was started again.
+    pub(crate) restarts: Vec<u32>,
     pub(crate) first_failure: Option<Failure>,
     pub(crate) ended_early: bool,
     pub(crate) forwarded: Vec<Forwarded>,
@@ -204,6 +211,7 @@ impl Shared {
     pub(crate) fn new(slots: Vec<Slot>) -> io::Result<Self> {
         let state = State {
             pids: vec![None; slots.len()],
+            restarts: vec![0; slots.len()],
             slots,
             first_failure: None,
             ended_early: false,

@@ -26,6 +26,31 @@ pub trait Meeting: Send {
     /// Ranks are missing at the deadline, two claim one number, or the launcher's service failed.
     fn all_gather(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, MeetingError>;
 
+    /// Which incarnation of its rank this process is: 0 unless the rank was part of the job before, and died.
+    fn incarnation(&self) -> u32 {
+        0
+    }
+
+    /// In place of all rounds, where [`incarnation`](Self::incarnation) is not 0: what the ranks gave in the last round, or
+    /// when they came again, with their incarnations; for this one, what its predecessor gave.
+    ///
+    /// # Errors
+    /// The launcher's service failed, or knows no such thing.
+    fn roster(&mut self, deadline: Instant) -> Result<Vec<(u32, Vec<u8>)>, MeetingError> {
+        let _ = deadline;
+        Err(MeetingError::Garbled { service: "the meeting", said: "a later incarnation".into() })
+    }
+
+    /// After that: gives this rank's part of the last round anew, which the others are told. What is left is the
+    /// [`bulletin`](Self::bulletin).
+    ///
+    /// # Errors
+    /// The launcher's service failed.
+    fn come_again(&mut self, blob: &[u8], deadline: Instant) -> Result<(), MeetingError> {
+        let _ = (blob, deadline);
+        Err(MeetingError::Garbled { service: "the meeting", said: "a later incarnation".into() })
+    }
+
     /// Ends the meeting, and gives what tells this rank who of the others is gone from now on, and them of this rank.
     /// None where nobody tells.
     fn bulletin(&mut self) -> Option<Bulletin> {
@@ -115,6 +140,19 @@ pub enum MeetingError {
         place: String,
         /// What was seen.
         problem: String,
+    },
+    /// The limit on open files is too low to serve a meeting of this size.
+    #[error(
+        "serving the meeting of {size} ranks takes {needed} descriptors in this process but RLIMIT_NOFILE is {limit}: raise \
+         it (`ulimit -n {needed}`)"
+    )]
+    DescriptorLimit {
+        /// The number of ranks.
+        size: u32,
+        /// How many descriptors the process would hold, those already open included.
+        needed: u64,
+        /// The soft limit.
+        limit: u64,
     },
     /// A rank may not give that much.
     #[error("a rank gave {bytes} bytes to the others of the meeting, which takes at most 65536")]

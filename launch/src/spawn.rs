@@ -53,6 +53,8 @@ pub struct Launch {
     no_program: Option<io::Error>,
     pub(crate) nodes: u32,
     tcp: bool,
+    /// How often each rank may be started again; none: ranks that die stay dead.
+    pub(crate) restarts: Option<u32>,
     pub(crate) part: Option<Part>,
     pub(crate) relay: Option<Relay>,
     forget_settings: bool,
@@ -82,6 +84,7 @@ impl Launch {
             no_program: None,
             nodes: 1,
             tcp: false,
+            restarts: None,
             part: None,
             relay: None,
             forget_settings: false,
@@ -116,6 +119,16 @@ impl Launch {
     /// other over sockets. It is served in any case if there are several nodes, or if `POSTHASTE_DEVICE` is `tcp`.
     pub fn tcp(mut self, tcp: bool) -> Self {
         self.tcp = tcp;
+        self
+    }
+
+    /// Starts a rank that fails again under its number, up to so many times each; beyond that its failure counts. By
+    /// default, and with 0, no rank is started again.
+    ///
+    /// A rank that is started again is a new *incarnation*: it has nothing of its predecessor, shares no memory with the
+    /// others and is reached over sockets, on which all ranks listen therefore. Not for jobs on several hosts.
+    pub fn restart(mut self, times: u32) -> Self {
+        self.restarts = (times > 0).then_some(times);
         self
     }
 
@@ -287,6 +300,7 @@ impl Launch {
         };
         let supervisor = Supervisor {
             watches: (0..self.ranks).map(|_| None).collect(),
+            restarts: vec![0; self.ranks as usize],
             launch: self,
             env,
             fds: nodes.into_iter().zip(fds).collect(),
@@ -337,6 +351,7 @@ impl Launch {
             broker: None,
             nodes: placement.nodes().to_vec(),
             rendezvous,
+            restart: self.restarts.is_some(),
             settings: Settings::default(),
         })
     }
@@ -406,7 +421,20 @@ impl Launch {
         let arena_bytes = self.arena_bytes;
         let arena_bytes =
             arena_bytes.ok_or_else(|| LaunchError::Invalid("the arena's size is not given".into()))?;
-        let wanted = self.tcp || device == DeviceChoice::Tcp || placement.has_many_nodes();
+        if self.restarts.is_some() {
+            if device == DeviceChoice::Shm {
+                return invalid(
+                    "a rank that is started again is reached over sockets: do not set POSTHASTE_DEVICE to `shm`, or \
+                     start no rank again"
+                        .into(),
+                );
+            }
+            if self.part.is_some() || self.relay.is_some() {
+                return invalid("ranks are started again on the launcher's own host only".into());
+            }
+        }
+        let wanted =
+            self.tcp || self.restarts.is_some() || device == DeviceChoice::Tcp || placement.has_many_nodes();
         Ok(Checked { arena_bytes, placement, tcp: wanted && self.part.is_none(), settings })
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) watches: Vec<Option<Watch>>,
+    /// How often each rank was started again.
+    pub(crate) restarts: Vec<u32>,
     pub(crate) began: Instant,
     /// When the ranks that still run get SIGKILL.
     pub(crate) deadline: Option<Instant>,
@@ -177,6 +179,7 @@ impl Supervisor {
         self.watches[rank as usize] = Some(watch);
         let mut state = lock(&self.shared.state);
         state.pids[rank as usize] = Some(child.id());
+        state.restarts[rank as usize] = self.restarts[rank as usize];
         state.slots[rank as usize] = Slot::Running(child);
         if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting)) {
             drop(state);
@@ -188,10 +191,14 @@ impl Supervisor {
     fn command(&mut self, rank: u32) -> io::Result<Command> {
         let gone = || io::Error::other("the job's descriptors are gone");
         let mut env = JobEnv { rank, broker: None, ..self.env.clone() };
-        let fds = self.fds.get_mut(&env.node()).ok_or_else(gone)?;
-        let bell = fds.take_bell(env.place_on_node()).ok_or_else(gone)?;
-        let shared = Arc::clone(fds.shared());
-        env.fds = Some(FdNumbers::of(&shared, &bell));
+        let mut inherited = None;
+        if self.restarts[rank as usize] == 0 {
+            let fds = self.fds.get_mut(&env.node()).ok_or_else(gone)?;
+            let bell = fds.take_bell(env.place_on_node()).ok_or_else(gone)?;
+            let shared = Arc::clone(fds.shared());
+            env.fds = Some(FdNumbers::of(&shared, &bell));
+            inherited = Some((shared, bell));
+        }
 
         let mut command = Command::new(&self.launch.program);
         self.launch.configure(&mut command);
@@ -207,7 +214,7 @@ impl Supervisor {
             set.set(self.cpus[self.placement.index(rank) % self.cpus.len()]);
             set
         });
-        child::prepare(&mut command, shared, bell, cpu);
+        child::prepare(&mut command, inherited, cpu);
         Ok(command)
     }
 
@@ -295,12 +302,36 @@ impl Supervisor {
         // A death by signal is rarely the consequence of another failure, an exit often is.
         ends.sort_by_key(|(rank, end)| (!matches!(end, RankEnd::Signal(_)), *rank));
         for (rank, end) in ends {
-            match end {
-                RankEnd::Exit(code) if code != 0 => self.fail(rank, Cause::Exit(code)),
-                RankEnd::Signal(signal) => self.fail(rank, Cause::Signal(signal)),
-                _ => {}
+            let cause = match end {
+                RankEnd::Exit(code) if code != 0 => Cause::Exit(code),
+                RankEnd::Signal(signal) => Cause::Signal(signal),
+                _ => continue,
+            };
+            if !self.start_again(rank, &cause) {
+                self.fail(rank, cause);
             }
         }
+    }
+
+    /// Starts a rank that has failed again, if it may; whether it does not count as a failure.
+    fn start_again(&mut self, rank: u32, cause: &Cause) -> bool {
+        let most = self.launch.restarts.unwrap_or(0);
+        {
+            let mut state = lock(&self.shared.state);
+            let ending = self.deadline.is_some() || self.interrupted || state.abort || state.ended_early;
+            if ending || self.restarts[rank as usize] >= most {
+                return false;
+            }
+            self.restarts[rank as usize] += 1;
+            state.slots[rank as usize] = Slot::Waiting;
+        }
+        tracing::info!(rank, ?cause, "a rank has failed and is started again");
+        if let Err(error) = self.start(rank) {
+            let program = self.launch.program.display();
+            lock(&self.shared.state).slots[rank as usize] = Slot::Ended(RankEnd::NotStarted);
+            self.fail(rank, Cause::NotStarted(format!("{program}: {error}")));
+        }
+        true
     }
 
     /// Notes a failure, and ends the job if it is the first that counts.

@@ -19,6 +19,7 @@ pub(crate) const FDS: &str = "POSTHASTE_FDS";
 pub(crate) const BROKER: &str = "POSTHASTE_BROKER";
 pub(crate) const NODES: &str = "POSTHASTE_NODES";
 pub(crate) const RENDEZVOUS: &str = "POSTHASTE_RENDEZVOUS";
+pub(crate) const RESTART: &str = "POSTHASTE_RESTART";
 
 pub(crate) const LANE_BYTES: &str = "POSTHASTE_LANE_BYTES";
 pub(crate) const CREDITS: &str = "POSTHASTE_CREDITS";
@@ -38,8 +39,8 @@ pub(crate) const RENDEZVOUS_BYTES: &str = "POSTHASTE_RENDEZVOUS_BYTES";
 pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 
 /// What the launcher sets for each rank.
-pub(crate) const JOB_VARIABLES: [&str; 10] =
-    [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS];
+pub(crate) const JOB_VARIABLES: [&str; 11] =
+    [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS, RESTART];
 /// Those that a user sets, too, where another launcher starts the ranks.
 const LOOSE_VARIABLES: [&str; 4] = [CONTEXTS, CLIENTS, KEY, RENDEZVOUS];
 /// What a user may set.

@@ -296,3 +296,40 @@ fn waiting_costs_nothing() {
     let _dog = watchdog();
     assert!(process_of("idle").stdout(Stdio::null()).status().unwrap().success());
 }
+
+#[test]
+fn a_rank_that_fails_is_started_again_so_often_and_no_oftener() {
+    let _dog = watchdog();
+    let script = "echo $POSTHASTE_RANK $POSTHASTE_RESTART ${POSTHASTE_FDS:+inherits}; [ $POSTHASTE_RANK = 0 ] || exit 4";
+    let job = job_of_shell(script).ranks(2).restart(2).stdout(Output::Capture).spawn().unwrap();
+    let outcome = job.wait();
+    assert_eq!((job.restarts(0), job.restarts(1)), (0, 2));
+    let printed = |rank| String::from_utf8(job.output(rank).0).unwrap();
+    assert_eq!(printed(0), "0 1 inherits\n");
+    // What its predecessor had is not for it: the memory of the node, and its doorbell.
+    assert_eq!(printed(1), "1 1 inherits\n1 1 \n1 1 \n");
+    assert_eq!(outcome.ranks, [RankEnd::Exit(0), RankEnd::Exit(4)]);
+    assert_eq!(outcome.first_failure.map(|failure| (failure.rank, failure.cause)), Some((1, Cause::Exit(4))));
+
+    // A failure that was made good counts for nothing.
+    let script = "[ -n \"$POSTHASTE_FDS\" ] && [ $POSTHASTE_RANK = 1 ] && kill -9 $$; exit 0";
+    let job = job_of_shell(script).ranks(2).restart(1).spawn().unwrap();
+    let outcome = job.wait();
+    assert!(outcome.success() && job.restarts(1) == 1, "{outcome}");
+
+    // Nobody is started again once the job ends.
+    let job = job_of_shell(SLEEP).ranks(2).restart(9).spawn().unwrap();
+    job.end();
+    let outcome = job.wait();
+    assert_eq!((job.restarts(0), job.restarts(1)), (0, 0), "{outcome}");
+}
+
+#[test]
+fn what_cannot_be_started_again_is_refused() {
+    let refused = |launch: Launch| match launch.spawn() {
+        Err(LaunchError::Invalid(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = refused(job_of_shell(SLEEP).restart(1).env("POSTHASTE_DEVICE", "shm"));
+    assert!(why.contains("sockets"), "{why}");
+}

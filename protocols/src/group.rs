@@ -1,7 +1,7 @@
 //! Groups: which ranks take part in a collective operation.
 //!
-//! A group is known by a number that no other group of the job has or had: its first member's rank, and a count of the
-//! groups that this one has named. Splitting agrees on that in the same messages that tell colours and keys. Where
+//! A group is known by a number that no other group of the job has or had: its first member's rank and incarnation, and a
+//! count of the groups that this one has named. Splitting agrees on that in the same messages that tell colours and keys. Where
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{Algorithm, Choice, CollectiveError, Datum, Hub, Kind, Membership, Origin};
@@ -9,7 +9,7 @@ use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
 use crate::window::WindowHome;
 use posthaste_core::context::poll_until;
-use posthaste_core::{Client, Handle, Messager, Rank, RegisterError};
+use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -108,6 +108,12 @@ impl Collectives {
         let home = WindowHome::new(client, exchange, layouts).ok_or(RegisterError::Closed)?;
         let windows = Some(Arc::new(home));
         Ok(Collectives { windows, ..self })
+    }
+
+    /// This rank was started again, and what the others call their world has another incarnation of it: all operations of
+    /// its own world end with that error.
+    pub fn outlive(&self, incarnation: u32, cause: Fault) {
+        self.hub.outlive(incarnation, cause);
     }
 
     /// All ranks of the job.

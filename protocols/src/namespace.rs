@@ -121,6 +121,10 @@ impl Protocol for Prefixed {
         self.protocol.on_peer_down(rank, fault);
     }
 
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, incarnation: u32) {
+        self.protocol.on_peer_up(scope, rank, incarnation);
+    }
+
     fn on_close(&self) {
         self.protocol.on_close();
     }

@@ -56,6 +56,7 @@ fn keep(
         let whereabouts = Whereabouts::Beyond(seat.address().map_err(lost)?);
         return Ok((Box::new(seat), whereabouts));
     }
+    Rendezvous::check_room(size)?;
     let server = serve(appointment, key)?;
     // By its address: the name may mean something else to this rank's resolver.
     let own = facing_itself(server.address()).to_string();

@@ -10,6 +10,9 @@
 //! ```
 //! Ranks that a launcher of ours started have their arena, and only say where they listen. A rank that shares memory with
 //! nobody is a node of its own.
+//!
+//! A rank that is started again, because its process died, finds all that was said in the roster: the last blobs. It is a
+//! node of its own, and says where it listens; the others are told.
 
 use super::network::{Network, NetworkParts, Whereabouts, own_address};
 use crate::error::JoinError;
@@ -22,7 +25,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 /// Of what the blobs say; ranks of another version are refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A meeting, and how long it may take.
 pub(crate) struct Party {
@@ -50,14 +53,20 @@ struct Card {
     version: u32,
     clients: u16,
     contexts: u16,
+    /// The node of its first incarnation.
+    node: u32,
     listens: Vec<SocketAddr>,
-    incarnation: u64,
 }
 
 impl Party {
     pub fn new(meeting: Box<dyn Meeting>, deadline: Instant) -> Party {
         let (rank, size) = (meeting.rank(), meeting.size());
         Party { meeting, deadline, rank, size }
+    }
+
+    /// Which incarnation of its rank this process is.
+    pub fn incarnation(&self) -> u32 {
+        self.meeting.incarnation()
     }
 
     /// Gives a value and gets everybody's.
@@ -73,16 +82,52 @@ impl Party {
             Ok::<_, JoinError>((self, blobs))
         })
         .await?;
-        let read = |(rank, blob): (usize, &Vec<u8>)| {
-            // Nothing is left over either.
-            match postcard::take_from_bytes::<T>(blob) {
-                Ok((value, [])) => Ok(value),
-                _ => Err(unreadable(rank)),
-            }
-        };
+        let read = |(rank, blob): (usize, &Vec<u8>)| read(blob).ok_or_else(|| unreadable(rank));
         let values = blobs.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok((party, values))
     }
+
+    /// What all have said last, for a rank that comes again.
+    async fn roster(mut self) -> Result<(Party, Vec<(u32, Card)>), JoinError> {
+        let (party, blobs) = blocking(move || {
+            let blobs = self.meeting.roster(self.deadline)?;
+            Ok::<_, JoinError>((self, blobs))
+        })
+        .await?;
+        let what = "where it listens";
+        let read = |(rank, (incarnation, blob)): (u32, &(u32, Vec<u8>))| {
+            Ok((*incarnation, read(blob).ok_or(JoinError::Stranger { rank, what })?))
+        };
+        let cards = (0..).zip(&blobs).map(read).collect::<Result<_, JoinError>>()?;
+        Ok((party, cards))
+    }
+
+    /// Says where this rank listens, as one that comes again.
+    async fn come_again(mut self, card: &Card) -> Result<Party, JoinError> {
+        let unreadable = JoinError::Stranger { rank: self.rank, what: "where it listens" };
+        let blob = postcard::to_allocvec(card).map_err(|_| unreadable)?;
+        blocking(move || {
+            self.meeting.come_again(&blob, self.deadline)?;
+            Ok(self)
+        })
+        .await
+    }
+}
+
+/// A blob as what it says; nothing is left over either.
+fn read<T: DeserializeOwned>(blob: &[u8]) -> Option<T> {
+    match postcard::take_from_bytes::<T>(blob) {
+        Ok((value, [])) => Some(value),
+        _ => None,
+    }
+}
+
+/// Where a rank that was started again listens, by client, as a blob says.
+pub(crate) fn listens(blob: &[u8], shape: JobShape) -> Option<Vec<SocketAddr>> {
+    let card = read::<Card>(blob)?;
+    let fits = (card.version, card.clients, card.contexts) == (VERSION, shape.clients, shape.contexts)
+        && card.listens.len() == usize::from(shape.clients);
+    fits.then_some(card.listens)
 }
 
 /// Runs what blocks where that is allowed.
@@ -102,20 +147,80 @@ pub(crate) struct Given {
     /// None: this rank shares memory with nobody.
     pub fds: Option<InheritedFds>,
     pub whereabouts: Whereabouts,
+    /// Ranks that die may be started again: all are to be reached over sockets.
+    pub restart: bool,
     pub settings: Settings,
 }
 
 /// Joins a job whose launcher said which ranks share memory.
 pub(crate) async fn join_given(given: Given, party: Party) -> Result<Place, JoinError> {
-    let Given { job, key, shape, nodes, fds, whereabouts, settings } = given;
+    let Given { job, key, shape, nodes, fds, whereabouts, restart, settings } = given;
     let rank = Rank(party.rank);
+    if party.incarnation() > 0 {
+        return join_again(party, shape, job, &key, &whereabouts, settings, None).await;
+    }
     let neighbours = nodes.iter().filter(|node| Some(*node) == nodes.get(rank.index())).count();
     let (nodes, fds) = match fds {
         Some(fds) => (nodes, fds),
         None => ((0..shape.ranks).collect(), alone(shape, &settings)?),
     };
-    let place = Place::new(rank, shape, nodes, fds, neighbours, settings)?;
-    finish(place, party, job, &key, &whereabouts, None).await
+    let place = Place::new(rank, shape, nodes, fds, neighbours, settings, 0)?;
+    let finish = Finish { job, key: &key, whereabouts: &whereabouts, served_by: None, restart };
+    finish.run(place, party).await
+}
+
+/// Joins a job as a rank that was part of it before and died. It shares memory with nobody: what the others have mapped is
+/// its predecessor's.
+async fn join_again(
+    party: Party,
+    shape: JobShape,
+    job: JobId,
+    key: &JobKey,
+    whereabouts: &Whereabouts,
+    settings: Settings,
+    served_by: Option<Rank>,
+) -> Result<Place, JoinError> {
+    let (rank, incarnation) = (Rank(party.rank), party.incarnation());
+    tracing::info!(%rank, incarnation, "this rank was started again");
+    let (party, cards) = party.roster().await?;
+    for (other, (_, card)) in cards.iter().enumerate() {
+        agree(other, card.version, shape, card.clients, card.contexts)?;
+        if card.listens.len() != usize::from(shape.clients) {
+            return Err(JoinError::Alone { rank: rank.0 });
+        }
+    }
+    let nodes: Vec<u32> = cards.iter().map(|(_, card)| card.node).collect();
+    let neighbours = nodes.iter().filter(|node| Some(*node) == nodes.get(rank.index())).count();
+    let fds = alone(shape, &settings)?;
+    let own = (0..shape.ranks).collect();
+    let mut place = Place::new(rank, shape, own, fds, neighbours, settings, incarnation)?;
+    place.come_again(nodes);
+    let network = Network::listen(&NetworkParts {
+        rank,
+        shape,
+        job,
+        key,
+        address: own_address(&place.settings, whereabouts)?,
+        settings: &place.settings,
+        incarnation: incarnation.into(),
+        near: place.near_devices(),
+    })?;
+    for (other, (incarnation, card)) in (0..).zip(&cards) {
+        if other != rank.0 {
+            network.learn(Rank(other), &card.listens, (*incarnation).into());
+        }
+    }
+    let mine = Card {
+        version: VERSION,
+        clients: shape.clients,
+        contexts: shape.contexts,
+        node: place.node_of(rank),
+        listens: network.addresses(),
+    };
+    let party = party.come_again(&mine).await?;
+    place.add_network(network.into_devices());
+    place.attend(party.meeting, served_by)?;
+    Ok(place)
 }
 
 /// Memory and doorbell of a rank that shares them with nobody.
@@ -136,6 +241,11 @@ pub(crate) async fn join_found(
     let (rank, size) = (party.rank, party.size);
     let shape = JobShape { ranks: size, clients, contexts };
     let said = party.meeting.identity();
+    if party.incarnation() > 0 {
+        let (job, key) = said.ok_or(JoinError::Stranger { rank: 0, what: "the job's identity and key" })?;
+        let whereabouts = whereabouts.unwrap_or(Whereabouts::Anywhere);
+        return join_again(party, shape, job, &key, &whereabouts, settings, Some(Rank(0))).await;
+    }
     // A place of ours, which rank 0 serves.
     let served_by = said.as_ref().map(|_| Rank(0));
     let drawn = match said {
@@ -185,8 +295,9 @@ pub(crate) async fn join_found(
         None if one_host => Whereabouts::OneHost,
         None => Whereabouts::Anywhere,
     };
-    let place = Place::new(Rank(rank), shape, nodes, fds, group.len(), settings)?;
-    finish(place, party, job, &key, &whereabouts, served_by).await
+    let place = Place::new(Rank(rank), shape, nodes, fds, group.len(), settings, 0)?;
+    let finish = Finish { job, key: &key, whereabouts: &whereabouts, served_by, restart: false };
+    finish.run(place, party).await
 }
 
 /// Who shares a host's memory.
@@ -239,63 +350,66 @@ async fn share(
     Ok((party, Shared { fds, by_rank }))
 }
 
-/// Says where this rank listens and learns it of the others, if any rank needs that. `served_by`: whose end is that of the
-/// meeting, if it is served by a rank.
-async fn finish(
-    mut place: Place,
-    party: Party,
+/// The last step of joining.
+struct Finish<'a> {
     job: JobId,
-    key: &JobKey,
-    whereabouts: &Whereabouts,
+    key: &'a JobKey,
+    whereabouts: &'a Whereabouts,
+    /// Whose end is that of the meeting, if it is served by a rank.
     served_by: Option<Rank>,
-) -> Result<Place, JoinError> {
-    let (rank, shape, one_node) = (place.rank(), place.shape(), place.is_one_node());
-    let mut network = None;
-    if !one_node {
-        let settings = &place.settings;
-        if settings.device == DeviceChoice::Shm {
-            return Err(JoinError::Unreachable);
+    /// Ranks that share memory listen, too: one of them may come again.
+    restart: bool,
+}
+
+impl Finish<'_> {
+    /// Says where this rank listens and learns it of the others, if any rank needs that.
+    async fn run(self, mut place: Place, party: Party) -> Result<Place, JoinError> {
+        let (rank, shape) = (place.rank(), place.shape());
+        let far = self.restart || !place.is_one_node();
+        let mut network = None;
+        if far {
+            let settings = &place.settings;
+            if settings.device == DeviceChoice::Shm {
+                return Err(JoinError::Unreachable);
+            }
+            network = Some(Network::listen(&NetworkParts {
+                rank,
+                shape,
+                job: self.job,
+                key: self.key,
+                address: own_address(settings, self.whereabouts)?,
+                settings,
+                incarnation: 0,
+                near: place.near_devices(),
+            })?);
         }
-        network = Some(Network::listen(&NetworkParts {
-            rank,
-            shape,
-            job,
-            key,
-            address: own_address(settings, whereabouts)?,
-            settings,
-            incarnation: 1,
-            near: place.near_devices(),
-        })?);
+        let mine = Card {
+            version: VERSION,
+            clients: shape.clients,
+            contexts: shape.contexts,
+            node: place.node_of(rank),
+            listens: network.as_ref().map(Network::addresses).unwrap_or_default(),
+        };
+        let (party, cards) = party.gather("where it listens", &mine).await?;
+        for (other, card) in cards.iter().enumerate() {
+            agree(other, card.version, shape, card.clients, card.contexts)?;
+            let expected = if far { usize::from(shape.clients) } else { 0 };
+            if card.listens.len() != expected {
+                return Err(JoinError::Stranger { rank: other as u32, what: "where it listens" });
+            }
+            if let Some(network) = &network {
+                network.learn(Rank(other as u32), &card.listens, 0);
+            }
+        }
+        match network {
+            Some(network) => {
+                place.add_network(network.into_devices());
+                place.attend(party.meeting, self.served_by)?;
+            }
+            None => place.keep(party.meeting),
+        }
+        Ok(place)
     }
-    let mine = Card {
-        version: VERSION,
-        clients: shape.clients,
-        contexts: shape.contexts,
-        listens: network.as_ref().map(Network::addresses).unwrap_or_default(),
-        incarnation: 1,
-    };
-    let (party, cards) = party.gather("where it listens", &mine).await?;
-    for (other, card) in cards.iter().enumerate() {
-        agree(other, card.version, shape, card.clients, card.contexts)?;
-        let expected = if one_node { 0 } else { usize::from(shape.clients) };
-        if card.listens.len() != expected {
-            return Err(JoinError::Stranger { rank: other as u32, what: "where it listens" });
-        }
-        if let Some(network) = &network {
-            network.learn(Rank(other as u32), &card.listens, card.incarnation);
-        }
-    }
-    let mut meeting = party.meeting;
-    if let Some(network) = network {
-        place.add_network(network.into_devices());
-        // A bulletin is asked for in a few bytes that the server's socket has room for.
-        if let Some(bulletin) = meeting.bulletin() {
-            let refused = |source| JoinError::System { what: "listen to who is gone", source };
-            place.listen(bulletin, served_by).map_err(refused)?;
-        }
-    }
-    place.keep(meeting);
-    Ok(place)
 }
 
 /// Whether another rank's idea of the job is this one's.

@@ -8,6 +8,7 @@ use crate::error::JoinError;
 use crate::job::Job;
 use crate::place::{Place, layout_of, sizes_of};
 use crate::{Error, launcher};
+pub(crate) use meet::listens;
 use meet::{Given, Party, blocking, join_given};
 use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
@@ -77,7 +78,7 @@ pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let mut fds = HostFds::new(1, bytes).map_err(JoinError::from)?;
     let fds = fds.local(0).map_err(Error::from)?;
     check_runtime()?;
-    let place = Place::new(Rank(0), shape, vec![0], fds, 1, settings)?;
+    let place = Place::new(Rank(0), shape, vec![0], fds, 1, settings, 0)?;
     Ok(Job::open(place).await?)
 }
 
@@ -108,8 +109,8 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let settings = env.settings.clone();
     let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
     let fds = match fds {
-        Some(fds) if one_node && settings.device != DeviceChoice::Tcp => {
-            return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings);
+        Some(fds) if one_node && !env.restart && settings.device != DeviceChoice::Tcp => {
+            return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings, 0);
         }
         // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
         fds => fds.filter(|_| settings.device != DeviceChoice::Tcp),
@@ -130,6 +131,7 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
         nodes: env.nodes,
         fds,
         whereabouts: Whereabouts::Beyond(met_at),
+        restart: env.restart,
         settings: settings.clone(),
     };
     join_given(given, Party::new(Box::new(meeting), until)).await

@@ -94,10 +94,14 @@ impl Network {
         self.devices.iter().map(|device| device.address()).collect()
     }
 
-    /// Learns where a rank listens.
+    /// Learns where a rank listens, and which incarnation of it does.
     pub fn learn(&self, rank: Rank, addresses: &[SocketAddr], incarnation: u64) {
-        for (book, address) in self.books.iter().zip(addresses) {
-            book.set(rank, PeerAddress { address: *address, incarnation });
+        for ((book, device), address) in self.books.iter().zip(&self.devices).zip(addresses) {
+            let address = PeerAddress { address: *address, incarnation };
+            match incarnation {
+                0 => book.set(rank, address),
+                _ => device.restarted(rank, address),
+            }
         }
     }
 

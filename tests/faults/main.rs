@@ -19,6 +19,7 @@ mod limits;
 mod processes;
 mod rendezvous;
 mod replays;
+mod restarted;
 mod stopped;
 mod windows;
 

@@ -19,8 +19,11 @@ fn be_a_rank() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let forsaken = std::env::var_os(ROLE).is_some_and(|role| role == "forsaken");
-    let ended = if forsaken { runtime.block_on(forsaken_rank()) } else { runtime.block_on(rank()) };
+    let ended = match std::env::var(ROLE).as_deref() {
+        Ok("forsaken") => runtime.block_on(forsaken_rank()),
+        Ok("phoenix") => runtime.block_on(phoenix_rank()),
+        _ => runtime.block_on(rank()),
+    };
     match ended {
         Ok(()) => std::process::exit(0),
         Err(error) => {
@@ -64,6 +67,40 @@ async fn forsaken_rank() -> posthaste::Result<()> {
     }
     job.leave().await
 }
+
+/// Rank 1 dies and comes again; the others go on until the file is there that says so.
+async fn phoenix_rank() -> posthaste::Result<()> {
+    const ONE: Rank = Rank(1);
+    let job = posthaste::join().await?;
+    let mine = job.incarnation();
+    let who = job.service("who", move |()| async move { mine })?;
+    if mine == 0 {
+        job.barrier().await?;
+        println!("rank {} is there", job.rank());
+        if job.rank() == ONE {
+            std::future::pending::<()>().await;
+        }
+        assert_eq!(job.peer_restarted(ONE, 0).await?, 1);
+        // Known of, which the connection is not.
+        while who.call(ONE, ()).await? != 1 {}
+    }
+    for to in job.ranks() {
+        assert_eq!(who.call(to, ()).await?, u32::from(to == ONE));
+    }
+    let ranks: Vec<Rank> = job.ranks().collect();
+    let group = job.collectives().subset(&ranks).await?;
+    group.barrier().await?;
+    println!("rank {} of incarnation {mine} has met all", job.rank());
+    let go = std::env::var(GO).unwrap();
+    while !std::path::Path::new(&go).exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    group.barrier().await?;
+    job.leave().await
+}
+
+/// Names a file.
+const GO: &str = "POSTHASTE_TEST_GO";
 
 /// By which device each rank is reached, in order.
 fn ways(job: &Job) -> String {
@@ -180,6 +217,61 @@ fn fault_the_leave_of_the_rank_that_serves_the_meeting_is_told() {
         let expected = format!("rank {rank} heard PeerClosed(Rank(0))");
         assert!(output.status.success() && text(output).contains(&expected), "{}", text(output));
     }
+}
+
+#[test]
+fn fault_a_rank_of_another_launcher_comes_again_and_once_only() {
+    be_a_rank();
+    let test = "fault_a_rank_of_another_launcher_comes_again_and_once_only";
+    let port = port();
+    let go = std::env::temp_dir().join(format!("restart-go-{}", std::process::id()));
+    let start = |rank| {
+        let mut command = torch(test, rank, 3, port);
+        command.env(ROLE, "phoenix").env(GO, &go).env("POSTHASTE_DEVICE", "tcp");
+        command.spawn().unwrap()
+    };
+    let mut one = start(1);
+    let others = [start(2), start(0)];
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut said = Vec::new();
+    while !String::from_utf8_lossy(&said).contains("rank 1 is there") {
+        assert!(Instant::now() < until && one.try_wait().unwrap().is_none(), "it does not join");
+        let mut piece = [0; 512];
+        let count = std::io::Read::read(one.stdout.as_mut().unwrap(), &mut piece).unwrap();
+        said.extend_from_slice(&piece[..count]);
+    }
+    one.kill().unwrap();
+    one.wait().unwrap();
+    // Two at once: one of them is the rank, the other is told.
+    let mut doubles = vec![start(1), start(1)];
+    let refused = loop {
+        if let Some(at) = doubles.iter_mut().position(|double| double.try_wait().unwrap().is_some()) {
+            break ended(vec![doubles.remove(at)]).remove(0);
+        }
+        assert!(Instant::now() < until + Duration::from_secs(60), "neither is refused");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused));
+    assert!(text(&refused).contains("rank 1 is claimed twice"), "{}", text(&refused));
+    std::fs::write(&go, "go").unwrap();
+    let outputs = ended(others.into_iter().chain(doubles).collect());
+    std::fs::remove_file(&go).unwrap();
+    for (output, (rank, incarnation)) in outputs.iter().zip([(2, 0), (0, 0), (1, 1)]) {
+        let expected = format!("rank {rank} of incarnation {incarnation} has met all");
+        assert!(output.status.success() && text(output).contains(&expected), "{expected}:\n{}", text(output));
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_serve_so_many_is_told_of_the_limit() {
+    be_a_rank();
+    let rank = torch("a_rank_that_cannot_serve_so_many_is_told_of_the_limit", 0, 64, port());
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -n 60; exec \"$0\" \"$@\""]).arg(rank.get_program()).args(rank.get_args());
+    limited.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = ended(vec![limited.spawn().unwrap()]).remove(0);
+    assert!(text(&output).contains("RLIMIT_NOFILE is 60"), "{}", text(&output));
 }
 
 #[test]

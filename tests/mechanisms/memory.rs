@@ -45,7 +45,7 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
         let peer = Rank(1 - job.rank().0);
         let blob = job.all_gather(&region.key().offset.to_le_bytes()).await.unwrap();
         let offset = u64::from_le_bytes(blob[peer.index()][..].try_into().unwrap());
-        let key = RegionKey { rank: peer.0, offset, len: 1 << 20 };
+        let key = RegionKey { rank: peer.0, offset, len: 1 << 20, incarnation: 0 };
         assert_eq!(keys.call(peer, key).await.unwrap(), key, "a key is plain data");
         let remote = job.remote_region(key).await.unwrap();
         assert!(is_payload(1, &remote.get_into(100, vec![0; 5000]).await.unwrap()));

@@ -36,6 +36,7 @@ pub struct Options {
     watchdog: Duration,
     shell: Option<String>,
     external: Vec<u32>,
+    restart: u32,
     during: Option<During>,
 }
 
@@ -57,6 +58,7 @@ pub fn options() -> Options {
         watchdog: Duration::from_secs(100),
         shell: None,
         external: Vec::new(),
+        restart: 0,
         during: None,
     }
 }
@@ -132,6 +134,18 @@ impl Options {
     pub fn external(mut self, rank: u32) -> Self {
         self.external.push(rank);
         self.ends(rank, RankEnd::External)
+    }
+
+    /// Ranks that fail are started again, so often each.
+    pub fn restart(mut self, times: u32) -> Self {
+        self.restart = times;
+        self
+    }
+
+    /// How long the whole may take.
+    pub fn watchdog(mut self, time: Duration) -> Self {
+        self.watchdog = time;
+        self
     }
 
     /// What the launcher's side does while the ranks run.
@@ -219,6 +233,7 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
         }
     };
     launch = launch.stdout(Output::Capture).stderr(Output::Capture).keep_going(options.keep_going);
+    launch = launch.restart(options.restart);
     for (name, value) in &options.env {
         launch = launch.env(name, value);
     }

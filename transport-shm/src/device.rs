@@ -7,7 +7,7 @@ use crate::layout::{Layout, Sizes};
 use crate::link::{ClientLink, Link, Rouser};
 use crate::port::ShmPort;
 use async_trait::async_trait;
-use posthaste_core::device::{Allocation, Doorbell, PeerDown, Rouse};
+use posthaste_core::device::{Allocation, Doorbell, PeerNews, Rouse};
 use posthaste_core::heap::Heap;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
@@ -208,10 +208,10 @@ impl Device for ShmDevice {
         Some(Arc::new(Rouser::new(link.clone(), self.client, target)))
     }
 
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
         let os =
             |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
-        self.host.link.listen(peer_down);
+        self.host.link.listen(news);
         if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
             self.host.link.bell.start().map_err(os)?;
             let mut tasks = lock(&self.host.watch);

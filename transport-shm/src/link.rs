@@ -6,7 +6,7 @@ use crate::lane::{LightFence, return_grant};
 use crate::layout::PAGE;
 use crate::pages::Page;
 use crate::ready::ReadySet;
-use posthaste_core::device::{LeaseOwner, PeerDown, Rouse};
+use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
 use posthaste_core::memory::SharedWords;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
@@ -46,7 +46,7 @@ pub(crate) struct Link {
     /// The millisecond of the last look by somebody who rang.
     glanced: AtomicU64,
     poll: OwnedFd,
-    listeners: Mutex<Vec<PeerDown>>,
+    listeners: Mutex<Vec<PeerNews>>,
 }
 
 impl Link {
@@ -128,7 +128,7 @@ impl Link {
         self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 
-    pub fn listen(&self, listener: PeerDown) {
+    pub fn listen(&self, listener: PeerNews) {
         lock(&self.listeners).push(listener);
     }
 
@@ -243,7 +243,7 @@ impl Link {
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
         for listener in lock(&self.listeners).iter() {
-            listener(rank, fault);
+            listener(rank, PeerEvent::down(fault));
         }
     }
 }
@@ -393,8 +393,8 @@ mod tests {
         let link = Arc::new(link_to_the_dead(4));
         let (sender, told) = mpsc::channel();
         let seeing = Arc::downgrade(&link);
-        link.listen(Arc::new(move |rank, fault| {
-            sender.send((rank, fault)).expect("the test waits");
+        link.listen(Arc::new(move |rank, event| {
+            sender.send((rank, event)).expect("the test waits");
             // What a context that is told does: it rings others, and whoever rings looks around.
             if let Some(link) = seeing.upgrade() {
                 link.glanced.store(0, Ordering::Relaxed);
@@ -411,8 +411,8 @@ mod tests {
         let mut ranks: Vec<u32> = Vec::new();
         for _ in 1..4 {
             // Only a watchdog: telling waits for nothing.
-            let (rank, fault) = told.recv_timeout(Duration::from_secs(30)).expect("told of all");
-            assert_eq!(fault, Fault::PeerLost(rank));
+            let (rank, event) = told.recv_timeout(Duration::from_secs(30)).expect("told of all");
+            assert_eq!(event, PeerEvent::down(Fault::PeerLost(rank)));
             ranks.push(rank.0);
         }
         assert_eq!(ranks[0], 2);

@@ -8,7 +8,7 @@ use crate::hub::{Door, Hub};
 use crate::port::TcpPort;
 use crate::watch::{Alarm, Watch};
 use async_trait::async_trait;
-use posthaste_core::device::{Allocation, Doorbell, PeerDown};
+use posthaste_core::device::{Allocation, Doorbell, PeerNews};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Caps, ContextId, Device, DeviceError, Fault, MemoryError, Port, Rank};
@@ -105,6 +105,13 @@ impl TcpDevice {
         self.hub.gone(rank, fault);
     }
 
+    /// What somebody else says of a rank: that it died and was started again, and where that incarnation of it listens.
+    /// Connections with it are made anew; those of earlier incarnations are over, and so is whatever is on its way through
+    /// them. Nothing happens if that incarnation, or a later one, is known.
+    pub fn restarted(&self, rank: Rank, address: crate::PeerAddress) {
+        self.hub.restarted(rank, address);
+    }
+
     /// Ends everything at once, as the end of the process would: peers see a lost rank.
     pub fn abort(&self) {
         self.hub.abort();
@@ -179,7 +186,7 @@ impl Device for TcpDevice {
         if rank == self.hub.me { self.hub.home.slice(offset, len) } else { None }
     }
 
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
         let os = |what: &'static str| move |source: io::Error| DeviceError::Os { what, source };
         let refused = os("cannot wait for sockets in this Tokio runtime");
         let runtime =
@@ -187,7 +194,7 @@ impl Device for TcpDevice {
         for context in 0..self.hub.shape.contexts {
             self.hub.door(ContextId(context)).bell.alarm().start().map_err(&refused)?;
         }
-        self.hub.open(runtime, peer_down);
+        self.hub.open(runtime, news);
         if let Some(gate) = lock(&self.gate).take() {
             self.hub.spawn(gate.run());
             #[cfg(all(unix, not(feature = "portable")))]

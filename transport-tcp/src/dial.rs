@@ -25,24 +25,32 @@ enum AttemptError {
     Refused,
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
+    #[error("it is not wanted any more")]
+    GivenUp,
 }
 
 /// Connects a context with an endpoint, trying again until it is settled one way or the other, or the time is up.
-pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint) {
+pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, number: u64) {
     let deadline = Instant::now() + hub.times.connect;
     let mut pause = FIRST_PAUSE;
-    while hub.is_dialing(context, peer) {
-        match timeout_at(deadline, round(&hub, context, peer)).await {
-            Ok(Ok((Verdict::Accept, stream, channel))) => {
-                if hub.accepted(context, peer) {
-                    hub.deliver(context, Settled { peer, stream: Arc::new(stream), channel });
+    while hub.is_dialing(context, peer, number) {
+        match timeout_at(deadline, round(&hub, context, peer, number)).await {
+            Ok(Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel })) => {
+                if hub.accepted(context, peer, number) {
+                    hub.deliver(context, Settled { peer, incarnation, stream: Arc::new(stream), channel });
                 }
                 return;
             }
             // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
-            Ok(Ok((Verdict::Yield, ..))) => {}
-            Ok(Ok((Verdict::Spent, ..))) => return over(&hub, context, peer, Fault::PeerLost(peer.rank)),
-            Ok(Ok((Verdict::Leaving, ..))) => return over(&hub, context, peer, Fault::PeerClosed(peer.rank)),
+            Ok(Ok(Round { verdict: Verdict::Yield, .. })) => {}
+            Ok(Ok(Round { verdict: Verdict::Spent, .. })) => {
+                return over(&hub, context, peer, number, Fault::PeerLost(peer.rank));
+            }
+            Ok(Ok(Round { verdict: Verdict::Leaving, .. })) => {
+                return over(&hub, context, peer, number, Fault::PeerClosed(peer.rank));
+            }
+            // The rank was started again meanwhile: whoever wants that one makes an attempt of its own.
+            Ok(Err(AttemptError::GivenUp)) => return,
             Ok(Err(error)) => {
                 if let Some(more) = hub.log.pass() {
                     tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
@@ -50,7 +58,7 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint) {
             }
             Err(_) => {
                 tracing::warn!(me = %hub.me, %peer, "could not connect in time");
-                return over(&hub, context, peer, Fault::PeerLost(peer.rank));
+                return over(&hub, context, peer, number, Fault::PeerLost(peer.rank));
             }
         }
         sleep(pause).await;
@@ -58,19 +66,29 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint) {
     }
 }
 
-fn over(hub: &Hub, context: ContextId, peer: Endpoint, fault: Fault) {
+fn over(hub: &Hub, context: ContextId, peer: Endpoint, number: u64, fault: Fault) {
+    let incarnation = hub.incarnation_of(peer.rank);
     // The peer's own attempt may have been accepted meanwhile.
-    if hub.is_dialing(context, peer) {
-        hub.ended(context, peer, fault);
+    if hub.is_dialing(context, peer, number) {
+        hub.ended(context, peer, incarnation, fault);
     }
 }
 
-async fn round(
-    hub: &Hub,
-    context: ContextId,
-    peer: Endpoint,
-) -> Result<(Verdict, Socket, Channel), AttemptError> {
+/// What an attempt came to.
+struct Round {
+    verdict: Verdict,
+    /// With whom.
+    incarnation: u64,
+    stream: Socket,
+    channel: Channel,
+}
+
+async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Result<Round, AttemptError> {
     let target = hub.book.wait(peer.rank).await;
+    // What is in the book may be of an incarnation that this attempt is not for.
+    if !hub.is_dialing(context, peer, number) {
+        return Err(AttemptError::GivenUp);
+    }
     let attempt = async {
         let mut stream = TcpStream::connect(target.address).await?;
         stream.set_nodelay(true)?;
@@ -85,7 +103,8 @@ async fn round(
         let verdict = channel.heard(&verdict)?;
         let stream = stream.into_std()?;
         socket::prepare(&stream, &hub.times, &hub.limits)?;
-        Ok((verdict, stream, channel.settled(hub.identity.mode())))
+        let channel = channel.settled(hub.identity.mode());
+        Ok(Round { verdict, incarnation: target.incarnation, stream, channel })
     };
     let late = |_| AttemptError::Io(io::ErrorKind::TimedOut.into());
     timeout(hub.times.handshake, attempt).await.map_err(late)?

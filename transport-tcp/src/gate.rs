@@ -227,7 +227,15 @@ impl Gate {
         let _ = (&stream).write(&last);
         if verdict == Verdict::Accept {
             let channel = channel.settled(self.hub.identity.mode());
-            self.hub.deliver(claim.to, Settled { peer: claim.from, stream: Arc::new(stream), channel });
+            self.hub.deliver(
+                claim.to,
+                Settled {
+                    peer: claim.from,
+                    incarnation: claim.incarnation,
+                    stream: Arc::new(stream),
+                    channel,
+                },
+            );
         }
         Ok(())
     }

@@ -2,14 +2,15 @@
 //! through which settled connections reach their ports.
 
 use crate::bell::Bell;
-use crate::book::AddressBook;
+use crate::book::{AddressBook, PeerAddress};
 use crate::config::{Limits, TcpConfig, Times};
 use crate::handshake::{Channel, Claim, Identity, Verdict};
 use crate::memory::Home;
 use crate::throttle::Throttle;
-use posthaste_core::device::PeerDown;
+use posthaste_core::device::{PeerEvent, PeerNews};
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Rank};
+use std::cmp::Ordering as Compared;
 use std::collections::HashMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +22,8 @@ use tokio::task::AbortHandle;
 /// How far the one connection of a pair of endpoints has come. What is not in the table was never wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// This side is connecting.
-    Dialing,
+    /// This side is connecting, in its attempt of that number.
+    Dialing(u64),
     /// Settled.
     Open,
     /// It is over, for good.
@@ -33,6 +34,8 @@ enum Stage {
 #[derive(Debug)]
 pub(crate) struct Settled {
     pub peer: Endpoint,
+    /// Which incarnation of the peer's rank it is with.
+    pub incarnation: u64,
     pub stream: Arc<TcpStream>,
     pub channel: Channel,
 }
@@ -84,6 +87,13 @@ struct Known {
     left: bool,
     /// Its end was reported.
     told: bool,
+    /// The incarnation that it was started again as, if it was; all of this is about that one.
+    restarted: Option<u64>,
+}
+
+/// A rank as it was told to whoever opens the device.
+fn told_incarnation(incarnation: u64) -> u32 {
+    u32::try_from(incarnation).unwrap_or(u32::MAX)
 }
 
 #[derive(Debug, Default)]
@@ -94,16 +104,27 @@ struct Table {
     streams: Vec<(u64, Weak<TcpStream>)>,
     settled: u64,
     tasks: Vec<AbortHandle>,
-    /// Ranks that are gone, which has yet to be reported.
-    gone: Vec<(Rank, Fault)>,
+    /// What has yet to be reported.
+    news: Vec<(Rank, PeerEvent)>,
+    /// Which incarnation of a rank that was started again a context talks to.
+    admitted: HashMap<(ContextId, Rank), u64>,
+    attempts: u64,
 }
 
 impl Table {
     fn has_met(&self, rank: Rank, shape: JobShape) -> bool {
         let met = |(&(_, index), stage): (&(ContextId, usize), &Stage)| {
-            shape.endpoint(index).rank == rank && *stage != Stage::Dialing
+            shape.endpoint(index).rank == rank && !matches!(stage, Stage::Dialing(_))
         };
         self.stages.iter().any(met)
+    }
+
+    /// Whether a context may talk to what is known as the rank: of a rank that was started again its port has to know.
+    fn admits(&self, context: ContextId, rank: Rank) -> bool {
+        match self.ranks.get(rank.index()).and_then(|known| known.restarted) {
+            None => true,
+            restarted => self.admitted.get(&(context, rank)).copied() == restarted,
+        }
     }
 
     fn keep(&mut self, stream: &Arc<TcpStream>) {
@@ -125,7 +146,7 @@ pub(crate) struct Hub {
     doors: Box<[Arc<Door>]>,
     table: Mutex<Table>,
     /// Whom to tell of lost peers. It leads back to the ports, so that it has to go when the device ends.
-    peer_down: Mutex<Option<PeerDown>>,
+    news: Mutex<Option<PeerNews>>,
     runtime: OnceLock<Handle>,
     closing: AtomicBool,
     given_up: AtomicBool,
@@ -153,7 +174,7 @@ impl Hub {
             log: Throttle::default(),
             doors,
             table: Mutex::new(table),
-            peer_down: Mutex::new(None),
+            news: Mutex::new(None),
             runtime: OnceLock::new(),
             closing: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -167,20 +188,23 @@ impl Hub {
     }
 
     /// From now on there is a runtime, and somebody who wants to know of lost peers.
-    pub fn open(self: &Arc<Self>, runtime: Handle, peer_down: PeerDown) {
-        *lock(&self.peer_down) = Some(peer_down);
+    pub fn open(self: &Arc<Self>, runtime: Handle, news: PeerNews) {
+        *lock(&self.news) = Some(news);
         let _opened_once = self.runtime.set(runtime);
-        let gone = std::mem::take(&mut lock(&self.table).gone);
-        for (rank, fault) in gone {
-            self.tell(rank, fault);
+        let news = std::mem::take(&mut lock(&self.table).news);
+        for (rank, event) in news {
+            self.tell(rank, event);
         }
         let waiting: Vec<_> = {
             let table = lock(&self.table);
-            let dialing = table.stages.iter().filter(|(_, stage)| **stage == Stage::Dialing);
-            dialing.map(|(&key, _)| key).collect()
+            let dialing = table.stages.iter().filter_map(|(&key, stage)| match stage {
+                Stage::Dialing(attempt) => Some((key, *attempt)),
+                _ => None,
+            });
+            dialing.collect()
         };
-        for (context, index) in waiting {
-            self.spawn(crate::dial::dial(self.clone(), context, self.shape.endpoint(index)));
+        for ((context, index), attempt) in waiting {
+            self.spawn(crate::dial::dial(self.clone(), context, self.shape.endpoint(index), attempt));
         }
     }
 
@@ -196,13 +220,13 @@ impl Hub {
 
     /// A port has something for a peer it has no connection with. `Err`: it never will.
     pub fn want(self: &Arc<Self>, context: ContextId, peer: Endpoint) -> Result<(), Fault> {
-        {
+        let attempt = {
             let mut table = lock(&self.table);
             let known = table.ranks[peer.rank.index()];
             if known.left {
                 return Err(Fault::PeerClosed(peer.rank));
             }
-            if known.told {
+            if known.told || !table.admits(context, peer.rank) {
                 return Err(Fault::PeerLost(peer.rank));
             }
             let key = (context, self.shape.index(peer));
@@ -210,16 +234,20 @@ impl Hub {
                 None => {}
                 Some(Stage::Over) => return Err(Fault::PeerLost(peer.rank)),
                 // The other side was first: its connection is on its way through the door.
-                Some(Stage::Dialing | Stage::Open) => return Ok(()),
+                Some(Stage::Dialing(_) | Stage::Open) => return Ok(()),
             }
-            table.stages.insert(key, Stage::Dialing);
-        }
-        self.spawn(crate::dial::dial(self.clone(), context, peer));
+            table.attempts += 1;
+            let attempt = table.attempts;
+            table.stages.insert(key, Stage::Dialing(attempt));
+            attempt
+        };
+        self.spawn(crate::dial::dial(self.clone(), context, peer, attempt));
         Ok(())
     }
 
-    pub fn is_dialing(&self, context: ContextId, peer: Endpoint) -> bool {
-        lock(&self.table).stages.get(&(context, self.shape.index(peer))) == Some(&Stage::Dialing)
+    pub fn is_dialing(&self, context: ContextId, peer: Endpoint, attempt: u64) -> bool {
+        let stage = (context, self.shape.index(peer));
+        lock(&self.table).stages.get(&stage) == Some(&Stage::Dialing(attempt))
     }
 
     /// Judges a proven connection of a peer. Of two that connect to each other at once, that of the lower endpoint
@@ -228,6 +256,16 @@ impl Hub {
     pub fn judge(&self, claim: &Claim) -> Verdict {
         let mut table = lock(&self.table);
         let known = table.ranks[claim.from.rank.index()];
+        let latest = known.restarted.or_else(|| Some(self.book.get(claim.from.rank)?.incarnation));
+        match latest.map(|latest| claim.incarnation.cmp(&latest)) {
+            Some(Compared::Less) => return Verdict::Spent,
+            // Whoever tells of restarts is still to tell this side, or its port: it tries again.
+            Some(Compared::Greater) => return Verdict::Yield,
+            _ if !known.told && !known.left && !table.admits(claim.to, claim.from.rank) => {
+                return Verdict::Yield;
+            }
+            _ => {}
+        }
         if known.left || known.told {
             return Verdict::Spent;
         }
@@ -235,8 +273,8 @@ impl Hub {
         match table.stages.get(&key) {
             None if self.is_closing() => return Verdict::Leaving,
             None => {}
-            Some(Stage::Dialing) if claim.from < Endpoint::new(self.me, claim.to) => {}
-            Some(Stage::Dialing) => return Verdict::Yield,
+            Some(Stage::Dialing(_)) if claim.from < Endpoint::new(self.me, claim.to) => {}
+            Some(Stage::Dialing(_)) => return Verdict::Yield,
             Some(Stage::Open | Stage::Over) => return Verdict::Spent,
         }
         table.stages.insert(key, Stage::Open);
@@ -245,10 +283,10 @@ impl Hub {
     }
 
     /// The other side has accepted this side's connection. False: it is not wanted any more.
-    pub fn accepted(&self, context: ContextId, peer: Endpoint) -> bool {
+    pub fn accepted(&self, context: ContextId, peer: Endpoint, attempt: u64) -> bool {
         let mut table = lock(&self.table);
         match table.stages.get_mut(&(context, self.shape.index(peer))) {
-            Some(stage) if *stage == Stage::Dialing => *stage = Stage::Open,
+            Some(stage) if *stage == Stage::Dialing(attempt) => *stage = Stage::Open,
             _ => return false,
         }
         table.ranks[peer.rank.index()].open += 1;
@@ -264,11 +302,15 @@ impl Hub {
         door.knock();
     }
 
-    /// A pair's connection has ended, or was never made. Its rank is gone with it: at once if it is lost, and when all
-    /// its connections have ended if it has left.
-    pub fn ended(&self, context: ContextId, peer: Endpoint, fault: Fault) {
+    /// A pair's connection with that incarnation, or with the first one, has ended, or was never made. Its rank is gone
+    /// with it: at once if it is lost, and when all its connections have ended if it has left.
+    pub fn ended(&self, context: ContextId, peer: Endpoint, incarnation: u64, fault: Fault) {
         let told = {
             let mut table = lock(&self.table);
+            if table.ranks[peer.rank.index()].restarted.is_some_and(|restarted| restarted != incarnation) {
+                // It is gone already, and another in its place.
+                return;
+            }
             let was = table.stages.insert((context, self.shape.index(peer)), Stage::Over);
             let known = &mut table.ranks[peer.rank.index()];
             if was == Some(Stage::Open) {
@@ -286,15 +328,61 @@ impl Hub {
         self.moved.notify_waiters();
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
-            self.tell(peer.rank, fault);
+            self.tell(peer.rank, PeerEvent::Down { fault, incarnation: told_incarnation(incarnation) });
         }
     }
 
-    fn tell(&self, rank: Rank, fault: Fault) {
-        let peer_down = lock(&self.peer_down).clone();
-        if let Some(peer_down) = peer_down {
-            peer_down(rank, fault);
+    fn tell(&self, rank: Rank, event: PeerEvent) {
+        let news = lock(&self.news).clone();
+        if let Some(news) = news {
+            news(rank, event);
         }
+    }
+
+    /// Somebody who knows has said that a rank was started again, and where it listens now.
+    pub fn restarted(&self, rank: Rank, address: PeerAddress) {
+        let event = PeerEvent::Up { incarnation: told_incarnation(address.incarnation) };
+        {
+            let mut table = lock(&self.table);
+            let Some(known) = table.ranks.get_mut(rank.index()).filter(|_| rank != self.me) else { return };
+            if known.restarted.is_some_and(|restarted| restarted >= address.incarnation) {
+                return;
+            }
+            *known = Known { restarted: Some(address.incarnation), ..Known::default() };
+            let shape = self.shape;
+            table.stages.retain(|(_, index), _| shape.endpoint(*index).rank != rank);
+            table.admitted.retain(|(_, other), _| *other != rank);
+            // Under the lock: an attempt to connect that finds this address finds itself given up, too.
+            self.book.set(rank, address);
+            if lock(&self.news).is_none() {
+                table.news.push((rank, event));
+                return;
+            }
+        }
+        self.moved.notify_waiters();
+        self.tell(rank, event);
+    }
+
+    /// A port has given up what it had of earlier incarnations of the rank: from now on it talks to the latest.
+    pub fn admit(&self, context: ContextId, rank: Rank, incarnation: u32) {
+        let mut table = lock(&self.table);
+        let restarted = table.ranks.get(rank.index()).and_then(|known| known.restarted);
+        if let Some(restarted) = restarted.filter(|restarted| told_incarnation(*restarted) == incarnation) {
+            table.admitted.insert((context, rank), restarted);
+        }
+    }
+
+    /// Whether a connection is with the incarnation that a context talks to.
+    pub fn is_current(&self, context: ContextId, rank: Rank, incarnation: u64) -> bool {
+        let table = lock(&self.table);
+        let restarted = table.ranks.get(rank.index()).and_then(|known| known.restarted);
+        restarted.is_none_or(|restarted| restarted == incarnation) && table.admits(context, rank)
+    }
+
+    /// The incarnation of a rank that this side knows where to find, or would.
+    pub fn incarnation_of(&self, rank: Rank) -> u64 {
+        let restarted = lock(&self.table).ranks.get(rank.index()).and_then(|known| known.restarted);
+        restarted.or_else(|| Some(self.book.get(rank)?.incarnation)).unwrap_or(0)
     }
 
     /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
@@ -302,6 +390,7 @@ impl Hub {
         if rank == self.me {
             return;
         }
+        let event;
         {
             let mut table = lock(&self.table);
             if table.has_met(rank, self.shape) {
@@ -312,22 +401,28 @@ impl Hub {
             if std::mem::replace(&mut known.told, true) {
                 return;
             }
-            if lock(&self.peer_down).is_none() {
+            let incarnation = told_incarnation(known.restarted.unwrap_or(0));
+            event = PeerEvent::Down { fault, incarnation };
+            if lock(&self.news).is_none() {
                 // Nobody wants to know yet.
-                table.gone.push((rank, fault));
+                table.news.push((rank, event));
                 return;
             }
         }
-        self.tell(rank, fault);
+        self.tell(rank, event);
     }
 
     /// The engine has given a rank up: nothing of it is taken any more.
-    pub fn fence(&self, rank: Rank) {
+    pub fn fence(&self, context: ContextId, rank: Rank) {
         let mut table = lock(&self.table);
+        if !table.admits(context, rank) {
+            // It has given up an earlier incarnation.
+            return;
+        }
         table.ranks[rank.index()].told = true;
         let shape = self.shape;
         for ((_, index), stage) in &mut table.stages {
-            if shape.endpoint(*index).rank == rank && *stage == Stage::Dialing {
+            if shape.endpoint(*index).rank == rank && matches!(stage, Stage::Dialing(_)) {
                 *stage = Stage::Over;
             }
         }
@@ -338,7 +433,7 @@ impl Hub {
         let table = lock(&self.table);
         let shape = self.shape;
         let to_rank = |index: usize| shape.endpoint(index).rank == rank;
-        table.stages.iter().any(|((_, index), stage)| *stage == Stage::Dialing && to_rank(*index))
+        table.stages.iter().any(|((_, index), stage)| matches!(stage, Stage::Dialing(_)) && to_rank(*index))
     }
 
     /// Whether there is, or was, a connection with the rank.
@@ -418,8 +513,8 @@ impl Hub {
         for task in tasks {
             task.abort();
         }
-        let peer_down = lock(&self.peer_down).take();
-        drop(peer_down);
+        let news = lock(&self.news).take();
+        drop(news);
         for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
             // One that is broken already needs no ending.
             let _ = stream.shutdown(std::net::Shutdown::Both);

@@ -50,15 +50,19 @@ impl TcpPort {
         let hub = self.hub.clone();
         let settled = hub.door(self.context).take();
         let count = settled.len();
-        for Settled { peer, stream, channel } in settled {
+        for Settled { peer, incarnation, stream, channel } in settled {
             let index = self.hub.shape.index(peer);
+            if !self.hub.is_current(self.context, peer.rank, incarnation) {
+                // It was settled with an incarnation that has died since.
+                continue;
+            }
             if let Err(error) = self.watch.add(&*stream, index as u64) {
                 tracing::warn!(%peer, %error, "a connection cannot be watched");
-                self.hub.ended(self.context, peer, Fault::PeerLost(peer.rank));
+                self.hub.ended(self.context, peer, incarnation, Fault::PeerLost(peer.rank));
                 continue;
             }
             tracing::debug!(me = %hub.me, %peer, "connected");
-            self.links[index] = Some(Box::new(RxLink::new(stream.clone(), peer, channel.rx)));
+            self.links[index] = Some(Box::new(RxLink::new(stream.clone(), peer, incarnation, channel.rx)));
             self.open.push(index);
             self.tx.settle(index, stream, channel.tx);
         }
@@ -121,6 +125,7 @@ impl TcpPort {
             self.links[index] = Some(link);
             return events + more;
         };
+        let incarnation = link.incarnation;
         drop(link);
         self.open.retain(|&open| open != index);
         let peer = self.hub.shape.endpoint(index);
@@ -133,7 +138,7 @@ impl TcpPort {
             }
         };
         self.tx.kill(index, fault);
-        self.hub.ended(self.context, peer, fault);
+        self.hub.ended(self.context, peer, incarnation, fault);
         events + 1
     }
 
@@ -238,16 +243,26 @@ impl Port for TcpPort {
         if rank == self.hub.me {
             return;
         }
-        self.hub.fence(rank);
+        self.hub.fence(self.context, rank);
         for index in 0..self.links.len() {
             if self.hub.shape.endpoint(index).rank == rank {
-                let was_open = self.links[index].take().is_some();
+                let was_open = self.links[index].take();
                 self.open.retain(|&open| open != index);
                 self.tx.kill(index, Fault::PeerLost(rank));
-                if was_open {
-                    self.hub.ended(self.context, self.hub.shape.endpoint(index), Fault::PeerLost(rank));
+                if let Some(link) = was_open {
+                    let peer = self.hub.shape.endpoint(index);
+                    self.hub.ended(self.context, peer, link.incarnation, Fault::PeerLost(rank));
                 }
             }
         }
+    }
+
+    fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        for index in 0..self.links.len() {
+            if self.hub.shape.endpoint(index).rank == rank {
+                self.tx.forget(index);
+            }
+        }
+        self.hub.admit(self.context, rank, incarnation);
     }
 }

@@ -127,6 +127,8 @@ struct Parked {
 pub(crate) struct RxLink {
     stream: Arc<TcpStream>,
     source: Endpoint,
+    /// Which incarnation of its rank the source is.
+    pub incarnation: u64,
     key: Option<RecordKey>,
     /// Records that are not opened yet.
     cipher: Buffer,
@@ -164,10 +166,11 @@ enum Pulled {
 }
 
 impl RxLink {
-    pub fn new(stream: Arc<TcpStream>, source: Endpoint, key: Option<RecordKey>) -> RxLink {
+    pub fn new(stream: Arc<TcpStream>, source: Endpoint, incarnation: u64, key: Option<RecordKey>) -> RxLink {
         RxLink {
             stream,
             source,
+            incarnation,
             key,
             cipher: Buffer::default(),
             plain: Buffer::default(),

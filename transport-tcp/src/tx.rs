@@ -126,6 +126,12 @@ impl Tx {
         **link = TxLink { dead: Some(fault), touched: link.touched, ..TxLink::new(peer) };
     }
 
+    /// The peer was started again: nothing is known of it.
+    pub fn forget(&mut self, index: usize) {
+        self.links[index] = None;
+        self.touched.retain(|&touched| touched != index);
+    }
+
     pub fn touch(&mut self, index: usize) {
         if let Some(link) = &mut self.links[index]
             && !link.touched

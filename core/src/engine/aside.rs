@@ -64,7 +64,9 @@ impl Scope<'_> {
     pub(super) fn behind_others(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         match self.resolve(index, packet.protocol) {
             Resolution::Local(local, flow) if self.state.overtakes(local) => {
-                self.dispatch_late(packet.take(), local, flow);
+                let mut message = packet.take();
+                message.life = self.state.peer(index).life;
+                self.dispatch_late(message, local, flow);
                 Verdict::Taken
             }
             Resolution::Corrupt => {
@@ -130,12 +132,17 @@ impl Scope<'_> {
                 let source = self.state.shape.endpoint(index);
                 let Parked { protocol, kind, cookie, info, body } = parked;
                 if protocol.0 == wire::FLUSH {
-                    self.reply(ReplyTo { endpoint: source, cookie }, Ok(Payload::Borrowed(&[])));
+                    let life = self.state.peer(index).life;
+                    self.reply(ReplyTo::new(source, life, cookie), Ok(Payload::Borrowed(&[])));
                     continue;
                 }
                 let mut packet = Packet { source, protocol, kind, cookie, info: info.as_bytes(), body };
                 match self.resolve(index, protocol) {
-                    Resolution::Local(local, flow) => self.dispatch_late(packet.take(), local, flow),
+                    Resolution::Local(local, flow) => {
+                        let mut message = packet.take();
+                        message.life = self.state.peer(index).life;
+                        self.dispatch_late(message, local, flow);
+                    }
                     Resolution::Refused(why) => self.refuse(index, protocol, cookie, why),
                     // `next_aside` has looked.
                     Resolution::Hold | Resolution::Corrupt => {}

@@ -11,6 +11,10 @@ impl Scope<'_> {
         let Ok(index) = self.state.index_of(credit.endpoint) else { return };
         let Some(number) = credit.protocol.0.checked_sub(wire::FIRST_USER) else { return };
         let peer = self.state.peer(index);
+        if peer.life != credit.life {
+            // It went with the incarnation that had sent the message.
+            return;
+        }
         if let Some(super::peer::Incoming::Resolved { messages, bytes, .. }) =
             peer.incoming.get_mut(number as usize)
         {
@@ -88,8 +92,11 @@ impl State {
     /// A future was dropped after it had been promised something.
     pub(super) fn ungrant(&mut self, wait: super::Wait) {
         match wait {
-            Wait::Credited(endpoint, protocol) => {
+            Wait::Credited(endpoint, protocol, life) => {
                 let Ok(index) = self.index_of(endpoint) else { return };
+                if self.peer(index).life != life {
+                    return;
+                }
                 if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index()) {
                     if out.granted > 0 {
                         out.granted -= 1;
@@ -98,9 +105,12 @@ impl State {
                     self.hand_out_credit(index, protocol.index());
                 }
             }
-            Wait::Room(endpoint) => {
+            Wait::Room(endpoint, life) => {
                 let Ok(index) = self.index_of(endpoint) else { return };
                 let peer = self.peer(index);
+                if peer.life != life {
+                    return;
+                }
                 peer.room_granted = peer.room_granted.saturating_sub(1);
                 self.hand_out_room(index);
             }

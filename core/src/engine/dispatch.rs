@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 struct Arrived {
     source: Endpoint,
     protocol: ProtocolId,
+    life: u16,
     cookie: u64,
     flow: Flow,
     bytes: u64,
@@ -50,17 +51,17 @@ impl Sink for Dispatcher<'_> {
             && !self.state.closed
             && !tracing::enabled!(tracing::Level::TRACE)
         {
-            let flow = *flow;
+            let (flow, life) = (*flow, peer.life);
             self.state.stats.received(8);
             let mut scope = Scope { inject, state: self.state };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 // The message is made where it is handed over: it is never copied.
                 let payload = payload.to_ne_bytes();
                 let body = Body::Short(&payload);
-                handler.on_message(&mut scope, Incoming { source, info: &[], body, protocol, cookie });
+                handler.on_message(&mut scope, Incoming { source, info: &[], body, protocol, life, cookie });
             }));
             if outcome.is_err() {
-                scope.panicked(&Arrived { source, protocol, cookie, flow, bytes: 8 });
+                scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: 8 });
             }
             return Verdict::Taken;
         }
@@ -95,7 +96,8 @@ impl Sink for Dispatcher<'_> {
                 return Verdict::Taken;
             }
         };
-        let message = packet.take();
+        let mut message = packet.take();
+        message.life = scope.state.peer(index).life;
         match self.handlers.get(local.index()) {
             Some(handler) => scope.dispatch(&**handler, message, flow),
             None => scope.dispatch_late(message, local, flow),
@@ -209,6 +211,7 @@ impl Scope<'_> {
         let arrived = Arrived {
             source: message.source,
             protocol: message.protocol,
+            life: message.life,
             cookie: message.cookie,
             flow,
             bytes: message.body.len() as u64,
@@ -241,12 +244,12 @@ impl Scope<'_> {
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
         if arrived.cookie != 0 {
-            let to = ReplyTo { endpoint: arrived.source, cookie: arrived.cookie };
+            let to = ReplyTo::new(arrived.source, arrived.life, arrived.cookie);
             self.reply(to, Err(Fault::RemotePanicked(me)));
         }
         if arrived.flow == Flow::Credited {
-            let bytes = arrived.bytes;
-            self.consumed(Credit { endpoint: arrived.source, protocol: arrived.protocol, bytes });
+            let Arrived { source: endpoint, protocol, life, bytes, .. } = *arrived;
+            self.consumed(Credit { endpoint, protocol, life, bytes });
         }
     }
 
@@ -315,7 +318,7 @@ impl Scope<'_> {
                         Some(self.set_aside(index, packet))
                     }
                     wire::FLUSH => {
-                        let to = ReplyTo { endpoint: packet.source, cookie: packet.cookie };
+                        let to = ReplyTo::new(packet.source, self.state.peer(index).life, packet.cookie);
                         self.reply(to, Ok(super::Payload::Borrowed(&[])));
                         Some(Verdict::Taken)
                     }
@@ -455,7 +458,8 @@ impl Scope<'_> {
                         let accept = catch_unwind(AssertUnwindSafe(|| handler.accept(self, &first)));
                         assembly.into = accept.unwrap_or_else(|_| {
                             let cookie = begin.cookie.get();
-                            self.panicked(&Arrived { source, protocol, cookie, flow, bytes: total });
+                            let life = self.state.peer(index).life;
+                            self.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: total });
                             // It has been answered, and its credit is back.
                             assembly.settled = true;
                             Accept::Discard
@@ -507,6 +511,7 @@ impl Scope<'_> {
     fn stream_end(&mut self, index: usize) {
         let Some(assembly) = self.state.peer(index).assembly.take() else { return };
         let source = self.state.shape.endpoint(index);
+        let life = self.state.peer(index).life;
         let Assembly { protocol, cookie, info, total, into, whole, refuse, settled, .. } = assembly;
         if let Some(fault) = refuse {
             self.refuse(index, protocol, cookie, fault);
@@ -520,7 +525,7 @@ impl Scope<'_> {
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
                     let body = Body::Owned(Bytes::from(whole));
-                    let message = Incoming { source, info: info.as_bytes(), body, protocol, cookie };
+                    let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
                     self.dispatch_late(message, local, flow);
                 }
             }
@@ -528,12 +533,13 @@ impl Scope<'_> {
                 self.state.stats.received(buffer.len() as u64);
                 if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
                     // Its credit goes back below in any case.
-                    self.panicked(&Arrived { source, protocol, cookie, flow: Flow::Inline, bytes: 0 });
+                    let flow = Flow::Inline;
+                    self.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: 0 });
                 }
-                self.used_up(index, Credit { endpoint: source, protocol, bytes: total });
+                self.used_up(index, Credit { endpoint: source, protocol, life, bytes: total });
             }
             Accept::Discard if settled => {}
-            Accept::Discard => self.used_up(index, Credit { endpoint: source, protocol, bytes: total }),
+            Accept::Discard => self.used_up(index, Credit { endpoint: source, protocol, life, bytes: total }),
         }
     }
 }

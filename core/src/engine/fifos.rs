@@ -364,6 +364,8 @@ impl Scope<'_> {
             protocol: Self::wire_id(args.protocol),
             cookie: args.cookie,
             ticket: ticket.to_word(),
+            // Of no use to a send: which incarnation of the rank it is for.
+            region: u32::from(self.state.peer(index).life),
             ..Descriptor::default()
         };
         match payload {
@@ -502,7 +504,11 @@ impl Scope<'_> {
         }
         let mut info = [0; MAX_INFO];
         let len = self.state.fifos.all[key].fifo.front_info(&mut info);
-        let message = Descriptor { ticket: 0, offset: 0, ..*front };
+        if front.region != u32::from(self.state.peer(index).life) {
+            // The rank was started again while it waited here.
+            return Some(Some(Err(Fault::PeerLost(front.rank))));
+        }
+        let message = Descriptor { ticket: 0, offset: 0, region: 0, ..*front };
         let stop = if message.len > self.state.eager as u64 {
             if !self.state.take_turn(index, key) {
                 return None;

@@ -18,6 +18,7 @@ mod pattern;
 mod peer;
 mod queue;
 mod rendezvous;
+mod restart;
 mod rma;
 mod send;
 mod watch;
@@ -31,7 +32,7 @@ pub use watch::Watched;
 
 use crate::caps::Caps;
 use crate::control::Controls;
-use crate::device::{Inject, Memory, Port, SourceTable};
+use crate::device::{Inject, Memory, PeerEvent, Port, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Credit, Protocol, Registry};
@@ -99,8 +100,8 @@ pub enum Work {
     Enter(Box<dyn FnOnce(&mut Engine) + Send>),
     /// A credited message was consumed.
     Consumed(Credit),
-    /// A peer is gone.
-    PeerDown(Rank, Fault),
+    /// A device has news of a peer.
+    Peer(Rank, PeerEvent),
     /// A future that was granted something was dropped before it used it.
     Ungrant(Wait),
     /// End everything that is pending.
@@ -112,7 +113,7 @@ impl std::fmt::Debug for Work {
         f.write_str(match self {
             Work::Run(_) | Work::Enter(_) => "Run",
             Work::Consumed(_) => "Consumed",
-            Work::PeerDown(..) => "PeerDown",
+            Work::Peer(..) => "Peer",
             Work::Ungrant(_) => "Ungrant",
             Work::Shutdown => "Shutdown",
         })
@@ -122,7 +123,11 @@ impl std::fmt::Debug for Work {
 /// A word per rank that lets a put or get of mapped memory go ahead inline: 0 means that the peer is alive and
 /// that nothing queued precedes. Shared by the contexts of a client.
 #[derive(Debug)]
-pub struct Gates(Box<[AtomicU32]>);
+pub struct Gates {
+    words: Box<[AtomicU32]>,
+    /// The latest incarnation of each rank that all contexts can reach.
+    incarnations: Box<[AtomicU32]>,
+}
 
 impl Gates {
     const DOWN: u32 = 1 << 31;
@@ -132,38 +137,53 @@ impl Gates {
     /// All open.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
-        Self((0..ranks).map(|_| AtomicU32::new(0)).collect())
+        let zeros = || (0..ranks).map(|_| AtomicU32::new(0)).collect();
+        Self { words: zeros(), incarnations: zeros() }
+    }
+
+    /// Which incarnation of a rank it is that all contexts can reach, if they can: 0 for the first one.
+    #[must_use]
+    pub fn incarnation_of(&self, rank: Rank) -> u32 {
+        // Acquire pairs with the release of `restarted`.
+        self.incarnations.get(rank.index()).map_or(0, |incarnation| incarnation.load(Ordering::Acquire))
+    }
+
+    /// All contexts can reach that incarnation of the rank.
+    pub(crate) fn restarted(&self, rank: Rank, incarnation: u32) {
+        if let Some(known) = self.incarnations.get(rank.index()) {
+            known.fetch_max(incarnation, Ordering::AcqRel);
+        }
     }
 
     /// Whether an inline access to memory of the rank may go ahead. One relaxed load.
     #[inline]
     #[must_use]
     pub fn is_open(&self, rank: Rank) -> bool {
-        self.0.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
+        self.words.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
     }
 
     /// This side leaves: nothing of it reaches the memory of others any more.
     fn close_all(&self) {
-        for gate in &self.0 {
+        for gate in &self.words {
             gate.fetch_or(Self::DOWN, Ordering::SeqCst);
         }
     }
 
     /// Puts and gets of that rank's memory are messages, which none done inline may overtake.
     fn close_over_send(&self, rank: Rank) {
-        if let Some(gate) = self.0.get(rank.index()) {
+        if let Some(gate) = self.words.get(rank.index()) {
             gate.fetch_or(Self::OVER_SEND, Ordering::SeqCst);
         }
     }
 
     fn close_for_good(&self, rank: Rank) {
-        if let Some(gate) = self.0.get(rank.index()) {
+        if let Some(gate) = self.words.get(rank.index()) {
             gate.fetch_or(Self::DOWN, Ordering::SeqCst);
         }
     }
 
     fn queued(&self, rank: Rank, change: i32) {
-        if let Some(gate) = self.0.get(rank.index()) {
+        if let Some(gate) = self.words.get(rank.index()) {
             gate.fetch_add(change as u32, Ordering::SeqCst);
         }
     }
@@ -183,6 +203,8 @@ pub struct State {
     /// By endpoint index: puts and gets go over sends.
     pub(crate) over_send: Box<[bool]>,
     pub(crate) peers: Vec<Option<Box<Peer>>>,
+    /// By rank: the latest incarnation that this context was told of.
+    pub(crate) incarnations: Box<[u32]>,
     /// Endpoint indices with something queued or owed.
     pub(crate) busy: Vec<usize>,
     pub(crate) registry: Arc<Registry>,
@@ -300,6 +322,7 @@ impl Engine {
             config: parts.config,
             over_send: Box::new([]),
             peers: (0..endpoints).map(|_| None).collect(),
+            incarnations: (0..parts.shape.ranks).map(|rank| parts.gates.incarnation_of(Rank(rank))).collect(),
             busy: Vec::new(),
             registry: parts.registry,
             known_protocols: 0,
@@ -390,23 +413,31 @@ impl Engine {
             Work::Run(run) => run(&mut self.scope()),
             Work::Enter(run) => run(self),
             Work::Consumed(credit) => self.scope().consumed(credit),
-            Work::PeerDown(rank, fault) => {
-                // What the peer sent while it lived is delivered first.
-                self.refresh_handlers();
-                let Engine { port, state, handlers, .. } = self;
-                // Every lane has its share of the budget: that of the peer is empty after this, whatever others go on to
-                // send meanwhile.
-                let budget = RECORDS_OF_A_LANE * state.shape.endpoints();
-                for _ in 0..2 {
-                    port.advance(budget, &mut Dispatcher { state, handlers });
+            Work::Peer(rank, PeerEvent::Down { fault, incarnation }) => {
+                // What is said of an incarnation comes late if there is a later one.
+                if incarnation >= self.state.incarnation_of(rank) {
+                    self.peer_down(rank, fault);
                 }
-                self.port.peer_down(rank);
-                self.state.peer_down(rank, fault);
             }
+            Work::Peer(rank, PeerEvent::Up { incarnation }) => self.peer_up(rank, incarnation),
             Work::Ungrant(wait) => self.state.ungrant(wait),
             Work::Shutdown => self.state.shut_down(),
         }
         self.state.stats.events += 1;
+    }
+
+    fn peer_down(&mut self, rank: Rank, fault: Fault) {
+        // What the peer sent while it lived is delivered first.
+        self.refresh_handlers();
+        let Engine { port, state, handlers, .. } = self;
+        // Every lane has its share of the budget: that of the peer is empty after this, whatever others go on to send
+        // meanwhile.
+        let budget = RECORDS_OF_A_LANE * state.shape.endpoints();
+        for _ in 0..2 {
+            port.advance(budget, &mut Dispatcher { state, handlers });
+        }
+        self.port.peer_down(rank);
+        self.state.peer_down(rank, fault);
     }
 
     /// Prepares for sleep; false if there is something to do after all.
@@ -484,8 +515,11 @@ impl State {
 
     #[inline]
     pub(crate) fn peer(&mut self, index: usize) -> &mut Peer {
-        let shape = self.shape;
-        self.peers[index].get_or_insert_with(|| Box::new(Peer::new(shape.endpoint(index))))
+        let (shape, incarnations) = (self.shape, &self.incarnations);
+        self.peers[index].get_or_insert_with(|| {
+            let endpoint = shape.endpoint(index);
+            Box::new(Peer::new(endpoint, incarnations.get(endpoint.rank.index()).copied().unwrap_or(0)))
+        })
     }
 
     /// All endpoints of a rank are gone: end what depends on them.

@@ -11,8 +11,10 @@ use std::collections::VecDeque;
 /// State towards and from one endpoint.
 pub(crate) struct Peer {
     pub endpoint: Endpoint,
-    /// Set once and for ever.
+    /// Set once; another incarnation of the rank gets a state of its own.
     pub fault: Option<Fault>,
+    /// The low bits of the rank's incarnation.
+    pub life: u16,
     /// In `State::busy`.
     pub busy: bool,
     pub fifo: Option<Box<InjectionFifo>>,
@@ -108,10 +110,11 @@ pub(crate) struct Assembly {
 }
 
 impl Peer {
-    pub fn new(endpoint: Endpoint) -> Self {
+    pub fn new(endpoint: Endpoint, incarnation: u32) -> Self {
         Self {
             endpoint,
             fault: None,
+            life: incarnation as u16,
             busy: false,
             fifo: None,
             queued_rma: 0,

@@ -33,12 +33,12 @@ impl Scope<'_> {
         match queue {
             Queue::Never if !may_start => return Ok(Sent::Full(payload)),
             Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
-                let endpoint = peer.endpoint;
+                let (endpoint, life) = (peer.endpoint, peer.life);
                 match self.operation(Some(rank)) {
                     Ok(ticket) => {
                         self.state.peer(index).room_waiters.push_back(ticket);
                         self.state.mark_busy(index);
-                        return Ok(Sent::Later(ticket, Wait::Room(endpoint), payload));
+                        return Ok(Sent::Later(ticket, Wait::Room(endpoint, life), payload));
                     }
                     Err(fault) => return Err((fault.into(), payload)),
                 }

@@ -58,6 +58,9 @@ impl Scope<'_> {
         {
             return Err(RmaError::Misaligned { rank: target.rank, offset, len });
         }
+        if let Some(fault) = self.state.stale(memory.rank, memory.incarnation) {
+            return Err(fault.into());
+        }
         let ticket = self.operation(Some(target.rank))?;
         let mut descriptor = Descriptor {
             op: Op::Put,

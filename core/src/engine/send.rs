@@ -95,10 +95,10 @@ pub enum Wait {
     Never,
     /// Queue it, or wait for a place in the queue.
     Await,
-    /// The caller waited; this credit was promised to it.
-    Credited(Endpoint, ProtocolId),
-    /// The caller waited; a place in the queue was promised to it.
-    Room(Endpoint),
+    /// The caller waited; this credit was promised to it, by the incarnation of the rank with these low bits.
+    Credited(Endpoint, ProtocolId, u16),
+    /// The caller waited; a place in the queue to that incarnation was promised to it.
+    Room(Endpoint, u16),
 }
 
 /// How far a send got.
@@ -238,7 +238,11 @@ impl Scope<'_> {
         if let Some(fault) = peer.fault {
             return Err((fault.into(), payload));
         }
-        if matches!(wait, Wait::Room(_)) {
+        if let Wait::Room(endpoint, life) = wait {
+            if peer.life != life {
+                // It waited for an incarnation that has died since.
+                return Err((Fault::PeerLost(endpoint.rank).into(), payload));
+            }
             peer.room_granted = peer.room_granted.saturating_sub(1);
         }
         if !peer.is_open(args.protocol) {
@@ -251,7 +255,7 @@ impl Scope<'_> {
         }
         let queue = match wait {
             Wait::Never => Queue::Never,
-            Wait::Room(_) => Queue::Granted,
+            Wait::Room(..) => Queue::Granted,
             Wait::Await | Wait::Credited(..) => Queue::Await,
         };
         // It may overtake anything but what tells the peer of its protocol.
@@ -316,10 +320,17 @@ impl Scope<'_> {
             return Err(Some(SendError::Unregistered(args.protocol)));
         }
         self.introduce(index, args.protocol).map_err(|fault| Some(fault.into()))?;
+        let held_by = self.state.peer(index).life;
         let out = &mut self.state.peer(index).outgoing[id];
         if out.flow == Flow::Inline {
             out.open = true;
             return Ok(None);
+        }
+        if let Wait::Credited(endpoint, _, life) = wait
+            && life != held_by
+        {
+            // It waited for an incarnation that has died since.
+            return Err(Some(Fault::PeerLost(endpoint.rank).into()));
         }
         if matches!(wait, Wait::Credited(..)) && out.granted > 0 {
             // The credit was taken when the waiter was woken.
@@ -338,7 +349,7 @@ impl Scope<'_> {
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
         self.state.peer(index).outgoing[id].waiters.push_back(ticket);
-        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol))))
+        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by))))
     }
 
     /// Has the peer hear of a registered protocol, if it has not yet.
@@ -412,10 +423,10 @@ impl Scope<'_> {
 
     /// Answers a request, with a value or with a fault. An answer needs no credit: the caller reserved its room.
     pub fn reply(&mut self, to: ReplyTo, answer: Result<Payload<'_>, Fault>) {
-        let Ok(index) = self.state.index_of(to.endpoint) else { return };
+        let Ok(index) = self.state.index_of(to.endpoint()) else { return };
         let closed = self.state.closed;
         let peer = self.state.peer(index);
-        if peer.fault.is_some() || closed {
+        if peer.fault.is_some() || closed || peer.life != to.life {
             return;
         }
         if let Ok(Payload::Borrowed(bytes)) = &answer
@@ -424,7 +435,7 @@ impl Scope<'_> {
             && self.inject.word(index, ProtocolId(wire::REPLY), to.cookie, u64::from_ne_bytes(word))
         {
             self.state.peer(index).unflushed = true;
-            self.trace_sent(to.endpoint, 8);
+            self.trace_sent(to.endpoint(), 8);
             return;
         }
         let result = match answer {
@@ -438,7 +449,7 @@ impl Scope<'_> {
             }
         };
         if let Err(error) = result {
-            tracing::debug!(me = %self.state.me, to = %to.endpoint, %error, "reply not sent");
+            tracing::debug!(me = %self.state.me, to = %to.endpoint(), %error, "reply not sent");
         }
     }
 

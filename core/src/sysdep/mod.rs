@@ -20,6 +20,8 @@ pub struct Personality {
     pub nodes: Vec<u32>,
     /// Ranks that share this rank's processors, itself among them; they may be nodes of their own.
     pub neighbours: usize,
+    /// How often this rank was started before: a rank that died may be started again under its number.
+    pub incarnation: u32,
 }
 
 impl Personality {
@@ -35,7 +37,7 @@ impl Personality {
         let mine = nodes.get(rank.index()).copied();
         let before = nodes.iter().take(rank.index()).filter(|&&node| Some(node) == mine).count();
         let neighbours = nodes.iter().filter(|&&node| Some(node) == mine).count();
-        Self { rank, shape, local_rank: before as u32, nodes, neighbours }
+        Self { rank, shape, local_rank: before as u32, nodes, neighbours, incarnation: 0 }
     }
 
     /// Whether the rank is on this rank's node.

@@ -41,6 +41,11 @@ impl Launch {
             let text = "on listed hosts each host is a node, and all ranks start at once";
             return Err(LaunchError::Invalid(text.into()));
         }
+        if self.restarts.is_some() {
+            let text =
+                "ranks are started again on the launcher's own host only: leave `restart`, or the hosts, out";
+            return Err(LaunchError::Invalid(text.into()));
+        }
         if [self.stdout, self.stderr].contains(&Output::Capture) {
             return Err(LaunchError::Invalid("what ranks print on other hosts cannot be captured".into()));
         }

@@ -1,4 +1,4 @@
-//! What a rank hears of the others once the meeting is over: who is gone.
+//! What a rank hears of the others once the meeting is over: who is gone, and who is there again.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -12,12 +12,21 @@ use crate::rendezvous::wire::{HEADER, Header, Kind, MAX_RECORD, message};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// News of one rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// Its connection has ended without a word: its process has ended, or its host cannot be reached.
     Ended(u32),
     /// It has left in order.
     Left(u32),
+    /// It had ended, was started again, and is part of the job.
+    Arrived {
+        /// Which rank.
+        rank: u32,
+        /// Which incarnation of it; never 0.
+        incarnation: u32,
+        /// What it gave in place of its predecessor's part of the last round.
+        part: Vec<u8>,
+    },
     /// Nobody's end will be told any more: whoever served the meeting ends in order.
     Closed,
 }
@@ -37,9 +46,11 @@ impl std::fmt::Debug for Connection {
 
 impl Bulletin {
     /// None if the connection is gone, so that nothing would be heard.
-    pub(crate) fn new(mut connection: Connection) -> Option<Bulletin> {
-        let until = Instant::now() + PATIENCE;
-        connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
+    pub(crate) fn new(mut connection: Connection, watching: bool) -> Option<Bulletin> {
+        if !watching {
+            let until = Instant::now() + PATIENCE;
+            connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
+        }
         connection.stream.set_nonblocking(true).ok()?;
         connection.forget_taken();
         Some(Bulletin { connection, input: Vec::new() })
@@ -53,13 +64,15 @@ impl Bulletin {
         self.connection.stream.try_clone()
     }
 
-    /// Reads all that has come; nothing is left in the socket then. The list may be empty.
+    /// Reads all that has come; nothing is left in the socket then. The list may be empty. Asked for once before the
+    /// socket is waited for: something may have come already.
     ///
     /// # Errors
     /// The connection has ended, or brought something that is not from the server: there will be nothing more.
     pub fn read(&mut self) -> io::Result<Vec<Notice>> {
         let mut buffer = [0; MAX_RECORD];
-        let mut notices = Vec::new();
+        // What came with the last answer is here already.
+        let mut notices = self.take_notices()?;
         loop {
             match self.connection.stream.read(&mut buffer) {
                 // What came before the end is told first.
@@ -99,14 +112,18 @@ impl Bulletin {
         let content = &mut self.connection.content;
         let mut notices = Vec::new();
         while let Some(header) = content.first_chunk::<HEADER>() {
-            let header = Header::decode(header).filter(|header| header.length == 0).ok_or_else(garbage)?;
+            let header = Header::decode(header).ok_or_else(garbage)?;
+            let Some(body) = content[HEADER..].get(..header.length as usize) else { break };
             notices.push(match (header.kind, header.second) {
                 (Kind::Gone, 0) => Notice::Ended(header.first),
                 (Kind::Gone, _) => Notice::Left(header.first),
+                (Kind::Arrived, incarnation) if incarnation > 0 => {
+                    Notice::Arrived { rank: header.first, incarnation, part: body.to_vec() }
+                }
                 (Kind::Closed, _) => Notice::Closed,
                 _ => return Err(garbage()),
             });
-            content.drain(..HEADER);
+            content.drain(..HEADER + header.length as usize);
         }
         Ok(notices)
     }

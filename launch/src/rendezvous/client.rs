@@ -10,6 +10,7 @@ use crate::key::{JobId, JobKey};
 use crate::meeting::{Meeting, MeetingError};
 use crate::rendezvous::bulletin::Bulletin;
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
+use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::wire::{ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message};
 
 /// The first and the longest pause between two attempts.
@@ -30,8 +31,11 @@ pub struct RendezvousClient {
     job: JobId,
     key: JobKey,
     place: String,
+    incarnation: u32,
     round: u32,
     began: Instant,
+    /// The server has been told that this rank listens to its news.
+    watching: bool,
 }
 
 impl RendezvousClient {
@@ -141,7 +145,8 @@ impl Visit<'_> {
         if stream.local_addr().is_ok_and(|local| local == address) {
             return Err(again("nobody listens there"));
         }
-        stream.set_nodelay(true).map_err(|error| Attempt::Again(error.to_string()))?;
+        let prepared = stream.set_nodelay(true).and_then(|()| notice_silence(&stream));
+        prepared.map_err(|error| Attempt::Again(error.to_string()))?;
         let hello_of = Hello { rank: self.rank, size: self.size, pid: std::process::id() };
         let (initiator, first) =
             hello(self.key, hello_of).ok_or_else(|| again("the system has no random numbers"))?;
@@ -168,8 +173,10 @@ impl Visit<'_> {
                     job: JobId::from_bytes(job),
                     key: self.key.clone(),
                     place: place.to_owned(),
+                    incarnation: header.first,
                     round: 0,
                     began: self.began,
+                    watching: false,
                 })
             }
             Kind::Failed => {
@@ -224,8 +231,35 @@ impl Meeting for RendezvousClient {
         Ok(gathered)
     }
 
+    fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    fn roster(&mut self, deadline: Instant) -> Result<Vec<(u32, Vec<u8>)>, MeetingError> {
+        let Some(mut connection) = self.connection.take() else {
+            return Err(self.gone("the meeting is over"));
+        };
+        let parts = self.receive_parts(&mut connection, None, deadline, None)?;
+        self.connection = Some(connection);
+        Ok(parts)
+    }
+
+    fn come_again(&mut self, blob: &[u8], deadline: Instant) -> Result<(), MeetingError> {
+        if blob.len() > MAX_BLOB {
+            return Err(MeetingError::TooLong { bytes: blob.len() });
+        }
+        let Some(mut connection) = self.connection.take() else {
+            return Err(self.gone("the meeting is over"));
+        };
+        let sent = connection.send(&message(Kind::Return, 0, 0, blob), deadline);
+        sent.map_err(|error| self.gone(&error.to_string()))?;
+        self.connection = Some(connection);
+        self.watching = true;
+        Ok(())
+    }
+
     fn bulletin(&mut self) -> Option<Bulletin> {
-        Bulletin::new(self.connection.take()?)
+        Bulletin::new(self.connection.take()?, self.watching)
     }
 }
 
@@ -240,16 +274,36 @@ impl RendezvousClient {
         let milliseconds = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let until = deadline.max(Instant::now()) + GRACE;
         let given = connection.send(&message(Kind::Blob, self.round, milliseconds, blob), until);
+        let parts = self.receive_parts(&mut connection, Some(self.round), until, given.err())?;
+        let parts = parts.into_iter().map(|(_, part)| part).collect();
+        // The server may have gone on; all is here.
+        let _ = connection.send(&message(Kind::Taken, self.round, 0, &[]), until);
+        self.round = self.round.wrapping_add(1);
+        Ok((connection, parts))
+    }
+
+    /// The parts of all ranks, of that round or of the roster; with their rounds, or incarnations. `broken`: what this
+    /// rank had to say could not be said.
+    fn receive_parts(
+        &self,
+        connection: &mut Connection,
+        round: Option<u32>,
+        until: Instant,
+        broken: Option<io::Error>,
+    ) -> Result<Vec<(u32, Vec<u8>)>, MeetingError> {
         // Whoever was told why before it could give everything finds that out by reading.
         let mut parts = Vec::new();
         while parts.len() < self.size as usize {
-            let (header, body) = connection.receive(until).map_err(|error| match &given {
-                Err(problem) => self.gone(&problem.to_string()),
-                Ok(()) => self.gone(&error.to_string()),
+            let (header, body) = connection.receive(until).map_err(|error| match &broken {
+                Some(problem) => self.gone(&problem.to_string()),
+                None => self.gone(&error.to_string()),
             })?;
             match header.kind {
-                Kind::Part if (header.first, header.second as usize) == (self.round, parts.len()) => {
-                    parts.push(body);
+                Kind::Part
+                    if round.is_none_or(|round| round == header.first)
+                        && header.second as usize == parts.len() =>
+                {
+                    parts.push((header.first, body));
                 }
                 Kind::Failed => {
                     let failure = Failure::decode(header.first, &body)
@@ -259,10 +313,7 @@ impl RendezvousClient {
                 _ => return Err(garbled("a message out of order")),
             }
         }
-        // The server may have gone on; all is here.
-        let _ = connection.send(&message(Kind::Taken, self.round, 0, &[]), until);
-        self.round = self.round.wrapping_add(1);
-        Ok((connection, parts))
+        Ok(parts)
     }
 
     fn gone(&self, problem: &str) -> MeetingError {

@@ -26,16 +26,31 @@ pub(crate) struct Gathering {
     /// When the first of those that wait gives up.
     deadline: Option<Instant>,
     failure: Option<Failure>,
+    /// What all gave in the last round; of ranks that came again, what they gave then.
+    last: Option<Round>,
+    /// A rank is part of the job: there is no further round, and whoever died may come again.
+    over: bool,
+    /// How often each rank has come again.
+    incarnations: Vec<u32>,
 }
 
 impl Gathering {
     pub(crate) fn new(size: u32) -> Self {
         let seats = (0..size).map(|_| Seat::Empty).collect();
-        Self { seats, round: 0, blobs: vec![None; size as usize], deadline: None, failure: None }
+        Self {
+            seats,
+            round: 0,
+            blobs: vec![None; size as usize],
+            deadline: None,
+            failure: None,
+            last: None,
+            over: false,
+            incarnations: vec![0; size as usize],
+        }
     }
 
-    /// A rank has proven the key; who it is, or why it cannot stay.
-    pub(crate) fn join(&mut self, hello: Hello, who: &str) -> Result<(), Failure> {
+    /// A rank has proven the key; which incarnation of it that is, or why it cannot stay.
+    pub(crate) fn join(&mut self, hello: Hello, who: &str) -> Result<u32, Failure> {
         let size = self.seats.len() as u32;
         if hello.size != size || hello.rank >= size {
             let failure = Failure::Size { rank: hello.rank, size, said: hello.size };
@@ -48,12 +63,23 @@ impl Gathering {
         if let Some(failure) = &self.failure {
             return Err(Failure::Refused(format!("the meeting has failed before: {}", told(failure))));
         }
+        let again = self.over && self.last.is_some();
         let seat = &mut self.seats[hello.rank as usize];
         match seat {
             Seat::Empty => {
                 *seat = Seat::Taken(who.to_owned());
-                Ok(())
+                Ok(0)
             }
+            Seat::Left(_, false) if again => {
+                *seat = Seat::Taken(who.to_owned());
+                let incarnation = &mut self.incarnations[hello.rank as usize];
+                *incarnation = incarnation.saturating_add(1);
+                Ok(*incarnation)
+            }
+            Seat::Left(first, true) if again => Err(Failure::Refused(format!(
+                "rank {} was here as {first} and has left the job in order; only a rank that died may come again",
+                hello.rank
+            ))),
             Seat::Taken(first) => {
                 Err(Failure::ClaimedTwice { rank: hello.rank, first: first.clone(), second: who.to_owned() })
             }
@@ -90,7 +116,38 @@ impl Gathering {
         }
         self.round = self.round.wrapping_add(1);
         self.deadline = None;
-        Ok(Some(Arc::new(self.blobs.iter_mut().filter_map(Option::take).collect())))
+        let all = Arc::new(self.blobs.iter_mut().filter_map(Option::take).collect());
+        self.last = Some(Arc::clone(&all));
+        Ok(Some(all))
+    }
+
+    /// A rank is part of the job.
+    pub(crate) fn watch(&mut self) {
+        self.over = true;
+    }
+
+    /// The ranks' incarnations and what they gave last, once the meeting is over.
+    pub(crate) fn roster(&self) -> Option<(Vec<u32>, Round)> {
+        let parts = self.last.clone().filter(|_| self.over)?;
+        Some((self.incarnations.clone(), parts))
+    }
+
+    /// A rank that has come again gives its part; which incarnation it is.
+    pub(crate) fn give_again(&mut self, rank: u32, blob: Vec<u8>) -> u32 {
+        if let Some(part) = self.last.as_mut().and_then(|last| Arc::make_mut(last).get_mut(rank as usize)) {
+            *part = blob;
+        }
+        self.incarnations[rank as usize]
+    }
+
+    /// The ranks that are there again, with their incarnations and parts.
+    pub(crate) fn returned(&self) -> impl Iterator<Item = (u32, u32, &[u8])> {
+        let parts = self.last.iter().flat_map(|last| last.iter());
+        let all = (0..).zip(&self.seats).zip(&self.incarnations).zip(parts);
+        all.filter_map(|(((rank, seat), incarnation), part)| match seat {
+            Seat::Taken(_) if *incarnation > 0 => Some((rank, *incarnation, &part[..])),
+            _ => None,
+        })
     }
 
     /// A rank's connection has ended, after it had said so or without a word.
@@ -212,6 +269,39 @@ mod tests {
         gathering.leave(1, false);
         assert_eq!(gathering.failure(), None);
         assert_eq!(gathering.give(0, 1, vec![], later).unwrap_err(), ended);
+    }
+
+    #[test]
+    fn whoever_died_after_the_meeting_may_come_again_and_is_counted() {
+        let later = Instant::now() + Duration::from_secs(60);
+        let hello = |rank| Hello { rank, size: 2, pid: 9 };
+        let mut gathering = joined(2);
+        gathering.give(0, 0, vec![0], later).unwrap();
+        gathering.give(1, 0, vec![1], later).unwrap().unwrap();
+        gathering.leave(1, false);
+        // There might be another round.
+        assert!(matches!(gathering.join(hello(1), "again"), Err(Failure::Refused(_))));
+        gathering.watch();
+        for incarnation in 1..4 {
+            assert_eq!(gathering.join(hello(1), "again"), Ok(incarnation));
+            let twice = gathering.join(hello(1), "third");
+            assert!(matches!(twice, Err(Failure::ClaimedTwice { rank: 1, .. })), "{twice:?}");
+            assert_eq!(gathering.give_again(1, vec![7, incarnation as u8]), incarnation);
+            let (incarnations, parts) = gathering.roster().unwrap();
+            assert_eq!(
+                (incarnations, &*parts),
+                (vec![0, incarnation], &vec![vec![0], vec![7, incarnation as u8]])
+            );
+            let returned: Vec<_> = gathering.returned().collect();
+            assert_eq!(returned, [(1, incarnation, &[7, incarnation as u8][..])]);
+            gathering.leave(1, false);
+            assert_eq!((gathering.returned().count(), gathering.gone().collect()), (0, vec![(1, false)]));
+        }
+        // Who has left in order has left.
+        gathering.leave(0, true);
+        let left = gathering.join(hello(0), "again").unwrap_err();
+        assert!(matches!(&left, Failure::Refused(why) if why.contains("left the job in order")), "{left:?}");
+        assert_eq!(gathering.failure(), None);
     }
 
     #[test]

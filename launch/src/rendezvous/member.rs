@@ -47,11 +47,14 @@ pub(crate) enum State {
     Taking(u32),
     /// It is part of the job and hears who is gone.
     Watching,
+    /// It has come again and is still to give its part.
+    Returning,
 }
 
 enum Outgoing {
     Message(Vec<u8>),
     Round { round: u32, parts: Round, next: usize },
+    Roster { incarnations: Vec<u32>, parts: Round, next: usize },
 }
 
 /// What a rank says.
@@ -60,6 +63,7 @@ pub(crate) enum Said {
     Taken { round: u32 },
     Watch,
     Leave,
+    Return { part: Vec<u8> },
 }
 
 /// Why there is no more to read.
@@ -101,9 +105,20 @@ impl Member {
         matches!(self.state, State::Idle | State::Watching) && !self.has_output() && self.closing.is_none()
     }
 
-    /// Tells it the job.
-    pub(crate) fn welcome(&mut self, job: &[u8; 16]) {
-        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, 0, 0, job)));
+    /// Tells it the job, and which incarnation of its rank it is.
+    pub(crate) fn welcome(&mut self, job: &[u8; 16], incarnation: u32) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, incarnation, 0, job)));
+    }
+
+    /// It has come again: tells it what all gave last.
+    pub(crate) fn welcome_back(&mut self, incarnations: Vec<u32>, parts: Round) {
+        self.state = State::Returning;
+        self.queue.push_back(Outgoing::Roster { incarnations, parts, next: 0 });
+    }
+
+    /// Tells it that a rank was started again.
+    pub(crate) fn tell_arrived(&mut self, rank: u32, incarnation: u32, part: &[u8]) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Arrived, rank, incarnation, part)));
     }
 
     /// Gives it what all have given.
@@ -207,13 +222,9 @@ impl Member {
                     content.extend_from_slice(bytes);
                     true
                 }
-                Outgoing::Round { round, parts, next } => {
-                    let part = &parts[*next];
-                    let header = Header::new(Kind::Part, *round, *next as u32, part.len());
-                    content.extend_from_slice(&header.encode());
-                    content.extend_from_slice(part);
-                    *next += 1;
-                    *next == parts.len()
+                Outgoing::Round { round, parts, next } => put_part(&mut content, *round, parts, next),
+                Outgoing::Roster { incarnations, parts, next } => {
+                    put_part(&mut content, incarnations[*next], parts, next)
                 }
             };
             if done {
@@ -228,6 +239,15 @@ impl Member {
     }
 }
 
+/// Adds the next part; whether it was the last one.
+fn put_part(content: &mut Vec<u8>, first: u32, parts: &Round, next: &mut usize) -> bool {
+    let part = &parts[*next];
+    content.extend_from_slice(&Header::new(Kind::Part, first, *next as u32, part.len()).encode());
+    content.extend_from_slice(part);
+    *next += 1;
+    *next == parts.len()
+}
+
 /// Takes whole messages off the front.
 fn take_messages(content: &mut Vec<u8>, said: &mut Vec<Said>) -> Result<(), Over> {
     while let Some((header, behind)) = content.split_first_chunk::<HEADER>() {
@@ -240,6 +260,7 @@ fn take_messages(content: &mut Vec<u8>, said: &mut Vec<Said>) -> Result<(), Over
             Kind::Taken => Said::Taken { round: header.first },
             Kind::Watch => Said::Watch,
             Kind::Leave => Said::Leave,
+            Kind::Return => Said::Return { part: body.to_vec() },
             _ => return Err(Over::Garbage("a message that is not a rank's to send")),
         });
         content.drain(..HEADER + header.length as usize);

@@ -18,6 +18,7 @@ mod gathering;
 mod member;
 mod noise;
 mod server;
+mod silence;
 mod stranger;
 #[cfg(test)]
 mod tests;
@@ -33,12 +34,16 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::env::MAX_RANKS;
+use crate::fds::room_for;
 use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
 use server::Server;
 
 pub use bulletin::{Bulletin, Notice};
 pub use client::RendezvousClient;
+
+/// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
+const SPARE_DESCRIPTORS: u64 = 32;
 
 /// Connections that the kernel may hold until they are accepted.
 const BACKLOG: i32 = 4096;
@@ -85,6 +90,15 @@ impl Rendezvous {
     /// As [`serve`](Self::serve), and the address cannot be had.
     pub fn bind(address: SocketAddr, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
         Self::serve(TcpListener::bind(address)?, size, key, job)
+    }
+
+    /// Whether this process may open as many descriptors as a meeting of `size` ranks takes.
+    ///
+    /// # Errors
+    /// [`MeetingError::DescriptorLimit`], which names the limit.
+    pub fn check_room(size: u32) -> Result<(), MeetingError> {
+        let more = u64::from(size) + SPARE_DESCRIPTORS;
+        room_for(more).map_err(|(needed, limit)| MeetingError::DescriptorLimit { size, needed, limit })
     }
 
     /// Where it is.

@@ -14,6 +14,7 @@ use crate::bounded_log::BoundedLog;
 use crate::key::{JobId, JobKey};
 use crate::rendezvous::gathering::{Gathering, gives_up};
 use crate::rendezvous::member::{Member, Over, Said, State};
+use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::stranger::{Proven, Step, Stranger};
 use crate::rendezvous::wire::{Failure, who};
 
@@ -150,7 +151,8 @@ impl Server {
         for _ in 0..ACCEPTS {
             match self.listener.accept() {
                 Ok((stream, address)) => {
-                    if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
+                    let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+                    if prepared.and_then(|()| notice_silence(&stream)).is_err() {
                         self.turn_away("its connection broke");
                         continue;
                     }
@@ -197,10 +199,13 @@ impl Server {
         let Proven { stream, address, hello, channel } = proven;
         let who = who(address, hello.pid);
         let member = match self.gathering.join(hello, &who) {
-            Ok(()) => {
-                tracing::debug!(rank = hello.rank, who, "came to the rendezvous");
+            Ok(incarnation) => {
+                tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
                 let mut member = Member::new(stream, channel, Some(hello.rank));
-                member.welcome(self.job.as_bytes());
+                member.welcome(self.job.as_bytes(), incarnation);
+                if let Some((incarnations, parts)) = self.gathering.roster().filter(|_| incarnation > 0) {
+                    member.welcome_back(incarnations, parts);
+                }
                 member
             }
             Err(failure) => {
@@ -257,6 +262,26 @@ impl Server {
             }
             (Said::Watch, State::Idle) => {
                 member.state = State::Watching;
+                self.gathering.watch();
+                for (rank, incarnation, part) in self.gathering.returned() {
+                    member.tell_arrived(rank, incarnation, part);
+                }
+                for (rank, said) in self.gathering.gone() {
+                    member.tell_gone(rank, said);
+                }
+                Ok(())
+            }
+            (Said::Return { part }, State::Returning) => {
+                let incarnation = self.gathering.give_again(rank, part.clone());
+                tracing::info!(rank, incarnation, "a rank was started again");
+                self.watching().for_each(|other| other.tell_arrived(rank, incarnation, &part));
+                let member = &mut self.members[at];
+                member.state = State::Watching;
+                for (other, incarnation, part) in
+                    self.gathering.returned().filter(|(other, ..)| *other != rank)
+                {
+                    member.tell_arrived(other, incarnation, part);
+                }
                 for (rank, said) in self.gathering.gone() {
                     member.tell_gone(rank, said);
                 }

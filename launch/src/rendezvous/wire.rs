@@ -11,8 +11,15 @@
 //!   │ ── Taken(round) ──────────────────────────▶ │
 //!   │ ── Watch ─────────────────────────────────▶ │  once the rank is part of the job, for the rest of its life
 //!   │ ◀─ Gone(rank, how) … ────────────────────── │
+//!   │ ◀─ Arrived(rank, incarnation, its part) … ─ │  a rank that was gone was started again
 //!   │ ── Leave ─────────────────────────────────▶ │
 //!   │ ◀─ Closed ───────────────────────────────── │  the server ends, and nobody's end will be told any more
+//! ```
+//! A rank that comes again after the meeting, because its process had died, is told so, and who is there:
+//! ```text
+//!   │ ◀─ Welcome(job, incarnation) ────────────── │
+//!   │ ◀─ Part(incarnation, rank) × size ───────── │  of the last round; its own is its predecessor's
+//!   │ ── Return(its part) ──────────────────────▶ │  the others hear of it, and it hears who is gone from here on
 //! ```
 //! Behind the handshake everything travels in records: two bytes of length, little-endian, and so many bytes of a Noise
 //! transport message. What they hold, put together, is a sequence of messages: a header of 16 bytes, and a body.
@@ -108,15 +115,17 @@ pub(crate) enum Kind {
     Leave = 8,
     Gone = 9,
     Closed = 10,
+    Return = 11,
+    Arrived = 12,
 }
 
 /// The header of a message; what a kind does not use is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// The round, the kind of failure, or who is gone.
+    /// The round, the kind of failure, who is gone, who is there again, or an incarnation.
     pub(crate) first: u32,
-    /// Milliseconds left, the rank of a part, or whether who is gone has said so.
+    /// Milliseconds left, the rank of a part, whether who is gone has said so, or an incarnation.
     pub(crate) second: u32,
     /// Bytes of the body.
     pub(crate) length: u32,
@@ -149,6 +158,8 @@ impl Header {
             8 => (Kind::Leave, 0),
             9 => (Kind::Gone, 0),
             10 => (Kind::Closed, 0),
+            11 => (Kind::Return, MAX_BLOB),
+            12 => (Kind::Arrived, MAX_BLOB),
             _ => return None,
         };
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
@@ -302,7 +313,7 @@ mod tests {
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
         }
-        for kind in [0, 11, 255] {
+        for kind in [0, 13, 255] {
             let mut bytes = [0; HEADER];
             bytes[0] = kind;
             assert_eq!(Header::decode(&bytes), None);

@@ -105,6 +105,14 @@ impl Protocol for Registered {
         });
     }
 
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
+        // What tells of the death may still be on its way.
+        if self.0.handle().is_some_and(|handle| handle.me() == scope.me()) {
+            self.0.peer_down(scope, rank, Fault::PeerLost(rank));
+            self.0.peer_up(rank);
+        }
+    }
+
     fn on_close(&self) {
         let wakers = {
             let mut state = self.0.lock();

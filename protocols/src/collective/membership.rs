@@ -171,11 +171,10 @@ impl Hub {
         if origin == Origin::Agreed {
             return;
         }
-        let founder = (id >> 32) as u32;
         let membership = Membership::new(id, members, self.me, &self.nodes);
         let offered = &mut state.peers[source.index()].offered;
         *offered += 1;
-        let sound = founder == source.0 && *offered <= MOST_OFFERED && !state.ids.contains_key(&id);
+        let sound = State::founder(id) == source && *offered <= MOST_OFFERED && !state.ids.contains_key(&id);
         let (Some(membership), true) = (membership, sound) else {
             return self.corrupt(scope, state, source);
         };

@@ -366,8 +366,10 @@ pub(super) struct State {
     pub offers: VecDeque<Offer>,
     pub waiters: Vec<Waker>,
     pub down: BTreeMap<Rank, Fault>,
-    /// Groups that this rank has named so far.
+    /// Groups that this incarnation of the rank has named so far.
     pub named: u32,
+    /// How often this rank was started before.
+    pub incarnation: u32,
 }
 
 impl State {
@@ -386,13 +388,20 @@ impl State {
             waiters: Vec::new(),
             down: BTreeMap::new(),
             named: 0,
+            incarnation: 0,
         }
     }
 
-    /// A number that no other group of the job has or had.
+    /// A number that no other group of the job has or had: incarnation and number of the rank that names it (20 and 12
+    /// bits, as a job has at most 4096 ranks), and its count.
     pub fn new_id(&mut self) -> u64 {
         self.named += 1;
-        u64::from(self.me.0) << 32 | u64::from(self.named)
+        u64::from(self.incarnation) << 44 | u64::from(self.me.0) << 32 | u64::from(self.named)
+    }
+
+    /// The rank that has named a group.
+    pub fn founder(id: u64) -> Rank {
+        Rank((id >> 32) as u32 & 0xfff)
     }
 
     /// The group that a peer calls by that number.

@@ -3,7 +3,7 @@
 
 use super::executor::{Guard, Hub};
 use super::outlet::Way;
-use super::state::{Slot, State};
+use super::state::{Peer, Slot, State};
 use super::wire::{self, Record};
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
@@ -108,5 +108,34 @@ impl Hub {
         let wakers = std::mem::take(&mut state.waiters);
         drop(state);
         wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+
+    /// A rank was started again: groups to come may have it as a member. Those that it was a member of stay broken.
+    pub(super) fn peer_up(&self, rank: Rank) {
+        let mut state = self.lock();
+        let State { peers, offers, unclaimed, down, .. } = &mut *state;
+        down.remove(&rank);
+        peers[rank.index()] = Peer::default();
+        unclaimed.retain(|_, messages| {
+            messages.retain(|message| message.from != rank);
+            !messages.is_empty()
+        });
+        // Nobody can ask for the groups that it has offered, which broke with it.
+        let old: Vec<usize> =
+            offers.iter().filter(|offer| offer.from == rank).map(|offer| offer.at).collect();
+        offers.retain(|offer| offer.from != rank);
+        for at in old {
+            state.remove(at);
+        }
+    }
+
+    /// This rank was started again: the operations of the world are not for it, and end with that error. Groups that it
+    /// names have numbers that it has not given before.
+    pub(crate) fn outlive(&self, incarnation: u32, cause: Fault) {
+        let mut state = self.lock();
+        state.incarnation = incarnation;
+        if let Some(world) = state.groups.get_mut(0) {
+            world.broken = Some((0, cause));
+        }
     }
 }

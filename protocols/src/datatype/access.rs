@@ -29,7 +29,7 @@ const WORDS: usize = 8;
 /// Which bytes of which layout a request is about.
 ///
 /// ```text
-///   info      kind | length of the program | place | length | base | count | first | bytes
+///   info      incarnation 32, kind 32 | length of the program | place | length | base | count | first | bytes
 ///   payload   program | for puts: the bytes
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +46,14 @@ pub(crate) struct Request {
     pub first: u64,
     /// Bytes that are put or asked for.
     pub bytes: u64,
+    /// The incarnation of the owner that has the memory.
+    pub incarnation: u32,
 }
 
 impl Request {
     fn info(&self, kind: u64, program: u64) -> [u8; WORDS * 8] {
-        let Request { place, len, base, count, first, bytes } = *self;
+        let Request { place, len, base, count, first, bytes, incarnation } = *self;
+        let kind = u64::from(incarnation) << 32 | kind;
         let mut info = [0; WORDS * 8];
         let words = [kind, program, place, len, base, count, first, bytes];
         for (into, word) in info.chunks_exact_mut(8).zip(words) {
@@ -67,7 +70,9 @@ impl Request {
         let mut word = || words.next().unwrap_or_default();
         let (kind, program) = (word(), word());
         let (place, len, base, count) = (word(), word(), word(), word());
-        Some((kind, program, Request { place, len, base, count, first: word(), bytes: word() }))
+        let (kind, incarnation) = (kind & u64::from(u32::MAX), (kind >> 32) as u32);
+        let (first, bytes) = (word(), word());
+        Some((kind, program, Request { place, len, base, count, first, bytes, incarnation }))
     }
 }
 
@@ -90,7 +95,8 @@ impl LayoutAccess {
         let me = handle.me().rank;
         // Devices know whom to tell of their peers, and so the protocols: this must not close the ring.
         let device = client.device_for(me).map(Arc::downgrade);
-        let handler = move |message: Message<'_>, _: &mut Scope<'_>| answer(&message, me, device.as_ref());
+        let own = (me, client.incarnation_of(me));
+        let handler = move |message: Message<'_>, _: &mut Scope<'_>| answer(&message, own, device.as_ref());
         Ok(LayoutAccess { service: register_inline(client, handle, NAME, handler)? })
     }
 
@@ -113,9 +119,17 @@ impl LayoutAccess {
 }
 
 /// What a peer asks for is done at once, so that nothing that it sends behind it is there before.
-fn answer(message: &Message<'_>, me: Rank, device: Option<&Weak<dyn Device>>) -> Result<Buffer, Fault> {
+fn answer(
+    message: &Message<'_>,
+    (me, incarnation): (Rank, u32),
+    device: Option<&Weak<dyn Device>>,
+) -> Result<Buffer, Fault> {
     let undecodable = || Fault::Undecodable(me);
     let (kind, program, request) = Request::parse(message.info()).ok_or_else(undecodable)?;
+    if request.incarnation != incarnation {
+        // What is there now is another incarnation's.
+        return Err(Fault::NoSuchMemory(me));
+    }
     let payload = message.source_bytes();
     let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
     let most = chunk(program.len());
@@ -179,8 +193,9 @@ mod tests {
     fn ask(device: &Weak<dyn Device>, info: &[u8], payload: &[u8]) -> Result<Vec<u8>, Fault> {
         let source = Endpoint::new(Rank(0), ContextId(0));
         let body = Body::Short(payload);
-        let message = Message::new(Incoming { source, info, body, protocol: ProtocolId(9), cookie: 1 });
-        answer(&message, ME, Some(device)).map(|answer| answer.into_bytes().to_vec())
+        let message =
+            Message::new(Incoming { source, info, body, protocol: ProtocolId(9), life: 0, cookie: 1 });
+        answer(&message, (ME, 0), Some(device)).map(|answer| answer.into_bytes().to_vec())
     }
 
     #[test]
@@ -192,7 +207,8 @@ mod tests {
         let weak = Arc::downgrade(&device);
         let words = Datatype::of::<u16>().vector(4, 1, 2).expect("small");
         let program = words.to_bytes();
-        let fits = Request { place: own.offset, len: 4096, base: 16, count: 2, first: 3, bytes: 5 };
+        let fits =
+            Request { place: own.offset, len: 4096, base: 16, count: 2, first: 3, bytes: 5, incarnation: 0 };
         let info = |kind, request: &Request| request.info(kind, program.len() as u64);
         let payload = [&program[..], &[1, 2, 3, 4, 5]].concat();
         assert_eq!(ask(&weak, &info(PUT, &fits), &payload), Ok(Vec::new()));
@@ -229,8 +245,15 @@ mod tests {
         let large = device.allocate(1 << 20).expect("there is memory");
         let flat = Datatype::of::<u8>().to_bytes();
         let most = chunk(flat.len());
-        let all =
-            Request { place: large.offset, len: 1 << 20, base: 0, count: 1 << 20, first: 9, bytes: most };
+        let all = Request {
+            place: large.offset,
+            len: 1 << 20,
+            base: 0,
+            count: 1 << 20,
+            first: 9,
+            bytes: most,
+            incarnation: 0,
+        };
         let answer = ask(&weak, &all.info(GET, flat.len() as u64), &flat).expect("as much as may be");
         assert_eq!(answer.len() as u64, most);
         let more = Request { bytes: most + 1, ..all };

@@ -29,9 +29,9 @@ impl Export {
     /// As bytes, to be published in shared memory or told in a message.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let RegionKey { rank, offset, len } = self.handle;
+        let RegionKey { rank, offset, len, incarnation } = self.handle;
         let mut bytes = Vec::new();
-        for word in [u64::from(rank), offset, len, self.base, self.count] {
+        for word in [u64::from(incarnation) << 32 | u64::from(rank), offset, len, self.base, self.count] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.datatype.to_bytes());
@@ -47,8 +47,9 @@ impl Export {
         let mut words =
             head.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
         let mut word = || words.next().unwrap_or_default();
-        let rank = u32::try_from(word()).map_err(|_| ProgramError::Number(0))?;
-        let handle = RegionKey { rank, offset: word(), len: word() };
+        let of = word();
+        let (rank, incarnation) = (of as u32, (of >> 32) as u32);
+        let handle = RegionKey { rank, offset: word(), len: word(), incarnation };
         let (base, count) = (word(), word());
         Ok(Export { handle, base, count, datatype: Datatype::from_bytes(program)? })
     }

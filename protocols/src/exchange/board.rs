@@ -234,6 +234,11 @@ impl Board {
         self.settle_all(effects);
     }
 
+    /// No operation of this rank ends well, and nobody need be told.
+    pub fn outlive(&mut self, cause: Fault) {
+        (self.broken, self.unentered) = (Some((0, cause)), 0);
+    }
+
     fn wake_all(&mut self, effects: &mut Effects) {
         effects.wake.extend(self.running.values_mut().filter_map(|running| running.waker.take()));
     }

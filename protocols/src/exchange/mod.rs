@@ -85,6 +85,16 @@ impl Protocol for Registered {
         });
     }
 
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
+        // The operations of the job stay broken: the rank knows nothing of those that the others count. What tells of the
+        // death may still be on its way.
+        if self.0.outlet.get().is_some_and(|outlet| outlet.is_of(scope.me())) {
+            let mut effects = Effects::default();
+            self.0.board().peer_down(rank, Fault::PeerLost(rank), &mut effects);
+            self.0.apply_in(scope, None, effects);
+        }
+    }
+
     fn on_close(&self) {
         let mut effects = Effects::default();
         self.0.board().close(&mut effects);
@@ -138,6 +148,11 @@ impl Exchange {
         let _set = protocol.outlet.set(Outlet { context, id });
         let message = ActiveMessage::new(handle.clone(), id);
         Ok(Exchange { protocol, message, handle, rank, size: shape.ranks })
+    }
+
+    /// This rank was started again, and the others' operations are not for it: all of its own end with that error.
+    pub fn outlive(&self, cause: Fault) {
+        self.protocol.board().outlive(cause);
     }
 
     /// Changes the board and does what follows from it.

@@ -16,6 +16,13 @@ pub(super) struct Outlet {
     pub id: ProtocolId,
 }
 
+impl Outlet {
+    /// Whether it is the way out of that endpoint.
+    pub fn is_of(&self, endpoint: Endpoint) -> bool {
+        self.context.upgrade().is_some_and(|context| context.me() == endpoint)
+    }
+}
+
 /// A record that waits for room in the queue towards a rank.
 struct Waiting {
     protocol: Arc<ExchangeProtocol>,

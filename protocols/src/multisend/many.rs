@@ -199,6 +199,20 @@ impl Protocol for Registered {
         });
     }
 
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
+        if self.context.upgrade().is_none_or(|context| context.me() != scope.me()) {
+            return;
+        }
+        // What was to come from the earlier incarnation does not, and what it sent is not for receives to come.
+        gone(&self.state, rank, Fault::PeerLost(rank));
+        let mut state = lock(&self.state);
+        state.down.remove(&rank);
+        state.lines.retain(|_, line| {
+            line.waiting.retain(|waiting| waiting.source != rank);
+            !line.waiting.is_empty() || !line.posted.is_empty()
+        });
+    }
+
     fn on_close(&self) {
         let wakers: Vec<Waker> = {
             let mut state = lock(&self.state);

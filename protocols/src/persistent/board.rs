@@ -202,6 +202,14 @@ impl Protocol for Registered {
         });
     }
 
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
+        // What tells of the death may still be on its way. Those to come may have the rank as a member.
+        if self.context.upgrade().is_some_and(|context| Handle::new(context).me() == scope.me()) {
+            gone(&self.board, rank, Fault::PeerLost(rank));
+            lock(&self.board).down.remove(&rank);
+        }
+    }
+
     fn on_close(&self) {
         let mut board = lock(&self.board);
         board.closed = true;

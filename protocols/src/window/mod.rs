@@ -53,17 +53,19 @@ pub(crate) struct Part {
     pub remote: usize,
     /// Rouses those who wait for what is written there; as long as it is mapped.
     rouser: Option<Arc<dyn Rouse>>,
+    /// Which incarnation of the rank has it.
+    pub incarnation: u32,
 }
 
 impl Part {
     fn new(memory: &RemoteMemory, remote: usize, device: &Arc<dyn Device>, handle: &Handle) -> Part {
-        let RemoteMemory { rank, offset: place, len, mapped } = *memory;
+        let RemoteMemory { rank, offset: place, len, mapped, incarnation } = *memory;
         let target = Endpoint::new(rank, handle.me().context);
         let own =
             || (rank == handle.me().rank).then(|| Arc::new(OwnRouser(handle.clone())) as Arc<dyn Rouse>);
         let rouser = mapped.and_then(|_| device.rouser(target).or_else(own));
         // What cannot be roused is not written at once.
-        Part { rank, mapped, len, place, remote, rouser }
+        Part { rank, mapped, len, place, remote, rouser, incarnation }
     }
 }
 
@@ -242,6 +244,9 @@ impl<T: Element> Window<T> {
         let handle = first_context(client)?;
         let me = handle.me().rank;
         let device = client.device_for(me).ok_or(RmaError::Unreachable(me))?.clone();
+        // Of those that take part: whichever is started again meanwhile has no part.
+        let incarnations: Vec<u32> =
+            (0..client.peers().ranks).map(|rank| client.incarnation_of(Rank(rank))).collect();
         let making = exchange.begin_window()?;
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = match bytes {
@@ -269,9 +274,10 @@ impl<T: Element> Window<T> {
         let remotes: Vec<RemoteMemory> = gathered
             .iter()
             .enumerate()
-            .map(|(rank, blob)| {
+            .zip(incarnations)
+            .map(|((rank, blob), incarnation)| {
                 let (rank, (offset, len)) = (Rank(rank as u32), blob_part(blob));
-                RemoteMemory { rank, offset, len, mapped: device.map(rank, offset, len) }
+                RemoteMemory { rank, offset, len, mapped: client.map(rank, offset, len), incarnation }
             })
             .collect();
         let made = Made {

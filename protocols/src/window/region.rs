@@ -7,7 +7,7 @@ use posthaste_core::context::Face;
 use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
-use posthaste_core::{Client, Device, Handle, Messager, Rank, RmaError, Scope, WindowId};
+use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RmaError, Scope, WindowId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,6 +41,7 @@ struct RegionInner {
     slice: SharedSlice,
     len: u64,
     offset: u64,
+    incarnation: u32,
     local: usize,
     own: Mutex<Option<OwnMemory>>,
 }
@@ -86,6 +87,8 @@ pub struct RegionKey {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
+    /// Which incarnation of the rank has the memory.
+    pub incarnation: u32,
 }
 
 impl Region {
@@ -109,7 +112,8 @@ impl Region {
         let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let own = Mutex::new(Some(own));
-        Ok(Region(Arc::new(RegionInner { id, handle, slice, len: len as u64, offset, local, own })))
+        let (len, incarnation) = (len as u64, client.incarnation_of(me));
+        Ok(Region(Arc::new(RegionInner { id, handle, slice, len, offset, incarnation, local, own })))
     }
 
     /// Length in bytes.
@@ -127,7 +131,8 @@ impl Region {
     /// What peers need to reach it.
     #[must_use]
     pub fn key(&self) -> RegionKey {
-        RegionKey { rank: self.0.handle.me().rank.0, offset: self.0.offset, len: self.0.len }
+        let RegionInner { offset, len, incarnation, .. } = *self.0;
+        RegionKey { rank: self.0.handle.me().rank.0, offset, len, incarnation }
     }
 
     /// A part of it, by its bytes, for recorded operations. Whether it is inside, they check.
@@ -230,7 +235,8 @@ impl RemoteRegion {
     /// A peer's region by the key that the peer told.
     ///
     /// # Errors
-    /// If the rank is unknown, or the range is outside what the rank shares.
+    /// If the rank is unknown, or the range is outside what the rank shares; [`Fault::StaleHandle`] if the rank was started
+    /// again since, and [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
     pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
         let (rank, size) = (Rank(key.rank), client.peers().ranks);
         if key.rank >= size {
@@ -238,11 +244,16 @@ impl RemoteRegion {
         }
         let handle = first_context(client)?;
         let device = client.device_for(rank).ok_or(RmaError::Unreachable(rank))?.clone();
+        let (held, now) = (key.incarnation, client.incarnation_of(rank));
+        if held != now {
+            let stale = Fault::StaleHandle { rank, held, now };
+            return Err(if held < now { stale } else { Fault::PeerLost(rank) }.into());
+        }
         let mapped = device.map(rank, key.offset, key.len);
         if device.caps().mappable && mapped.is_none() {
             return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
         }
-        let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped };
+        let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };
         let keys = add_remote(&handle, vec![remote]).await;
         let parts = keys.into_iter().map(|key| Part::new(&remote, key, &device, &handle)).collect();
         Ok(RemoteRegion {

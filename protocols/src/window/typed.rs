@@ -56,6 +56,12 @@ fn call_to_rma(error: CallError, rank: Rank) -> RmaError {
 }
 
 impl Memory {
+    /// Whether the incarnation of the rank that has the part still lives, as far as that is known. Owners look, too.
+    fn is_current(&self, part: &Part) -> Result<(), RmaError> {
+        let (rank, held, now) = (part.rank, part.incarnation, self.gates.incarnation_of(part.rank));
+        if held < now { Err(Fault::StaleHandle { rank, held, now }.into()) } else { Ok(()) }
+    }
+
     fn layouts(&self, rank: Rank) -> Result<&LayoutAccess, RmaError> {
         self.layouts.as_ref().ok_or(RmaError::Unreachable(rank))
     }
@@ -87,6 +93,7 @@ impl Memory {
         from: &Layout<'_>,
     ) -> Result<VecDeque<Asked<'_>>, TypedError> {
         let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
+        self.is_current(part)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
         let mut calls = VecDeque::new();
@@ -125,6 +132,7 @@ fn request(part: &Part, layout: &Layout<'_>, first: u64, end: u64) -> Request {
         count: layout.count,
         first,
         bytes: end - first,
+        incarnation: part.incarnation,
     }
 }
 
@@ -353,6 +361,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
         loop {
             while remote.calls.len() < AT_ONCE && remote.asked < remote.all {
                 let part = memory.check(rank.index(), rank, 0, 0)?;
+                memory.is_current(part)?;
                 let end = remote.all.min(remote.asked + chunk(remote.program.len()));
                 let request = request(part, &self.from.layout(), remote.asked, end);
                 let call = memory.layouts(rank)?.get(part.rank, remote.program.clone(), &request);

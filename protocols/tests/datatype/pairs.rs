@@ -41,7 +41,7 @@ fn check(
         assert!(target == want, "staged in {staging} bytes");
     }
     for size in [1, 3, 16, 100, 100_000] {
-        let handle = RegionKey { rank: 0, offset: 0, len: from_len as u64 };
+        let handle = RegionKey { rank: 0, offset: 0, len: from_len as u64, incarnation: 0 };
         let export = Export { handle, base: from.base, count: from.count, datatype: from.datatype.clone() };
         let export = Export::from_bytes(&export.to_bytes()).expect("as it was");
         let mut segments = SlicedMemory::new(shared(&source), size);
@@ -49,7 +49,7 @@ fn check(
         assert_eq!(pull(&mut target, to, &mut segments, &export), Ok(total));
         assert!(target == want, "pulled from segments of {size}");
 
-        let handle = RegionKey { rank: 0, offset: 0, len: to_len as u64 };
+        let handle = RegionKey { rank: 0, offset: 0, len: to_len as u64, incarnation: 0 };
         let export = Export { handle, base: to.base, count: to.count, datatype: to.datatype.clone() };
         let memory = shared(&clean);
         let mut segments = SlicedMemory::new(memory, size);
@@ -197,7 +197,7 @@ fn one_segment_is_attached_at_a_time_and_in_order() {
     let blocks =
         Datatype::of::<u64>().hindexed(&[(0, 3), (32, 3), (80, 3), (190, 3), (500, 3)]).expect("small");
     let local = Datatype::of::<u64>().contiguous(15).expect("small");
-    let handle = RegionKey { rank: 3, offset: 4096, len: 1200 };
+    let handle = RegionKey { rank: 3, offset: 4096, len: 1200, incarnation: 0 };
     let export = Export { handle, base: 10, count: 1, datatype: blocks };
     let mut told = Told(SlicedMemory::new(shared(&source), 100), Vec::new());
     let mut out = vec![0; 120];

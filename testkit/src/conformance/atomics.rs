@@ -213,7 +213,7 @@ pub fn impossible_ones_are_refused<H: Harness>(harness: H) {
     assert_eq!(refused(&world, Rank(7), key, 0, ADD), RmaError::UnknownRank { rank: Rank(7), size: 2 });
     assert_eq!(refused(&world, to, 999, 0, ADD), RmaError::Unreachable(to));
     if !world.caps().native_atomics || world.goes_over_send() {
-        let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None };
+        let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None, incarnation: 0 };
         let absent = world.enter(at(from), |scope| scope.table().remote.insert(absent));
         for round in 0..3 {
             let operations = [

@@ -2,6 +2,7 @@
 
 use super::{Harness, Setup};
 use crate::sim::{SimOptions, SimWorld, open_without_driver};
+use posthaste_core::device::PeerEvent;
 use posthaste_core::engine::{EngineConfig, Work};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
@@ -98,7 +99,7 @@ pub fn describe(clients: &[Arc<Client>]) -> String {
 /// Tells a client of a death, as a device does that has seen it.
 pub fn tell(client: &Client, dead: Rank) {
     for context in client.contexts().iter().filter(|context| context.me().rank != dead) {
-        context.post_work(Work::PeerDown(dead, Fault::PeerLost(dead)));
+        context.post_work(Work::Peer(dead, PeerEvent::down(Fault::PeerLost(dead))));
     }
 }
 

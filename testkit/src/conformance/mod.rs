@@ -50,7 +50,7 @@ pub struct Setup {
 /// Makes one world over some device and moves it. All clients live in this process and no driver runs.
 pub trait Harness {
     /// Makes the world: one client per rank, its device opened, lost peers reported to the contexts as
-    /// [`Work::PeerDown`](posthaste_core::engine::Work::PeerDown). Called once.
+    /// [`Work::Peer`](posthaste_core::engine::Work::Peer). Called once.
     fn start(&mut self, setup: &Setup) -> Vec<Arc<Client>>;
 
     /// Lets something happen: ranks that are not paused may advance. May wait for a moment if the device needs time.

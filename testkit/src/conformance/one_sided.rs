@@ -229,7 +229,7 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
     }
     let memory = world.memory(16 << 10);
     let (from, to) = (Rank(0), Rank(1));
-    let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None };
+    let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None, incarnation: 0 };
     let key = world.enter(at(from), |scope| scope.table().remote.insert(absent));
     let put = |key: usize, len: u64| Descriptor {
         op: Op::Put,

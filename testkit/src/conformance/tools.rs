@@ -236,7 +236,13 @@ impl<H: Harness> World<H> {
                     .map(|of| {
                         let offset = allocations[of.index()].offset;
                         let mapped = if mappable { device.map(of, offset, len) } else { None };
-                        scope.table().remote.insert(RemoteMemory { rank: of, offset, len, mapped })
+                        scope.table().remote.insert(RemoteMemory {
+                            rank: of,
+                            offset,
+                            len,
+                            mapped,
+                            incarnation: 0,
+                        })
                     })
                     .collect();
                 (remote, scope.table().local.insert(own))

@@ -389,7 +389,7 @@ mod tests {
                 now: 0,
             },
         );
-        let memory = RemoteMemory { rank: Rank(2), offset: 0, len: 64, mapped: None };
+        let memory = RemoteMemory { rank: Rank(2), offset: 0, len: 64, mapped: None, incarnation: 0 };
         let key = engine.scope().table().remote.insert(memory);
         let target = Endpoint::new(Rank(2), ContextId(0));
         let accesses = [Rma::Put(Payload::Borrowed(&[1; 40])), Rma::Get(16)];

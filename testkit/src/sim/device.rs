@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Info, Op, SourceKind};
 use posthaste_core::device::{
-    Allocation, Body, Doorbell, Inject, Injected, Packet, PeerDown, Port, Sink, Source, Sources, Stop,
+    Allocation, Body, Doorbell, Inject, Injected, Packet, PeerNews, Port, Sink, Source, Sources, Stop,
     Verdict,
 };
 use posthaste_core::memory::SharedSlice;
@@ -23,6 +23,7 @@ pub struct SimDevice {
     fabric: Arc<SimFabric>,
     client: usize,
     rank: Rank,
+    incarnation: u32,
     caps: Caps,
 }
 
@@ -36,7 +37,8 @@ impl SimDevice {
         caps.native_get = options.native;
         caps.native_atomics = options.native;
         caps.cost = 1;
-        Self { fabric, client: client.index(), rank, caps }
+        let incarnation = fabric.net().incarnations[rank.index()];
+        Self { fabric, client: client.index(), rank, incarnation, caps }
     }
 }
 
@@ -63,7 +65,9 @@ impl Device for SimDevice {
     fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
         let me = Endpoint::new(self.rank, context);
         let index = self.fabric.index(self.rank, context);
-        Ok(Box::new(SimPort { fabric: self.fabric.clone(), client: self.client, me, index }))
+        let known = vec![0; self.fabric.shape.ranks as usize];
+        let (fabric, client, incarnation) = (self.fabric.clone(), self.client, self.incarnation);
+        Ok(Box::new(SimPort { fabric, client, me, index, incarnation, known }))
     }
 
     fn doorbell(&self, _context: ContextId) -> Arc<dyn Doorbell> {
@@ -83,13 +87,13 @@ impl Device for SimDevice {
         if rank == self.rank { self.fabric.arenas[self.client].slice(rank, offset, len) } else { None }
     }
 
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
-        self.fabric.net().watchers.insert((self.client, self.rank), peer_down);
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
+        self.fabric.net().watchers.insert((self.client, self.rank), news);
         Ok(())
     }
 
     async fn close(&self) {
-        self.fabric.depart(self.client, self.rank);
+        self.fabric.depart(self.client, self.rank, self.incarnation);
     }
 }
 
@@ -98,6 +102,9 @@ struct SimPort {
     client: usize,
     me: Endpoint,
     index: usize,
+    incarnation: u32,
+    /// Which incarnation of each rank this port talks to.
+    known: Vec<u32>,
 }
 
 impl SimPort {
@@ -109,13 +116,28 @@ impl SimPort {
         self.fabric.net().lives[self.client][rank.index()]
     }
 
+    /// Nothing that it does has any effect.
+    fn is_dead(&self) -> bool {
+        let net = self.fabric.net();
+        let rank = self.me.rank.index();
+        net.lives[self.client][rank] == Life::Dead || net.incarnations[rank] != self.incarnation
+    }
+
+    /// Whether a rank is still, or already, the one that this port talks to.
+    fn knows(&self, rank: Rank) -> bool {
+        rank == self.me.rank || self.fabric.net().incarnations[rank.index()] == self.known[rank.index()]
+    }
+
     /// Whether the descriptor is complete; or why it was not taken.
     fn one(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Stop> {
         if descriptor.op == Op::Nop {
             return Ok(true);
         }
-        if self.life(self.me.rank) == Life::Dead {
+        if self.is_dead() {
             return Err(Stop::Fault(Fault::Shutdown));
+        }
+        if !self.knows(descriptor.rank) {
+            return Err(Stop::Fault(Fault::PeerLost(descriptor.rank)));
         }
         if let Some(fault) = self.life(descriptor.rank).fault(descriptor.rank) {
             return Err(Stop::Fault(fault));
@@ -240,7 +262,7 @@ impl Inject for SimPort {
 
 impl Port for SimPort {
     fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
-        if self.life(self.me.rank) == Life::Dead {
+        if self.is_dead() {
             return 0;
         }
         let ended = self.fabric.net().ended.remove(&(self.client, self.index)).unwrap_or_default();
@@ -263,7 +285,7 @@ impl Port for SimPort {
         while budget > 0 && !waiting.is_empty() {
             let chosen = self.fabric.net().random.below(waiting.len());
             let (key, left) = waiting[chosen];
-            let front = if left == 0 {
+            let front = if left == 0 || !self.knows(self.fabric.rank_of(key.1)) {
                 None
             } else {
                 self.fabric.net().pairs.get_mut(&key).and_then(|pair| pair.arrived.front().cloned())
@@ -297,4 +319,8 @@ impl Port for SimPort {
     fn disarm(&mut self) {}
 
     fn peer_down(&mut self, _rank: Rank) {}
+
+    fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        self.known[rank.index()] = incarnation;
+    }
 }

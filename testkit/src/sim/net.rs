@@ -4,7 +4,7 @@ use super::{SimOptions, SimSysdep};
 use crate::random::Random;
 use bytes::Bytes;
 use posthaste_core::descriptor::Info;
-use posthaste_core::device::{Device, PeerDown};
+use posthaste_core::device::{Device, PeerEvent, PeerNews};
 use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::{SharedSlice, WordOp};
 use posthaste_core::slot::Outcome;
@@ -107,7 +107,17 @@ enum Move {
     Arrive(PairKey),
     Access(PairKey),
     Ack(PairKey),
-    Tell { client: usize, to: Rank, of: Rank },
+    Tell {
+        client: usize,
+        to: Rank,
+        of: Rank,
+    },
+    /// Of a rank that was started again.
+    TellAgain {
+        client: usize,
+        to: Rank,
+        of: Rank,
+    },
 }
 
 pub(super) struct Net {
@@ -118,8 +128,12 @@ pub(super) struct Net {
     pub ended: BTreeMap<(usize, usize), VecDeque<(Ticket, Outcome)>>,
     /// By client and rank.
     pub lives: Vec<Vec<Life>>,
-    pub watchers: BTreeMap<(usize, Rank), PeerDown>,
+    pub watchers: BTreeMap<(usize, Rank), PeerNews>,
     told: Vec<(usize, Rank, Rank)>,
+    /// How often each rank was started again.
+    pub incarnations: Vec<u32>,
+    /// The same as others were told, by client, who was told, and of whom.
+    told_again: BTreeMap<(usize, Rank, Rank), u32>,
 }
 
 impl Net {
@@ -164,6 +178,8 @@ impl SimFabric {
             lives: vec![vec![Life::Alive; shape.ranks as usize]; usize::from(shape.clients)],
             watchers: BTreeMap::new(),
             told: Vec::new(),
+            incarnations: vec![0; shape.ranks as usize],
+            told_again: BTreeMap::new(),
         };
         let arenas = (0..shape.clients).map(|_| Arena::new(shape.ranks, options.segment)).collect();
         Arc::new(Self { shape, seed, options, arenas, net: Mutex::new(net) })
@@ -241,9 +257,26 @@ impl SimFabric {
         }
     }
 
-    pub(super) fn depart(&self, client: usize, rank: Rank) {
+    /// Starts a rank again that was killed: devices made from now on are those of its next incarnation. What was on its way
+    /// to or from the old one is lost. The others are told, each at its own time.
+    pub fn restart(&self, rank: Rank) {
         let mut net = self.net();
-        if net.lives[client][rank.index()] == Life::Alive {
+        let net = &mut *net;
+        net.note(0xbea1 << 32 | u64::from(rank.0));
+        net.incarnations[rank.index()] += 1;
+        for lives in &mut net.lives {
+            lives[rank.index()] = Life::Alive;
+        }
+        net.pairs.retain(|&(_, from, to), _| self.rank_of(from) != rank && self.rank_of(to) != rank);
+        net.ended.retain(|&(_, index), _| self.rank_of(index) != rank);
+        net.told.retain(|&(_, to, of)| to != rank && of != rank);
+        net.told_again.retain(|&(_, to, _), _| to != rank);
+        net.watchers.retain(|&(_, watcher), _| watcher != rank);
+    }
+
+    pub(super) fn depart(&self, client: usize, rank: Rank, incarnation: u32) {
+        let mut net = self.net();
+        if net.incarnations[rank.index()] == incarnation && net.lives[client][rank.index()] == Life::Alive {
             net.lives[client][rank.index()] = Life::Left;
         }
     }
@@ -309,6 +342,14 @@ impl SimFabric {
                 }
             }
         }
+        for (&(client, to), _) in &net.watchers {
+            for of in (0..self.shape.ranks).map(Rank).filter(|of| *of != to) {
+                let known = net.told_again.get(&(client, to, of)).copied().unwrap_or(0);
+                if known < net.incarnations[of.index()] && net.lives[client][to.index()] != Life::Dead {
+                    moves.push((net.now, Move::TellAgain { client, to, of }));
+                }
+            }
+        }
         moves
     }
 
@@ -368,10 +409,21 @@ impl SimFabric {
                 net.note(4 << 56 | u64::from(to.0) << 16 | u64::from(of.0));
                 net.told.push((client, to, of));
                 let fault = net.lives[client][of.index()].fault(of);
+                let incarnation = net.incarnations[of.index()];
                 let watcher = net.watchers.get(&(client, to)).cloned();
                 drop(guard);
                 if let (Some(watcher), Some(fault)) = (watcher, fault) {
-                    watcher(of, fault);
+                    watcher(of, PeerEvent::Down { fault, incarnation });
+                }
+            }
+            Move::TellAgain { client, to, of } => {
+                net.note(6 << 56 | u64::from(to.0) << 16 | u64::from(of.0));
+                let incarnation = net.incarnations[of.index()];
+                net.told_again.insert((client, to, of), incarnation);
+                let watcher = net.watchers.get(&(client, to)).cloned();
+                drop(guard);
+                if let Some(watcher) = watcher {
+                    watcher(of, PeerEvent::Up { incarnation });
                 }
             }
         }

@@ -46,23 +46,16 @@ impl SimWorld {
     pub fn new(shape: JobShape, seed: u64, options: SimOptions, config: EngineConfig) -> Self {
         assert_eq!(shape.clients, 1, "a simulated world has one client per rank");
         let fabric = SimFabric::new(shape, seed, options);
-        let clients = (0..shape.ranks)
-            .map(|rank| {
-                let client = Client::new(ClientParts {
-                    id: ClientId(0),
-                    devices: vec![fabric.device(ClientId(0), Rank(rank))],
-                    sysdep: fabric.sysdep(Rank(rank)),
-                    config,
-                    spin: Some(Duration::ZERO),
-                    driver_thread: false,
-                })
-                .expect("a simulated device makes its ports");
-                open_without_driver(&client);
-                Arc::new(client)
-            })
-            .collect();
+        let clients = (0..shape.ranks).map(|rank| client_of(&fabric, Rank(rank), config)).collect();
         let stalled = vec![0; shape.ranks as usize];
         Self { fabric, clients, paused: BTreeSet::new(), stalled, crashes: Vec::new(), steps: 0 }
+    }
+
+    /// Starts a rank again that was killed; its client is another one from now on.
+    pub fn restart(&mut self, rank: Rank, config: EngineConfig) {
+        self.fabric.restart(rank);
+        self.clients[rank.index()] = client_of(&self.fabric, rank, config);
+        self.paused.remove(&rank);
     }
 
     /// The ranks' clients, by rank.
@@ -184,6 +177,21 @@ impl SimWorld {
         }
         text
     }
+}
+
+/// A rank as it is started.
+fn client_of(fabric: &Arc<SimFabric>, rank: Rank, config: EngineConfig) -> Arc<Client> {
+    let client = Client::new(ClientParts {
+        id: ClientId(0),
+        devices: vec![fabric.device(ClientId(0), rank)],
+        sysdep: fabric.sysdep(rank),
+        config,
+        spin: Some(Duration::ZERO),
+        driver_thread: false,
+    })
+    .expect("a simulated device makes its ports");
+    open_without_driver(&client);
+    Arc::new(client)
 }
 
 #[cfg(test)]

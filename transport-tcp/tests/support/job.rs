@@ -155,7 +155,8 @@ impl Member {
 
     /// Puts to, or gets from, the memory of another member, and waits for the end.
     pub async fn access(&self, of: &Member, to: u32, offset: u64, rma: Access<'_>) -> Outcome {
-        let remote = RemoteMemory { rank: Rank(to), offset: of.memory, len: MEMORY, mapped: None };
+        let remote =
+            RemoteMemory { rank: Rank(to), offset: of.memory, len: MEMORY, mapped: None, incarnation: 0 };
         let started = self
             .enter(|scope| {
                 let key = scope.table().remote.insert(remote);

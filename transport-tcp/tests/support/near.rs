@@ -1,7 +1,7 @@
 //! A device that reaches some ranks only.
 
 use async_trait::async_trait;
-use posthaste_core::device::{Allocation, Doorbell, PeerDown};
+use posthaste_core::device::{Allocation, Doorbell, PeerNews};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Caps, ContextId, Device, DeviceError, MemoryError, Port, Rank};
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl Device for Near {
         if self.reaches(rank) { self.device.map(rank, offset, len) } else { None }
     }
 
-    async fn open(&self, peer_down: PeerDown) -> Result<(), DeviceError> {
-        self.device.open(peer_down).await
+    async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
+        self.device.open(news).await
     }
 
     async fn close(&self) {

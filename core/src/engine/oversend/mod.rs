@@ -171,17 +171,21 @@ impl State {
     /// Finds out which endpoints that are. What is put or got over sends is never done inline, which would overtake what
     /// is on its way.
     pub(super) fn choose_over_send(&mut self) {
-        let forced = self.config.oversend;
         let chosen = (0..self.shape.endpoints()).map(|index| {
             let rank = self.shape.endpoint(index).rank;
-            let caps = self.routes.of(rank);
-            let over_send = forced || !(caps.native_put && caps.native_get);
+            let over_send = self.needs_over_send(rank);
             if over_send {
                 self.gates.close_over_send(rank);
             }
             over_send
         });
         self.over_send = chosen.collect();
+    }
+
+    /// Whether puts and gets of that rank's memory go over sends.
+    pub(super) fn needs_over_send(&self, rank: crate::ids::Rank) -> bool {
+        let caps = self.routes.of(rank);
+        self.config.oversend || !(caps.native_put && caps.native_get)
     }
 
     /// Longest part of a get, and what may be asked for at a time.

@@ -141,6 +141,15 @@ impl Scope<'_> {
             if descriptor.op == Op::Send && descriptor.len > max {
                 return Err(SendError::TooLong { len: descriptor.len, max }.into());
             }
+            let accessed = matches!(descriptor.op, Op::Put | Op::Get | Op::Atomic)
+                .then(|| self.state.table.remote.get(descriptor.region as usize))
+                .flatten();
+            // What was recorded may be of memory that a rank had before it was started again.
+            if let Some(fault) =
+                accessed.and_then(|memory| self.state.stale(memory.rank, memory.incarnation))
+            {
+                return Err(fault.into());
+            }
         }
         let State { patterns, shape, eager, config, .. } = &mut *self.state;
         let id =

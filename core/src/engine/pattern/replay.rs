@@ -50,7 +50,7 @@ impl Scope<'_> {
         fifo: Option<FifoId>,
     ) -> Result<ReplayStart, PatternError> {
         let Some(section) = self.state.patterns.section(id) else {
-            return Err(PatternError::NoSuchPattern(id));
+            return Err(self.state.patterns.unusable(id));
         };
         let (key, count) = (id.index(), section.runs.len());
         self.state.stats.replays += 1;

@@ -2,7 +2,8 @@
 
 use super::PatternError;
 use crate::descriptor::{Descriptor, MAX_INFO, Op};
-use crate::ids::{JobShape, PatternId, ProtocolId};
+use crate::error::Fault;
+use crate::ids::{JobShape, PatternId, ProtocolId, Rank};
 use crate::wire;
 use slab::Slab;
 use std::any::Any;
@@ -53,6 +54,10 @@ pub(super) struct Section {
     /// Replays that have not ended.
     pub active: usize,
     pub unregistered: bool,
+    /// Why it cannot be replayed any more: a target of it was started again.
+    stale: Option<Fault>,
+    /// Neither unregistered nor stale.
+    usable: bool,
     /// What its descriptors point into.
     _keep: Keep,
 }
@@ -173,20 +178,54 @@ impl PatternStore {
         self.buffer[start..start + len].copy_from_slice(&descriptors);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
-        let section = Section { start, len, runs, generation, active: 0, unregistered: false, _keep: keep };
+        let section = Section {
+            start,
+            len,
+            runs,
+            generation,
+            active: 0,
+            unregistered: false,
+            stale: None,
+            usable: true,
+            _keep: keep,
+        };
         Ok(PatternId::new(self.sections.insert(section) as u32, generation))
     }
 
-    /// The section of an id that was not unregistered.
+    /// The section of an id that can be replayed: neither unregistered nor stale.
     #[inline]
     pub(super) fn section(&self, id: PatternId) -> Option<&Section> {
         let section = self.sections.get(id.index())?;
-        (section.generation == id.generation() && !section.unregistered).then_some(section)
+        (section.generation == id.generation() && section.usable).then_some(section)
+    }
+
+    /// Why there is no section of an id that can be replayed.
+    #[cold]
+    pub(super) fn unusable(&self, id: PatternId) -> PatternError {
+        match self.sections.get(id.index()) {
+            Some(Section { generation, unregistered: false, stale: Some(why), .. })
+                if *generation == id.generation() =>
+            {
+                PatternError::Fault(*why)
+            }
+            _ => PatternError::NoSuchPattern(id),
+        }
+    }
+
+    /// A rank was started again: what was recorded for an earlier incarnation stays refused.
+    pub(in super::super) fn outlive(&mut self, shape: JobShape, rank: Rank, why: Fault) {
+        for (_, section) in &mut self.sections {
+            if section.runs.iter().any(|run| shape.endpoint(run.index).rank == rank) {
+                section.stale.get_or_insert(why);
+                section.usable = false;
+            }
+        }
     }
 
     pub(super) fn unregister(&mut self, id: PatternId) {
-        if self.section(id).is_some() {
-            self.sections[id.index()].unregistered = true;
+        let section = self.sections.get_mut(id.index());
+        if let Some(section) = section.filter(|section| section.generation == id.generation()) {
+            (section.unregistered, section.usable) = (true, false);
             self.release_if_idle(id.index());
         }
     }

@@ -210,7 +210,7 @@ impl Scope<'_> {
 
     /// The peer has answered: a place, or none. `None`: it was not asked.
     pub(super) fn cleared_to_send(&mut self, index: usize, place: &[u8]) -> Option<Verdict> {
-        let State { peers, table, memory, routes, .. } = &mut *self.state;
+        let State { peers, table, memory, routes, incarnations, .. } = &mut *self.state;
         let peer = peers[index].as_mut().filter(|peer| peer.fault.is_none());
         let Some(peer) = peer else { return Some(Verdict::Taken) };
         let rank = peer.endpoint.rank;
@@ -223,7 +223,8 @@ impl Scope<'_> {
             offset.checked_add(len)?;
             let mappable = routes.of(rank).mappable;
             let mapped = if mappable { Some(memory.map(rank, offset, len)?) } else { None };
-            let key = table.remote.insert(RemoteMemory { rank, offset, len, mapped });
+            let incarnation = incarnations.get(rank.index()).copied().unwrap_or(0);
+            let key = table.remote.insert(RemoteMemory { rank, offset, len, mapped, incarnation });
             Stage::Cleared { key, sent: 0 }
         };
         peer.stuck = false;
@@ -311,8 +312,9 @@ impl Scope<'_> {
         let source = self.state.shape.endpoint(index);
         if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
             let body = Body::Lease(landing.into_lease());
+            let life = self.state.peer(index).life;
             self.dispatch_late(
-                Incoming { source, info: info.as_bytes(), body, protocol, cookie },
+                Incoming { source, info: info.as_bytes(), body, protocol, life, cookie },
                 local,
                 flow,
             );
