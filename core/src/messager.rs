@@ -288,6 +288,12 @@ impl Client {
         self.routes.device_for(rank)?.map(rank, offset, len)
     }
 
+    /// The memory of all ranks, without keeping a device alive.
+    #[must_use]
+    pub fn memory(&self, me: Rank) -> crate::route::RouteMemory {
+        self.routes.memory(me)
+    }
+
     /// Waits until a later incarnation of the rank than `after` can be reached by all contexts, and returns which it is.
     ///
     /// # Errors

@@ -79,9 +79,10 @@ pub enum HandshakeError {
 pub enum Verdict {
     /// It is the connection of this pair.
     Accept = 1,
-    /// The responder is connecting, too, and its attempt wins.
+    /// The responder is connecting, too, and its attempt wins; or it is still to hear of this incarnation of the
+    /// initiator's rank. Not yet, in any case.
     Yield = 2,
-    /// There is, or was, one already; the pair's connection is never made twice.
+    /// There is, or was, one already; the pair's connection is never made twice in one life of both.
     Spent = 3,
     /// The responder leaves the job.
     Leaving = 4,

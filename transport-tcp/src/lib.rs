@@ -20,6 +20,11 @@
 //! [handshake] are tasks of the runtime; after it the socket belongs to its port, which reads and writes it directly. A
 //! rank talks to itself without a socket, and accesses its own memory at once.
 //!
+//! A rank that died may be started again ([`TcpDevice::restarted`]): whoever knows says where its next incarnation listens.
+//! Each port first gives up what it had of the earlier one and is then *admitted* to the new one; until then whatever is
+//! for that rank is refused, and connections that the new one makes are told to try again. Each connection, and each end
+//! of one, is of one incarnation, so that late news of an old one end nothing.
+//!
 //! # Progress and waking up
 //! Up to two connections are read at every `advance` without asking; more are asked for with one `epoll_wait`. A message
 //! is written at once if nothing was written since the last `advance`; those after it wait for the next one, which

@@ -6,8 +6,9 @@ use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
 use crate::group::Group;
 use futures::future::join_all;
-use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::device::{Allocation, Memory, RemoteMemory};
 use posthaste_core::engine::Gates;
+use posthaste_core::route::RouteMemory;
 use posthaste_core::{Client, Device, Fault, Handle, MemoryError, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// What windows of groups are made of.
 pub(crate) struct WindowHome {
     device: Arc<dyn Device>,
+    memory: RouteMemory,
     gates: posthaste_core::sync::Arc<Gates>,
     exchange: Exchange,
     layouts: LayoutAccess,
@@ -32,8 +34,8 @@ impl WindowHome {
     pub fn new(client: &Client, exchange: &Exchange, layouts: &LayoutAccess) -> Option<WindowHome> {
         let me = super::first_context(client).ok()?.me().rank;
         let device = client.device_for(me)?.clone();
-        let (exchange, layouts) = (exchange.clone(), layouts.clone());
-        Some(WindowHome { device, gates: client.gates().clone(), exchange, layouts })
+        let (exchange, layouts, memory) = (exchange.clone(), layouts.clone(), client.memory(me));
+        Some(WindowHome { device, memory, gates: client.gates().clone(), exchange, layouts })
     }
 }
 
@@ -142,6 +144,9 @@ impl Group {
             Some(bytes) => home.device.allocate(bytes),
             None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
         };
+        // Of those that take part: whichever is started again meanwhile has no part.
+        let incarnations: Vec<u32> =
+            self.members().iter().map(|rank| home.gates.incarnation_of(*rank)).collect();
         let id = inner.hub.new_id();
         let (share, own, failed) = match own {
             Ok(own) => {
@@ -164,9 +169,10 @@ impl Group {
             return Err(Fault::OutOfMemory("another member could not allocate its part of the window").into());
         }
         let group = self.twin(gathered[0].id, number).map_err(collective_to_rma)?;
-        let remotes = self.members().iter().zip(&gathered).map(|(rank, share)| {
-            let Share { offset, len, .. } = *share;
-            RemoteMemory { rank: *rank, offset, len, mapped: home.device.map(*rank, offset, len) }
+        let parts = self.members().iter().zip(&gathered).zip(incarnations);
+        let remotes = parts.map(|((rank, share), incarnation)| {
+            let (rank, Share { offset, len, .. }) = (*rank, *share);
+            RemoteMemory { rank, offset, len, mapped: home.memory.map(rank, offset, len), incarnation }
         });
         let made = Made {
             handle: inner.handle.clone(),

@@ -342,7 +342,7 @@ impl SimFabric {
                 }
             }
         }
-        for (&(client, to), _) in &net.watchers {
+        for &(client, to) in net.watchers.keys() {
             for of in (0..self.shape.ranks).map(Rank).filter(|of| *of != to) {
                 let known = net.told_again.get(&(client, to, of)).copied().unwrap_or(0);
                 if known < net.incarnations[of.index()] && net.lives[client][to.index()] != Life::Dead {
