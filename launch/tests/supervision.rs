@@ -307,7 +307,7 @@ fn a_rank_that_fails_is_started_again_so_often_and_no_oftener() {
     let printed = |rank| String::from_utf8(job.output(rank).0).unwrap();
     assert_eq!(printed(0), "0 1 inherits\n");
     // What its predecessor had is not for it: the memory of the node, and its doorbell.
-    assert_eq!(printed(1), "1 1 inherits\n1 1 \n1 1 \n");
+    assert_eq!(printed(1), "1 1 inherits\n1 1\n1 1\n");
     assert_eq!(outcome.ranks, [RankEnd::Exit(0), RankEnd::Exit(4)]);
     assert_eq!(outcome.first_failure.map(|failure| (failure.rank, failure.cause)), Some((1, Cause::Exit(4))));
 

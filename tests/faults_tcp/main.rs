@@ -13,6 +13,8 @@ mod futures;
 mod killed;
 #[path = "../faults/leaving.rs"]
 mod leaving;
+#[path = "../faults/restarted.rs"]
+mod restarted;
 #[path = "../faults/stopped.rs"]
 mod stopped;
 mod unmet;
