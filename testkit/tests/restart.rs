@@ -4,7 +4,7 @@
 use posthaste_core::context::Face;
 use posthaste_core::descriptor::{Descriptor, Op, SourceKind};
 use posthaste_core::device::RemoteMemory;
-use posthaste_core::engine::{EngineConfig, PatternError, Payload, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{EngineConfig, FifoOptions, PatternError, Payload, Rma, SendArgs, Sent, Wait};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::protocol::{Credit, Flow, ReplyTo};
@@ -205,7 +205,8 @@ fn story(ranks: &mut impl Ranks) {
         len: 8,
         ..Descriptor::default()
     };
-    let pattern = enter(ranks, zero, |scope| scope.store_pattern(vec![put])).expect("a pattern");
+    let pattern =
+        enter(ranks, zero, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("a pattern");
     let mut waiting = None;
     for _ in 0..200 {
         waiting = send(ranks, zero, ONE, LOG, Wait::Await).unwrap();
@@ -216,6 +217,16 @@ fn story(ranks: &mut impl Ranks) {
     let (ticket, promise) = waiting.expect("the queue is bounded");
     until(ranks, "a place in the queue", |ranks| ended(ranks, zero, ticket).is_some());
     let mine = ask(ranks, zero, ONE);
+    // And a message to it waits in a FIFO that is not served.
+    let fifo = enter(ranks, zero, |scope| scope.open_fifo(FifoOptions::default()));
+    let queued = enter(ranks, zero, |scope| {
+        scope.enable_fifo(fifo, false).expect("it is open");
+        let args = SendArgs { target: at(ONE), protocol: LOG, cookie: 0, info: &[], relaxed: false };
+        match scope.send_through(fifo, &args, Payload::Borrowed(&[9; 30]), Wait::Await) {
+            Ok(Ok(Sent::Queued(ticket))) => ticket,
+            other => panic!("it is to be queued: {other:?}"),
+        }
+    });
 
     ranks.kill(ONE);
     until(ranks, "the loss", |ranks| matches!(ended(ranks, zero, mine), Some(Err(Fault::PeerLost(ONE)))));
@@ -232,6 +243,10 @@ fn story(ranks: &mut impl Ranks) {
         assert_eq!(ranks.clients()[rank.index()].incarnation_of(ONE), 1);
     }
 
+    // What waits was for the old one.
+    assert_eq!(ended(ranks, zero, queued), Some(Err(Fault::PeerLost(ONE))));
+    enter(ranks, zero, |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+    assert_eq!(enter(ranks, zero, |scope| scope.fifo_status(fifo)).map(|status| status.len), Ok(0));
     // The promise, the memory and the pattern were of the old one.
     let late = send(ranks, zero, ONE, LOG, promise).unwrap_err();
     assert_eq!(late, SendError::Fault(Fault::PeerLost(ONE)));
@@ -242,7 +257,7 @@ fn story(ranks: &mut impl Ranks) {
     assert_eq!(refused.unwrap_err(), RmaError::Fault(stale), "of no bytes, too");
     let refused = enter(ranks, zero, |scope| scope.replay(pattern));
     assert!(matches!(refused, Err(PatternError::Fault(fault)) if fault == stale), "{refused:?}");
-    let refused = enter(ranks, zero, |scope| scope.store_pattern(vec![put]));
+    let refused = enter(ranks, zero, |scope| scope.store_pattern(vec![put], Box::new(())));
     assert!(matches!(refused, Err(PatternError::Rma(_) | PatternError::Fault(_))), "{refused:?}");
 
     // The new one has the same names for its requests. The answer to the old one must not end them.

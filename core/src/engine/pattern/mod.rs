@@ -145,8 +145,7 @@ impl Scope<'_> {
                 .then(|| self.state.table.remote.get(descriptor.region as usize))
                 .flatten();
             // What was recorded may be of memory that a rank had before it was started again.
-            if let Some(fault) =
-                accessed.and_then(|memory| self.state.stale(memory.rank, memory.incarnation))
+            if let Some(fault) = accessed.and_then(|memory| self.state.stale(memory.rank, memory.incarnation))
             {
                 return Err(fault.into());
             }
