@@ -124,3 +124,28 @@ fn fault_a_killed_rank_ends_a_persistent_collective_on_all_members() {
         job.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_a_killed_rank_ends_a_persistent_exchange_on_all_members() {
+    run(5, options().body_leaves().killed(2), async |job| {
+        let mut exchange = job.persistent().all_to_all::<u64>(&job.world(), 3_000).await.unwrap();
+        let (give, start) = (vec![7; 15_000], Instant::now());
+        let mut take = vec![0; 15_000];
+        for step in 0.. {
+            assert!(start.elapsed() < Duration::from_secs(60), "nobody died");
+            if job.rank() == Rank(2) && step == 30 {
+                let _ =
+                    std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+                std::future::pending::<()>().await;
+            }
+            if let Err(error) = soon("a use", exchange.run(&give, &mut take)).await {
+                assert_eq!(error, posthaste::persistent::PersistentError::Fault(Fault::PeerLost(Rank(2))));
+                assert!((29..=30).contains(&step), "it ended in use {step}");
+                break;
+            }
+        }
+        let again = soon("a later use", exchange.run(&give, &mut take)).await.unwrap_err();
+        assert_eq!(again, posthaste::persistent::PersistentError::Fault(Fault::PeerLost(Rank(2))));
+        job.leave().await.unwrap();
+    });
+}

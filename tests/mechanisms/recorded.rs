@@ -408,6 +408,7 @@ fn m_d29_recorded_collectives_are_replayed_with_new_values_each_time() {
         let mut barrier = job.persistent().barrier(&world).await.unwrap();
         let half = world.split(Some(job.rank().0 % 2), 0).await.unwrap().unwrap();
         let mut most = job.persistent().all_reduce::<u64>(&half, 3, &Reduce::max()).await.unwrap();
+        let mut exchange = job.persistent().all_to_all::<u64>(&world, 700).await.unwrap();
         for step in 0..50u64 {
             let mut values: Vec<u64> = (0..1_000).map(|at| step * at + me).collect();
             soon("the sum", sum.run(&mut values)).await.unwrap();
@@ -429,6 +430,18 @@ fn m_d29_recorded_collectives_are_replayed_with_new_values_each_time() {
             soon("the maximum", most.run(&mut mine)).await.unwrap();
             let top = if me.is_multiple_of(2) { 4 } else { 3 };
             assert_eq!(mine, [top, step, top * step]);
+            // Who is ahead gives its next part while others still look at the last one.
+            for turn in 0..4u64 {
+                let value = |from: u64, to: u64| (step * 4 + turn) * 10_000 + from * 100 + to;
+                let give: Vec<u64> = (0..ranks).flat_map(|to| vec![value(me, to); 700]).collect();
+                let mut take = vec![0; give.len()];
+                if (step + turn + me).is_multiple_of(7) {
+                    tokio::time::sleep(std::time::Duration::from_micros(300)).await;
+                }
+                soon("the exchange", exchange.run(&give, &mut take)).await.unwrap();
+                let expected: Vec<u64> = (0..ranks).flat_map(|from| vec![value(from, me); 700]).collect();
+                assert!(take == expected, "step {step}, turn {turn}");
+            }
             soon("the barrier", barrier.run()).await.unwrap();
         }
         let wrong = sum.run(&mut [0; 3]).await.unwrap_err();

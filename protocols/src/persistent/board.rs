@@ -1,4 +1,5 @@
-//! What has arrived for persistent collectives: a counter and a place for each neighbour in the tree.
+//! What has arrived for persistent collectives: a counter and a place for each neighbour in the tree, or two places for each
+//! member where all send to all.
 
 use super::Tree;
 use crate::cause::parse_cause;
@@ -8,7 +9,7 @@ use posthaste_core::context::Shared;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::sync::lock;
 use posthaste_core::{Fault, Handle, Rank, Scope};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
@@ -28,6 +29,8 @@ pub(super) enum Kind {
     Taken = 2,
     /// A neighbour has given up; the payload says why.
     Broken = 3,
+    /// A member's part of an exchange between all.
+    Part = 4,
 }
 
 /// Bytes of the info of a message.
@@ -51,6 +54,7 @@ fn parse(info: &[u8]) -> Option<(Key, Kind, usize)> {
         1 => Kind::Down,
         2 => Kind::Taken,
         3 => Kind::Broken,
+        4 => Kind::Part,
         _ => return None,
     };
     Some((key, kind, usize::from(info[13])))
@@ -63,10 +67,27 @@ pub(super) struct Slot {
     pub bytes: Vec<u8>,
 }
 
+/// A member's parts of an exchange between all: how many have come, ever, and the payloads of the last two. It gives the
+/// next one when it has got this rank's last one, and so before this rank has looked at its own last one.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    pub count: u64,
+    bytes: [Vec<u8>; 2],
+}
+
+impl Pair {
+    /// The part of that turn, if it has come. Turns count from 1.
+    pub fn of(&self, turn: u64) -> Option<&[u8]> {
+        (self.count >= turn).then(|| &self.bytes[(turn % 2) as usize][..])
+    }
+}
+
 /// One persistent collective on this rank.
 #[derive(Debug)]
 pub(super) struct Inbox {
     tree: Tree,
+    /// Where all send to all: the others.
+    pub parts: BTreeMap<Rank, Pair>,
     members: Box<[Rank]>,
     len: usize,
     /// By child.
@@ -86,11 +107,23 @@ impl Inbox {
             up: tree.children.iter().map(|_| slot()).collect(),
             taken: vec![0; tree.children.len()],
             down: slot(),
+            parts: BTreeMap::new(),
             tree,
             members: members.into(),
             len,
             broken: None,
             waker: None,
+        }
+    }
+
+    /// One of an exchange between all.
+    pub fn of_all(members: &[Rank], me: Rank, len: usize) -> Inbox {
+        let pair = || Pair { count: 0, bytes: [vec![0; len], vec![0; len]] };
+        let others = members.iter().filter(|rank| **rank != me);
+        Inbox {
+            parts: others.map(|rank| (*rank, pair())).collect(),
+            len,
+            ..Inbox::new(Tree::default(), members, 0)
         }
     }
 
@@ -102,7 +135,14 @@ impl Inbox {
             Kind::Up if from_child => fill(&mut self.up[child], self.len, message)?,
             Kind::Down if from_parent => fill(&mut self.down, self.len, message)?,
             Kind::Taken if from_child && message.is_empty() => self.taken[child] += 1,
-            Kind::Broken if self.tree.neighbours().any(|rank| rank == source) => {
+            Kind::Part => {
+                let pair = self.parts.get_mut(&source).filter(|_| message.len() == self.len)?;
+                pair.count += 1;
+                message.copy_to(&mut pair.bytes[(pair.count % 2) as usize]);
+            }
+            Kind::Broken
+                if self.parts.contains_key(&source) || self.tree.neighbours().any(|rank| rank == source) =>
+            {
                 let cause = parse_cause(message.to_bytes())?;
                 self.broken.get_or_insert(cause);
             }

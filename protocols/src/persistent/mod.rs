@@ -7,6 +7,9 @@
 //! them a rank waits for a counter of messages and holds nothing, no FIFO and no completion. A neighbour's message has a
 //! place of its own here, which is free again before the next one can come: the next contribution of a child depends on a
 //! result to which this rank has added the last one, and where no result goes up, children say that they have taken theirs.
+//!
+//! Where all send to all there is one section with a message to every other member, and two places for each: who gives
+//! its next part has got this rank's last one, and cannot give another before it gets the next.
 
 mod board;
 
@@ -20,6 +23,7 @@ use posthaste_core::context::poll_until;
 use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
 use zerocopy::IntoBytes;
@@ -168,6 +172,69 @@ impl Persistent {
         Ok(PersistentBarrier { core: self.make(group, 0, 0, false).await? })
     }
 
+    /// Makes an exchange of `len` values between any two members of a group: collective, in the same order on all members.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let job = posthaste::solo().await?;
+    /// let mut exchange = job.persistent().all_to_all::<u32>(&job.world(), 2).await?;
+    /// for step in 0..10 {
+    ///     let give = vec![step; 2 * job.size()];
+    ///     let mut take = vec![0; give.len()];
+    ///     exchange.run(&give, &mut take).await?;
+    ///     assert_eq!(take, give);
+    /// }
+    /// # job.leave().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn all_to_all<T: Datum>(
+        &self,
+        group: &Group,
+        len: usize,
+    ) -> Result<PersistentAllToAll<T>, PersistentError> {
+        let (members, me, bytes) = (group.members(), group.rank(), len * size_of::<T>());
+        let data = self.region(members.len() * bytes).await?;
+        let key = self.enter(group.id(), Inbox::of_all(members, members[me], bytes));
+        // From here on, dropping it takes it from the board.
+        let mut core = Core::new(self, key, data, Tree::default());
+        core.others = (1..members.len()).map(|step| members[(me + step) % members.len()]).collect();
+        let info = info_of(key, Kind::Part, 0);
+        if members.len() > 1 {
+            let section = record(&self.handle, |r| {
+                members.iter().enumerate().filter(|(place, _)| *place != me).try_for_each(|(place, rank)| {
+                    let part = core.data.slice(place * bytes..(place + 1) * bytes);
+                    r.send_with_info(&self.message, *rank, &info, part)
+                })
+            });
+            core.down = Some(section.await?);
+        }
+        // Nobody sends before all know of it.
+        group.barrier().await?;
+        let members = members.into();
+        Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
+    }
+
+    async fn region(&self, len: usize) -> Result<Region, PersistentError> {
+        Ok(Region::allocate(&self.client, len.max(1)).await.map_err(PatternError::from)?)
+    }
+
+    /// Names a persistent collective of a group, and takes what comes for it.
+    fn enter(&self, group: u64, inbox: Inbox) -> Key {
+        let mut board = lock(&self.board);
+        let key = (group, board.next_of(group));
+        board.inboxes.insert(key, inbox);
+        key
+    }
+
     async fn make(
         &self,
         group: &Group,
@@ -176,24 +243,9 @@ impl Persistent {
         one_way: bool,
     ) -> Result<Core, PersistentError> {
         let tree = Tree::new(group.members(), group.rank(), root);
-        let data = Region::allocate(&self.client, len.max(1)).await.map_err(PatternError::from)?;
-        let key = {
-            let mut board = lock(&self.board);
-            let key = (group.id(), board.next_of(group.id()));
-            board.inboxes.insert(key, Inbox::new(tree.clone(), group.members(), len));
-            key
-        };
-        let mut core = Core {
-            persistent: self.clone(),
-            key,
-            up: None,
-            down: None,
-            taken: None,
-            data,
-            tree,
-            turn: 0,
-            broken: None,
-        };
+        let data = self.region(len).await?;
+        let key = self.enter(group.id(), Inbox::new(tree.clone(), group.members(), len));
+        let mut core = Core::new(self, key, data, tree);
         let (message, data, handle) = (&self.message, &core.data, &self.handle);
         if let Some((parent, child)) = core.tree.parent {
             let (kind, len) = if one_way { (Kind::Taken, 0) } else { (Kind::Up, len) };
@@ -227,6 +279,8 @@ struct Core {
     /// What the sections send.
     data: Region,
     tree: Tree,
+    /// Neighbours besides those of the tree.
+    others: Box<[Rank]>,
     turn: u64,
     broken: Option<Fault>,
 }
@@ -238,6 +292,11 @@ impl Drop for Core {
 }
 
 impl Core {
+    fn new(persistent: &Persistent, key: Key, data: Region, tree: Tree) -> Core {
+        let (persistent, others) = (persistent.clone(), Box::default());
+        Core { persistent, key, up: None, down: None, taken: None, data, tree, others, turn: 0, broken: None }
+    }
+
     /// Waits until a neighbour's messages are so many, and takes what is asked for.
     async fn wait<R>(&self, from: Rank, mut take: impl FnMut(&Inbox) -> Option<R>) -> Result<R, Fault> {
         let (board, key) = (&self.persistent.board, self.key);
@@ -312,6 +371,18 @@ impl Core {
         Self::replay(self.down.as_ref()).await
     }
 
+    /// One use of an exchange between all; `take` gets each member's part.
+    async fn exchange(&mut self, give: &[u8], mut take: impl FnMut(Rank, &[u8])) -> Result<(), Fault> {
+        let turn = self.next_turn()?;
+        self.write(give)?;
+        Self::replay(self.down.as_ref()).await?;
+        for rank in &self.others {
+            let part = |inbox: &Inbox| inbox.parts.get(rank)?.of(turn).map(|part| take(*rank, part));
+            self.wait(*rank, part).await?;
+        }
+        Ok(())
+    }
+
     async fn result(&self, parent: Rank, turn: u64, own: &mut [u8]) -> Result<(), Fault> {
         let take = |inbox: &Inbox| {
             let there = inbox.down.count >= turn;
@@ -333,7 +404,7 @@ impl Core {
                 inbox.broken.get_or_insert(fault);
             }
             let info = info_of(self.key, Kind::Broken, 0);
-            for neighbour in self.tree.neighbours() {
+            for neighbour in self.tree.neighbours().chain(self.others.iter().copied()) {
                 // Who is gone needs not be told.
                 let _gone = self.persistent.message.send(neighbour, cause_of(fault)).info(&info).await;
             }
@@ -401,6 +472,41 @@ impl<T: Datum> PersistentBroadcast<T> {
         self.core.ended(outcome).await?;
         fill(values, &own);
         Ok(())
+    }
+}
+
+/// A recorded exchange between all members; see [`Persistent::all_to_all`]. All members use it equally often, and drop it
+/// when they all have.
+#[derive(Debug)]
+pub struct PersistentAllToAll<T: Datum> {
+    core: Core,
+    members: Box<[Rank]>,
+    me: usize,
+    len: usize,
+    values: std::marker::PhantomData<fn(T)>,
+}
+
+impl<T: Datum> PersistentAllToAll<T> {
+    /// Gives each member its part of `give`, by rank in the group, and takes the parts of all into `take`.
+    ///
+    /// # Errors
+    /// As for [`PersistentAllReduce::run`].
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the others wait for this rank's parts.
+    pub async fn run(&mut self, give: &[T], take: &mut [T]) -> Result<(), PersistentError> {
+        let (len, me) = (self.len, self.me);
+        check("what is given", give.len(), len * self.members.len())?;
+        check("what is taken", take.len(), len * self.members.len())?;
+        let places: HashMap<Rank, usize> = self.members.iter().copied().zip(0..).collect();
+        take[me * len..][..len].copy_from_slice(&give[me * len..][..len]);
+        let outcome = self.core.exchange(give.as_bytes(), |rank, part| {
+            if let Some(place) = places.get(&rank) {
+                fill(&mut take[place * len..][..len], part);
+            }
+        });
+        let outcome = outcome.await;
+        self.core.ended(outcome).await
     }
 }
 
