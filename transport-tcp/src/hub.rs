@@ -428,6 +428,11 @@ impl Hub {
         }
     }
 
+    /// Whether the context has a connection, if only one that is settled and on its way through the door.
+    pub fn has_open(&self, context: ContextId) -> bool {
+        lock(&self.table).stages.iter().any(|((of, _), stage)| *of == context && *stage == Stage::Open)
+    }
+
     /// Whether a connection with the rank is being made, by any context.
     pub fn is_connecting_to(&self, rank: Rank) -> bool {
         let table = lock(&self.table);

@@ -144,7 +144,9 @@ impl TxLink {
 
     /// Whether everything that was taken is with the kernel.
     pub fn is_flushed(&self) -> bool {
-        self.out.is_empty() && self.sealed_written == self.sealed.len() && self.applied == self.told
+        self.out.is_empty()
+            && self.sealed_written == self.sealed.len()
+            && (self.applied == self.told || self.leave != Leave::No)
     }
 
     pub fn can_write(&self) -> bool {
@@ -158,7 +160,8 @@ impl TxLink {
             return 0;
         }
         self.blocked = false;
-        if self.told != self.applied {
+        // After its last frame a rank confirms nothing: what the peer still puts ends with the connection.
+        if self.told != self.applied && self.leave == Leave::No {
             self.told = self.applied;
             self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
         }

@@ -192,7 +192,8 @@ impl Port for TcpPort {
         if !self.open.is_empty() {
             events += self.drain_links(budget, sink);
         }
-        if self.hub.is_closing() && self.tx.close() {
+        // Whoever is on its way through the door is to hear that this rank leaves.
+        if self.hub.is_closing() && self.tx.close() && !self.hub.has_open(self.context) {
             self.hub.port_closed(self.context);
         }
         events += self.tx.flush_touched();

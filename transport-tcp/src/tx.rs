@@ -149,10 +149,12 @@ impl Tx {
         }
         match &mut self.links[index] {
             Some(link) => match link.dead {
-                None => {
+                None if link.leave == Leave::No => {
                     link.quiet = 0;
                     Ok(link)
                 }
+                // Nothing follows the last frame.
+                None => Err(Stop::Fault(Fault::Shutdown)),
                 Some(fault) => Err(Stop::Fault(fault)),
             },
             None => Err(Stop::Full),
@@ -426,6 +428,10 @@ impl Tx {
         }
         let memory = self.hub.home.slice(offset, len).ok_or(Malformed::Memory)?;
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        if link.leave != Leave::No {
+            // The peer is on the point of reading that this rank leaves, which ends its get.
+            return Ok(());
+        }
         while let Some(&(_, cost)) = link.answering.front().filter(|(end, _)| *end <= link.out.passed()) {
             link.answering_bytes -= cost;
             link.answering.pop_front();

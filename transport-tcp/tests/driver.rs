@@ -126,6 +126,33 @@ async fn a_close_loses_nothing(mode: Mode) {
     }
 }
 
+/// Who goes on to put, get and call while a rank leaves hears that it left, and is told no lie about how: what comes late
+/// is not answered behind the last frame.
+async fn accesses_while_a_rank_leaves_end_as_such(mode: Mode) {
+    for round in 0..30u32 {
+        let (members, _log) = job(2, mode, Limits::default()).await;
+        members[1].call(0, b"it is connected").await.expect("it lives");
+        let (leaver, other) = (&members[0], &members[1]);
+        let accesses = async {
+            loop {
+                for access in [Access::Put(&[1; 2000]), Access::Get(100), Access::Put(&[2; 8])] {
+                    if let Err(fault) = other.access(leaver, 0, 64, access).await {
+                        return fault;
+                    }
+                }
+            }
+        };
+        let leave = async {
+            tokio::time::sleep(Duration::from_micros(u64::from(round * 37 % 400))).await;
+            leaver.client.close().await;
+        };
+        let (fault, ()) = tokio::join!(accesses, leave);
+        assert_eq!(fault, Fault::PeerClosed(Rank(0)), "round {round}");
+        told(other, 0).await;
+        assert_eq!(other.errors(), [Fault::PeerClosed(Rank(0))]);
+    }
+}
+
 /// All ranks begin to talk to all others at the same moment, again and again: one connection per pair comes of it, and
 /// nothing that was sent meanwhile is lost or doubled.
 async fn everybody_connects_at_once(mode: Mode) {
@@ -198,6 +225,7 @@ async fn all(mode: Mode) {
     a_burst_is_written_without_its_sender(mode).await;
     a_crash_wakes_who_waits(mode).await;
     a_close_loses_nothing(mode).await;
+    accesses_while_a_rank_leaves_end_as_such(mode).await;
     everybody_connects_at_once(mode).await;
     a_rank_may_start_late(mode).await;
 }

@@ -491,6 +491,10 @@ impl Scope<'_> {
             self.state.give_turn(index, key);
             return Some(Some(Err(fault)));
         }
+        if front.op == Op::Send && front.region != u32::from(self.state.peer(index).life) {
+            // The rank was started again while it waited here.
+            return Some(Some(Err(Fault::PeerLost(front.rank))));
+        }
         if !self.state.is_announced(index, front) {
             return None;
         }
@@ -504,10 +508,6 @@ impl Scope<'_> {
         }
         let mut info = [0; MAX_INFO];
         let len = self.state.fifos.all[key].fifo.front_info(&mut info);
-        if front.region != u32::from(self.state.peer(index).life) {
-            // The rank was started again while it waited here.
-            return Some(Some(Err(Fault::PeerLost(front.rank))));
-        }
         let message = Descriptor { ticket: 0, offset: 0, region: 0, ..*front };
         let stop = if message.len > self.state.eager as u64 {
             if !self.state.take_turn(index, key) {
