@@ -74,12 +74,22 @@ async fn phoenix_rank() -> posthaste::Result<()> {
     let job = posthaste::join().await?;
     let mine = job.incarnation();
     let who = job.service("who", move |()| async move { mine })?;
+    let past = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let count = past.clone();
+    let tell = job.register("past", move |_: posthaste::Message, _: &mut posthaste::Scope| {
+        count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    })?;
     if mine == 0 {
         job.barrier().await?;
-        println!("rank {} is there", job.rank());
         if job.rank() == ONE {
+            // The others' barrier must not end with its death.
+            while past.load(std::sync::atomic::Ordering::SeqCst) < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            println!("rank {ONE} is there");
             std::future::pending::<()>().await;
         }
+        tell.send(ONE, "").await?;
         assert_eq!(job.peer_restarted(ONE, 0).await?, 1);
         // Known of, which the connection is not.
         while who.call(ONE, ()).await? != 1 {}
