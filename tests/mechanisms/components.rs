@@ -214,8 +214,11 @@ fn m_d17_the_error_handler_names_the_peer() {
             .then(|| job.register("nobody knows this", |_: Message, _: &mut Scope| {}).unwrap());
         job.barrier().await.unwrap();
         if job.rank() == Rank(2) {
+            // The others' barrier must not end with its death.
+            soon("the others' word", seen.reach(2)).await;
             let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
         }
+        gone.send(Rank(2), b"").await.unwrap();
         if let Some(message) = nobody {
             // The send itself is through before anybody can know.
             message.send(Rank(1), b"?").await.unwrap();

@@ -18,6 +18,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const VERSION: u16 = 1;
 /// Length of a frame's header in bytes.
 pub const HEADER: usize = size_of::<Header>();
+/// Longest payload of a [`PUT`]; longer puts are several.
+pub const MAX_PUT: u32 = 1 << 30;
 /// Kinds from here on are the device's own.
 pub const CONTROL: u8 = 0xf0;
 /// Bytes for the target's memory; the word is the first byte's offset.
@@ -28,6 +30,11 @@ pub const DONE: u8 = 0xf2;
 pub const GET: u8 = 0xf3;
 /// The answer to the oldest [`GET`] that is not answered yet; the word counts answers from 0.
 pub const DATA: u8 = 0xf4;
+/// Puts of this connection that name memory which the target has not got, and are done with: the word is the number of the
+/// first one, counted from 0, the payload, of 8 bytes, how many. A [`DONE`] that counts them follows.
+pub const ABSENT: u8 = 0xf6;
+/// In place of [`DATA`]: that part of the get names memory which the target has not got.
+pub const NONE: u8 = 0xf7;
 /// "I leave": nothing but the end of the stream follows.
 pub const LEAVE: u8 = 0xf5;
 
@@ -63,8 +70,8 @@ pub enum Malformed {
     /// A field that must be zero is not.
     #[error("a reserved field is not zero")]
     Reserved,
-    /// The memory it names does not exist.
-    #[error("memory that does not exist")]
+    /// More puts and gets than are bearable name memory that does not exist.
+    #[error("too much that names memory which does not exist")]
     Memory,
     /// It answers, or confirms, what was not asked for.
     #[error("an answer to nothing")]
@@ -109,10 +116,12 @@ impl Header {
             return Err(Malformed::Reserved);
         }
         let fits = match self.kind {
-            PUT => true,
+            PUT if self.word.get().checked_add(u64::from(len)).is_none() => return Err(Malformed::Memory),
+            PUT => len <= MAX_PUT,
             GET => len == 8,
             DATA => len as usize <= limits.get_chunk,
-            DONE => len == 0,
+            DONE | NONE => len == 0,
+            ABSENT => len == 8,
             LEAVE if self.word.get() != 0 => return Err(Malformed::Reserved),
             LEAVE => len == 0,
             kind => return Err(Malformed::Kind(kind)),

@@ -43,7 +43,8 @@
 //! per batch, and that ends them. A get asks for parts of at most [`Limits::get_chunk`] within a window
 //! ([`Limits::get_window`]), so that the target, which copies them out as it reads the question, never keeps more than the
 //! window for it and never stops reading: a later put cannot change the answer, and two ranks that get from each other
-//! cannot wait for each other. A put or get that is not all on its way lets none behind it pass. Order per pair: put ->
+//! cannot wait for each other. What names memory that its owner has not got, as after a region was dropped, is read and told,
+//! and ends with `NoSuchMemory`. A put or get that is not all on its way lets none behind it pass. Order per pair: put ->
 //! put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB become visible whole; of longer ones a
 //! reader may see part of a word where a packet ended.
 //!

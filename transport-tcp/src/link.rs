@@ -1,11 +1,12 @@
 //! What goes to one peer: the bytes that wait, how they are written, and what was asked for.
 
-use crate::frame::{DONE, GET, HEADER, Header, PUT};
+use crate::frame::{ABSENT, DONE, GET, HEADER, Header, MAX_PUT, PUT};
 use crate::outgoing::{GATHER, Outgoing};
 use crate::record::{MAX_PLAIN, RecordKey};
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::{Endpoint, Fault, Ticket};
+use posthaste_core::slot::Outcome;
+use posthaste_core::{Endpoint, Fault, Rank, Ticket, Value};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
@@ -31,6 +32,8 @@ pub(crate) struct Get {
     pub ticket: Option<Ticket>,
     pub len: u64,
     pub received: u64,
+    /// The target has not got some of the memory.
+    pub absent: bool,
     pub into: Landing,
 }
 
@@ -86,6 +89,8 @@ pub(crate) struct TxLink {
     pub wanted: bool,
     pub puts: u64,
     pub puts_done: u64,
+    /// Puts of memory that the peer has not got: the first one, and the one behind the last. Ascending.
+    pub lost: VecDeque<(u64, u64)>,
     pub gets_answered: u64,
     pub gets_asked: u64,
     pub markers: VecDeque<Marker>,
@@ -98,6 +103,8 @@ pub(crate) struct TxLink {
     /// Puts of the peer that were carried out, and of how many it was told.
     pub applied: u64,
     pub told: u64,
+    /// Those of them that named memory which is not there, and the peer is to be told of: the first one, and how many.
+    pub absent: Vec<(u64, u64)>,
     /// Answers that were given to the peer's gets.
     pub answers: u64,
     /// Answers that are not written yet: where they end in the stream, and what they count for.
@@ -125,6 +132,7 @@ impl TxLink {
             wanted: false,
             puts: 0,
             puts_done: 0,
+            lost: VecDeque::new(),
             gets_answered: 0,
             gets_asked: 0,
             markers: VecDeque::new(),
@@ -134,6 +142,7 @@ impl TxLink {
             job: None,
             applied: 0,
             told: 0,
+            absent: Vec::new(),
             answers: 0,
             answering: VecDeque::new(),
             answering_bytes: 0,
@@ -163,6 +172,10 @@ impl TxLink {
         // After its last frame a rank confirms nothing: what the peer still puts ends with the connection.
         if self.told != self.applied && self.leave == Leave::No {
             self.told = self.applied;
+            for (first, count) in std::mem::take(&mut self.absent) {
+                self.out.small().extend_from_slice(Header::control(ABSENT, 8, first).as_bytes());
+                self.out.small().extend_from_slice(&count.to_le_bytes());
+            }
             self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
         }
         let Some(stream) = self.stream.clone() else { return 0 };
@@ -255,6 +268,20 @@ impl TxLink {
         }
     }
 
+    /// What has become of the operations that a marker is behind, and were not told of by an earlier one.
+    pub fn outcome(&mut self, marker: &Marker, peer: Rank) -> Outcome {
+        let mut outcome = Ok(Value::Unit);
+        while let Some((first, end)) = self.lost.front_mut().filter(|(first, _)| *first < marker.puts) {
+            outcome = Err(Fault::NoSuchMemory(peer));
+            if *end > marker.puts {
+                *first = marker.puts;
+                break;
+            }
+            self.lost.pop_front();
+        }
+        outcome
+    }
+
     pub fn push_payload(&mut self, payload: Payload<'_>) {
         match payload {
             Payload::Private(bytes) if bytes.len() > COPY => {
@@ -329,7 +356,7 @@ impl TxLink {
                     }
                     let now = match source {
                         PutSource::Region(_) => (*len - *sent).min(PIECE),
-                        PutSource::Held(_) => (*len - *sent).min(1 << 30),
+                        PutSource::Held(_) => (*len - *sent).min(u64::from(MAX_PUT)),
                     };
                     let header = Header::control(PUT, now as usize, *offset + *sent);
                     let piece = match source {

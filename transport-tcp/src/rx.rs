@@ -1,7 +1,7 @@
 //! The receiving half of a port: from bytes to frames, and from frames to the sink and to memory.
 
 use crate::config::Limits;
-use crate::frame::{CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, PUT};
+use crate::frame::{ABSENT, CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, NONE, PUT};
 use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
 use crate::tx::{AnswerPart, Destination, Tx};
 use bytes::Bytes;
@@ -83,6 +83,8 @@ enum Fill {
     Memory { memory: SharedSlice, at: usize, put: bool },
     /// The next part of an answer, behind those that have come.
     Answer { bytes: Vec<u8>, len: usize },
+    /// A put of memory that is not there.
+    Absent { left: usize },
 }
 
 impl Fill {
@@ -90,6 +92,7 @@ impl Fill {
         match self {
             Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len } => len - bytes.len(),
             Fill::Memory { memory, at, .. } => memory.len() - at,
+            Fill::Absent { left } => *left,
         }
     }
 
@@ -111,6 +114,7 @@ impl Fill {
                 }
                 *at += count;
             }
+            Fill::Absent { left } => *left -= count,
         }
         count
     }
@@ -412,10 +416,14 @@ impl RxLink {
             }
             match header.kind {
                 PUT => {
-                    let memory = tx.hub.home.slice(header.word.get(), len as u64).ok_or(Malformed::Memory)?;
+                    let fill = match tx.hub.home.slice(header.word.get(), len as u64) {
+                        Some(memory) => Fill::Memory { memory, at: 0, put: true },
+                        None if tx.bears_absent(index) => Fill::Absent { left: len },
+                        None => return Err(Malformed::Memory),
+                    };
                     self.long = len >= LONG;
                     self.plain.consume(HEADER);
-                    self.fill = Some(Fill::Memory { memory, at: 0, put: true });
+                    self.fill = Some(fill);
                 }
                 DATA => {
                     let destination = tx.expect(index, header.word.get(), len as u64)?;
@@ -453,6 +461,20 @@ impl RxLink {
                     self.plain.consume(HEADER);
                     *events += 1;
                 }
+                ABSENT => {
+                    let Some(count) = rest.first_chunk::<8>() else {
+                        self.long = false;
+                        return Ok(Parsed::More);
+                    };
+                    tx.absent_puts(index, header.word.get(), u64::from_le_bytes(*count))?;
+                    self.plain.consume(HEADER + 8);
+                    *events += 1;
+                }
+                NONE => {
+                    tx.unanswered(index, header.word.get(), sink)?;
+                    self.plain.consume(HEADER);
+                    *events += 1;
+                }
                 LEAVE => {
                     self.left = true;
                     self.plain.consume(HEADER);
@@ -472,6 +494,10 @@ impl RxLink {
             }
             Fill::Memory { put: true, .. } => {
                 tx.applied(index);
+                1
+            }
+            Fill::Absent { .. } => {
+                tx.absent(index);
                 1
             }
             Fill::Memory { memory, put: false, .. } => {

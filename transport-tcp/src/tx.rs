@@ -1,6 +1,6 @@
 //! The sending half of a port: what waits for each peer, and what was asked of it.
 
-use crate::frame::{CONTROL, DATA, HEADER, Header, LEAVE, Malformed, PUT};
+use crate::frame::{CONTROL, DATA, HEADER, Header, LEAVE, Malformed, NONE, PUT};
 use crate::hub::Hub;
 use crate::link::{GET_COST, Get, Job, Landing, Leave, PIECE, Payload, PutSource, TxLink};
 use crate::record::RecordKey;
@@ -23,6 +23,8 @@ const WORTH_WRITING: usize = 32 << 10;
 const LONG: usize = 16 << 10;
 /// Packets that a rank may have on their way to itself.
 const LOCAL_PACKETS: usize = 1024;
+/// Runs of puts of memory that is not there, of which a peer is still to be told.
+const MOST_ABSENT: usize = 1024;
 
 /// A packet on its way to its own sender.
 pub(crate) struct Transit {
@@ -264,8 +266,9 @@ impl Tx {
             if marker.puts > link.puts_done || marker.gets > link.gets_answered {
                 return;
             }
-            self.ended.push((marker.ticket, Ok(Value::Unit)));
-            link.markers.pop_front();
+            let Some(marker) = link.markers.pop_front() else { return };
+            let rank = link.peer.rank;
+            self.ended.push((marker.ticket, link.outcome(&marker, rank)));
         }
     }
 
@@ -306,7 +309,8 @@ impl Tx {
 
     fn here(&self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<SharedSlice, Stop> {
         let offset = self.remote(descriptor, sources)?;
-        self.hub.home.slice(offset, descriptor.len).ok_or_else(|| defect(descriptor))
+        let absent = Stop::Fault(Fault::NoSuchMemory(descriptor.rank));
+        self.hub.home.slice(offset, descriptor.len).ok_or(absent)
     }
 
     fn put_here(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Stop> {
@@ -400,7 +404,7 @@ impl Tx {
             return Err(Stop::Full);
         }
         let ticket = Ticket::from_word(descriptor.ticket);
-        link.gets.push_back(Get { ticket, len: descriptor.len, received: 0, into });
+        link.gets.push_back(Get { ticket, len: descriptor.len, received: 0, absent: false, into });
         link.gets_asked += 1;
         // A get of nothing is asked for, too: its answer says that what precedes it is done.
         link.job = Some(Job::Get { offset, left: descriptor.len });
@@ -426,7 +430,7 @@ impl Tx {
         if len > limits.get_chunk as u64 {
             return Err(Malformed::Window);
         }
-        let memory = self.hub.home.slice(offset, len).ok_or(Malformed::Memory)?;
+        let memory = self.hub.home.slice(offset, len);
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
         if link.leave != Leave::No {
             // The peer is on the point of reading that this rank leaves, which ends its get.
@@ -441,9 +445,17 @@ impl Tx {
         if link.answering_bytes + cost > limits.get_window as u64 {
             return Err(Malformed::Window);
         }
-        let header = Header::control(DATA, memory.len(), link.answers);
+        match memory {
+            Some(memory) => {
+                let header = Header::control(DATA, memory.len(), link.answers);
+                link.push_memory(header, memory);
+            }
+            None => {
+                let header = Header::control(NONE, 0, link.answers);
+                link.out.small().extend_from_slice(header.as_bytes());
+            }
+        }
         link.answers += 1;
-        link.push_memory(header, memory);
         link.answering_bytes += cost;
         link.answering.push_back((link.out.passed() + link.out.len() as u64, cost));
         self.touch(index);
@@ -498,15 +510,74 @@ impl Tx {
             AnswerPart::InPlace(_) => Value::Unit,
         };
         if whole {
-            let ticket = get.ticket;
-            link.gets.pop_front();
-            link.gets_answered += 1;
-            if let Some(ticket) = ticket {
-                sink.complete(ticket, Ok(value));
-            }
-            self.settle_markers(index);
+            self.got(index, value, sink);
         }
         // There is room in the window.
+        self.touch(index);
+    }
+
+    /// The oldest get is answered in full.
+    fn got(&mut self, index: usize, value: Value, sink: &mut dyn Sink) {
+        let Some(link) = &mut self.links[index] else { return };
+        let Some(Get { ticket, absent, .. }) = link.gets.pop_front() else { return };
+        link.gets_answered += 1;
+        let absent = absent.then_some(Fault::NoSuchMemory(link.peer.rank));
+        if let Some(ticket) = ticket {
+            sink.complete(ticket, absent.map_or(Ok(value), Err));
+        }
+        self.settle_markers(index);
+    }
+
+    /// The peer has not got the memory of the next part of an answer.
+    pub fn unanswered(&mut self, index: usize, part: u64, sink: &mut dyn Sink) -> Result<(), Malformed> {
+        let chunk = self.hub.limits.get_chunk as u64;
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        let Some(get) = link.gets.front_mut() else { return Err(Malformed::Unasked) };
+        let len = (get.len - get.received).min(chunk);
+        if part != link.parts || link.asked < len + GET_COST {
+            return Err(Malformed::Unasked);
+        }
+        link.parts += 1;
+        link.asked -= len + GET_COST;
+        get.received += len;
+        get.absent = true;
+        if let Landing::Value(so_far) = &mut get.into {
+            // What follows goes behind it.
+            so_far.resize(get.received as usize, 0);
+        }
+        if get.received == get.len {
+            self.got(index, Value::Unit, sink);
+        }
+        self.touch(index);
+        Ok(())
+    }
+
+    /// The peer has not got the memory of some puts.
+    pub fn absent_puts(&mut self, index: usize, first: u64, count: u64) -> Result<(), Malformed> {
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        let end = first.checked_add(count).filter(|end| count > 0 && *end <= link.puts);
+        let least = link.lost.back().map_or(0, |(_, end)| *end).max(link.puts_done);
+        match end {
+            Some(end) if first >= least => link.lost.push_back((first, end)),
+            _ => return Err(Malformed::Unasked),
+        }
+        Ok(())
+    }
+
+    /// Whether one more put of memory that is not there can be borne: a peer that does not listen is not told for ever.
+    pub fn bears_absent(&self, index: usize) -> bool {
+        self.links[index].as_ref().is_some_and(|link| link.absent.len() < MOST_ABSENT)
+    }
+
+    /// A put of memory that is not there is over.
+    pub fn absent(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index] {
+            match link.absent.last_mut() {
+                Some((first, count)) if *first + *count == link.applied => *count += 1,
+                _ => link.absent.push((link.applied, 1)),
+            }
+            link.applied += 1;
+        }
         self.touch(index);
     }
 
