@@ -80,23 +80,28 @@ async fn update(arguments: Arguments) -> Result<()> {
     Ok(job.leave().await?)
 }
 
-/// Does the updates of these numbers. In memory that is mapped they are done at once; of others so many are under way.
+/// Does the updates of these numbers, so many at a time: all are made before the first is awaited, so that their words are
+/// on their way. In memory that is mapped each is done when it is polled, of others they go on beside each other.
 async fn run(table: &Window<u64>, ranks: usize, numbers: Range<usize>, at_once: u32) -> Result<()> {
     let words = table.len(Rank(0));
-    let mut under_way = FuturesUnordered::new();
-    for number in numbers {
+    let mut updates = numbers.map(|number| {
         let (rank, at, bits) = target(number, ranks, words);
-        let mut update = table.xor(rank, at, bits);
-        match (&mut update).now_or_never() {
-            Some(done) => done?,
-            None => under_way.push(update),
+        table.xor(rank, at, bits)
+    });
+    let (mut made, mut under_way) = (Vec::new(), FuturesUnordered::new());
+    loop {
+        made.extend(updates.by_ref().take(at_once as usize));
+        if made.is_empty() {
+            return Ok(());
         }
-        if under_way.len() >= at_once as usize {
-            under_way.try_next().await?;
+        for mut update in made.drain(..) {
+            match (&mut update).now_or_never() {
+                Some(done) => done?,
+                None => under_way.push(update),
+            }
         }
+        while under_way.try_next().await?.is_some() {}
     }
-    while under_way.try_next().await?.is_some() {}
-    Ok(())
 }
 
 /// The word that an update changes, and the bits that it turns around: anything without a pattern (splitmix64).

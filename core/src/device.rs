@@ -125,6 +125,12 @@ pub trait Rouse: Send + Sync {
     /// Memory of the endpoint was written: whoever sleeps there because of it is to look at it. While nobody does, this is
     /// a look at one word.
     fn rouse(&self);
+
+    /// That word, if a compiler fence is all that has to stand between the write and the look at it: whoever finds it 0
+    /// behind one need not call [`rouse`](Self::rouse).
+    fn sign(&self) -> Option<SharedSlice> {
+        None
+    }
 }
 
 /// Wakes the driver of one context.

@@ -5,9 +5,9 @@ use crate::bell::{Bell, ring};
 use crate::lane::{LightFence, return_grant};
 use crate::layout::PAGE;
 use crate::pages::Page;
-use crate::ready::ReadySet;
+use crate::ready::{self, ReadySet};
 use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
-use posthaste_core::memory::SharedWords;
+use posthaste_core::memory::{SharedSlice, SharedWords};
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
 use rustix::event::epoll;
@@ -300,14 +300,17 @@ impl ClientLink {
 pub(crate) struct Rouser {
     link: Arc<Link>,
     block: ReadySet<SharedWords>,
+    sign: Option<SharedSlice>,
     rank: Rank,
 }
 
 impl Rouser {
     pub fn new(link: Arc<Link>, client: ClientId, of: Endpoint) -> Rouser {
         let layout = link.arena.layout();
-        let block = SharedWords::new(link.arena.part(layout.block(client, of)));
-        Rouser { block: ReadySet::new(block, layout.shape.endpoints()), rank: of.rank, link }
+        let block = link.arena.part(layout.block(client, of));
+        let sign = if link.fence == LightFence::Compiler { ready::watching(block) } else { None };
+        let block = ReadySet::new(SharedWords::new(block), layout.shape.endpoints());
+        Rouser { block, sign, rank: of.rank, link }
     }
 }
 
@@ -318,6 +321,10 @@ impl Rouse for Rouser {
         if self.block.claim_ring_for_memory() {
             self.link.ring(self.rank);
         }
+    }
+
+    fn sign(&self) -> Option<SharedSlice> {
+        self.sign
     }
 }
 

@@ -4,12 +4,17 @@
 //! is always looked at. Falling asleep is one half of an asymmetric Dekker handshake (see `docs` of
 //! [`ReadySet::announce`] for the other): set *armed*, fence heavily, look once more.
 
-use posthaste_core::memory::Words;
+use posthaste_core::memory::{SharedSlice, Words};
 use posthaste_core::sync::Ordering;
 
 const ARMED: usize = 0;
 const WATCHING: usize = 1;
 const BITS: usize = 8;
+
+/// The word of a block that is not 0 if writers of memory are to ring.
+pub fn watching(block: SharedSlice) -> Option<SharedSlice> {
+    block.slice(8 * WATCHING as u64, 8)
+}
 
 /// The block of one endpoint, seen by its owner and by everybody who sends to it.
 #[derive(Clone, Debug)]

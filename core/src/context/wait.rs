@@ -158,8 +158,9 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
 /// As [`spin`], with the eyes on memory, and now and then on what comes in.
 fn spin_on_memory<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Option<R>) -> Spun<R> {
     let mut until = None;
+    let mut advances = engine.memory_wait_begins();
     loop {
-        let moved = shared.advance(engine) > 0;
+        let moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {
             if let Some(value) = done() {
                 // The driver is not to fall asleep between two of a row of these.

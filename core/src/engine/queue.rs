@@ -138,8 +138,11 @@ impl Scope<'_> {
             };
             match done {
                 None => {
-                    self.state.peer(index).is_in_the_middle = in_parts;
-                    return moved;
+                    let peer = self.state.peer(index);
+                    peer.is_in_the_middle = in_parts;
+                    // Part of a long one or of a replay is with the device: whoever waits for it need not go to sleep.
+                    let left = peer.fifo.as_ref().and_then(|fifo| fifo.front());
+                    return moved + usize::from(left.is_some_and(|left| left.as_bytes() != front.as_bytes()));
                 }
                 Some(result) => {
                     self.state.peer(index).is_in_the_middle = false;

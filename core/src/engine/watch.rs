@@ -14,6 +14,8 @@ use std::task::Waker;
 
 /// Milliseconds between two looks at memory that may be written without a ring.
 const LONGEST: u64 = 8;
+/// One in so many waits on memory looks at what comes in first.
+const ADVANCING_WAITS: u32 = 8;
 
 /// Memory that a task waits on. The engine forgets it when it has changed, or when its task has.
 #[derive(Debug)]
@@ -77,6 +79,8 @@ pub(super) struct Watches {
     list: Vec<Arc<Watched>>,
     next: u64,
     pause: u64,
+    /// Waits that began.
+    begun: u32,
 }
 
 impl Watches {
@@ -115,6 +119,15 @@ impl Engine {
             self.watching = !self.watching;
             self.port.watch(self.watching);
         }
+    }
+
+    /// A wait on memory begins; whether it is to look at what comes in before it looks at the memory. Most look there only
+    /// when the memory does not change soon; this is for a task that has many short waits behind each other.
+    #[inline]
+    pub(crate) fn memory_wait_begins(&mut self) -> bool {
+        let watches = &mut self.state.watches;
+        watches.begun = watches.begun.wrapping_add(1);
+        watches.begun % ADVANCING_WAITS == 0
     }
 
     /// Something has come in, though it was no event: a task has found its memory changed.

@@ -131,6 +131,30 @@ impl SharedSlice {
             WordLen::Four => Some(u64::from(on!(self.whole_half()?, op.operand as u32, op.expected as u32))),
         }
     }
+
+    /// The same where nobody wants the old value. A bitwise operation is one instruction then: to get its old value takes
+    /// a loop around a compare-and-swap, which asks for the word's line twice.
+    #[inline(always)]
+    #[must_use]
+    pub fn apply_unread(&self, op: &WordOp) -> Option<()> {
+        macro_rules! on {
+            ($word:expr, $operand:expr) => {{
+                let (word, operand) = ($word, $operand);
+                match op.op {
+                    AtomicOp::Add => _ = word.fetch_add(operand, Ordering::SeqCst),
+                    AtomicOp::And => _ = word.fetch_and(operand, Ordering::SeqCst),
+                    AtomicOp::Or => _ = word.fetch_or(operand, Ordering::SeqCst),
+                    AtomicOp::Xor => _ = word.fetch_xor(operand, Ordering::SeqCst),
+                    _ => _ = self.apply(op),
+                }
+            }};
+        }
+        match op.len {
+            WordLen::Eight => on!(self.whole_word()?, op.operand),
+            WordLen::Four => on!(self.whole_half()?, op.operand as u32),
+        }
+        Some(())
+    }
 }
 
 #[cfg(all(test, not(posthaste_loom)))]
@@ -162,6 +186,22 @@ mod tests {
         assert_eq!(half.apply(&op(AtomicOp::CompareSwap, 9)), Some(0), "not what was expected");
         assert_eq!(half.apply(&op(AtomicOp::Load, 0)), Some(0));
         assert_eq!(memory.read_u64(8), 0);
+    }
+
+    #[test]
+    fn unread_operations_do_the_same() {
+        for number in 0..8 {
+            for len in [WordLen::Four, WordLen::Eight] {
+                let op = AtomicOp::from_number(number).expect("a number");
+                let op = WordOp { op, len, operand: 0x0ff0_1234_8765_4321, expected: 0x1122_3344_5566_7788 };
+                let read = slice(Box::leak(Box::new([0x1122_3344_5566_7788; 2])));
+                let unread = slice(Box::leak(Box::new([0x1122_3344_5566_7788; 2])));
+                assert!(read.slice(8, len.bytes()).expect("inside").apply(&op).is_some());
+                assert!(unread.slice(8, len.bytes()).expect("inside").apply_unread(&op).is_some());
+                assert_eq!(read.read_u64(8), unread.read_u64(8), "{op:?}");
+                assert_eq!(unread.slice(1, len.bytes()).expect("inside").apply_unread(&op), None);
+            }
+        }
     }
 
     #[test]

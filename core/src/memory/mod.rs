@@ -292,6 +292,17 @@ impl SharedSlice {
         let _ = len;
     }
 
+    /// Asks for the line of the byte at `offset` to be fetched into this processor's cache, to be written. A hint.
+    #[inline(always)]
+    pub fn prefetch_write(&self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if offset < self.len as u64 {
+            x86::prefetch_write(self.base.wrapping_add(offset as usize));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+
     /// Reads once from a descriptor, straight into the start of the slice and at most to its end. Returns the number of
     /// bytes; 0 is the end of a stream, or an empty slice.
     ///

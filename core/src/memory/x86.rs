@@ -372,6 +372,14 @@ unsafe fn sum_narrow(base: *const u64, blocks: usize) -> u64 {
     lanes[0].wrapping_add(lanes[1])
 }
 
+/// Asks for a line, to be written.
+#[inline(always)]
+pub(super) fn prefetch_write(at: *const u8) {
+    // SAFETY: a hint, whatever the address; processors without it do nothing.
+    unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
+
 /// Asks for the first `lines` lines from an address on; any address will do.
 #[inline]
 pub(super) fn prefetch(base: *const u8, lines: usize) {

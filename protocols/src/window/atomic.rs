@@ -56,17 +56,19 @@ word! {
 }
 
 impl Memory {
-    /// Carries an atomic operation out, if it may go ahead at once: the old value.
+    /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
-    fn atomic(&self, part: usize, offset: u64, op: &WordOp) -> Option<u64> {
+    fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
         let part = self.parts.get(part)?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
         }
-        let rouser = part.rouser.as_ref()?;
-        let old = part.mapped?.slice(offset, op.len.bytes())?.apply(op)?;
+        // What cannot be roused is not written at once.
+        part.rouser.as_ref()?;
+        let word = part.mapped?.slice(offset, op.len.bytes())?;
+        let old = if fetch { word.apply(op)? } else { word.apply_unread(op).map(|()| 0)? };
         if op.op != AtomicOp::Load {
-            rouser.rouse();
+            part.rouse();
         }
         Some(old)
     }
@@ -89,8 +91,12 @@ pub(super) struct Access<'w> {
 }
 
 impl<'w> Access<'w> {
-    #[inline]
+    #[inline(always)]
     pub fn new(memory: &'w Arc<Memory>, part: usize, rank: Rank, offset: u64, op: WordOp) -> Self {
+        // The word may be in another processor's cache: it is on its way while the caller makes ready more of them.
+        if let Some(mapped) = memory.parts.get(part).and_then(|part| part.mapped) {
+            mapped.prefetch_write(offset);
+        }
         Self { memory, part, rank, offset, op, slow: None }
     }
 
@@ -99,7 +105,7 @@ impl<'w> Access<'w> {
     pub fn poll(&mut self, cx: &mut Context<'_>, fetch: bool) -> Poll<Result<u64, RmaError>> {
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
-            if let Some(old) = self.memory.atomic(self.part, self.offset, &self.op) {
+            if let Some(old) = self.memory.atomic(self.part, self.offset, &self.op, fetch) {
                 coop.made_progress();
                 return Poll::Ready(Ok(old));
             }
@@ -107,11 +113,17 @@ impl<'w> Access<'w> {
         self.poll_slowly(cx, fetch)
     }
 
+    /// Does an update that was not started, if nothing stands in the way of doing it at once.
+    #[inline(always)]
+    pub fn try_at_once(&mut self) -> bool {
+        self.memory.atomic(self.part, self.offset, &self.op, false).is_some()
+    }
+
     /// Starts an update; ready once it is started, with whether it is done already.
     #[inline]
     pub fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, RmaError>> {
         if self.slow.is_none() {
-            if self.memory.atomic(self.part, self.offset, &self.op).is_some() {
+            if self.try_at_once() {
                 return Poll::Ready(Ok(true));
             }
             self.start(false)?;
@@ -196,7 +208,7 @@ impl<W> std::fmt::Debug for AtomicFetch<'_, W> {
 impl<W: Word> Future for AtomicFetch<'_, W> {
     type Output = Result<W, RmaError>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.access.poll(cx, true).map_ok(W::from_bits)
     }
@@ -222,7 +234,7 @@ impl<W> std::fmt::Debug for AtomicUpdate<'_, W> {
 impl<W: Word> Future for AtomicUpdate<'_, W> {
     type Output = Result<(), RmaError>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.access.poll(cx, false).map_ok(|_| ())
     }
@@ -237,6 +249,9 @@ impl<W: Word> Future for AtomicUpdate<'_, W> {
 /// Each of them fails if the rank is unknown ([`RmaError::UnknownRank`]) or gone, the word is not in its part
 /// ([`RmaError::OutOfRange`]) or not aligned ([`RmaError::Misaligned`]), or the window was freed
 /// ([`RmaError::NoSuchWindow`]). Of an operation whose target is lost meanwhile nobody knows whether it was done.
+///
+/// In mapped memory an operation is done when its future is polled, but its word is asked for when the future is made: who
+/// makes a few dozen and then awaits one after the other does not wait for each word to come from another processor.
 #[derive(Debug)]
 pub struct Words<'w, W> {
     memory: &'w Arc<Memory>,

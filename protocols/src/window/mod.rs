@@ -34,7 +34,7 @@ use posthaste_core::{
 };
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a typed window holds: plain old data of any bit pattern.
@@ -53,6 +53,8 @@ pub(crate) struct Part {
     pub remote: usize,
     /// Rouses those who wait for what is written there; as long as it is mapped.
     rouser: Option<Arc<dyn Rouse>>,
+    /// What says whether there are any.
+    sign: Option<SharedSlice>,
     /// Which incarnation of the rank has it.
     pub incarnation: u32,
 }
@@ -65,7 +67,22 @@ impl Part {
             || (rank == handle.me().rank).then(|| Arc::new(OwnRouser(handle.clone())) as Arc<dyn Rouse>);
         let rouser = mapped.and_then(|_| device.rouser(target).or_else(own));
         // What cannot be roused is not written at once.
-        Part { rank, mapped, len, place, remote, rouser, incarnation }
+        let sign = rouser.as_ref().and_then(|rouser| rouser.sign());
+        Part { rank, mapped, len, place, remote, rouser, sign, incarnation }
+    }
+
+    /// Rouses those who wait for what was just written.
+    #[inline(always)]
+    fn rouse(&self) {
+        if let Some(sign) = self.sign {
+            compiler_fence(Ordering::SeqCst);
+            if sign.read_u64(0) == 0 {
+                return;
+            }
+        }
+        if let Some(rouser) = &self.rouser {
+            rouser.rouse();
+        }
     }
 }
 

@@ -136,25 +136,36 @@ impl<'w> Put<'w> {
         Ok(self)
     }
 
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(self.stage, Stage::Start)
+    }
+
+    /// Does a put that was not started, if nothing stands in the way of doing it at once.
+    #[inline(always)]
+    pub(super) fn try_at_once(&mut self) -> Result<bool, RmaError> {
+        let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
+        let part = self.memory.check(self.part, self.rank, self.offset, len)?;
+        let Some(target) = self.memory.inline(part, self.offset, len) else { return Ok(false) };
+        match self.payload.take().map(|buffer| buffer.0) {
+            Some(Kind::Inline { len, bytes }) => target.write(&bytes[..len as usize]),
+            Some(Kind::Bytes(bytes)) => target.write(&bytes),
+            Some(Kind::Loan(loan)) => target.copy_from(loan.memory),
+            None => {}
+        }
+        self.stage = Stage::Done;
+        Ok(true)
+    }
+
     /// Starts the put; ready once it is started.
     #[inline]
     pub(super) fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Stage::Start = self.stage {
             let coop = ready!(poll_proceed(cx));
-            let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
-            let part = self.memory.check(self.part, self.rank, self.offset, len)?;
-            if let Some(target) = self.memory.inline(part, self.offset, len) {
-                match self.payload.take().map(|buffer| buffer.0) {
-                    Some(Kind::Inline { len, bytes }) => target.write(&bytes[..len as usize]),
-                    Some(Kind::Bytes(bytes)) => target.write(&bytes),
-                    Some(Kind::Loan(loan)) => target.copy_from(loan.memory),
-                    None => {}
-                }
+            if self.try_at_once()? {
                 coop.made_progress();
-                self.stage = Stage::Done;
                 return Poll::Ready(Ok(()));
             }
-            self.start_slowly(part.remote, part.rank);
+            self.start_slowly()?;
         }
         if let Stage::Posted(posted) = &self.stage {
             self.stage = match ready!(posted.poll(cx))? {
@@ -166,7 +177,10 @@ impl<'w> Put<'w> {
     }
 
     #[cold]
-    fn start_slowly(&mut self, remote: usize, rank: Rank) {
+    fn start_slowly(&mut self) -> Result<(), RmaError> {
+        let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
+        let part = self.memory.check(self.part, self.rank, self.offset, len)?;
+        let (remote, rank) = (part.remote, part.rank);
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
         let payload = self.payload.take().map_or_else(Bytes::new, Buffer::into_bytes);
@@ -176,6 +190,7 @@ impl<'w> Put<'w> {
             let started = scope.rma(target, remote, offset, Rma::Put(Payload::Owned(payload)))?;
             Ok(started.map(|ticket| Pending::new(owner, ticket, None, None)))
         }));
+        Ok(())
     }
 }
 

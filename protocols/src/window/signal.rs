@@ -9,6 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
 use zerocopy::IntoBytes;
 
 /// What a put does to a word of its target's part when the data is there; see [`Window::put_signal`].
@@ -125,6 +126,25 @@ impl Future for PutSignal<'_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        if let (true, Some(put), Some(signal)) = (this.starting, &mut this.put, &mut this.signal)
+            && put.is_fresh()
+        {
+            // As a rule nothing stands in the way of either.
+            let coop = ready!(poll_proceed(cx));
+            if put.try_at_once()? && signal.try_at_once() {
+                coop.made_progress();
+                (this.put, this.signal) = (None, None);
+                return Poll::Ready(Ok(()));
+            }
+        }
+        this.poll_slowly(cx)
+    }
+}
+
+impl PutSignal<'_> {
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        let this = self;
         if this.starting {
             // In this order, one after the other has started: the signal follows the data on whatever way it goes.
             if let Some(put) = &mut this.put {

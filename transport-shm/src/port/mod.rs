@@ -83,7 +83,15 @@ impl Port for ShmPort {
 
     #[inline]
     fn glance(&mut self, looks: u32) -> bool {
-        !self.tx.ended.is_empty() || self.rx.inbox.glance(looks)
+        let ShmPort { tx, rx } = self;
+        if !tx.ended.is_empty() {
+            return true;
+        }
+        if !tx.is_blocked() {
+            return rx.inbox.glance(looks);
+        }
+        // What waits for room in a lane goes on as soon as its reader has moved.
+        (0..looks).any(|_| rx.inbox.glance(1) || tx.reader_moved())
     }
 
     fn arm(&mut self, waiting_for_room: bool) -> bool {

@@ -30,6 +30,8 @@ pub(super) struct Tx {
     shared: Option<SharedPage>,
     /// Ends to be reported at the next `advance`: values of gets.
     pub ended: Vec<(Ticket, Value)>,
+    /// The lane that took no more last, until its reader was seen to move.
+    full: Option<usize>,
 }
 
 /// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
@@ -136,6 +138,7 @@ impl Tx {
             multicast: false,
             shared: None,
             ended: Vec::new(),
+            full: None,
             home,
         }
     }
@@ -609,6 +612,23 @@ impl Tx {
         }
     }
 
+    /// Whether a lane took no more when it was last asked.
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.full.is_some()
+    }
+
+    /// Whether the reader of that lane has moved since.
+    #[inline]
+    pub fn reader_moved(&mut self) -> bool {
+        let lane = self.full.and_then(|index| self.lanes[index].as_ref());
+        let moved = lane.is_none_or(|lane| lane.dead || lane.producer.reader_moved());
+        if moved {
+            self.full = None;
+        }
+        moved
+    }
+
     /// Whether a blocked lane could go on.
     pub fn has_room(&mut self) -> bool {
         let mut any = false;
@@ -639,11 +659,20 @@ impl Inject for Tx {
         {
             return match self.send(descriptor, sources) {
                 Ok(true) => Injected { taken: 1, stop: Stop::Done, complete: true },
-                Ok(false) => full(0),
+                Ok(false) => {
+                    self.full = Some(self.shape.index(descriptor.target()));
+                    full(0)
+                }
                 Err(why) => fault(0, why),
             };
         }
-        self.run(run, sources)
+        let injected = self.run(run, sources);
+        if injected.stop == Stop::Full
+            && let Some(descriptor) = run.get(injected.taken)
+        {
+            self.full = Some(self.shape.index(descriptor.target()));
+        }
+        injected
     }
 
     fn loan(&mut self, len: usize) -> Option<Loan> {
@@ -665,6 +694,7 @@ impl Inject for Tx {
         }
         if !lane.producer.push_word(protocol.0, cookie, payload) {
             lane.blocked = true;
+            self.full = Some(target);
             return false;
         }
         if lane.producer.reader_wants_notice(fence) {

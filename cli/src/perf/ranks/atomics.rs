@@ -3,8 +3,11 @@
 use super::*;
 use crate::limits;
 use futures::stream::TryStreamExt;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Updates that are made before the first of them is awaited, in mapped memory.
+const AHEAD: usize = 16;
 /// Updates under way at once where they take time.
 const UPDATES: usize = 64;
 
@@ -59,7 +62,17 @@ impl<F: ContextFace> Bench<F> {
                 table.xor(Rank((at / words) as u32), at % words, word)
             });
             if self.maps() {
+                // Each is made some time before it is awaited, so that its word comes while others change.
+                let mut made = VecDeque::with_capacity(AHEAD);
                 for update in updates {
+                    if made.len() == AHEAD
+                        && let Some(first) = made.pop_front()
+                    {
+                        first.await?;
+                    }
+                    made.push_back(update);
+                }
+                for update in made {
                     update.await?;
                 }
             } else {
@@ -85,8 +98,9 @@ impl<F: ContextFace> Bench<F> {
 
     /// Half the round trip of a put that adds to a word which the other side awaits.
     pub(super) async fn put_signal(&self) -> Result<()> {
-        let data = self.drive(self.job.shmalloc::<u64>(1)).await?;
-        let flags = self.drive(self.job.shmalloc::<u64>(1)).await?;
+        // A word of data, and beside it the one that counts what has come.
+        let (word, count) = (0, 1);
+        let window = self.drive(self.job.shmalloc::<u64>(2)).await?;
         self.barrier().await?;
         let mut round = 0u64;
         let batch_len = if self.maps() { 1000 } else { 100 };
@@ -97,22 +111,22 @@ impl<F: ContextFace> Bench<F> {
                 let batch = Instant::now();
                 for _ in 0..batch_len {
                     round += 1;
-                    data.put_signal(self.peer, 0, &[round], flags.signal_add(0, 1)).await?;
-                    flags.wait_until_on(&self.face, 0, |count| count >= round).await?;
-                    assert_eq!(data.load(0), Some(round), "a signal was ahead of its put");
+                    window.put_signal(self.peer, word, &[round], window.signal_add(count, 1)).await?;
+                    window.wait_until_on(&self.face, count, |count| count >= round).await?;
+                    assert_eq!(window.load(word), Some(round), "a signal was ahead of its put");
                 }
                 batches.push(batch.elapsed().as_secs_f64() / batch_len as f64 / 2.0 * 1e6);
             }
-            data.put_signal(self.peer, 0, &[STOP], flags.signal_add(0, 1)).await?;
+            window.put_signal(self.peer, word, &[STOP], window.signal_add(count, 1)).await?;
             figure(median(&mut batches));
         } else {
             loop {
                 round += 1;
-                flags.wait_until_on(&self.face, 0, |count| count >= round).await?;
-                if data.load(0) == Some(STOP) {
+                window.wait_until_on(&self.face, count, |count| count >= round).await?;
+                if window.load(word) == Some(STOP) {
                     break;
                 }
-                data.put_signal(self.peer, 0, &[round], flags.signal_add(0, 1)).await?;
+                window.put_signal(self.peer, word, &[round], window.signal_add(count, 1)).await?;
             }
         }
         self.barrier().await
