@@ -246,6 +246,21 @@ pub trait Sink {
         self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
     }
 
+    /// Packets of one word each, of one protocol and without cookies. Returns how many were taken; the next one is to be
+    /// kept, with everything behind it, and offered again later.
+    fn words(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &[u64],
+    ) -> usize {
+        let mut taken = payloads.iter().take_while(|payload| {
+            self.word(inject, source, protocol, 0, **payload) == Verdict::Taken
+        });
+        taken.by_ref().count()
+    }
+
     /// An operation with a ticket has ended.
     fn complete(&mut self, ticket: Ticket, outcome: Outcome);
 

@@ -6,7 +6,7 @@ use loom::thread;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
-use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Look, Peek, Producer};
+use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Look, Peek, Producer, WORD_GROUP};
 
 const FENCE: LightFence = LightFence::Full;
 
@@ -140,6 +140,62 @@ fn a_garbage_head_is_not_taken_over() {
         assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(3));
         assert!(push(&mut producer, 4), "an honest head is believed again");
         assert_eq!(pull(&mut consumer).map(|(number, _)| number), Some(4));
+    });
+}
+
+/// Words that are published together arrive whole and in order, over the end of the ring and behind what came before.
+#[test]
+fn groups_of_words_arrive_whole_and_in_order() {
+    model(|| {
+        let (control, ring) = lane(16);
+        let mut producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control, ring);
+        // So that the group meets bytes of a former lap.
+        for word in 0..6 {
+            assert_eq!(producer.push_words(1, [word].into_iter()), 1);
+            assert!(matches!(consumer.look(), Look::Word { payload, .. } if payload == word));
+            consumer.consume_words(1, FENCE);
+        }
+        let writer = thread::spawn(move || {
+            let mut next = 6;
+            for _ in 0..4 {
+                let pushed = producer.push_words(1, next..9) as u64;
+                // At the end of the ring.
+                next += if pushed == 0 { u64::from(producer.push_word(1, 0, next)) } else { pushed };
+            }
+            assert_eq!(next, 9, "there is room for all of them");
+        });
+        let mut seen = 6;
+        while seen < 9 {
+            match consumer.look() {
+                Look::Empty => loom::thread::yield_now(),
+                Look::Word { protocol, .. } if consumer.has_more_words(protocol) => {
+                    let mut payloads = [0; WORD_GROUP];
+                    let found = consumer.words(protocol, &mut payloads);
+                    assert!(found > 1, "there were more");
+                    for payload in &payloads[..found] {
+                        assert_eq!(*payload, seen);
+                        seen += 1;
+                    }
+                    consumer.consume_words(found, FENCE);
+                }
+                Look::Word { payload, .. } => {
+                    assert_eq!(payload, seen);
+                    seen += 1;
+                    consumer.consume_words(1, FENCE);
+                }
+                // The one at the end of the ring.
+                Look::Other => {
+                    let Peek::Record(header) = consumer.peek() else { panic!("not a record") };
+                    let (_, payload) = consumer
+                        .record(header, &mut [0; MAX_INFO], |ring, at| ring.load(at, Ordering::Relaxed));
+                    assert_eq!(payload, seen);
+                    seen += 1;
+                    consumer.consume(header, FENCE);
+                }
+            }
+        }
+        writer.join().expect("no panic");
     });
 }
 

@@ -131,6 +131,9 @@ pub const fn max_short(ring: u64) -> usize {
 /// Bytes in pages after which the reader tells how far it is, however short their records are.
 const PAGE_STRIDE: u64 = 64 << 10;
 
+/// Records of one word that are published together, or taken together.
+pub const WORD_GROUP: usize = 32;
+
 /// The shortest ring that works, in bytes.
 pub const MIN_RING: u64 = 1024;
 
@@ -240,6 +243,43 @@ impl<W: Words> Producer<W> {
         self.tail += bytes;
         posthaste_core::failpoint!("lane.push.published");
         true
+    }
+
+    /// Writes records of one word each, without cookies, and publishes them together: the header of the first one is stored
+    /// last, so that the reader does not fetch lines which are still being written. Takes no more of the words than there
+    /// is room for in one piece, and at most [`WORD_GROUP`]; returns how many, perhaps none.
+    #[inline]
+    pub fn push_words(&mut self, protocol: u16, words: impl Iterator<Item = u64>) -> usize {
+        let offset = self.tail & (self.size - 1);
+        if self.tail + WORD_GROUP as u64 * 16 + 8 - self.head > self.size {
+            self.consumed();
+        }
+        // One word more for the zero behind the records.
+        let in_piece = (self.size - offset - 8) / 16;
+        let credit = (self.size - (self.tail - self.head)).saturating_sub(8) / 16;
+        let room = in_piece.min(credit).min(WORD_GROUP as u64) as usize;
+        let first = (offset / 8) as usize;
+        let header = WORD_HEADER | u64::from(protocol) << 16;
+        let mut count = 0;
+        for payload in words.take(room) {
+            let at = first + 2 * count;
+            self.ring.store(at + 1, payload, Ordering::Relaxed);
+            if count > 0 {
+                // Nobody looks at it before the first one is published.
+                self.ring.store(at, header, Ordering::Relaxed);
+            }
+            count += 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        self.ring.store(first + 2 * count, 0, Ordering::Relaxed);
+        posthaste_core::failpoint!("lane.push.written");
+        // As in `push`, for all of them.
+        self.ring.store(first, header, Ordering::Release);
+        self.tail += 16 * count as u64;
+        posthaste_core::failpoint!("lane.push.published");
+        count
     }
 
     #[cold]
@@ -429,6 +469,39 @@ impl<W: Words> Consumer<W> {
         Look::Word { protocol, cookie: first, payload: self.ring.load(at + 2, Ordering::Relaxed) }
     }
 
+    /// The payloads of records like the one that [`look`](Self::look) found, which had no cookie, from that one on: as many
+    /// as lie there in one piece, up to what there is room for. Nothing is consumed.
+    #[inline]
+    pub fn words(&self, protocol: u16, payloads: &mut [u64; WORD_GROUP]) -> usize {
+        let first = self.word();
+        let header = WORD_HEADER | u64::from(protocol) << 16;
+        let in_piece = ((self.size / 8) as usize - first) / 2;
+        let mut count = 0;
+        // Acquire as in `look`.
+        while count < WORD_GROUP.min(in_piece)
+            && self.ring.load(first + 2 * count, Ordering::Acquire) == header
+        {
+            payloads[count] = self.ring.load(first + 2 * count + 1, Ordering::Relaxed);
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether another record like the one that [`look`](Self::look) found, which had no cookie, follows it.
+    #[inline]
+    pub fn has_more_words(&self, protocol: u16) -> bool {
+        let next = self.word() + 2;
+        next < (self.size / 8) as usize
+            && self.ring.load(next, Ordering::Relaxed) == WORD_HEADER | u64::from(protocol) << 16
+    }
+
+    /// So many of the records that [`words`](Self::words) found are done with; as [`consume`](Self::consume).
+    #[inline]
+    pub fn consume_words(&mut self, count: usize, fence: LightFence) -> bool {
+        self.position += 16 * count as u64;
+        self.position - self.published >= self.size / 4 && self.publish(fence)
+    }
+
     /// The record that [`look`](Self::look) found is done with; as [`consume`](Self::consume). `has_cookie`: as the look
     /// said.
     #[inline]
@@ -551,6 +624,55 @@ mod tests {
                 }
             }
             assert!(received > 50_000);
+        }
+    }
+
+    #[test]
+    fn groups_of_words_arrive_as_an_oracle_says() {
+        for ring in [1024u64, 2048, 16384] {
+            let mut producer = Producer::open(memory(4096), memory(ring as usize));
+            let mut consumer = Consumer::new(producer.control, producer.ring);
+            let (mut sent, mut seen, mut state) = (0u64, 0u64, ring);
+            let mut random = move |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % n
+            };
+            while seen < 300_000 {
+                match random(4) {
+                    0 => sent += u64::from(producer.push_word(9, 0, sent)),
+                    1 => {
+                        let pushed = producer.push_words(9, sent..sent + random(40)) as u64;
+                        assert!(pushed <= WORD_GROUP as u64);
+                        sent += pushed;
+                    }
+                    _ => match consumer.look() {
+                        Look::Empty => assert_eq!(seen, sent),
+                        Look::Word { protocol, .. } if consumer.has_more_words(protocol) => {
+                            let mut payloads = [0; WORD_GROUP];
+                            let found = consumer.words(protocol, &mut payloads);
+                            let taken = 1 + random(found as u64) as usize;
+                            for payload in &payloads[..taken] {
+                                assert_eq!(*payload, seen);
+                                seen += 1;
+                            }
+                            consumer.consume_words(taken, LightFence::Full);
+                        }
+                        Look::Word { payload, .. } => {
+                            assert_eq!(payload, seen);
+                            seen += 1;
+                            consumer.consume_word(false, LightFence::Full);
+                        }
+                        Look::Other => {
+                            let Peek::Record(header) = consumer.peek() else { panic!("no record at {seen}") };
+                            let read = |ring: &SharedSlice, at| Words::load(ring, at, Ordering::Relaxed);
+                            let (_, payload) = consumer.record(header, &mut [0; MAX_INFO], read);
+                            assert_eq!(payload, seen);
+                            seen += 1;
+                            consumer.consume(header, LightFence::Full);
+                        }
+                    },
+                }
+            }
         }
     }
 

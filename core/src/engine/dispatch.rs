@@ -68,6 +68,51 @@ impl Sink for Dispatcher<'_> {
         self.other_word(inject, source, protocol, cookie, payload)
     }
 
+    fn words(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &[u64],
+    ) -> usize {
+        let index = self.state.shape.index(source);
+        let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
+        let mut taken = 0;
+        while let Some(&payload) = payloads.get(taken) {
+            let handlers = self.handlers;
+            if let Some(Some(peer)) = self.state.peers.get(index)
+                && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) = peer.incoming.get(number)
+                && let Some(handler) = handlers.get(local.index())
+                && !tracing::enabled!(tracing::Level::TRACE)
+                && self.state.takes_words(index)
+            {
+                let (flow, life) = (*flow, peer.life);
+                let mut scope = Scope { inject: &mut *inject, state: self.state };
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    // What a handler does may be the end of it.
+                    while let Some(payload) = payloads.get(taken)
+                        && scope.state.takes_words(index)
+                    {
+                        taken += 1;
+                        scope.state.stats.received(8);
+                        let payload = payload.to_ne_bytes();
+                        let body = Body::Short(&payload);
+                        let message = Incoming { source, info: &[], body, protocol, life, cookie: 0 };
+                        handler.on_message(&mut scope, message);
+                    }
+                }));
+                if outcome.is_err() {
+                    scope.panicked(&Arrived { source, protocol, life, cookie: 0, flow, bytes: 8 });
+                }
+            } else if self.other_word(inject, source, protocol, 0, payload) == Verdict::Taken {
+                taken += 1;
+            } else {
+                break;
+            }
+        }
+        taken
+    }
+
     #[inline]
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
         let index = self.state.shape.index(packet.source);
@@ -132,6 +177,15 @@ impl Dispatcher<'_> {
             return Verdict::Taken;
         }
         self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
+    }
+}
+
+impl State {
+    /// Whether messages of a known protocol go straight to its handler.
+    #[inline]
+    fn takes_words(&self, index: usize) -> bool {
+        let peer = self.peers.get(index).and_then(Option::as_ref);
+        peer.is_some_and(|peer| !peer.has_aside() && peer.fault.is_none()) && !self.closed
     }
 }
 

@@ -112,6 +112,17 @@ impl SharedSlice {
         self.word(offset).load(Ordering::Relaxed)
     }
 
+    /// The same; `None` if the word is not inside or not aligned.
+    #[inline]
+    #[must_use]
+    pub fn try_read_u64(&self, offset: u64) -> Option<u64> {
+        let inside = self.len >= 8 && offset <= self.len as u64 - 8;
+        if !inside || !(self.base as usize).wrapping_add(offset as usize).is_multiple_of(8) {
+            return None;
+        }
+        Some(self.word(offset as usize).load(Ordering::Relaxed))
+    }
+
     /// Writes an aligned 64-bit word, relaxed. The offset is in bytes.
     ///
     /// # Panics

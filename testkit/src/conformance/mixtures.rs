@@ -1,9 +1,11 @@
 //! Patterns of sends, puts and gets, against what they are to do.
 
+use super::requests::quietly;
 use super::tools::{at, bytes_of};
 use super::{Harness, Log, Memory, Message, Probe, Received, World};
 use posthaste_core::descriptor::{Info, Op, SourceKind};
-use posthaste_core::engine::{ReplayStart, record_info};
+use bytes::Bytes;
+use posthaste_core::engine::{Payload, ReplayStart, SendArgs, Wait, record_info};
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::wire::FIRST_USER;
 use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank, Ticket};
@@ -208,6 +210,72 @@ pub fn recorded_messages_wait_for_credit<H: Harness>(harness: H) {
         let first = (number % 3 * 8) as u8;
         assert_eq!(message.bytes, (first..first + 8).collect::<Vec<u8>>(), "message {number}");
     }
+}
+
+/// Words that were recorded behind each other, and may arrive together: each is handled once and in order, whatever the
+/// handlers of others do.
+pub fn recorded_words_pass_those_whose_handler_panics<H: Harness>(harness: H) {
+    const WORDS: u64 = 150;
+    let mut world = World::new(harness, 2);
+    let (log, answers) = (Log::default(), Log::default());
+    let answer = world.record("answer", &answers);
+    let (name, received) = ("words".to_owned(), log.clone());
+    let probe = Probe::new("words", move |scope, message| {
+        let bytes = bytes_of(&message.body);
+        let (number, source) = (bytes[0], message.source);
+        received.push(Received {
+            at: scope.me(),
+            source,
+            protocol: name.clone(),
+            info: message.info.to_vec(),
+            bytes,
+        });
+        match number % 10 {
+            // It may take the sending half meanwhile.
+            3 => {
+                let args =
+                    SendArgs { target: source, protocol: answer, cookie: 0, info: &[], relaxed: false };
+                let sent = scope.send(&args, Payload::Owned(Bytes::from(vec![number])), Wait::Await);
+                assert!(sent.is_ok());
+            }
+            7 => std::panic::panic_any("a handler of a test"),
+            _ => {}
+        }
+    });
+    world.register(Rank(0), Probe::new("words", |_, _| {}));
+    let protocol = world.register(Rank(1), probe);
+    let memory = world.memory(4 * THIRD);
+    let word = |at: u64| Recorded {
+        op: Op::Send,
+        target: Rank(1),
+        info: Vec::new(),
+        fixed: false,
+        from: at * 8,
+        to: 0,
+        // One among them is no word, and one is not aligned.
+        len: if at == 40 { 9 } else { 8 },
+    };
+    let words: Vec<_> = (0..WORDS).map(word).collect();
+    let id = store(&world, descriptors(&memory, protocol, &words));
+    let bytes: Vec<u8> = (0..WORDS).flat_map(|at| [at as u8; 8]).chain([0; 8]).collect();
+    memory.write(Rank(0), 0, &bytes);
+    for round in 1..=3 {
+        quietly(|| {
+            let ticket = started(&world, id, None);
+            if let Some(ticket) = ticket {
+                assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+            }
+            world.until("all arrive", |_| {
+                log.len() as u64 == round * WORDS && answers.len() as u64 == round * WORDS / 10
+            });
+        });
+    }
+    for (index, message) in log.all().iter().enumerate() {
+        let number = index as u64 % WORDS;
+        assert_eq!(message.bytes[..8], [number as u8; 8], "message {index}");
+        assert_eq!(message.bytes.len(), words[number as usize].len as usize);
+    }
+    assert_eq!(world.handle(at(Rank(1))).stats().panics, 3 * WORDS / 10);
 }
 
 /// Replays that touch a dead rank end, with its loss or before it; what goes to others is done.

@@ -166,6 +166,7 @@ macro_rules! conformance_suite {
             patterns::recorded_sends_are_replayed,
             mixtures::random_mixtures_do_what_they_say,
             mixtures::recorded_messages_wait_for_credit,
+            mixtures::recorded_words_pass_those_whose_handler_panics,
             mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,
             fifos::fifos_keep_their_own_order_and_mix_with_all_others,
             fifos::what_waits_in_a_fifo_for_a_lost_peer_ends,

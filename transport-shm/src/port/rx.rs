@@ -3,7 +3,7 @@
 use super::COPY_FLAG;
 use super::tx::Tx;
 use crate::inbox::{Inbox, Reading};
-use crate::lane::{GRANT_COUNT, KIND_SHORT, LightFence, Look, Peek};
+use crate::lane::{GRANT_COUNT, KIND_SHORT, LightFence, Look, Peek, WORD_GROUP};
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_word};
 use posthaste_core::device::{Body, LeaseOwner, Packet, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
@@ -73,6 +73,21 @@ impl Rx {
         while count < budget && !lane.dead {
             match lane.consumer.look() {
                 Look::Empty => break,
+                Look::Word { protocol, cookie: 0, .. } if lane.consumer.has_more_words(protocol) => {
+                    let from = lane.with.from;
+                    let mut payloads = [0; WORD_GROUP];
+                    let found = lane.consumer.words(protocol, &mut payloads).min(budget - count);
+                    let taken = sink.words(tx, from, ProtocolId(protocol), &payloads[..found]);
+                    lane.held = taken < found;
+                    if lane.consumer.consume_words(taken, self.fence) {
+                        self.home.ring_if_asleep(from);
+                    }
+                    count += taken;
+                    if lane.held {
+                        break;
+                    }
+                    continue;
+                }
                 Look::Word { protocol, cookie, payload } => {
                     let from = lane.with.from;
                     if sink.word(tx, from, ProtocolId(protocol), cookie, payload) == Verdict::Hold {

@@ -97,6 +97,14 @@ fn descriptor_words(descriptor: &Descriptor) -> &[u64; 8] {
     zerocopy::transmute_ref!(descriptor)
 }
 
+/// Whether a send is of one word without a cookie, and like another one but for where its payload is.
+#[inline]
+fn is_word_like(send: &Descriptor, other: &Descriptor) -> bool {
+    let &[kind, target, ..] = descriptor_words(other);
+    let &[send_kind, send_target, len, _, _, cookie, local, _] = descriptor_words(send);
+    ((send_kind ^ kind) | (send_target ^ target) | (len ^ 8) | cookie | (local ^ other.source[0])) == 0
+}
+
 /// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
 #[inline]
 fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
@@ -267,7 +275,15 @@ impl Tx {
         };
         let lane = self.lane(index)?;
         let (mut done, mut room) = (0, true);
-        for send in run.iter().take_while(|send| same(send)) {
+        while let Some(send) = run.get(done).filter(|send| same(send)) {
+            let words = run[done..].iter().map_while(|next| {
+                is_word_like(next, send).then(|| source.try_read_u64(next.source[1])).flatten()
+            });
+            let pushed = lane.producer.push_words(send.protocol.0, words);
+            if pushed > 0 {
+                done += pushed;
+                continue;
+            }
             let Some(payload) = source.slice(send.source[1], send.len) else { break };
             room = lane.push_shared(send, &[], payload);
             if !room {
