@@ -255,9 +255,9 @@ pub trait Sink {
         protocol: ProtocolId,
         payloads: &[u64],
     ) -> usize {
-        let mut taken = payloads.iter().take_while(|payload| {
-            self.word(inject, source, protocol, 0, **payload) == Verdict::Taken
-        });
+        let mut taken = payloads
+            .iter()
+            .take_while(|payload| self.word(inject, source, protocol, 0, **payload) == Verdict::Taken);
         taken.by_ref().count()
     }
 

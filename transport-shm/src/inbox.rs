@@ -23,6 +23,8 @@ pub struct Reading<W, X> {
     pub held: bool,
     /// Empty looks in a row.
     pub quiet: u32,
+    /// Words to be taken one by one before it is tried once more whether many lie there together.
+    pub singles: u32,
     polled: bool,
 }
 
@@ -190,8 +192,15 @@ fn promote<W: Words, X>(
             return;
         }
         let consumer = Consumer::new(control, ring);
-        *place =
-            Some(Box::new(Reading { consumer, with, dead: false, held: false, quiet: 0, polled: false }));
+        *place = Some(Box::new(Reading {
+            consumer,
+            with,
+            dead: false,
+            held: false,
+            quiet: 0,
+            singles: 0,
+            polled: false,
+        }));
     }
     if let Some(lane) = place
         && !lane.dead

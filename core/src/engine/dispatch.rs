@@ -81,7 +81,8 @@ impl Sink for Dispatcher<'_> {
         while let Some(&payload) = payloads.get(taken) {
             let handlers = self.handlers;
             if let Some(Some(peer)) = self.state.peers.get(index)
-                && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) = peer.incoming.get(number)
+                && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) =
+                    peer.incoming.get(number)
                 && let Some(handler) = handlers.get(local.index())
                 && !tracing::enabled!(tracing::Level::TRACE)
                 && self.state.takes_words(index)

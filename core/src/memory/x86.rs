@@ -379,7 +379,6 @@ pub(super) fn prefetch_write(at: *const u8) {
     unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
-
 /// Asks for the first `lines` lines from an address on; any address will do.
 #[inline]
 pub(super) fn prefetch(base: *const u8, lines: usize) {

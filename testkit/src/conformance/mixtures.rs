@@ -3,8 +3,8 @@
 use super::requests::quietly;
 use super::tools::{at, bytes_of};
 use super::{Harness, Log, Memory, Message, Probe, Received, World};
-use posthaste_core::descriptor::{Info, Op, SourceKind};
 use bytes::Bytes;
+use posthaste_core::descriptor::{Info, Op, SourceKind};
 use posthaste_core::engine::{Payload, ReplayStart, SendArgs, Wait, record_info};
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::wire::FIRST_USER;

@@ -13,6 +13,11 @@ use std::sync::Arc;
 /// Bytes of a page that are asked for as soon as its record is seen.
 const PREFETCH: usize = 4096;
 
+/// Words that are worth being taken together.
+const MANY: usize = 8;
+/// Words that are taken one by one after fewer were found together.
+const SINGLES: u32 = 256;
+
 /// The receiving half.
 pub(super) struct Rx {
     pub home: Arc<ClientLink>,
@@ -73,10 +78,13 @@ impl Rx {
         while count < budget && !lane.dead {
             match lane.consumer.look() {
                 Look::Empty => break,
-                Look::Word { protocol, cookie: 0, .. } if lane.consumer.has_more_words(protocol) => {
+                Look::Word { protocol, cookie: 0, .. } if lane.singles == 0 => {
                     let from = lane.with.from;
                     let mut payloads = [0; WORD_GROUP];
                     let found = lane.consumer.words(protocol, &mut payloads).min(budget - count);
+                    // A reader that has caught up with the writer would only get into its way: to look ahead is to fetch
+                    // lines that are being written.
+                    lane.singles = if found < MANY { SINGLES } else { 0 };
                     let taken = sink.words(tx, from, ProtocolId(protocol), &payloads[..found]);
                     lane.held = taken < found;
                     if lane.consumer.consume_words(taken, self.fence) {
@@ -89,6 +97,7 @@ impl Rx {
                     continue;
                 }
                 Look::Word { protocol, cookie, payload } => {
+                    lane.singles = lane.singles.saturating_sub(1);
                     let from = lane.with.from;
                     if sink.word(tx, from, ProtocolId(protocol), cookie, payload) == Verdict::Hold {
                         lane.held = true;
