@@ -127,7 +127,7 @@ impl Engine {
     pub(crate) fn memory_wait_begins(&mut self) -> bool {
         let watches = &mut self.state.watches;
         watches.begun = watches.begun.wrapping_add(1);
-        watches.begun % ADVANCING_WAITS == 0
+        watches.begun.is_multiple_of(ADVANCING_WAITS)
     }
 
     /// Something has come in, though it was no event: a task has found its memory changed.
