@@ -6,6 +6,7 @@ use crate::config::{Mode, TcpConfig};
 use crate::gate::Gate;
 use crate::hub::{Door, Hub};
 use crate::port::TcpPort;
+use crate::socket;
 use crate::watch::{Alarm, Watch};
 use async_trait::async_trait;
 use posthaste_core::device::{Allocation, Doorbell, PeerNews};
@@ -146,6 +147,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
+    // Before it listens: what it accepts is born with it.
+    socket::unpaced((&socket).into(), address.ip());
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
