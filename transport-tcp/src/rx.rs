@@ -218,7 +218,8 @@ impl RxLink {
                     // What is behind it stays where it is, unless this was all.
                     break if self.ended { self.last_words(&tx.hub.limits) } else { None };
                 }
-                Ok(Parsed::More) => self.held = false,
+                // What came meanwhile was not looked at, and is not told of again.
+                Ok(Parsed::More) => self.ready |= std::mem::take(&mut self.held),
             }
             if reads == READS {
                 break None;
