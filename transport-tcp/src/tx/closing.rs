@@ -6,6 +6,9 @@ use crate::link::Leave;
 use std::net::Shutdown;
 use zerocopy::IntoBytes;
 
+/// Looks at a link, in a row, after which nobody is taken to have anything for it any more.
+const QUIET: u8 = 2;
+
 impl Tx {
     /// The device closes: what is quiet and flushed is ended in order. Returns true when no link is left that has
     /// something to send.
@@ -28,7 +31,7 @@ impl Tx {
                     let rank = self.hub.shape.endpoint(index).rank;
                     // What another context has sent there must not find the door closed.
                     let all_there = !self.hub.is_connecting_to(rank);
-                    if link.quiet > 2 && link.is_flushed() && link.job.is_none() && all_there {
+                    if link.quiet > QUIET && link.is_flushed() && link.job.is_none() && all_there {
                         link.out.small().extend_from_slice(Header::control(LEAVE, 0, 0).as_bytes());
                         link.leave = Leave::Said;
                         self.touch(index);
@@ -53,7 +56,12 @@ impl Tx {
     pub fn can_close_more(&self) -> bool {
         self.links.iter().flatten().filter(|link| link.stream.is_some() && link.dead.is_none()).any(|link| {
             match link.leave {
-                Leave::No => link.job.is_none() && (link.is_flushed() || !link.blocked),
+                // What is quiet waits for connections that another context is making; their end is told at the door.
+                Leave::No => {
+                    link.job.is_none()
+                        && (link.is_flushed() || !link.blocked)
+                        && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
+                }
                 Leave::Said => link.is_flushed() || link.broken,
                 Leave::Done => false,
             }
