@@ -75,6 +75,7 @@ impl TcpDevice {
         caps.native_put = true;
         caps.native_get = true;
         caps.tells_leave = true;
+        caps.held_gets = true;
         // Measured: below it, a pipe that is never empty is worth more than a copy saved. So it is where records are opened
         // first, whose bytes go to the place from there.
         caps.rendezvous = 32 << 20;

@@ -6,7 +6,7 @@ use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
 use crate::tx::{AnswerPart, Destination, Tx};
 use bytes::Bytes;
 use posthaste_core::descriptor::Info;
-use posthaste_core::device::{Body, Packet, Sink, Verdict};
+use posthaste_core::device::{Body, Packet, PacketHead, Sink, Verdict};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Endpoint, Fault, ProtocolId};
 use std::io::{ErrorKind, Read};
@@ -19,8 +19,10 @@ const READS: usize = 8;
 /// What is asked for when long payloads come one after the other: the next header, so that its payload can be read
 /// straight to where it belongs.
 const PEEK: usize = 256;
-/// A rest of a payload from this length on is read straight to where it belongs.
+/// A rest of a payload from this length on is read straight to where it belongs; so are slices of this mean length.
 const DIRECT: usize = 4 << 10;
+/// What is read at a time if it goes to short slices: the kernel is slower with these than a copy out of a near cache is.
+const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
 const LONG: usize = 16 << 10;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
@@ -85,6 +87,8 @@ enum Fill {
     Answer { bytes: Vec<u8>, len: usize },
     /// A put of memory that is not there.
     Absent { left: usize },
+    /// A message, into memory that its protocol has named, of which so many slices are full, and so many bytes are missing.
+    Placed { header: Header, info: Info, slices: Vec<SharedSlice>, full: usize, missing: usize },
 }
 
 impl Fill {
@@ -93,6 +97,7 @@ impl Fill {
             Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len } => len - bytes.len(),
             Fill::Memory { memory, at, .. } => memory.len() - at,
             Fill::Absent { left } => *left,
+            Fill::Placed { missing, .. } => *missing,
         }
     }
 
@@ -115,8 +120,37 @@ impl Fill {
                 *at += count;
             }
             Fill::Absent { left } => *left -= count,
+            Fill::Placed { slices, full, .. } => {
+                let mut rest = &data[..count];
+                for slice in &slices[*full..] {
+                    let now = slice.len().min(rest.len());
+                    slice.write(&rest[..now]);
+                    rest = &rest[now..];
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+                self.came(count);
+            }
         }
         count
+    }
+
+    /// So many bytes are in the slices that a protocol has named.
+    fn came(&mut self, mut count: usize) {
+        let Fill::Placed { slices, full, missing, .. } = self else { return };
+        *missing -= count;
+        while let Some(slice) = slices.get_mut(*full) {
+            let now = slice.len().min(count);
+            count -= now;
+            match slice.slice(now as u64, (slice.len() - now) as u64) {
+                Some(rest) if !rest.is_empty() => {
+                    *slice = rest;
+                    return;
+                }
+                _ => *full += 1,
+            }
+        }
     }
 }
 
@@ -303,8 +337,25 @@ impl RxLink {
             *at += *read.as_ref().unwrap_or(&0);
             return Ok(pulled(read, rest.len()));
         }
+        #[cfg(all(unix, not(feature = "portable")))]
+        if self.plain.len() == 0
+            && let Some(fill @ Fill::Placed { .. }) = &mut self.fill
+            && let Fill::Placed { slices, full, missing, .. } = &*fill
+            && *missing >= DIRECT * (slices.len() - full)
+        {
+            let slices = &slices[*full..];
+            let asked = slices.iter().take(posthaste_core::memory::MOST_PARTS).map(SharedSlice::len).sum();
+            let read = posthaste_core::memory::read_scattered(slices, &*self.stream);
+            fill.came(*read.as_ref().unwrap_or(&0));
+            return Ok(pulled(read, asked));
+        }
         let room = self.plain.room(limits.read_buffer);
-        let asked = if self.long && self.fill.is_none() { PEEK.min(room.len()) } else { room.len() };
+        let most = match &self.fill {
+            None if self.long => PEEK,
+            Some(Fill::Placed { missing, .. }) => HOT.min(missing + PEEK),
+            _ => usize::MAX,
+        };
+        let asked = most.min(room.len());
         let read = (&*self.stream).read(&mut room[..asked]);
         if let Ok(count) = read {
             self.plain.end += count;
@@ -322,7 +373,7 @@ impl RxLink {
                 let record = &self.cipher.bytes[start + range.start..start + range.end];
                 let mut taken = 0;
                 if self.plain.len() == 0
-                    && let Some(fill @ (Fill::Message { .. } | Fill::Answer { .. })) = &mut self.fill
+                    && let Some(fill) = &mut self.fill
                 {
                     taken = fill.take(record);
                 }
@@ -412,7 +463,13 @@ impl RxLink {
                 let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
                 self.plain.consume(HEADER + usize::from(header.info));
                 self.long = len >= LONG;
-                self.fill = Some(Fill::Message { header, info, bytes: Vec::with_capacity(len), len });
+                let named = if self.long { sink.place(&head(self.source, &header, &info)) } else { None };
+                self.fill = Some(match named {
+                    Some(slices) if slices.iter().map(SharedSlice::len).sum::<usize>() == len => {
+                        Fill::Placed { header, info, slices, full: 0, missing: len }
+                    }
+                    _ => Fill::Message { header, info, bytes: Vec::with_capacity(len), len },
+                });
                 continue;
             }
             match header.kind {
@@ -501,6 +558,10 @@ impl RxLink {
                 tx.absent(index);
                 1
             }
+            Fill::Placed { header, info, .. } => {
+                sink.placed(tx, &head(self.source, &header, &info));
+                1
+            }
             Fill::Memory { memory, put: false, .. } => {
                 tx.answered(index, AnswerPart::InPlace(memory.len()), sink);
                 1
@@ -510,6 +571,16 @@ impl RxLink {
                 1
             }
         }
+    }
+}
+
+fn head<'a>(source: Endpoint, header: &Header, info: &'a Info) -> PacketHead<'a> {
+    PacketHead {
+        source,
+        protocol: ProtocolId(header.protocol.get()),
+        cookie: header.word.get(),
+        info: info.as_bytes(),
+        len: header.len.get() as usize,
     }
 }
 

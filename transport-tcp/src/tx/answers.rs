@@ -80,12 +80,15 @@ impl Tx {
         if part != link.parts || len != expected || link.asked < len + GET_COST {
             return Err(Malformed::Unasked);
         }
+        get.into.settle();
         Ok(match &mut get.into {
+            // It was settled.
+            Landing::Given(_) => return Err(Malformed::Unasked),
             Landing::Value(_) if len == get.len && len <= self.hub.limits.max_inline as u64 => {
                 Destination::Short
             }
             Landing::Value(so_far) => {
-                if so_far.capacity() == 0 {
+                if so_far.is_empty() {
                     so_far.reserve_exact(get.len as usize);
                 }
                 Destination::Bytes(std::mem::take(so_far))
@@ -151,6 +154,7 @@ impl Tx {
         link.asked -= len + GET_COST;
         get.received += len;
         get.absent = true;
+        get.into.settle();
         if let Landing::Value(so_far) = &mut get.into {
             // What follows goes behind it.
             so_far.resize(get.received as usize, 0);

@@ -66,7 +66,7 @@ impl Tx {
 
     pub(super) fn get_here(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<bool, Stop> {
         let memory = self.here(descriptor, sources)?;
-        if descriptor.source_kind == SourceKind::Inline {
+        if matches!(descriptor.source_kind, SourceKind::Inline | SourceKind::Held) {
             if let Some(ticket) = Ticket::from_word(descriptor.ticket) {
                 self.ended.push((ticket, Ok(Value::copy(&memory.to_vec()))));
             }

@@ -71,13 +71,16 @@ impl Tx {
         let offset = self.remote(descriptor, sources)?;
         let index = self.shape.index(descriptor.target());
         let limits = self.hub.limits;
-        let into = if descriptor.source_kind == SourceKind::Inline {
-            Landing::Value(Vec::new())
-        } else {
-            match payload(descriptor, sources)? {
+        let into = match descriptor.source_kind {
+            SourceKind::Inline => Landing::Value(Vec::new()),
+            SourceKind::Held => match sources.table.held.get(descriptor.source[0] as usize) {
+                Some(memory) => Landing::Given(memory.clone()),
+                None => return Err(defect(descriptor)),
+            },
+            _ => match payload(descriptor, sources)? {
                 Payload::Shared(slice) => Landing::Region(slice),
                 _ => return Err(defect(descriptor)),
-            }
+            },
         };
         let link = self.link(index, descriptor)?;
         if !Self::has_room(link, limits.outgoing, HEADER + 8) {
