@@ -1,10 +1,15 @@
 //! The receiving half of a port: from bytes to frames, and from frames to the sink and to memory.
 
+mod buffer;
+mod fill;
+
 use crate::config::Limits;
 use crate::frame::{ABSENT, CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, NONE, PUT};
 use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
 use crate::tx::{AnswerPart, Destination, Tx};
+use buffer::Buffer;
 use bytes::Bytes;
+use fill::Fill;
 use posthaste_core::descriptor::Info;
 use posthaste_core::device::{Body, Packet, PacketHead, Sink, Verdict};
 use posthaste_core::memory::SharedSlice;
@@ -27,132 +32,6 @@ const HOT: usize = 64 << 10;
 const LONG: usize = 16 << 10;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
 const LAST_WORDS: usize = 64 << 20;
-
-/// Bytes between a socket and a parser.
-#[derive(Debug, Default)]
-struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
-impl Buffer {
-    fn data(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    fn len(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.start += count;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Room behind the data, of a buffer of that capacity.
-    fn room(&mut self, capacity: usize) -> &mut [u8] {
-        if self.bytes.len() < capacity {
-            self.bytes.resize(capacity, 0);
-        }
-        if self.start > 0 && self.bytes.len() - self.end < capacity / 2 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        &mut self.bytes[self.end..]
-    }
-
-    fn append(&mut self, bytes: &[u8]) {
-        let needed = self.len() + bytes.len();
-        let capacity = needed.max(self.bytes.len());
-        if self.bytes.len() - self.end < bytes.len() {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            self.bytes.resize(capacity, 0);
-        }
-        self.bytes[self.end..self.end + bytes.len()].copy_from_slice(bytes);
-        self.end += bytes.len();
-    }
-}
-
-/// A payload that arrives piece by piece.
-enum Fill {
-    /// A message, into memory of its own.
-    Message { header: Header, info: Info, bytes: Vec<u8>, len: usize },
-    /// A put or an answer, into this rank's memory.
-    Memory { memory: SharedSlice, at: usize, put: bool },
-    /// The next part of an answer, behind those that have come.
-    Answer { bytes: Vec<u8>, len: usize },
-    /// A put of memory that is not there.
-    Absent { left: usize },
-    /// A message, into memory that its protocol has named, of which so many slices are full, and so many bytes are missing.
-    Placed { header: Header, info: Info, slices: Vec<SharedSlice>, full: usize, missing: usize },
-}
-
-impl Fill {
-    fn missing(&self) -> usize {
-        match self {
-            Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len } => len - bytes.len(),
-            Fill::Memory { memory, at, .. } => memory.len() - at,
-            Fill::Absent { left } => *left,
-            Fill::Placed { missing, .. } => *missing,
-        }
-    }
-
-    /// Takes as much as it misses; returns how much.
-    fn take(&mut self, data: &[u8]) -> usize {
-        let mut count = self.missing().min(data.len());
-        match self {
-            Fill::Message { bytes, .. } | Fill::Answer { bytes, .. } => {
-                bytes.extend_from_slice(&data[..count]);
-            }
-            Fill::Memory { memory, at, .. } => {
-                if count < memory.len() - *at {
-                    // Words are kept whole: what is shown of a word is all of it.
-                    let odd = (memory.as_ptr() as usize + *at + count) % 8;
-                    count -= odd.min(count);
-                }
-                if let Some(part) = memory.slice(*at as u64, count as u64) {
-                    part.write(&data[..count]);
-                }
-                *at += count;
-            }
-            Fill::Absent { left } => *left -= count,
-            Fill::Placed { slices, full, .. } => {
-                let mut rest = &data[..count];
-                for slice in &slices[*full..] {
-                    let now = slice.len().min(rest.len());
-                    slice.write(&rest[..now]);
-                    rest = &rest[now..];
-                    if rest.is_empty() {
-                        break;
-                    }
-                }
-                self.came(count);
-            }
-        }
-        count
-    }
-
-    /// So many bytes are in the slices that a protocol has named.
-    fn came(&mut self, mut count: usize) {
-        let Fill::Placed { slices, full, missing, .. } = self else { return };
-        *missing -= count;
-        while let Some(slice) = slices.get_mut(*full) {
-            let now = slice.len().min(count);
-            count -= now;
-            match slice.slice(now as u64, (slice.len() - now) as u64) {
-                Some(rest) if !rest.is_empty() => {
-                    *slice = rest;
-                    return;
-                }
-                _ => *full += 1,
-            }
-        }
-    }
-}
 
 /// A long message that is all there and was not taken.
 struct Parked {
