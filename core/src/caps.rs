@@ -31,6 +31,8 @@ pub struct Caps {
     /// From this length in bytes on, a message is faster if it asks for a place and goes straight there; `usize::MAX` if it
     /// never is.
     pub rendezvous: usize,
+    /// The value of a get may be given memory: held bytes, empty, whose capacity it takes once nobody else holds them.
+    pub held_gets: bool,
     /// The device itself tells peers of an orderly leave, behind everything that was sent to them.
     pub tells_leave: bool,
     /// Cost rank: of the devices that reach a peer, the one with the lowest figure is taken.
@@ -54,6 +56,7 @@ impl Caps {
             ordered: true,
             atomicity: 8,
             rendezvous: usize::MAX,
+            held_gets: false,
             tells_leave: false,
             cost: 1000,
         }

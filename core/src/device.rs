@@ -261,6 +261,18 @@ pub trait Sink {
         taken.by_ref().count()
     }
 
+    /// A long packet is on its way in, of which the payload has not been read yet: the memory that it goes to, in order, of
+    /// as many bytes as the payload. `None`: the payload is kept and offered whole.
+    fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
+        let _ = first;
+        None
+    }
+
+    /// The payload of a packet that [`place`](Self::place) was asked for is where it belongs.
+    fn placed(&mut self, inject: &mut dyn Inject, head: &PacketHead<'_>) {
+        let _ = (inject, head);
+    }
+
     /// An operation with a ticket has ended.
     fn complete(&mut self, ticket: Ticket, outcome: Outcome);
 
@@ -275,6 +287,21 @@ pub enum Verdict {
     Taken,
     /// Keep it, and everything behind it, and offer it again later.
     Hold,
+}
+
+/// A packet without its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketHead<'a> {
+    /// Who sent it.
+    pub source: Endpoint,
+    /// The protocol, as the sender counts it.
+    pub protocol: ProtocolId,
+    /// As in the descriptor.
+    pub cookie: u64,
+    /// Message info, 0 to 112 bytes.
+    pub info: &'a [u8],
+    /// Length of the payload in bytes.
+    pub len: usize,
 }
 
 /// A packet as the device found it.

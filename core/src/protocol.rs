@@ -4,6 +4,7 @@ use crate::device::Body;
 use crate::engine::Scope;
 use crate::error::{Fault, RegisterError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
+use crate::memory::SharedSlice;
 use crate::sync::{Mutex, lock};
 use bytes::BytesMut;
 use std::sync::Arc;
@@ -184,6 +185,16 @@ pub trait Protocol: Send + Sync {
     fn accept(&self, _scope: &mut Scope<'_>, _first: &FirstPacket<'_>) -> Accept {
         Accept::Whole
     }
+
+    /// A long message of one packet begins to arrive, and nothing stands before it: the memory that its payload goes to, in
+    /// order, as many bytes as it has. `None`: to [`on_message`](Self::on_message), as any other.
+    fn place(&self, _first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
+        None
+    }
+
+    /// The payload of a message is where [`place`](Self::place) wanted it; the message has none any more. It comes in the
+    /// place of [`on_message`](Self::on_message).
+    fn on_placed(&self, _scope: &mut Scope<'_>, _message: Incoming<'_>) {}
 
     /// A whole message has arrived.
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>);

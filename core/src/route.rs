@@ -7,7 +7,8 @@
 use crate::caps::Caps;
 use crate::descriptor::Descriptor;
 use crate::device::{
-    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, Port, Sink, Sources, Stop, Verdict,
+    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, PacketHead, Port, Sink, Sources,
+    Stop, Verdict,
 };
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
@@ -212,6 +213,7 @@ fn common(each: &[Caps]) -> Caps {
         fragment: all.fragment.min(caps.fragment),
         native_put: all.native_put && caps.native_put,
         native_get: all.native_get && caps.native_get,
+        held_gets: all.held_gets && caps.held_gets,
         native_atomics: all.native_atomics && caps.native_atomics,
         mappable: all.mappable && caps.mappable,
         loans: all.loans || caps.loans,
@@ -377,6 +379,14 @@ impl Sink for RouteSink<'_> {
     ) -> Verdict {
         let mut inject = RouteInject { inject, others: &mut self.others };
         self.sink.word(&mut inject, source, protocol, cookie, payload)
+    }
+
+    fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
+        self.sink.place(first)
+    }
+
+    fn placed(&mut self, inject: &mut dyn Inject, head: &PacketHead<'_>) {
+        self.sink.placed(&mut RouteInject { inject, others: &mut self.others }, head);
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {

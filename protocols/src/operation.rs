@@ -6,6 +6,9 @@ use posthaste_core::slot::Outcome;
 use posthaste_core::{Fault, Handle, Ticket};
 use std::task::{Context, Poll};
 
+/// What moves so many bytes takes longer than the turns of other tasks do.
+const LONG: u64 = 16 << 10;
+
 /// A ticket and what its end promises. Dropping it detaches the operation: it goes on, and what it was promised is
 /// given back.
 #[derive(Debug)]
@@ -14,6 +17,8 @@ pub(crate) struct Pending {
     ticket: Option<Ticket>,
     pub wait: Option<Wait>,
     deadline: Option<u64>,
+    /// Others have their turn before it spins for the first time: they may have more to start.
+    yields: bool,
 }
 
 impl Pending {
@@ -21,12 +26,23 @@ impl Pending {
         if let Some(at) = deadline {
             handle.set_deadline(at, ticket);
         }
-        Self { handle, ticket: Some(ticket), wait, deadline }
+        Self { handle, ticket: Some(ticket), wait, deadline, yields: false }
+    }
+
+    /// The operation moves so many bytes: whoever started it may have as much to start behind it, which would wait as long
+    /// as this one spins.
+    pub fn moving(mut self, bytes: u64) -> Self {
+        self.yields = bytes >= LONG;
+        self
     }
 
     /// Waits for the end, or for the deadline. After `Ready` the operation is spent.
     pub fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Outcome> {
         let Some(ticket) = self.ticket else { return Poll::Ready(Err(Fault::Shutdown)) };
+        if std::mem::take(&mut self.yields) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if let Poll::Ready(outcome) = poll_ticket(face, cx, ticket) {
             self.ticket = None;
             return Poll::Ready(outcome);

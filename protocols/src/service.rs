@@ -7,7 +7,7 @@ use crate::operation::Pending;
 use crate::send::{Envelope, Started, start};
 use bytes::Bytes;
 use posthaste_core::context::{Begun, Face, Posted, begin};
-use posthaste_core::engine::{Payload, Wait};
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
 use posthaste_core::slot::Value;
 use posthaste_core::{
@@ -52,7 +52,8 @@ impl<Q, A, F: Clone> Clone for Service<Q, A, F> {
 }
 
 impl<Q, A, F: Face> Service<Q, A, F> {
-    fn new(face: F, id: ProtocolId) -> Self {
+    /// The service that a protocol of that number answers.
+    pub(crate) fn new(face: F, id: ProtocolId) -> Self {
         Self { face, id, types: PhantomData }
     }
 
@@ -100,6 +101,33 @@ impl<F: Face> Service<Bytes, Bytes, F> {
     #[inline]
     pub fn call_bytes(&self, target: Rank, payload: impl Into<Buffer>) -> Call<'_, F> {
         self.request(target, payload.into())
+    }
+
+    /// Sends a request whose payload is read where it is, provided that it can be sent now. `None`: it cannot, and nothing
+    /// was done; what stands in the way is told to who sends it in another way.
+    pub(crate) fn call_lent(&self, target: Rank, info: &[u8], payload: &[u8]) -> Option<Call<'_, F>> {
+        let mut call = self.request(target, Buffer::copy(&[]));
+        let (target, protocol) = (call.envelope.target, call.envelope.protocol);
+        let asked = self.face.enter(|engine| {
+            let scope = &mut engine.scope();
+            let ticket = scope.operation(Some(target.rank)).ok()?;
+            let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
+            match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
+                Ok(Sent::Done) => {}
+                Ok(Sent::Queued(queued)) => scope.detach(queued),
+                _ => {
+                    scope.complete(ticket, Ok(Value::Unit));
+                    scope.detach(ticket);
+                    return None;
+                }
+            }
+            scope.note_request(ticket, protocol, payload.len());
+            Some(ticket)
+        });
+        let ticket = asked.ok()??;
+        call.payload = None;
+        call.state = State::Waiting(Pending::new(Handle::of(&self.face), ticket, None, None));
+        Some(call)
     }
 }
 

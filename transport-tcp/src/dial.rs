@@ -5,11 +5,11 @@ use crate::hub::{Hub, Settled};
 use crate::socket;
 use posthaste_core::{ContextId, Endpoint, Fault};
 use std::io;
-use std::net::TcpStream as Socket;
+use std::net::{SocketAddr, TcpStream as Socket};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -90,7 +90,7 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
         return Err(AttemptError::GivenUp);
     }
     let attempt = async {
-        let mut stream = TcpStream::connect(target.address).await?;
+        let mut stream = connect(target.address).await?;
         stream.set_nodelay(true)?;
         let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
         stream.write_all(&hello).await?;
@@ -108,6 +108,12 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
     };
     let late = |_| AttemptError::Io(io::ErrorKind::TimedOut.into());
     timeout(hub.times.handshake, attempt).await.map_err(late)?
+}
+
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket::unpaced((&socket).into(), address.ip());
+    socket.connect(address).await
 }
 
 async fn read(stream: &mut TcpStream, into: &mut [u8]) -> Result<(), AttemptError> {

@@ -300,6 +300,14 @@ impl Hub {
         let door = self.door(context);
         lock(&door.inbox).push(settled);
         door.knock();
+        self.attempt_ended();
+    }
+
+    /// A rank may not be connected to any more: ports that close wait for that.
+    fn attempt_ended(&self) {
+        if self.is_closing() {
+            self.doors.iter().for_each(|door| door.knock());
+        }
     }
 
     /// A pair's connection with that incarnation, or with the first one, has ended, or was never made. Its rank is gone
@@ -326,6 +334,7 @@ impl Hub {
             }
         };
         self.moved.notify_waiters();
+        self.attempt_ended();
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
             self.tell(peer.rank, PeerEvent::Down { fault, incarnation: told_incarnation(incarnation) });
@@ -360,6 +369,7 @@ impl Hub {
             }
         }
         self.moved.notify_waiters();
+        self.attempt_ended();
         self.tell(rank, event);
     }
 
@@ -426,6 +436,8 @@ impl Hub {
                 *stage = Stage::Over;
             }
         }
+        drop(table);
+        self.attempt_ended();
     }
 
     /// Whether the context has a connection, if only one that is settled and on its way through the door.

@@ -40,7 +40,19 @@ pub(crate) struct Get {
 /// Where a get's bytes go.
 pub(crate) enum Landing {
     Value(Vec<u8>),
+    /// In memory that somebody may hold until the get is under way.
+    Given(Bytes),
     Region(SharedSlice),
+}
+
+impl Landing {
+    /// Takes up memory that was given, if nobody else holds it any more.
+    pub fn settle(&mut self) {
+        if let Landing::Given(memory) = self {
+            let memory = std::mem::take(memory);
+            *self = Landing::Value(if memory.is_unique() { memory.into() } else { Vec::new() });
+        }
+    }
 }
 
 /// Something too long for one go. Puts and gets behind it wait.

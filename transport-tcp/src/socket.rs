@@ -3,11 +3,17 @@
 use crate::config::{Limits, Times};
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
 /// Keep-alive times are counted in whole seconds by some systems.
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The congestion control that every system has which lets it be chosen, and that sets no timers.
+#[cfg(target_os = "linux")]
+const PLAIN: &[u8] = b"reno";
+#[cfg(target_os = "freebsd")]
+const PLAIN: &[u8] = b"newreno";
 
 /// Makes the socket what a port wants: no delays, no blocking, and an end if the other host vanishes.
 pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io::Result<()> {
@@ -42,4 +48,53 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
         socket.set_tcp_keepalive(&keepalive)?;
     }
     Ok(())
+}
+
+/// Chooses, before a socket connects or listens there, how it finds the pace of an address. Within a host nothing can be
+/// congested, and algorithms that set a timer for each burst, such as BBR, take as much time for that as for the bytes.
+pub(crate) fn unpaced(socket: SockRef<'_>, address: IpAddr) {
+    #[cfg(any(target_os = "freebsd", target_os = "linux"))]
+    if address.is_loopback()
+        && let Err(error) = socket.set_tcp_congestion(PLAIN)
+    {
+        // What the system would choose does, too.
+        tracing::debug!(%error, "the system's congestion control stays");
+    }
+    #[cfg(not(any(target_os = "freebsd", target_os = "linux")))]
+    let _ = (socket, address);
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Socket, Type};
+
+    #[test]
+    fn only_within_the_host_the_pace_is_not_the_systems() {
+        let fresh = || Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let control = |socket: &Socket| socket.tcp_congestion().expect("it has one");
+        let usual = control(&fresh());
+        for (address, is_plain) in
+            [("127.0.0.1", true), ("127.3.2.1", true), ("::1", true), ("192.0.2.1", false)]
+        {
+            let socket = fresh();
+            unpaced((&socket).into(), address.parse().expect("an address"));
+            let now = control(&socket);
+            if is_plain {
+                assert!(now.starts_with(PLAIN), "{address}: {now:?}");
+            } else {
+                assert_eq!(now, usual, "{address}");
+            }
+        }
+        // What a listener accepts, and what connects, is born with it.
+        let listener = fresh();
+        unpaced((&listener).into(), "127.0.0.1".parse().expect("an address"));
+        listener.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+        listener.listen(1).expect("it listens");
+        let near = fresh();
+        near.connect(&listener.local_addr().expect("it has one")).expect("it is accepted");
+        let (far, _) = listener.accept().expect("it is there");
+        assert!(control(&far).starts_with(PLAIN));
+        assert_eq!(control(&near), usual, "the other side chooses for itself");
+    }
 }

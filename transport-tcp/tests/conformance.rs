@@ -91,3 +91,13 @@ conformance_suite!(mod mixed_rendezvous_over_send, seeds 0..1, |_| TcpHarness::n
     EngineConfig { rendezvous_bytes: Some(500), oversend: true, ..EngineConfig::default() }
 )
 .mixed());
+conformance_suite!(mod encrypted_rendezvous, seeds 0..1, |_| TcpHarness::new(
+    Mode::Encrypted,
+    usual(),
+    EngineConfig { rendezvous_bytes: Some(5000), ..EngineConfig::default() }
+));
+conformance_suite!(mod tiny_encrypted_rendezvous, seeds 0..1, |_| TcpHarness::new(
+    Mode::Encrypted,
+    tiny(),
+    EngineConfig { rendezvous_bytes: Some(100), ..one_credit() }
+));

@@ -3,9 +3,10 @@
 use super::peer::{Assembly, Incoming as IncomingState};
 use super::send::owned_info;
 use super::{Scope, State};
-use crate::device::{Body, Inject, Packet, Sink, Verdict};
+use crate::device::{Body, Inject, Packet, PacketHead, Sink, Verdict};
 use crate::error::Fault;
 use crate::ids::{Endpoint, ProtocolId, Rank};
+use crate::memory::SharedSlice;
 use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
 use crate::slot::{Outcome, Ticket, Value};
 use crate::sync::Arc;
@@ -149,6 +150,37 @@ impl Sink for Dispatcher<'_> {
             None => scope.dispatch_late(message, local, flow),
         }
         Verdict::Taken
+    }
+
+    fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
+        let peer = self.state.peers.get(self.state.shape.index(first.source))?.as_ref()?;
+        if self.state.closed || peer.fault.is_some() || peer.has_aside() {
+            return None;
+        }
+        let number = usize::from(first.protocol.0.checked_sub(wire::FIRST_USER)?);
+        let IncomingState::Resolved { local, .. } = peer.incoming.get(number)? else { return None };
+        let handler = self.handlers.get(local.index())?;
+        let first = FirstPacket { source: first.source, info: first.info, total: first.len as u64 };
+        // One that panics is told so by what handles the whole message.
+        catch_unwind(AssertUnwindSafe(|| handler.place(&first))).ok().flatten()
+    }
+
+    #[cold]
+    fn placed(&mut self, inject: &mut dyn Inject, head: &PacketHead<'_>) {
+        let PacketHead { source, protocol, cookie, info, len } = *head;
+        let index = self.state.shape.index(source);
+        if self.state.closed || self.state.is_cut_off(index) {
+            return;
+        }
+        let mut scope = Scope { inject, state: self.state };
+        let Resolution::Local(local, flow) = scope.resolve(index, protocol) else { return };
+        let Some(handler) = self.handlers.get(local.index()) else { return };
+        let life = scope.state.peer(index).life;
+        scope.state.stats.received(len as u64);
+        let message = Incoming { source, info, body: Body::Short(&[]), protocol, life, cookie };
+        if catch_unwind(AssertUnwindSafe(|| handler.on_placed(&mut scope, message))).is_err() {
+            scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: len as u64 });
+        }
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {

@@ -567,6 +567,25 @@ pub fn read_behind(
     Ok(count)
 }
 
+/// Most slices that [`read_scattered`] reads to at once.
+pub const MOST_PARTS: usize = 1024;
+
+/// Reads once from a descriptor, straight into slices of shared memory, one behind the other, of which only the first
+/// [`MOST_PARTS`] count. Returns the number of bytes; 0 is the end of a stream, or no room.
+///
+/// # Errors
+/// As the system's `readv`; nothing was read then.
+#[cfg(unix)]
+pub fn read_scattered(slices: &[SharedSlice], from: impl std::os::fd::AsFd) -> std::io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    let part = |slice: &SharedSlice| libc::iovec { iov_base: slice.base.cast(), iov_len: slice.len };
+    let parts: Vec<libc::iovec> = slices.iter().take(MOST_PARTS).map(part).collect();
+    // SAFETY: the kernel writes to no more than the parts, each of which is mapped for the rest of the process; to this
+    // process its stores are those of another writer of shared memory. There are at most MOST_PARTS of them.
+    let count = unsafe { libc::readv(from.as_fd().as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) };
+    usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+}
+
 /// Shared memory as aligned words: what rings are made of. One comparison per access.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedWords {
@@ -727,6 +746,11 @@ mod tests {
         let mut back = [0; 9];
         far.read_exact(&mut back).expect("it is there");
         assert_eq!(&back, b"ab7890123");
+        far.write_all(b"abcdefgh").expect("room");
+        let parts = [(30, 2), (40, 0), (20, 3), (50, 9)]
+            .map(|(offset, len)| shared.slice(offset, len).expect("inside"));
+        assert_eq!(read_scattered(&parts, &near).expect("it is there"), 8);
+        assert_eq!(parts.map(|part| part.to_vec()), [&b"ab"[..], b"", b"cde", b"fgh\0\0\0\0\0\0"]);
         near.set_nonblocking(true).expect("it can be");
         assert_eq!(shared.read_from(&near).expect_err("nothing").kind(), std::io::ErrorKind::WouldBlock);
     }

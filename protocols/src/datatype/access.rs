@@ -1,37 +1,54 @@
 //! Layouts of memory that is not mapped here: its owner scatters and gathers, by the program that it is sent.
 
+use super::encode::{read_number, write_number};
 use super::error::Side;
 use super::{Datatype, Layout, Machine, Source};
-use crate::buffer::Buffer;
 use crate::message::Message;
-use crate::service::{Call, Service, register_inline};
+use crate::service::{Call, Service};
 use bytes::Bytes;
-use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RegisterError, Scope};
+use posthaste_core::engine::Payload;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
+use posthaste_core::{Client, Device, Fault, Handle, MAX_INFO, Messager, Rank, RegisterError, Scope};
+use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
 const NAME: &str = "posthaste.layouts";
-/// Bytes that a request moves: few enough for the cache, and several of them are on their way at a time.
+/// Bytes that a put moves at a time if its owner keeps them first: enough to make little of what a request costs, and few
+/// enough for the cache.
+const KEPT: u64 = 256 << 10;
+/// And if they go where they belong as they come in.
+const PLACED: u64 = 1 << 20;
+/// Bytes that a get moves at a time: few enough for the cache, and several of them are on their way.
 const CHUNK: u64 = 64 << 10;
+/// Blocks from this mean length on go where they belong as they come in.
+const WORTH_PLACING: u64 = 512;
 /// Or so many times what its program takes.
 const PER_PROGRAM: u64 = 16;
 
-/// Most bytes that one request with such a program moves: what a peer can make this rank keep for an answer is in
+/// Most bytes that one get with such a program asks for: what a peer can make this rank keep for an answer is in
 /// proportion to what it has sent.
 pub(crate) fn chunk(program: usize) -> u64 {
     CHUNK.max(PER_PROGRAM * program as u64)
 }
 
+/// Most bytes that one put to such a layout moves.
+pub(crate) fn put_chunk(to: &Layout<'_>) -> u64 {
+    if to.datatype.mean_chunk() >= WORTH_PLACING { PLACED } else { KEPT }
+}
+
 const PUT: u64 = 1;
 const GET: u64 = 2;
-/// Words of message info.
-const WORDS: usize = 8;
+/// Added to the kind: the program is in the info.
+const WITHIN: u64 = 4;
 
 /// Which bytes of which layout a request is about.
 ///
 /// ```text
-///   info      incarnation 32, kind 32 | length of the program | place | length | base | count | first | bytes
-///   payload   program | for puts: the bytes
+///   info      kind | incarnation | place | length | base | count | first | bytes | the program, or its length
+///   payload   the program, if it is not in the info | for puts: the bytes
 /// ```
+/// Numbers are of variable length, as in programs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// The memory as its owner names it.
@@ -51,29 +68,46 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    fn info(&self, kind: u64, program: u64) -> [u8; WORDS * 8] {
+    /// The info, and whether the program is in it.
+    fn info(&self, kind: u64, program: &[u8]) -> (Vec<u8>, bool) {
         let Request { place, len, base, count, first, bytes, incarnation } = *self;
-        let kind = u64::from(incarnation) << 32 | kind;
-        let mut info = [0; WORDS * 8];
-        let words = [kind, program, place, len, base, count, first, bytes];
-        for (into, word) in info.chunks_exact_mut(8).zip(words) {
-            into.copy_from_slice(&word.to_le_bytes());
+        let mut info = Vec::with_capacity(MAX_INFO);
+        // The kind takes one byte with and without the addition.
+        for number in [kind | WITHIN, incarnation.into(), place, len, base, count, first, bytes] {
+            write_number(&mut info, number);
         }
-        info
+        let within = info.len() + program.len() <= MAX_INFO;
+        if within {
+            info.extend_from_slice(program);
+        } else {
+            info[0] = kind as u8;
+            write_number(&mut info, program.len() as u64);
+        }
+        (info, within)
     }
 
-    /// Kind, length of the program, and the rest.
-    fn parse(info: &[u8]) -> Option<(u64, u64, Request)> {
-        let words: &[u8; WORDS * 8] = info.try_into().ok()?;
-        let mut words =
-            words.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
-        let mut word = || words.next().unwrap_or_default();
-        let (kind, program) = (word(), word());
-        let (place, len, base, count) = (word(), word(), word(), word());
-        let (kind, incarnation) = (kind & u64::from(u32::MAX), (kind >> 32) as u32);
-        let (first, bytes) = (word(), word());
-        Some((kind, program, Request { place, len, base, count, first, bytes, incarnation }))
+    /// Kind, request, and where the program is.
+    fn parse(info: &[u8]) -> Option<(u64, Request, Program<'_>)> {
+        let mut rest = info;
+        let mut number = || read_number(&mut rest);
+        let kind = number()?;
+        let incarnation = number()?.try_into().ok()?;
+        let (place, len, base, count) = (number()?, number()?, number()?, number()?);
+        let (first, bytes) = (number()?, number()?);
+        let request = Request { place, len, base, count, first, bytes, incarnation };
+        if kind & WITHIN != 0 {
+            return Some((kind & !WITHIN, request, Program::Here(rest)));
+        }
+        let program = Program::Ahead(number()?);
+        rest.is_empty().then_some((kind, request, program))
     }
+}
+
+/// Where a request has its program.
+enum Program<'m> {
+    Here(&'m [u8]),
+    /// So many bytes of the payload, before everything else.
+    Ahead(u64),
 }
 
 /// Puts and gets between layouts where memory is not mapped: one per client, registered before it is opened.
@@ -95,86 +129,151 @@ impl LayoutAccess {
         let me = handle.me().rank;
         // Devices know whom to tell of their peers, and so the protocols: this must not close the ring.
         let device = client.device_for(me).map(Arc::downgrade);
-        let own = (me, client.incarnation_of(me));
-        let handler = move |message: Message<'_>, _: &mut Scope<'_>| answer(&message, own, device.as_ref());
-        Ok(LayoutAccess { service: register_inline(client, handle, NAME, handler)? })
+        let owner = Owner { me, incarnation: client.incarnation_of(me), device };
+        let id = client.register(Arc::new(owner))?;
+        Ok(LayoutAccess { service: Service::new(handle, id) })
     }
 
-    /// Asks a peer to scatter bytes. The payload has the program before them.
-    pub(crate) fn put(
+    /// Asks a peer to scatter bytes, which `pack` appends to what it is given.
+    pub(crate) fn put<E>(
         &self,
         rank: Rank,
-        program: usize,
-        payload: Bytes,
+        program: &[u8],
         request: &Request,
-    ) -> Call<'_, Handle> {
-        self.service.call_bytes(rank, payload).info(&request.info(PUT, program as u64))
+        pack: impl FnOnce(&[u8]) -> Result<Vec<u8>, E>,
+    ) -> Result<Call<'_, Handle>, E> {
+        let (info, within) = request.info(PUT, program);
+        let payload = pack(if within { &[] } else { program })?;
+        Ok(self.service.call_bytes(rank, payload).info(&info))
+    }
+
+    /// Asks a peer to scatter these bytes, if they can be sent from where they are, now. `None`: nothing was done.
+    pub(crate) fn put_lent(
+        &self,
+        rank: Rank,
+        program: &[u8],
+        request: &Request,
+        bytes: &[u8],
+    ) -> Option<Call<'_, Handle>> {
+        match request.info(PUT, program) {
+            (info, true) => self.service.call_lent(rank, &info, bytes),
+            _ => None,
+        }
     }
 
     /// Asks a peer to gather bytes, by this program.
-    pub(crate) fn get(&self, rank: Rank, program: Bytes, request: &Request) -> Call<'_, Handle> {
-        let info = request.info(GET, program.len() as u64);
-        self.service.call_bytes(rank, program).info(&info)
+    pub(crate) fn get(&self, rank: Rank, program: &Bytes, request: &Request) -> Call<'_, Handle> {
+        let (info, within) = request.info(GET, program);
+        let payload = if within { Bytes::new() } else { program.clone() };
+        self.service.call_bytes(rank, payload).info(&info)
     }
 }
 
-/// What a peer asks for is done at once, so that nothing that it sends behind it is there before.
-fn answer(
-    message: &Message<'_>,
-    (me, incarnation): (Rank, u32),
-    device: Option<&Weak<dyn Device>>,
-) -> Result<Buffer, Fault> {
-    let undecodable = || Fault::Undecodable(me);
-    let (kind, program, request) = Request::parse(message.info()).ok_or_else(undecodable)?;
-    if request.incarnation != incarnation {
-        // What is there now is another incarnation's.
-        return Err(Fault::NoSuchMemory(me));
+/// This rank as the owner of memory: what peers ask of it.
+struct Owner {
+    me: Rank,
+    incarnation: u32,
+    device: Option<Weak<dyn Device>>,
+}
+
+impl Protocol for Owner {
+    fn name(&self) -> &str {
+        NAME
     }
-    let payload = message.source_bytes();
-    let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
-    let most = chunk(program.len());
-    let datatype = Datatype::from_bytes(&program).map_err(|error| {
-        tracing::warn!(source = %message.source(), %error, "a program was refused");
-        undecodable()
-    })?;
-    let layout = Layout::new(&datatype, request.count).at(request.base);
-    let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
-    let inside = request.first <= size && request.bytes <= size - request.first;
-    // What a layout names is looked through to find the first byte: no more than the memory has.
-    if !inside || request.bytes > most || size > request.len {
-        return Err(undecodable());
+
+    fn flow(&self) -> Flow {
+        Flow::Replied
     }
-    let memory = device
-        .and_then(Weak::upgrade)
-        .and_then(|device| device.map(me, request.place, request.len))
-        .ok_or(Fault::NoSuchMemory(me))?;
-    let mut machine = Machine::new(&layout).map_err(|_| undecodable())?;
-    machine.skip(request.first);
-    match kind {
-        PUT if data.len() as u64 == request.bytes => {
-            machine.scatter(memory, data).map_err(|_| undecodable())?;
-            Ok(Buffer::copy(&[]))
+
+    fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
+        let (PUT, request, Program::Here(program)) = Request::parse(first.info)? else { return None };
+        let (memory, mut machine) = self.checked(&request, program).ok()?;
+        let fits = first.total == request.bytes && machine.mean_chunk() >= WORTH_PLACING;
+        fits.then(|| machine.places(memory, request.bytes)).flatten()
+    }
+
+    fn on_placed(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        if let Some(to) = message.reply() {
+            scope.reply(to, Ok(Payload::Borrowed(&[])));
         }
-        GET if data.is_empty() => {
-            let mut bytes = vec![0; request.bytes as usize];
-            machine.gather(memory, &mut bytes).map_err(|_| undecodable())?;
-            Ok(bytes.into())
+    }
+
+    fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let Some(to) = message.reply() else { return };
+        match self.answer(&Message::new(message)) {
+            Ok(answer) => scope.reply(to, Ok(Payload::Owned(answer))),
+            Err(fault) => scope.reply(to, Err(fault)),
         }
-        _ => Err(undecodable()),
     }
 }
 
-/// The program, as a private copy, and what is behind it.
-fn split<'m>(payload: &Source<'m>, program: u64) -> Option<(Vec<u8>, Source<'m>)> {
+impl Owner {
+    /// The memory that a request is about, and a machine at its first byte.
+    fn checked(&self, request: &Request, program: &[u8]) -> Result<(SharedSlice, Machine), Fault> {
+        let undecodable = || Fault::Undecodable(self.me);
+        if request.incarnation != self.incarnation {
+            // What is there now is another incarnation's.
+            return Err(Fault::NoSuchMemory(self.me));
+        }
+        let datatype = Datatype::from_bytes(program).map_err(|error| {
+            tracing::warn!(%error, "a program was refused");
+            undecodable()
+        })?;
+        let layout = Layout::new(&datatype, request.count).at(request.base);
+        let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
+        let inside = request.first <= size && request.bytes <= size - request.first;
+        // What a layout names is looked through to find the first byte: no more than the memory has.
+        if !inside || size > request.len {
+            return Err(undecodable());
+        }
+        let memory = self
+            .device
+            .as_ref()
+            .and_then(Weak::upgrade)
+            .and_then(|device| device.map(self.me, request.place, request.len))
+            .ok_or(Fault::NoSuchMemory(self.me))?;
+        let mut machine = Machine::new(&layout).map_err(|_| undecodable())?;
+        machine.skip(request.first);
+        Ok((memory, machine))
+    }
+
+    /// What a peer asks for is done at once, so that nothing that it sends behind it is there before.
+    fn answer(&self, message: &Message<'_>) -> Result<Bytes, Fault> {
+        let undecodable = || Fault::Undecodable(self.me);
+        let (kind, request, program) = Request::parse(message.info()).ok_or_else(undecodable)?;
+        let payload = message.source_bytes();
+        let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
+        let (memory, mut machine) = self.checked(&request, &program)?;
+        match kind {
+            PUT if data.len() as u64 == request.bytes => {
+                machine.scatter(memory, data).map_err(|_| undecodable())?;
+                Ok(Bytes::new())
+            }
+            GET if data.is_empty() && request.bytes <= chunk(program.len()) => {
+                let mut bytes = vec![0; request.bytes as usize];
+                machine.gather(memory, &mut bytes).map_err(|_| undecodable())?;
+                Ok(bytes.into())
+            }
+            _ => Err(undecodable()),
+        }
+    }
+}
+
+/// The program, as a private copy if it is in the payload, and the rest of that.
+fn split<'m>(payload: &Source<'m>, program: Program<'m>) -> Option<(Cow<'m, [u8]>, Source<'m>)> {
     let len = payload.len() as u64;
+    let program = match program {
+        Program::Here(program) => return Some((program.into(), *payload)),
+        Program::Ahead(len) => len,
+    };
     let rest = len.checked_sub(program)?;
     match payload {
         Source::Private(bytes) => {
             let (program, data) = bytes.split_at_checked(program as usize)?;
-            Some((program.to_vec(), Source::Private(data)))
+            Some((program.into(), Source::Private(data)))
         }
         Source::Shared(slice) => {
-            Some((slice.slice(0, program)?.to_vec(), Source::Shared(slice.slice(program, rest)?)))
+            Some((slice.slice(0, program)?.to_vec().into(), Source::Shared(slice.slice(program, rest)?)))
         }
     }
 }
@@ -184,7 +283,6 @@ mod tests {
     use super::*;
     use posthaste_core::device::Body;
     use posthaste_core::inprocess::InProcessFabric;
-    use posthaste_core::protocol::Incoming;
     use posthaste_core::{ClientId, ContextId, Endpoint, JobShape, ProtocolId};
 
     const ME: Rank = Rank(1);
@@ -195,7 +293,55 @@ mod tests {
         let body = Body::Short(payload);
         let message =
             Message::new(Incoming { source, info, body, protocol: ProtocolId(9), life: 0, cookie: 1 });
-        answer(&message, (ME, 0), Some(device)).map(|answer| answer.into_bytes().to_vec())
+        let owner = Owner { me: ME, incarnation: 0, device: Some(device.clone()) };
+        owner.answer(&message).map(|answer| answer.to_vec())
+    }
+
+    #[test]
+    fn long_blocks_are_placed_and_nothing_else_is() {
+        let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+        let device = fabric.device(ClientId(0), ME);
+        let own = device.allocate(64 << 10).expect("there is memory");
+        let memory = device.map(ME, own.offset, own.len).expect("it is mapped");
+        let owner = Owner { me: ME, incarnation: 0, device: Some(Arc::downgrade(&device)) };
+        let long = Datatype::of::<u8>().vector(8, 1000, 2000).expect("small");
+        let short = Datatype::of::<u8>().vector(8, 500, 1000).expect("small");
+        let request = Request {
+            place: own.offset,
+            len: own.len,
+            base: 8,
+            count: 1,
+            first: 1500,
+            bytes: 3000,
+            incarnation: 0,
+        };
+        let placed = |kind, request: &Request, datatype: &Datatype, total| {
+            let (info, within) = request.info(kind, &datatype.to_bytes());
+            assert!(within, "a short program fits");
+            let source = Endpoint::new(Rank(0), ContextId(0));
+            let slices = owner.place(&FirstPacket { source, info: &info, total })?;
+            let offset = |slice: &SharedSlice| slice.as_ptr() as usize - memory.as_ptr() as usize;
+            Some(slices.iter().map(|slice| (offset(slice), slice.len())).collect::<Vec<_>>())
+        };
+        let expected = vec![(2508, 500), (4008, 1000), (6008, 1000), (8008, 500)];
+        assert_eq!(placed(PUT, &request, &long, 3000), Some(expected));
+        assert_eq!(placed(PUT, &request, &short, 3000), None);
+        assert_eq!(placed(PUT, &request, &long, 2999), None);
+        assert_eq!(placed(GET, &request, &long, 3000), None);
+        for wrong in [
+            Request { base: own.len - 14_999, ..request },
+            Request { count: u64::MAX, ..request },
+            Request { first: 5001, ..request },
+            Request { place: 1 << 50, ..request },
+            Request { incarnation: 1, ..request },
+        ] {
+            assert_eq!(placed(PUT, &wrong, &long, 3000), None, "{wrong:?}");
+        }
+        let (info, _) = request.info(PUT, &long.to_bytes());
+        let source = Endpoint::new(Rank(0), ContextId(0));
+        for len in 0..info.len() {
+            assert!(owner.place(&FirstPacket { source, info: &info[..len], total: 3000 }).is_none(), "{len}");
+        }
     }
 
     #[test]
@@ -209,8 +355,22 @@ mod tests {
         let program = words.to_bytes();
         let fits =
             Request { place: own.offset, len: 4096, base: 16, count: 2, first: 3, bytes: 5, incarnation: 0 };
-        let info = |kind, request: &Request| request.info(kind, program.len() as u64);
+        // The program in the info, as it is sent if it fits; and ahead of the bytes.
+        let within = |kind, request: &Request, program: &[u8]| {
+            let (info, within) = request.info(kind, program);
+            assert!(within, "a short program fits");
+            info
+        };
+        let ahead = |kind, request: &Request, len: u64| {
+            let mut info = within(kind, request, &[]);
+            info[0] = kind as u8;
+            write_number(&mut info, len);
+            info
+        };
+        let info = |kind, request: &Request| ahead(kind, request, program.len() as u64);
         let payload = [&program[..], &[1, 2, 3, 4, 5]].concat();
+        assert_eq!(ask(&weak, &within(PUT, &fits, &program), &[5, 4, 3, 2, 1]), Ok(Vec::new()));
+        assert_eq!(ask(&weak, &within(GET, &fits, &program), &[]), Ok(vec![5, 4, 3, 2, 1]));
         assert_eq!(ask(&weak, &info(PUT, &fits), &payload), Ok(Vec::new()));
         // The fourth byte of the layout is the second one of its second number.
         assert_eq!(memory.to_vec()[16..32], [0, 0, 0, 0, 0, 1, 0, 0, 2, 3, 0, 0, 4, 5, 0, 0]);
@@ -222,8 +382,16 @@ mod tests {
         assert_eq!(ask(&weak, &info(3, &fits), &payload), refused);
         assert_eq!(ask(&weak, &info(GET, &fits), &payload), refused);
         assert_eq!(ask(&weak, &info(PUT, &fits), &payload[..payload.len() - 1]), refused);
-        assert_eq!(ask(&weak, &info(PUT, &fits)[..63], &payload), refused);
-        assert_eq!(ask(&weak, &fits.info(PUT, u64::MAX), &payload), refused);
+        assert_eq!(ask(&weak, &ahead(PUT, &fits, u64::MAX), &payload), refused);
+        let whole = info(PUT, &fits);
+        for len in 0..whole.len() {
+            assert_eq!(ask(&weak, &whole[..len], &payload), refused, "info cut after {len} bytes");
+        }
+        assert_eq!(ask(&weak, &[&whole[..], &[0]].concat(), &payload), refused);
+        let whole = within(PUT, &fits, &program);
+        for len in 0..whole.len() {
+            assert_eq!(ask(&weak, &whole[..len], &[1, 2, 3, 4, 5]), refused, "info cut after {len} bytes");
+        }
         for beyond in [
             Request { base: 4096 - 27, ..fits },
             Request { base: u64::MAX, ..fits },
@@ -240,7 +408,7 @@ mod tests {
         let pair = Datatype::of::<u8>().indexed(&[(0, 1), (2, 1)]).expect("small");
         let again = pair.hvector(1 << 40, 1, 0).expect("it overlaps itself").to_bytes();
         let much = Request { base: 0, count: 1, first: 1 << 40, bytes: 8, ..fits };
-        assert_eq!(ask(&weak, &much.info(GET, again.len() as u64), &again), refused);
+        assert_eq!(ask(&weak, &within(GET, &much, &again), &[]), refused);
         // As much as an answer may have, and more.
         let large = device.allocate(1 << 20).expect("there is memory");
         let flat = Datatype::of::<u8>().to_bytes();
@@ -254,10 +422,10 @@ mod tests {
             bytes: most,
             incarnation: 0,
         };
-        let answer = ask(&weak, &all.info(GET, flat.len() as u64), &flat).expect("as much as may be");
+        let answer = ask(&weak, &within(GET, &all, &flat), &[]).expect("as much as may be");
         assert_eq!(answer.len() as u64, most);
         let more = Request { bytes: most + 1, ..all };
-        assert_eq!(ask(&weak, &more.info(GET, flat.len() as u64), &flat), refused);
+        assert_eq!(ask(&weak, &within(GET, &more, &flat), &[]), refused);
         drop(device);
         drop(fabric);
         assert_eq!(ask(&weak, &info(PUT, &fits), &payload), Err(Fault::NoSuchMemory(ME)));

@@ -25,15 +25,28 @@ const GOSUB: u64 = 3;
 const ITERATE: u64 = 4;
 const CONTROL: u64 = 5;
 
+/// Appends a number of variable length.
+pub(super) fn write_number(to: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        to.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    to.push(number as u8);
+}
+
+/// Takes a number of variable length from the beginning; `None` if there is none.
+pub(super) fn read_number(from: &mut &[u8]) -> Option<u64> {
+    let mut reader = Reader { bytes: from, at: 0 };
+    let number = reader.number().ok()?;
+    *from = from.get(reader.at..)?;
+    Some(number)
+}
+
 struct Writer(Vec<u8>);
 
 impl Writer {
-    fn number(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.0.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.0.push(number as u8);
+    fn number(&mut self, number: u64) {
+        write_number(&mut self.0, number);
     }
 
     fn signed(&mut self, number: i64) {

@@ -3,8 +3,9 @@
 use super::cursor::{Cursor, Machine as Running};
 use super::error::{Side, TransferError};
 use super::pair;
-use super::redistribute::{Direct, Layout};
+use super::redistribute::{Direct, Layout, OutOfBounds};
 use super::{Datatype, Source, Target};
+use posthaste_core::memory::{Blocks, SharedSlice};
 
 /// Runs the program of a layout in steps: each activation is told how many bytes to process, and where the contiguous
 /// ones are now; the next one goes on where it stopped.
@@ -106,6 +107,23 @@ impl Machine {
         bytes
     }
 
+    /// Bytes of a block, in the mean.
+    pub(crate) fn mean_chunk(&self) -> u64 {
+        self.datatype.mean_chunk()
+    }
+
+    /// Where the next bytes of the layout are in a memory, as many as there are, in order. `None` if that is not inside of it.
+    pub(crate) fn places(&mut self, memory: SharedSlice, bytes: u64) -> Option<Vec<SharedSlice>> {
+        self.check(Side::Target, memory.len()).ok()?;
+        let bytes = self.remaining.min(bytes);
+        let mut contiguous = Cursor::of_bytes(0, bytes);
+        let mut places = Places { memory, found: Vec::new() };
+        let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
+        pair::run(&mut own, &mut Running::of_bytes(&mut contiguous), bytes, &mut places).ok()?;
+        self.remaining -= bytes;
+        Some(places.found)
+    }
+
     fn passed(&mut self, side: Side, len: usize, bytes: u64, moved: bool) -> Result<u64, TransferError> {
         if !moved {
             // Not reached: the bounds of the whole layout were checked.
@@ -114,5 +132,26 @@ impl Machine {
         }
         self.remaining -= bytes;
         Ok(bytes)
+    }
+}
+
+/// Notes where blocks would go, and copies nothing.
+struct Places {
+    memory: SharedSlice,
+    found: Vec<SharedSlice>,
+}
+
+impl pair::Mover for Places {
+    const IN_ORDER: bool = true;
+    type Error = OutOfBounds;
+
+    fn copy(&mut self, blocks: &Blocks) -> Result<(), OutOfBounds> {
+        for number in 0..blocks.count as i64 {
+            // Within the bounds that were checked.
+            let offset = blocks.target + number * blocks.target_stride;
+            let offset = u64::try_from(offset).map_err(|_| OutOfBounds)?;
+            self.found.push(self.memory.slice(offset, blocks.len).ok_or(OutOfBounds)?);
+        }
+        Ok(())
     }
 }

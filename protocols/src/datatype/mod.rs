@@ -47,7 +47,7 @@ mod send;
 mod signature;
 
 pub use access::LayoutAccess;
-pub(crate) use access::{Request, chunk};
+pub(crate) use access::{Request, chunk, put_chunk};
 pub use body::{Block, MAX_DEPTH};
 pub use element::{ElementKind, Elementary};
 pub use error::{DatatypeError, ProgramError, Side, TransferError, TypedError};

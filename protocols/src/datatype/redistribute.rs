@@ -8,6 +8,7 @@ use super::plan::Regular;
 use super::signature::Signature;
 use super::{Datatype, Source, Target};
 use posthaste_core::memory::{Blocks, Piece};
+use std::ops::Range;
 
 /// So many elements of a datatype in a memory, the first of which is at an offset.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +78,18 @@ impl<'d> Layout<'d> {
             _ if one == two && self.count == other.count => true,
             _ => self.signature() == other.signature(),
         }
+    }
+
+    /// Where all bytes are, if they are in one run. To be asked of what was checked.
+    pub(crate) fn run(&self) -> Option<Range<usize>> {
+        let element = self.datatype.plan().regular?.repeat(self.count, self.datatype.extent())?;
+        let len = match element.count {
+            1 => element.len,
+            count if u64::try_from(element.stride) == Ok(element.len) => element.len.checked_mul(count)?,
+            _ => return None,
+        };
+        let first = usize::try_from(element.first.checked_add(i64::try_from(self.base).ok()?)?).ok()?;
+        Some(first..first.checked_add(usize::try_from(len).ok()?)?)
     }
 
     /// Brings a cursor to the first byte.

@@ -15,6 +15,9 @@ use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
 use zerocopy::IntoBytes;
 
+/// From this many bytes on, what comes has the memory that was lent for it, and not memory of its own.
+const WORTH_GIVING: u64 = 4 << 10;
+
 /// The common part of gets: bytes from a part into a buffer.
 pub(super) struct Fetch<'w> {
     memory: &'w Arc<Memory>,
@@ -47,33 +50,66 @@ impl<'w> Fetch<'w> {
     #[inline]
     fn poll_value(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Start = self.stage {
-            let coop = ready!(poll_proceed(cx));
-            let count = into.len() as u64;
-            let part = self.memory.check(self.part, self.rank, self.offset, count)?;
-            if let Some(source) = self.memory.inline(part, self.offset, count) {
-                source.read(into);
-                coop.made_progress();
-                return Poll::Ready(Ok(None));
+            match ready!(self.poll_now(cx, into))? {
+                Some((remote, rank)) => self.start_slowly(remote, rank, None),
+                None => return Poll::Ready(Ok(None)),
             }
-            self.start_slowly(part.remote, part.rank, count);
         }
-        self.go_on(cx, into.len())
+        self.go_on(cx)
+    }
+
+    /// Copies memory that is mapped, if nothing precedes; otherwise what there is to be asked, and whom.
+    #[inline]
+    fn poll_now(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<Result<Option<(usize, Rank)>, RmaError>> {
+        let coop = ready!(poll_proceed(cx));
+        self.count = into.len() as u64;
+        let part = self.memory.check(self.part, self.rank, self.offset, self.count)?;
+        if let Some(source) = self.memory.inline(part, self.offset, self.count) {
+            source.read(into);
+            coop.made_progress();
+            return Poll::Ready(Ok(None));
+        }
+        Poll::Ready(Ok(Some((part.remote, part.rank))))
+    }
+
+    /// As [`poll_value`](Self::poll_value), into a buffer whose memory may go along with a long get.
+    fn poll_into<T: Element>(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut Vec<T>,
+    ) -> Poll<Result<Option<Value>, RmaError>> {
+        if let Stage::Start = self.stage {
+            match ready!(self.poll_now(cx, buffer.as_mut_slice().as_mut_bytes()))? {
+                Some((remote, rank)) => {
+                    let long = self.count >= WORTH_GIVING;
+                    let spare = if long { bytes_of(buffer).map(std::mem::take) } else { None };
+                    self.start_slowly(remote, rank, spare);
+                }
+                None => return Poll::Ready(Ok(None)),
+            }
+        }
+        self.go_on(cx)
     }
 
     #[cold]
-    fn start_slowly(&mut self, remote: usize, rank: Rank, count: u64) {
+    fn start_slowly(&mut self, remote: usize, rank: Rank, spare: Option<Vec<u8>>) {
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
-        let offset = self.offset;
+        let (offset, count) = (self.offset, self.count);
         let owner = handle.clone();
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
-            let started = scope.rma(target, remote, offset, Rma::Get(count))?;
-            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None)))
+            let get = spare.map_or(Rma::Get(count), |memory| Rma::GetTo(memory, count));
+            let started = scope.rma(target, remote, offset, get)?;
+            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(count)))
         }));
     }
 
     #[cold]
-    fn go_on(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<Result<Option<Value>, RmaError>> {
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Posted(posted) = &self.stage {
             match ready!(posted.poll(cx))? {
                 None => return Poll::Ready(Err(Fault::Shutdown.into())),
@@ -84,7 +120,7 @@ impl<'w> Fetch<'w> {
             return Poll::Ready(Err(Fault::Shutdown.into()));
         };
         let value = ready!(pending.poll(&self.memory.handle, cx))?;
-        if value.as_bytes().len() != len {
+        if value.as_bytes().len() as u64 != self.count {
             return Poll::Ready(Err(Fault::PeerCorrupt(self.rank).into()));
         }
         Poll::Ready(Ok(Some(value)))
@@ -169,10 +205,10 @@ impl<T: Element> Future for GetInto<'_, T> {
                 Ok(_) => Err(Fault::Shutdown.into()),
             });
         };
-        match this.fetch.poll_value(cx, buffer.as_mut_slice().as_mut_bytes()) {
+        match this.fetch.poll_into(cx, &mut buffer) {
             Poll::Ready(Ok(Some(value))) => {
                 // What came in memory of its own need not be copied where that can be a vector of the type.
-                match (&mut buffer as &mut dyn Any).downcast_mut::<Vec<u8>>() {
+                match bytes_of(&mut buffer) {
                     Some(bytes) => *bytes = Vec::from(value.into_bytes()),
                     None => buffer.as_mut_slice().as_mut_bytes().copy_from_slice(value.as_bytes()),
                 }
@@ -186,4 +222,10 @@ impl<T: Element> Future for GetInto<'_, T> {
             }
         }
     }
+}
+
+/// A vector that is one of bytes.
+#[allow(clippy::ptr_arg, reason = "a slice is not a vector of bytes")]
+fn bytes_of<T: Element>(buffer: &mut Vec<T>) -> Option<&mut Vec<u8>> {
+    (buffer as &mut dyn Any).downcast_mut()
 }

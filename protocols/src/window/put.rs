@@ -184,11 +184,11 @@ impl<'w> Put<'w> {
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
         let payload = self.payload.take().map_or_else(Bytes::new, Buffer::into_bytes);
-        let offset = self.offset;
+        let (offset, len) = (self.offset, payload.len() as u64);
         let owner = handle.clone();
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
             let started = scope.rma(target, remote, offset, Rma::Put(Payload::Owned(payload)))?;
-            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None)))
+            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(len)))
         }));
         Ok(())
     }

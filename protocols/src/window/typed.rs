@@ -3,7 +3,7 @@
 use super::{Element, Memory, Part, RemoteRegion, Window, send_to_rma};
 use crate::datatype::{
     Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
-    checked, chunk, pack, redistribute_with,
+    checked, chunk, pack, put_chunk, redistribute_with,
 };
 use crate::service::Call;
 use bytes::Bytes;
@@ -97,21 +97,32 @@ impl Memory {
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
         let mut calls = VecDeque::new();
+        // Bytes in one run need not be packed if they can be sent at once.
+        let run = from.run().and_then(|run| source.get(run));
         let (mut first, mut starting) = (0, true);
         while first < all {
-            let request = request(part, to, first, all.min(first + chunk(program.len())));
-            let payload = pack(&program, &mut machine, source, request.bytes)?;
-            let mut call = layouts.put(part.rank, program.len(), payload.into(), &request);
-            if starting {
-                // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
-                match call.poll_asked(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready(asked) => asked.map_err(|error| call_to_rma(error, part.rank))?,
-                    Poll::Pending => starting = false,
+            let request = request(part, to, first, all.min(first + put_chunk(to)));
+            let end = first + request.bytes;
+            let lent = run.filter(|_| starting).and_then(|run| run.get(first as usize..end as usize));
+            let lent = lent.and_then(|bytes| layouts.put_lent(part.rank, &program, &request, bytes));
+            let call = if let Some(call) = lent {
+                machine.skip(request.bytes);
+                call
+            } else {
+                let packed = |head: &[u8]| pack(head, &mut machine, source, request.bytes);
+                let mut call = layouts.put(part.rank, &program, &request, packed)?;
+                if starting {
+                    // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
+                    match call.poll_asked(&mut Context::from_waker(Waker::noop())) {
+                        Poll::Ready(asked) => asked.map_err(|error| call_to_rma(error, part.rank))?,
+                        Poll::Pending => starting = false,
+                    }
                 }
-            }
+                call
+            };
             calls.push_back(Asked { call, bytes: request.bytes });
             starting &= calls.len() < AT_ONCE;
-            first += request.bytes;
+            first = end;
         }
         Ok(calls)
     }
@@ -364,7 +375,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
                 memory.is_current(part)?;
                 let end = remote.all.min(remote.asked + chunk(remote.program.len()));
                 let request = request(part, &self.from.layout(), remote.asked, end);
-                let call = memory.layouts(rank)?.get(part.rank, remote.program.clone(), &request);
+                let call = memory.layouts(rank)?.get(part.rank, &remote.program, &request);
                 remote.calls.push_back(Asked { call, bytes: request.bytes });
                 remote.asked += request.bytes;
             }

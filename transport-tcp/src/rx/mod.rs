@@ -1,12 +1,17 @@
 //! The receiving half of a port: from bytes to frames, and from frames to the sink and to memory.
 
+mod buffer;
+mod fill;
+
 use crate::config::Limits;
 use crate::frame::{ABSENT, CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, NONE, PUT};
 use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
 use crate::tx::{AnswerPart, Destination, Tx};
+use buffer::Buffer;
 use bytes::Bytes;
+use fill::Fill;
 use posthaste_core::descriptor::Info;
-use posthaste_core::device::{Body, Packet, Sink, Verdict};
+use posthaste_core::device::{Body, Packet, PacketHead, Sink, Verdict};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Endpoint, Fault, ProtocolId};
 use std::io::{ErrorKind, Read};
@@ -19,106 +24,14 @@ const READS: usize = 8;
 /// What is asked for when long payloads come one after the other: the next header, so that its payload can be read
 /// straight to where it belongs.
 const PEEK: usize = 256;
-/// A rest of a payload from this length on is read straight to where it belongs.
+/// A rest of a payload from this length on is read straight to where it belongs; so are slices of this mean length.
 const DIRECT: usize = 4 << 10;
+/// What is read at a time if it goes to short slices: the kernel is slower with these than a copy out of a near cache is.
+const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
 const LONG: usize = 16 << 10;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
 const LAST_WORDS: usize = 64 << 20;
-
-/// Bytes between a socket and a parser.
-#[derive(Debug, Default)]
-struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
-impl Buffer {
-    fn data(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    fn len(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.start += count;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Room behind the data, of a buffer of that capacity.
-    fn room(&mut self, capacity: usize) -> &mut [u8] {
-        if self.bytes.len() < capacity {
-            self.bytes.resize(capacity, 0);
-        }
-        if self.start > 0 && self.bytes.len() - self.end < capacity / 2 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        &mut self.bytes[self.end..]
-    }
-
-    fn append(&mut self, bytes: &[u8]) {
-        let needed = self.len() + bytes.len();
-        let capacity = needed.max(self.bytes.len());
-        if self.bytes.len() - self.end < bytes.len() {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            self.bytes.resize(capacity, 0);
-        }
-        self.bytes[self.end..self.end + bytes.len()].copy_from_slice(bytes);
-        self.end += bytes.len();
-    }
-}
-
-/// A payload that arrives piece by piece.
-enum Fill {
-    /// A message, into memory of its own.
-    Message { header: Header, info: Info, bytes: Vec<u8>, len: usize },
-    /// A put or an answer, into this rank's memory.
-    Memory { memory: SharedSlice, at: usize, put: bool },
-    /// The next part of an answer, behind those that have come.
-    Answer { bytes: Vec<u8>, len: usize },
-    /// A put of memory that is not there.
-    Absent { left: usize },
-}
-
-impl Fill {
-    fn missing(&self) -> usize {
-        match self {
-            Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len } => len - bytes.len(),
-            Fill::Memory { memory, at, .. } => memory.len() - at,
-            Fill::Absent { left } => *left,
-        }
-    }
-
-    /// Takes as much as it misses; returns how much.
-    fn take(&mut self, data: &[u8]) -> usize {
-        let mut count = self.missing().min(data.len());
-        match self {
-            Fill::Message { bytes, .. } | Fill::Answer { bytes, .. } => {
-                bytes.extend_from_slice(&data[..count]);
-            }
-            Fill::Memory { memory, at, .. } => {
-                if count < memory.len() - *at {
-                    // Words are kept whole: what is shown of a word is all of it.
-                    let odd = (memory.as_ptr() as usize + *at + count) % 8;
-                    count -= odd.min(count);
-                }
-                if let Some(part) = memory.slice(*at as u64, count as u64) {
-                    part.write(&data[..count]);
-                }
-                *at += count;
-            }
-            Fill::Absent { left } => *left -= count,
-        }
-        count
-    }
-}
 
 /// A long message that is all there and was not taken.
 struct Parked {
@@ -218,7 +131,8 @@ impl RxLink {
                     // What is behind it stays where it is, unless this was all.
                     break if self.ended { self.last_words(&tx.hub.limits) } else { None };
                 }
-                Ok(Parsed::More) => self.held = false,
+                // What came meanwhile was not looked at, and is not told of again.
+                Ok(Parsed::More) => self.ready |= std::mem::take(&mut self.held),
             }
             if reads == READS {
                 break None;
@@ -302,8 +216,25 @@ impl RxLink {
             *at += *read.as_ref().unwrap_or(&0);
             return Ok(pulled(read, rest.len()));
         }
+        #[cfg(all(unix, not(feature = "portable")))]
+        if self.plain.len() == 0
+            && let Some(fill @ Fill::Placed { .. }) = &mut self.fill
+            && let Fill::Placed { slices, full, missing, .. } = &*fill
+            && *missing >= DIRECT * (slices.len() - full)
+        {
+            let slices = &slices[*full..];
+            let asked = slices.iter().take(posthaste_core::memory::MOST_PARTS).map(SharedSlice::len).sum();
+            let read = posthaste_core::memory::read_scattered(slices, &*self.stream);
+            fill.came(*read.as_ref().unwrap_or(&0));
+            return Ok(pulled(read, asked));
+        }
         let room = self.plain.room(limits.read_buffer);
-        let asked = if self.long && self.fill.is_none() { PEEK.min(room.len()) } else { room.len() };
+        let most = match &self.fill {
+            None if self.long => PEEK,
+            Some(Fill::Placed { missing, .. }) => HOT.min(missing + PEEK),
+            _ => usize::MAX,
+        };
+        let asked = most.min(room.len());
         let read = (&*self.stream).read(&mut room[..asked]);
         if let Ok(count) = read {
             self.plain.end += count;
@@ -321,7 +252,7 @@ impl RxLink {
                 let record = &self.cipher.bytes[start + range.start..start + range.end];
                 let mut taken = 0;
                 if self.plain.len() == 0
-                    && let Some(fill @ (Fill::Message { .. } | Fill::Answer { .. })) = &mut self.fill
+                    && let Some(fill) = &mut self.fill
                 {
                     taken = fill.take(record);
                 }
@@ -411,7 +342,13 @@ impl RxLink {
                 let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
                 self.plain.consume(HEADER + usize::from(header.info));
                 self.long = len >= LONG;
-                self.fill = Some(Fill::Message { header, info, bytes: Vec::with_capacity(len), len });
+                let named = if self.long { sink.place(&head(self.source, &header, &info)) } else { None };
+                self.fill = Some(match named {
+                    Some(slices) if slices.iter().map(SharedSlice::len).sum::<usize>() == len => {
+                        Fill::Placed { header, info, slices, full: 0, missing: len }
+                    }
+                    _ => Fill::Message { header, info, bytes: Vec::with_capacity(len), len },
+                });
                 continue;
             }
             match header.kind {
@@ -500,6 +437,10 @@ impl RxLink {
                 tx.absent(index);
                 1
             }
+            Fill::Placed { header, info, .. } => {
+                sink.placed(tx, &head(self.source, &header, &info));
+                1
+            }
             Fill::Memory { memory, put: false, .. } => {
                 tx.answered(index, AnswerPart::InPlace(memory.len()), sink);
                 1
@@ -509,6 +450,16 @@ impl RxLink {
                 1
             }
         }
+    }
+}
+
+fn head<'a>(source: Endpoint, header: &Header, info: &'a Info) -> PacketHead<'a> {
+    PacketHead {
+        source,
+        protocol: ProtocolId(header.protocol.get()),
+        cookie: header.word.get(),
+        info: info.as_bytes(),
+        len: header.len.get() as usize,
     }
 }
 

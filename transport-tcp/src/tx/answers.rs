@@ -1,0 +1,193 @@
+//! Answers to gets, this rank's own and its peers', and what peers have put here.
+
+use super::Tx;
+use crate::frame::{DATA, Header, Malformed, NONE};
+use crate::link::{GET_COST, Get, Landing, Leave};
+use bytes::Bytes;
+use posthaste_core::Fault;
+use posthaste_core::device::Sink;
+use posthaste_core::memory::SharedSlice;
+use posthaste_core::slot::Value;
+use zerocopy::IntoBytes;
+
+/// Runs of puts of memory that is not there, of which a peer is still to be told.
+const MOST_ABSENT: usize = 1024;
+
+/// Where the bytes of an answer go.
+pub(crate) enum Destination {
+    /// All of the answer, and short: it is handed to [`Tx::answered`] where it is.
+    Short,
+    /// To be appended to these, which hold what has come before, and handed to [`Tx::answered`].
+    Bytes(Vec<u8>),
+    /// There.
+    Region(SharedSlice),
+}
+
+/// A part of an answer.
+pub(crate) enum AnswerPart<'a> {
+    /// All of it, in the read buffer.
+    Short(&'a [u8]),
+    /// What has come so far, this part at its end.
+    Long(Vec<u8>),
+    /// So many bytes, already where they belong.
+    InPlace(usize),
+}
+
+impl Tx {
+    /// The peer asks for memory: it is copied now, so that a put behind it cannot change the answer.
+    pub fn answer(&mut self, index: usize, offset: u64, len: u64) -> Result<(), Malformed> {
+        let limits = self.hub.limits;
+        if len > limits.get_chunk as u64 {
+            return Err(Malformed::Window);
+        }
+        let memory = self.hub.home.slice(offset, len);
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        if link.leave != Leave::No {
+            // The peer is on the point of reading that this rank leaves, which ends its get.
+            return Ok(());
+        }
+        while let Some(&(_, cost)) = link.answering.front().filter(|(end, _)| *end <= link.out.passed()) {
+            link.answering_bytes -= cost;
+            link.answering.pop_front();
+        }
+        // A correct peer asks for no more than it has room for, so that what is not even sent is less.
+        let cost = len + GET_COST;
+        if link.answering_bytes + cost > limits.get_window as u64 {
+            return Err(Malformed::Window);
+        }
+        match memory {
+            Some(memory) => {
+                let header = Header::control(DATA, memory.len(), link.answers);
+                link.push_memory(header, memory);
+            }
+            None => {
+                let header = Header::control(NONE, 0, link.answers);
+                link.out.small().extend_from_slice(header.as_bytes());
+            }
+        }
+        link.answers += 1;
+        link.answering_bytes += cost;
+        link.answering.push_back((link.out.passed() + link.out.len() as u64, cost));
+        self.touch(index);
+        Ok(())
+    }
+
+    /// The next part of an answer is coming: where it goes.
+    pub fn expect(&mut self, index: usize, part: u64, len: u64) -> Result<Destination, Malformed> {
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        let Some(get) = link.gets.front_mut() else { return Err(Malformed::Unasked) };
+        let expected = (get.len - get.received).min(self.hub.limits.get_chunk as u64);
+        if part != link.parts || len != expected || link.asked < len + GET_COST {
+            return Err(Malformed::Unasked);
+        }
+        get.into.settle();
+        Ok(match &mut get.into {
+            // It was settled.
+            Landing::Given(_) => return Err(Malformed::Unasked),
+            Landing::Value(_) if len == get.len && len <= self.hub.limits.max_inline as u64 => {
+                Destination::Short
+            }
+            Landing::Value(so_far) => {
+                if so_far.is_empty() {
+                    so_far.reserve_exact(get.len as usize);
+                }
+                Destination::Bytes(std::mem::take(so_far))
+            }
+            Landing::Region(slice) => match slice.slice(get.received, len) {
+                Some(slice) => Destination::Region(slice),
+                None => return Err(Malformed::Unasked),
+            },
+        })
+    }
+
+    /// That part has come. Returns what has ended with it.
+    pub fn answered(&mut self, index: usize, part: AnswerPart<'_>, sink: &mut dyn Sink) {
+        let Some(link) = &mut self.links[index] else { return };
+        let Some(get) = link.gets.front_mut() else { return };
+        let len = match &part {
+            AnswerPart::Short(bytes) => bytes.len() as u64,
+            AnswerPart::Long(bytes) => bytes.len() as u64 - get.received,
+            AnswerPart::InPlace(len) => *len as u64,
+        };
+        link.parts += 1;
+        link.asked -= len + GET_COST;
+        get.received += len;
+        let whole = get.received == get.len;
+        let value = match part {
+            AnswerPart::Short(bytes) => Value::copy(bytes),
+            AnswerPart::Long(bytes) if whole => Value::Bytes(Bytes::from(bytes)),
+            AnswerPart::Long(bytes) => {
+                get.into = Landing::Value(bytes);
+                Value::Unit
+            }
+            AnswerPart::InPlace(_) => Value::Unit,
+        };
+        if whole {
+            self.got(index, value, sink);
+        }
+        // There is room in the window.
+        self.touch(index);
+    }
+
+    /// The oldest get is answered in full.
+    fn got(&mut self, index: usize, value: Value, sink: &mut dyn Sink) {
+        let Some(link) = &mut self.links[index] else { return };
+        let Some(Get { ticket, absent, .. }) = link.gets.pop_front() else { return };
+        link.gets_answered += 1;
+        let absent = absent.then_some(Fault::NoSuchMemory(link.peer.rank));
+        if let Some(ticket) = ticket {
+            sink.complete(ticket, absent.map_or(Ok(value), Err));
+        }
+        self.settle_markers(index);
+    }
+
+    /// The peer has not got the memory of the next part of an answer.
+    pub fn unanswered(&mut self, index: usize, part: u64, sink: &mut dyn Sink) -> Result<(), Malformed> {
+        let chunk = self.hub.limits.get_chunk as u64;
+        let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
+        let Some(get) = link.gets.front_mut() else { return Err(Malformed::Unasked) };
+        let len = (get.len - get.received).min(chunk);
+        if part != link.parts || link.asked < len + GET_COST {
+            return Err(Malformed::Unasked);
+        }
+        link.parts += 1;
+        link.asked -= len + GET_COST;
+        get.received += len;
+        get.absent = true;
+        get.into.settle();
+        if let Landing::Value(so_far) = &mut get.into {
+            // What follows goes behind it.
+            so_far.resize(get.received as usize, 0);
+        }
+        if get.received == get.len {
+            self.got(index, Value::Unit, sink);
+        }
+        self.touch(index);
+        Ok(())
+    }
+
+    /// Whether one more put of memory that is not there can be borne: a peer that does not listen is not told for ever.
+    pub fn bears_absent(&self, index: usize) -> bool {
+        self.links[index].as_ref().is_some_and(|link| link.absent.len() < MOST_ABSENT)
+    }
+
+    /// A put of memory that is not there is over.
+    pub fn absent(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index] {
+            match link.absent.last_mut() {
+                Some((first, count)) if *first + *count == link.applied => *count += 1,
+                _ => link.absent.push((link.applied, 1)),
+            }
+            link.applied += 1;
+        }
+        self.touch(index);
+    }
+
+    /// The peer's memory has taken one more put.
+    pub fn applied(&mut self, index: usize) {
+        if let Some(link) = &mut self.links[index] {
+            link.applied += 1;
+        }
+        self.touch(index);
+    }
+}

@@ -1,0 +1,70 @@
+//! The end of a port's connections, in order.
+
+use super::Tx;
+use crate::frame::{Header, LEAVE};
+use crate::link::Leave;
+use std::net::Shutdown;
+use zerocopy::IntoBytes;
+
+/// Looks at a link, in a row, after which nobody is taken to have anything for it any more.
+const QUIET: u8 = 2;
+
+impl Tx {
+    /// The device closes: what is quiet and flushed is ended in order. Returns true when no link is left that has
+    /// something to send.
+    pub fn close(&mut self) -> bool {
+        let mut closed = self.local.is_empty();
+        for index in 0..self.links.len() {
+            let Some(link) = &mut self.links[index] else { continue };
+            if link.dead.is_some() {
+                continue;
+            }
+            if link.stream.is_none() {
+                // It is of use only if something waits for it.
+                closed &= link.out.is_empty() && link.job.is_none();
+                continue;
+            }
+            match link.leave {
+                Leave::No => {
+                    closed = false;
+                    link.quiet = link.quiet.saturating_add(1);
+                    let rank = self.hub.shape.endpoint(index).rank;
+                    // What another context has sent there must not find the door closed.
+                    let all_there = !self.hub.is_connecting_to(rank);
+                    if link.quiet > QUIET && link.is_flushed() && link.job.is_none() && all_there {
+                        link.out.small().extend_from_slice(Header::control(LEAVE, 0, 0).as_bytes());
+                        link.leave = Leave::Said;
+                        self.touch(index);
+                    }
+                }
+                Leave::Said if link.is_flushed() || link.broken => {
+                    closed = false;
+                    if let Some(stream) = &link.stream {
+                        // A broken one needs no ending.
+                        let _ = stream.shutdown(Shutdown::Write);
+                    }
+                    link.leave = Leave::Done;
+                }
+                // The peer ends its side when it has read that.
+                Leave::Said | Leave::Done => closed = false,
+            }
+        }
+        closed
+    }
+
+    /// Whether a link has come to its end as far as it can without its peer, or without room.
+    pub fn can_close_more(&self) -> bool {
+        self.links.iter().flatten().filter(|link| link.stream.is_some() && link.dead.is_none()).any(|link| {
+            match link.leave {
+                // What is quiet waits for connections that another context is making; their end is told at the door.
+                Leave::No => {
+                    link.job.is_none()
+                        && (link.is_flushed() || !link.blocked)
+                        && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
+                }
+                Leave::Said => link.is_flushed() || link.broken,
+                Leave::Done => false,
+            }
+        })
+    }
+}
