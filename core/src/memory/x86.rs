@@ -33,10 +33,12 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         // The string copy is slow to begin, and slow where source and target lie differently in their lines.
         let skewed = !(to as usize ^ from as usize).is_multiple_of(LINE);
-        if len >= STREAMED_COPY_MIN {
-            copy_streamed(to, from, len, has_wide());
-        } else if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
-            copy_string(to, from, len);
+        if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
+            if len >= STREAMED_COPY_MIN {
+                copy_streamed(to, from, len, has_wide());
+            } else {
+                copy_string(to, from, len);
+            }
         } else if has_wide() {
             copy_wide(to, from, len);
         } else {
