@@ -107,7 +107,7 @@ pub fn places_are_given_before_they_are_asked_for<H: Harness>(harness: H) {
             let messages: Vec<_> = (0..10)
                 .map(|n| {
                     let other = round == 1 && world.random.below(4) == 0;
-                    let len = if round == 0 { 0 } else { world.random.below(20_000) as usize };
+                    let len = if round == 0 { 0 } else { world.random.below(20_000) };
                     let protocol = protocols[usize::from(other)];
                     Message::filled(at(*from), at(*to), protocol, n, n % 113, threshold + 20_000 - len)
                 })
