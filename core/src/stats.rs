@@ -18,6 +18,8 @@ pub struct Stats {
     pub one_sided: u64,
     /// Messages that went straight to their places.
     pub rendezvous: u64,
+    /// Of these, those whose place the receiver had given before it was asked.
+    pub rendezvous_ahead: u64,
     /// Replays started.
     pub replays: u64,
     /// Handlers that panicked.

@@ -120,10 +120,26 @@ pub const CONTROL: u16 = 12;
 
 /// A message that wants to go straight to its place: as [`STREAM_BEGIN`].
 pub const REQUEST_TO_SEND: u16 = 13;
-/// The answer to that: the place, 8 bytes, to which the message is to be put; without a body it is to be streamed.
+/// The answer to that: the place, 8 bytes, to which the message is to be put; without a body it is to be streamed. With a
+/// [`ClearAhead`] it answers no request that has come, but the next one if that fits.
 pub const CLEAR_TO_SEND: u16 = 14;
 /// All of the message is at its place.
 pub const SENT: u16 = 15;
+
+/// Body of a [`CLEAR_TO_SEND`] that is ahead of its request. The next message that asks is put there without another
+/// answer, if it is of that protocol and no longer; if it is not, nothing will be put there.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ClearAhead {
+    /// The place of the first byte.
+    pub place: U64,
+    /// Length of the longest message that fits, in bytes.
+    pub len: U64,
+    /// The protocol, as the sender of the messages counts it.
+    pub protocol: U16,
+    /// Always 0.
+    pub reserved: [u8; 6],
+}
 
 /// The number under which a fault travels.
 #[must_use]

@@ -6,7 +6,7 @@ use super::{Scope, State};
 use crate::device::{Body, Inject, Packet, PacketHead, Sink, Verdict};
 use crate::error::Fault;
 use crate::ids::{Endpoint, ProtocolId, Rank};
-use crate::memory::SharedSlice;
+use crate::memory::{SharedSlice, expect_all_of};
 use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
 use crate::slot::{Outcome, Ticket, Value};
 use crate::sync::Arc;
@@ -579,6 +579,7 @@ impl Scope<'_> {
                 if assembly.whole.capacity() < assembly.whole.len() + body.len() {
                     let more = (assembly.whole.len() as u64).max(4 << 20).max(len);
                     assembly.whole.reserve_exact(more.min(assembly.total - assembly.received) as usize);
+                    expect_all_of(&mut assembly.whole);
                 }
                 append_vec(&mut assembly.whole, body);
             }

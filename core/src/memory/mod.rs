@@ -2,8 +2,8 @@
 //!
 //! No `&[u8]` or `&mut [u8]` to such memory is ever made. Up to 64 bytes are copied as relaxed atomic words (so
 //! that aligned 8-byte accesses are never torn); longer runs go through inline assembly on x86-64, which the compiler
-//! cannot reason about: a wide loop up to 2 KiB, `rep movsb` beyond; elsewhere, and under loom, a loop of words does
-//! both.
+//! cannot reason about: a wide loop up to 2 KiB, `rep movsb` beyond, and from 8 MiB on stores past the caches; elsewhere,
+//! and under loom, a loop of words does all.
 #![allow(unsafe_code)]
 
 mod atomic;
@@ -19,6 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
+/// From this many bytes on fresh memory is asked for in huge pages.
+const HUGE_MIN: usize = 4 << 20;
 
 /// A range of shared memory that stays mapped for the rest of the process (mappings are kept once made, V05).
 ///
@@ -184,11 +186,14 @@ impl SharedSlice {
 
     /// Appends the whole slice to a vector.
     pub fn append_to(&self, bytes: &mut Vec<u8>) {
-        bytes.reserve(self.len);
+        if bytes.capacity() - bytes.len() < self.len {
+            bytes.reserve(self.len);
+            expect_all_of(bytes);
+        }
         let had = bytes.len();
         // SAFETY: there is room for self.len bytes behind the vector's, all of which the copy initialises before set_len.
         unsafe {
-            copy_from_shared(bytes.as_mut_ptr().add(had), self.base, self.len);
+            copy_to_fresh(bytes.as_mut_ptr().add(had), self.base, self.len);
             bytes.set_len(had + self.len);
         }
     }
@@ -457,6 +462,43 @@ unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
             at += 1;
         }
     }
+}
+
+/// As [`copy_from_shared`], to private memory that was most likely never touched before.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { x86::copy_to_fresh(to, from, len) }
+        return;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { copy_from_shared(to, from, len) }
+}
+
+/// All the room of a vector that has just been made is going to be filled. Long ones are asked for in huge pages: what the
+/// kernel does for each page of fresh memory takes longer than to copy what goes there. A hint.
+pub(crate) fn expect_all_of(bytes: &mut Vec<u8>) {
+    #[cfg(target_os = "linux")]
+    if bytes.capacity() - bytes.len() >= HUGE_MIN {
+        let page = rustix::param::page_size();
+        // From the first page on, even if something else begins it: a mapping of which a part only is advised becomes two, and
+        // cannot grow as one any more.
+        let first = bytes.as_ptr() as usize / page * page;
+        let end = (bytes.as_ptr() as usize + bytes.capacity()).next_multiple_of(page);
+        // SAFETY: the pages are mapped, as the vector has bytes of each, and the advice changes nothing that is stored there.
+        let advised =
+            unsafe { rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::trace!(%error, "no huge pages");
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = bytes;
 }
 
 /// Copies between two shared ranges.
@@ -731,6 +773,23 @@ mod tests {
                 assert_eq!(copy.to_vec(), back);
             }
         }
+    }
+
+    #[test]
+    fn long_copies_are_whole_and_vectors_that_grow_keep_what_they_have() {
+        let len = 2 * HUGE_MIN + 4321;
+        let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 255) as u8).collect();
+        let shared = leaked(len);
+        shared.write(&data);
+        let mut bytes = vec![1, 2, 3];
+        for times in 1..=2 {
+            shared.append_to(&mut bytes);
+            assert!(bytes.len() == 3 + times * len && bytes[..3] == [1, 2, 3]);
+            assert!(bytes[3..].chunks(len).all(|part| part == data), "{times}");
+        }
+        let mut back = vec![0; len];
+        shared.read(&mut back);
+        assert!(back == data);
     }
 
     #[test]

@@ -11,6 +11,9 @@ use std::arch::asm;
 const STRING_COPY_MIN: usize = 2048;
 /// Likewise where the two ranges lie differently in their cache lines.
 const SKEWED_STRING_COPY_MIN: usize = 32 << 10;
+/// From this many bytes on a copy goes past the caches: it would push out of them what it wrote first, and whoever reads it
+/// finds it in memory in either case. Stores that say so spare reading the target before.
+const STREAMED_COPY_MIN: usize = 8 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Bytes that the wide sum takes at once.
@@ -31,12 +34,105 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         // The string copy is slow to begin, and slow where source and target lie differently in their lines.
         let skewed = !(to as usize ^ from as usize).is_multiple_of(LINE);
         if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
-            copy_string(to, from, len);
+            if len >= STREAMED_COPY_MIN {
+                copy_streamed(to, from, len, has_wide());
+            } else {
+                copy_string(to, from, len);
+            }
         } else if has_wide() {
             copy_wide(to, from, len);
         } else {
             copy_narrow(to, from, len);
         }
+    }
+}
+
+/// Copies `len` bytes to a target that is not in the caches yet, and may not be wanted there: memory that was just mapped is,
+/// since the kernel has cleared it.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller; any two ranges can be copied piece by piece.
+    unsafe { if len >= STREAMED_COPY_MIN { copy_string(to, from, len) } else { copy(to, from, len) } }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least two cache lines; `wide` needs a processor with AVX-512.
+#[cold]
+unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, wide: bool) {
+    // SAFETY: the head is shorter than a line, and the range longer; the lines behind it are aligned in the target, and whole;
+    // the rest is shorter than a line.
+    unsafe {
+        let head = to.align_offset(LINE);
+        short(to, from, head);
+        let lines = (len - head) / LINE;
+        let (to, from) = (to.add(head), from.add(head));
+        if wide {
+            stream_wide(to, from, lines);
+        } else {
+            stream_narrow(to, from, lines);
+        }
+        let done = lines * LINE;
+        short(to.add(done), from.add(done), len - head - done);
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them; the processor must have
+/// AVX-512.
+unsafe fn stream_wide(to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: every access is at an offset below that of the end. The fence orders the stores before all later ones, as
+    // others are.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovdqu64 zmm16, [{from} + {at}]",
+            "vmovntdq [{to} + {at}], zmm16",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
+            "sfence",
+            from = in(reg) from,
+            to = in(reg) to,
+            at = inout(reg) 0usize => _,
+            end = in(reg) lines * LINE,
+            out("zmm16") _,
+            options(nostack)
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them.
+unsafe fn stream_narrow(to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: as in `stream_wide`.
+    unsafe {
+        asm!(
+            "2:",
+            "movdqu {a}, [{from} + {at}]",
+            "movdqu {b}, [{from} + {at} + 16]",
+            "movdqu {c}, [{from} + {at} + 32]",
+            "movdqu {d}, [{from} + {at} + 48]",
+            "movntdq [{to} + {at}], {a}",
+            "movntdq [{to} + {at} + 16], {b}",
+            "movntdq [{to} + {at} + 32], {c}",
+            "movntdq [{to} + {at} + 48], {d}",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
+            "sfence",
+            from = in(reg) from,
+            to = in(reg) to,
+            at = inout(reg) 0usize => _,
+            end = in(reg) lines * LINE,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
     }
 }
 
@@ -398,6 +494,31 @@ pub(super) fn prefetch(base: *const u8, lines: usize) {
 mod tests {
     use super::*;
 
+    unsafe fn copy_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: as promised by the caller; every x86-64 has the narrow loop.
+        unsafe { copy_streamed(to, from, len, false) }
+    }
+
+    unsafe fn copy_wide_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: as promised by the caller, who has looked at the processor.
+        unsafe { copy_streamed(to, from, len, true) }
+    }
+
+    #[test]
+    fn the_longest_copies_take_every_byte_and_no_other() {
+        let len = STREAMED_COPY_MIN + 1000;
+        let source: Vec<u8> = (0..len + 3).map(|i| (i * 7 + i / 251) as u8).collect();
+        for (shift, less) in [(0, 0), (1, 63), (63, 1), (32, 1000), (8, 1001)] {
+            for copy in [copy, copy_to_fresh] {
+                let (len, mut target) = (len - less, vec![0xeeu8; len + 128]);
+                // SAFETY: both ranges are inside their vectors.
+                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(3), len) };
+                assert!(target[shift..shift + len] == source[3..3 + len], "shift {shift}");
+                assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
+            }
+        }
+    }
+
     /// All loops, whatever the processor would choose.
     #[test]
     fn every_loop_copies_and_sums_alike() {
@@ -408,6 +529,12 @@ mod tests {
                     vec![copy_narrow, copy_string, copy];
                 if has_wide() {
                     loops.push(copy_wide);
+                }
+                if len >= 2 * LINE {
+                    loops.push(copy_past_the_caches);
+                    if has_wide() {
+                        loops.push(copy_wide_past_the_caches);
+                    }
                 }
                 for copy in loops {
                     let mut target = vec![0xeeu8; len + 64];

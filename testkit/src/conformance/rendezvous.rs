@@ -10,6 +10,10 @@ fn went_straight<H: Harness>(world: &World<H>, from: Rank) -> u64 {
     world.clients[from.index()].contexts()[0].stats().rendezvous
 }
 
+fn went_ahead<H: Harness>(world: &World<H>, from: Rank) -> u64 {
+    world.clients[from.index()].contexts()[0].stats().rendezvous_ahead
+}
+
 /// Long messages from both sides at once, among short ones: each arrives once and in order, and goes straight to its place.
 pub fn long_messages_go_straight_to_their_places<H: Harness>(harness: H) {
     let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 8);
@@ -87,6 +91,87 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         assert_eq!(went_straight(&world, Rank(0)), 2 * round as u64, "two places, each kept");
     }
     log.check(from, to, &sent);
+}
+
+/// From the second long message of a protocol in a row on the next one has its place before it asks; others take it back.
+pub fn places_are_given_before_they_are_asked_for<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let Some(threshold) = world.rendezvous_from() else { return };
+    let log = Log::default();
+    let protocols = ["one", "other"].map(|name| world.record(name, &log));
+    let pairs = [(Rank(0), Rank(1)), (Rank(1), Rank(0)), (Rank(0), Rank(0))];
+    let mut all: Vec<Vec<Message>> = vec![Vec::new(); pairs.len()];
+    // Equal ones, then of any protocol and length.
+    for round in 0..2 {
+        for (pair, (from, to)) in pairs.iter().enumerate() {
+            let messages: Vec<_> = (0..10)
+                .map(|n| {
+                    let other = round == 1 && world.random.below(4) == 0;
+                    let len = if round == 0 { 0 } else { world.random.below(20_000) };
+                    let protocol = protocols[usize::from(other)];
+                    Message::filled(at(*from), at(*to), protocol, n, n % 113, threshold + 20_000 - len)
+                })
+                .collect();
+            all[pair].extend(messages.clone());
+            world.send_all(&mut [Outbox::new(at(*from), messages)]);
+        }
+        let so_far = pairs.len() * 10 * (round + 1);
+        world.until("all arrive", |_| log.len() >= so_far);
+        for rank in [Rank(0), Rank(1)].into_iter().filter(|_| round == 0) {
+            let pairs = 2 - u64::from(rank.0);
+            let (straight, ahead) = (went_straight(&world, rank), went_ahead(&world, rank));
+            assert_eq!(straight, 10 * pairs);
+            // A receiver without room for a record gives nothing then.
+            assert!((1..=8 * pairs).contains(&ahead), "{ahead} of {straight}");
+        }
+    }
+    world.a_while();
+    for ((from, to), messages) in pairs.iter().zip(&all) {
+        log.check(at(*from), at(*to), messages);
+    }
+    assert_eq!((went_straight(&world, Rank(0)), went_straight(&world, Rank(1))), (40, 20));
+}
+
+/// A sender that dies with a place that it had not asked for, or had begun to use: others have it then.
+pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness: H) {
+    // Room for four, of which one may be given ahead.
+    let mut world = World::with(harness, 3, |setup| setup.config.landing_bytes = 256 << 10);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let kept: Arc<Mutex<Vec<Body<'static>>>> = Arc::default();
+    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
+    for rank in world.ranks() {
+        let (log, kept) = (log.clone(), kept.clone());
+        world.register(
+            rank,
+            Probe::new("kept", move |scope, message| {
+                let (at, source, bytes) = (scope.me(), message.source, bytes_of(&message.body));
+                let protocol = String::new();
+                log.push(Received { at, source, protocol, info: message.info.to_vec(), bytes });
+                if let (Body::Lease(lease), true) = (message.body, source.rank == other) {
+                    kept.lock().expect("no panic under this lock").push(Body::Lease(lease));
+                }
+            }),
+        );
+    }
+    let protocol = posthaste_core::ProtocolId(0);
+    let mut outbox = Outbox::new(at(lost), (0..50).map(|_| Message::new(to, protocol, vec![1; 40_000])));
+    for _ in 0..world.random.below(300) {
+        outbox.pump(&world);
+        world.step();
+    }
+    world.kill(lost);
+    world.until("it is told", |world| !world.errors(to).is_empty());
+    let had = log.len();
+    for n in 1..=4 {
+        let message = Message::filled(at(other), at(to), protocol, n, 0, 40_000);
+        world.send_all(&mut [Outbox::new(at(other), [message.clone()])]);
+        world.until("it arrives", |_| log.len() == had + n);
+        assert!(log.of(at(other), at(to))[n - 1].bytes == message.payload);
+    }
+    assert_eq!(went_straight(&world, other), 4, "there are four places, and all are free");
 }
 
 /// A receiver that dies at any moment of a long message: the send ends with its loss, and its buffer is free.

@@ -248,6 +248,12 @@ pub fn packets(data: &[u8]) {
                 info = vec![input.byte() % 9, [4, 8, 8, 5][usize::from(input.byte() % 4)]];
                 [input.word().to_le_bytes(), input.word().to_le_bytes()].concat()
             }
+            (0..6, wire::CLEAR_TO_SEND) if shape % 2 == 0 => {
+                let (place, len) = (input.word(), input.word());
+                let protocol = wire::FIRST_USER + u16::from(input.byte() % 8);
+                let (place, len, protocol, reserved) = (place.into(), len.into(), protocol.into(), [0; 6]);
+                wire::ClearAhead { place, len, protocol, reserved }.as_bytes().to_vec()
+            }
             (0..6, wire::CLEAR_TO_SEND) => input.word().to_le_bytes().to_vec(),
             (0..6, wire::SENT) => Vec::new(),
             (0..6, wire::STREAM_BEGIN | wire::REQUEST_TO_SEND) => {

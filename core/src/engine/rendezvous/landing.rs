@@ -34,6 +34,7 @@ struct Inner {
     used_bytes: u64,
     free: Vec<Allocation>,
     free_bytes: u64,
+    ahead_bytes: u64,
 }
 
 /// A place for one message. Dropped, it is given back.
@@ -48,6 +49,8 @@ pub(crate) struct Landing {
     exposed: bool,
     /// A lease gives it back.
     leased: bool,
+    /// No message has asked for it yet.
+    ahead: bool,
 }
 
 impl std::fmt::Debug for Landing {
@@ -66,10 +69,11 @@ impl Landings {
         let wanted = len.max(1).checked_next_multiple_of(STEP)?;
         let mut inner = lock(&self.inner);
         let fits = |free: &Allocation| (wanted..=wanted.saturating_mul(2)).contains(&free.len);
-        let kept = inner.free.iter().position(fits);
+        // The one that was used last: the fewer are used in turn, the more of them stays in the caches.
+        let kept = inner.free.iter().rposition(fits);
         let allocation = match kept {
             Some(at) => {
-                let allocation = inner.free.swap_remove(at);
+                let allocation = inner.free.remove(at);
                 inner.free_bytes -= allocation.len;
                 allocation
             }
@@ -85,7 +89,19 @@ impl Landings {
         };
         inner.used_bytes += allocation.len;
         let key = inner.used.insert(allocation);
-        Some(Landing { owner: self.clone(), key, place, slice, exposed: true, leased: false })
+        Some(Landing { owner: self.clone(), key, place, slice, exposed: true, leased: false, ahead: false })
+    }
+
+    /// A place for a message of that length that has not asked yet: of these there are as many as fit into a quarter of
+    /// all. `None` if there is no room.
+    pub fn take_ahead(self: &Arc<Self>, len: u64) -> Option<Landing> {
+        if lock(&self.inner).ahead_bytes.checked_add(len).is_none_or(|bytes| bytes > self.limit / 4) {
+            return None;
+        }
+        let mut landing = self.take(len)?;
+        landing.ahead = true;
+        lock(&self.inner).ahead_bytes += len;
+        Some(landing)
     }
 
     fn give_back(&self, key: usize, exposed: bool) {
@@ -121,6 +137,19 @@ impl LeaseOwner for Landings {
 }
 
 impl Landing {
+    /// A message of that length has asked for the place, which was taken ahead of it; `None` if it does not fit.
+    pub fn claim(mut self, len: u64) -> Option<Landing> {
+        self.no_longer_ahead();
+        self.slice = self.slice.slice(0, len)?;
+        Some(self)
+    }
+
+    fn no_longer_ahead(&mut self) {
+        if std::mem::take(&mut self.ahead) {
+            lock(&self.owner.inner).ahead_bytes -= self.slice.len() as u64;
+        }
+    }
+
     /// No peer writes to it any more: all is there, or its process is gone.
     pub fn settle(&mut self) {
         self.exposed = false;
@@ -135,6 +164,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
+        self.no_longer_ahead();
         if !self.leased {
             self.owner.give_back(self.key, self.exposed);
         }

@@ -11,24 +11,30 @@
 //! at the head of its FIFO, so that the receiver has at most one landing per peer that is not whole, and order is that of
 //! streams. A receiver that has no place, or whose handler wants to choose one, says so: then the message goes as a stream.
 //!
+//! Who receives the second such message of a protocol in a row gives a place for the next one *ahead*, before it looks at this
+//! one. The next message that asks goes there without waiting for an answer if it fits; whether it does, both sides see from
+//! the request and the clearance, whichever was sent first. So the next message is put while the handler has this one, also
+//! by a sender that awaits each.
+//!
 //! The clearance waits in no FIFO but has a place of its own with the peer, reserved when the request came: two ranks that
 //! send to each other cannot wait for each other.
 
+mod ahead;
 mod landing;
 
 pub(crate) use landing::{Landing, Landings};
 
 use super::dispatch::Resolution;
 use super::peer::{Assembly, Peer};
-use super::send::owned_info;
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
-use crate::device::{Body, RemoteMemory, Sources, Stop, Verdict};
+use crate::device::{Body, Sources, Stop, Verdict};
 use crate::error::Fault;
 use crate::ids::ProtocolId;
-use crate::protocol::{Accept, Incoming};
+use crate::protocol::Incoming;
 use crate::slot::{Outcome, Value};
 use crate::wire;
+use ahead::{Given, Promised};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes that are put before others have their turn.
@@ -43,6 +49,12 @@ pub(crate) struct Rendezvous {
     clearance: Option<Option<u64>>,
     /// Parts were put since somebody counted.
     moved: usize,
+    /// Where the next message goes if it fits.
+    promised: Option<Promised>,
+    /// The same at the receiver's.
+    given: Option<Given>,
+    /// The protocol of the last message that has landed.
+    landed: Option<ProtocolId>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,8 +62,8 @@ enum Stage {
     /// Nothing was asked.
     #[default]
     Idle,
-    /// The peer was asked for a place for so many bytes.
-    Asked { len: u64 },
+    /// The peer was asked for a place for so many bytes of a protocol.
+    Asked { len: u64, protocol: ProtocolId },
     /// The peer's memory under that key is the place, and so many bytes were put there.
     Cleared { key: usize, sent: u64 },
     /// There is none.
@@ -90,10 +102,14 @@ impl State {
         {
             landing.settle();
         }
-        if let Some(rendezvous) = peer.rendezvous.take()
-            && let Stage::Cleared { key, .. } = rendezvous.stage
-        {
+        let Some(rendezvous) = peer.rendezvous.take() else { return };
+        if let Stage::Cleared { key, .. } = rendezvous.stage {
             self.table.remote.try_remove(key);
+        }
+        if let Some(mut given) = rendezvous.given
+            && gone
+        {
+            given.landing.settle();
         }
     }
 }
@@ -142,9 +158,14 @@ impl Scope<'_> {
             Stop::Fault(fault) => return Some(Some(Err(fault))),
         }
         crate::failpoint!("rendezvous.asked");
+        let promised = self.state.peer(index).rendezvous().promised.take();
+        if let Some(promised) = promised.filter(|promised| promised.fits(front.protocol, front.len)) {
+            let key = self.start_ahead(index, promised);
+            return self.put_message(index, front, key, 0);
+        }
         let peer = self.state.peer(index);
         peer.stuck = true;
-        peer.rendezvous().stage = Stage::Asked { len: front.len };
+        peer.rendezvous().stage = Stage::Asked { len: front.len, protocol: front.protocol };
         None
     }
 
@@ -195,7 +216,10 @@ impl Scope<'_> {
             self.state.peer(index).over();
             return self.put_parts(index, &Descriptor { len: front.len, ..put }, sent);
         }
-        let most = (self.state.routes.of(front.rank).max_eager as u64).max(1);
+        // What is mapped is copied here and now, and long copies are the fastest.
+        let mapped = self.state.table.remote.get(key).is_some_and(|memory| memory.mapped.is_some());
+        let most =
+            if mapped { AT_A_TIME } else { (self.state.routes.of(front.rank).max_eager as u64).max(1) };
         let len = most.min(front.len - *sent);
         let part =
             Descriptor { len, offset: *sent, source: [front.source[0], front.source[1] + *sent], ..put };
@@ -210,23 +234,20 @@ impl Scope<'_> {
 
     /// The peer has answered: a place, or none. `None`: it was not asked.
     pub(super) fn cleared_to_send(&mut self, index: usize, place: &[u8]) -> Option<Verdict> {
-        let State { peers, table, memory, routes, incarnations, .. } = &mut *self.state;
-        let peer = peers[index].as_mut().filter(|peer| peer.fault.is_none());
+        if place.len() == size_of::<wire::ClearAhead>() {
+            return self.promised(index, place);
+        }
+        let peer = self.state.peers[index].as_mut().filter(|peer| peer.fault.is_none());
         let Some(peer) = peer else { return Some(Verdict::Taken) };
-        let rank = peer.endpoint.rank;
-        let rendezvous = peer.rendezvous.as_mut()?;
-        let Stage::Asked { len } = rendezvous.stage else { return None };
-        rendezvous.stage = if place.is_empty() {
+        let Stage::Asked { len, .. } = peer.rendezvous.as_ref()?.stage else { return None };
+        let stage = if place.is_empty() {
             Stage::Streamed
         } else {
-            let offset = u64::from_le_bytes(place.try_into().ok()?);
-            offset.checked_add(len)?;
-            let mappable = routes.of(rank).mappable;
-            let mapped = if mappable { Some(memory.map(rank, offset, len)?) } else { None };
-            let incarnation = incarnations.get(rank.index()).copied().unwrap_or(0);
-            let key = table.remote.insert(RemoteMemory { rank, offset, len, mapped, incarnation });
-            Stage::Cleared { key, sent: 0 }
+            let memory = self.state.place_at(index, u64::from_le_bytes(place.try_into().ok()?), len)?;
+            Stage::Cleared { key: self.state.table.remote.insert(memory), sent: 0 }
         };
+        let peer = self.state.peer(index);
+        peer.rendezvous().stage = stage;
         peer.stuck = false;
         crate::failpoint!("rendezvous.cleared");
         self.state.mark_busy(index);
@@ -246,6 +267,12 @@ impl Scope<'_> {
             return None;
         }
         crate::failpoint!("rendezvous.requested");
+        if let Some(given) = self.state.peer(index).rendezvous().given.take() {
+            if given.fits(protocol, total) {
+                return self.asked_ahead(index, given, &begin, info);
+            }
+            given.take_back();
+        }
         let landing = match self.resolve(index, protocol) {
             Resolution::Corrupt => return None,
             Resolution::Local(local, _) => {
@@ -258,19 +285,8 @@ impl Scope<'_> {
         };
         let place = landing.as_ref().map(|landing| landing.place);
         let peer = self.state.peer(index);
-        if landing.is_some() {
-            peer.assembly = Some(Assembly {
-                protocol,
-                cookie: begin.cookie.get(),
-                info: owned_info(info),
-                total,
-                received: 0,
-                into: Accept::Whole,
-                whole: Vec::new(),
-                landing,
-                refuse: None,
-                settled: false,
-            });
+        if let Some(landing) = landing {
+            peer.assembly = Some(Assembly::landing(&begin, info, landing));
         }
         peer.rendezvous().clearance = Some(place);
         if self.pump_clearance(index) == 0 {
@@ -309,6 +325,9 @@ impl Scope<'_> {
         let Assembly { protocol, cookie, info, landing, .. } = peer.assembly.take()?;
         let mut landing = landing?;
         landing.settle();
+        if self.state.peer(index).rendezvous().landed.replace(protocol) == Some(protocol) {
+            self.give_ahead(index, protocol, landing.slice.len() as u64);
+        }
         let source = self.state.shape.endpoint(index);
         if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
             let body = Body::Lease(landing.into_lease());
