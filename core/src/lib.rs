@@ -4,6 +4,7 @@
 //! their meaning, a [`Messager`] owns the devices and contexts of one client, and a [`Sysdep`] is the kernel.
 //! Descriptors are the one currency between them. See ARCHITECTURE.md for the data flow.
 
+pub mod blackboard;
 pub mod caps;
 pub mod context;
 pub mod control;

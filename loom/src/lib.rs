@@ -1,4 +1,4 @@
-//! loom models of the lock-free protocols: lane, sleep and wake-up, page grants, progress token, completion slots.
+//! loom models of the lock-free protocols: lane, sleep and wake-up, page grants, progress token, completion slots, boards.
 //!
 //! The models run the code of `posthaste-core` and `posthaste-shm` itself, compiled against loom's atomics:
 //!
@@ -10,6 +10,8 @@
 //! found by asking, once all threads are through, whether somebody sleeps with work before him and no ring behind
 //! him; and sequential consistency exists for fences only (see `memory.rs`).
 
+#[cfg(all(test, posthaste_loom))]
+mod board;
 #[cfg(all(test, posthaste_loom))]
 mod grant;
 #[cfg(all(test, posthaste_loom))]

@@ -4,7 +4,9 @@
 //! count of the groups that this one has named. Splitting agrees on that in the same messages that tell colours and keys. Where
 //! members are listed, the first of them tells the others.
 
-use crate::collective::{Algorithm, Choice, CollectiveError, Datum, Hub, Kind, Membership, Origin};
+use crate::collective::{
+    Algorithm, Choice, CollectiveError, Datum, Hub, Kind, MOST_NEAR, Membership, Origin,
+};
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
 use crate::window::WindowHome;
@@ -31,6 +33,15 @@ pub(crate) struct Inner {
     hosts: Hosts,
     /// What windows of the group are made of.
     pub windows: Option<Arc<WindowHome>>,
+    /// All members share memory, and small operations are done there.
+    pub near: bool,
+}
+
+impl Inner {
+    /// Number of members.
+    pub fn size(&self) -> usize {
+        self.membership.size()
+    }
 }
 
 /// How the members are laid out on hosts.
@@ -106,7 +117,9 @@ impl Collectives {
         layouts: &LayoutAccess,
     ) -> Result<Collectives, RegisterError> {
         let home = WindowHome::new(client, exchange, layouts).ok_or(RegisterError::Closed)?;
-        let windows = Some(Arc::new(home));
+        let home = Arc::new(home);
+        self.hub.set_home(&home);
+        let windows = Some(home);
         Ok(Collectives { windows, ..self })
     }
 
@@ -199,8 +212,12 @@ impl Group {
         membership: Arc<Membership>,
     ) -> Group {
         let hosts = Hosts::of(&membership.nodes);
+        let first_lives = |home: &Arc<WindowHome>| home.are_first_incarnations(&membership.members);
+        let near = hosts == Hosts::One
+            && (2..=MOST_NEAR).contains(&membership.size())
+            && windows.as_ref().is_some_and(first_lives);
         let (hub, handle, windows) = (hub.clone(), handle.clone(), windows.clone());
-        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts, windows }), choice: None }
+        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts, windows, near }), choice: None }
     }
 
     /// A group with the same members, in the same order, that all of them add after an operation which told them its
@@ -212,7 +229,7 @@ impl Group {
         Ok(Group::new(hub, handle, windows, at, membership))
     }
 
-    pub(crate) fn inner(&self) -> &Inner {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }
 

@@ -199,3 +199,24 @@ fn m_d24_a_thousand_operations_are_under_way_at_once_and_end_in_any_order() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn m_d22_small_operations_of_ranks_that_share_memory_need_no_messages() {
+    run(3, options(), async |job| {
+        let world = job.world();
+        let (me, size) = (u64::from(job.rank().0), job.size() as u64);
+        let shares_memory = job.ranks().all(|rank| job.caps_of(rank).mappable);
+        // How long it takes until all ranks have a core at the same time, nobody knows.
+        for turn in 0u64.. {
+            let before = job.handle().stats().messages_sent;
+            let sum = world.all_reduce_one(me + turn, &Reduce::sum()).await.unwrap();
+            assert_eq!(sum, size * turn + size * (size - 1) / 2);
+            let silent = job.handle().stats().messages_sent == before;
+            let all_silent = world.all_reduce_one(u8::from(silent), &Reduce::and()).await.unwrap() == 1;
+            assert!(shares_memory || !all_silent, "a sum went from rank to rank, and no message");
+            if all_silent || (!shares_memory && turn == 200) {
+                break;
+            }
+        }
+    });
+}

@@ -11,7 +11,7 @@ mod driver;
 mod wait;
 
 pub use driver::Driver;
-pub use wait::{Begun, Drive, begin, drive, poll_memory, poll_ticket, poll_until};
+pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, poll_until};
 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};

@@ -18,6 +18,12 @@ const BUSY_ROUNDS: u32 = 16;
 const YIELDS: u32 = 4;
 /// For how long a task that waits on memory gives its core away where ranks share cores.
 const YIELDED: Duration = Duration::from_micros(5);
+/// The same of a task that waits for other ranks that are about to run on the same cores, and how often it lets other tasks
+/// of its own rank run meanwhile.
+const MOST_YIELDED: Duration = Duration::from_millis(1);
+const SLICE: Duration = Duration::from_micros(100);
+/// Looks at what is about to be written, before anything else is looked at.
+const AT_ONCE: u32 = 64;
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -71,7 +77,7 @@ pub fn poll_memory<F: Face, R>(
     let shared = face.shared();
     let spun = match done() {
         Some(value) => Ok(Spun::Done(value)),
-        None => match face.enter(|engine| spin_on_memory(shared, engine, &mut done)) {
+        None => match face.enter(|engine| spin_on_memory(shared, engine, YIELDED, &mut done)) {
             Ok(spun) => Ok(spun),
             Err(_) => look_for_a_while(shared, &mut done).map(Spun::Done).ok_or(()),
         },
@@ -107,6 +113,71 @@ pub fn poll_memory<F: Face, R>(
     }
 }
 
+/// Looks for a bounded time, advancing the engine now and then, whether `done` gives something that depends on what others
+/// write past the engine. `Ready(None)`: that was in vain, and whoever waits goes on by another way, because nobody wakes
+/// it for this. `first`: look at the engine first. `since` is kept for the next poll.
+#[inline]
+pub fn poll_look<F: Face, R>(
+    face: &F,
+    cx: &mut TaskContext<'_>,
+    first: bool,
+    since: &mut Option<Duration>,
+    mut done: impl FnMut() -> Option<R>,
+) -> Poll<Option<R>> {
+    let coop = ready!(poll_proceed(cx));
+    let shared = face.shared();
+    // The last spin was in vain, and nothing has come in since.
+    let tired = shared.spun.load(Ordering::Relaxed);
+    let mut found = done();
+    if found.is_none() && !first && shared.spin != Spin::Yield {
+        found = (0..AT_ONCE).find_map(|_| done());
+    }
+    let spun = match found {
+        Some(value) if !first => Ok(Spun::Done(value)),
+        Some(value) => {
+            // Where somebody else is at the engine, that one does it.
+            let _looked = face.enter(|engine| {
+                shared.advance(engine);
+                engine.found_memory_changed();
+            });
+            Ok(Spun::Done(value))
+        }
+        None => match face.enter(|engine| spin_on_memory(shared, engine, SLICE, &mut done)) {
+            Ok(spun) => Ok(spun),
+            // Somebody else is at the engine, or owns it and has to get back to it.
+            Err(_) => look_a_little(shared, &mut done).map(Spun::Done).ok_or(()),
+        },
+    };
+    match spun {
+        Ok(Spun::Done(value)) => {
+            if shared.spun.load(Ordering::Relaxed) {
+                shared.spun.store(false, Ordering::Relaxed);
+            }
+            coop.made_progress();
+            Poll::Ready(Some(value))
+        }
+        Ok(Spun::Busy) => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+        Ok(Spun::Idle) if shared.spin == Spin::Yield && !tired => {
+            // Those who are waited for may have got no core yet. They go on as long as this rank goes on giving its own away.
+            let now = shared.sysdep.now();
+            if now - *since.get_or_insert(now) >= MOST_YIELDED {
+                coop.made_progress();
+                return Poll::Ready(None);
+            }
+            shared.spun.store(false, Ordering::Relaxed);
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+        Ok(Spun::Idle) | Err(()) => {
+            coop.made_progress();
+            Poll::Ready(None)
+        }
+    }
+}
+
 #[cold]
 fn watch<F: Face>(
     face: &F,
@@ -139,6 +210,18 @@ fn watch<F: Face>(
     }
 }
 
+/// Looks at memory for some microseconds.
+fn look_a_little<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
+    let looks = if shared.spin == Spin::Yield { 2 * YIELDS } else { LOOKS };
+    (0..looks).find_map(|_| {
+        match shared.spin {
+            Spin::Yield => shared.sysdep.yield_now(),
+            Spin::For(_) => spin_loop(),
+        }
+        done()
+    })
+}
+
 /// Looks at memory as long as a spin lasts, though somebody else is at the engine.
 fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
     let until = shared.sysdep.now() + shared.spin.limit();
@@ -156,7 +239,12 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
 }
 
 /// As [`spin`], with the eyes on memory, and now and then on what comes in.
-fn spin_on_memory<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut() -> Option<R>) -> Spun<R> {
+fn spin_on_memory<R>(
+    shared: &Shared,
+    engine: &mut Engine,
+    yielded: Duration,
+    done: &mut impl FnMut() -> Option<R>,
+) -> Spun<R> {
     let mut until = None;
     let mut advances = engine.memory_wait_begins();
     loop {
@@ -177,7 +265,7 @@ fn spin_on_memory<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut
         }
         let limit = match shared.spin {
             Spin::For(limit) => limit,
-            Spin::Yield => YIELDED,
+            Spin::Yield => yielded,
         };
         if shared.spun.load(Ordering::Relaxed) {
             return Spun::Idle;

@@ -1,6 +1,7 @@
 //! The operations of a group.
 
 use super::algorithm::Algorithm;
+use super::call::Stage;
 use super::call::{CollectiveError, InFlight};
 use super::executor::Call;
 use super::layout::{Layout, Lengths};
@@ -9,6 +10,7 @@ use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
 use super::state::Choice;
+use super::wire;
 use crate::group::Group;
 use bytes::Bytes;
 use posthaste_core::{Collective, Value};
@@ -45,10 +47,8 @@ fn unit(_: Value) {}
 
 fn vector<T: Datum>(value: Value) -> Vec<T> {
     let bytes = value.as_bytes();
-    let mut values = vec![T::new_zeroed(); bytes.len() / size_of::<T>().max(1)];
-    let whole = values.len() * size_of::<T>();
-    zerocopy::IntoBytes::as_mut_bytes(values.as_mut_slice()).copy_from_slice(&bytes[..whole]);
-    values
+    let read = |bytes: &[u8]| T::read_from_bytes(bytes).unwrap_or_else(|_| T::new_zeroed());
+    bytes.chunks_exact(size_of::<T>().max(1)).map(read).collect()
 }
 
 fn at_root<T: Datum>(value: Value) -> Option<Vec<T>> {
@@ -98,6 +98,9 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn barrier(&self) -> InFlight<()> {
+        if self.is_flat(0, None) {
+            return self.begin_flat(Kind::Barrier, |_| Collective::Barrier, &[], None, unit);
+        }
         self.begin(Spec::new(Kind::Barrier, |_| Collective::Barrier), unit)
     }
 
@@ -141,7 +144,7 @@ impl Group {
         values: &[T],
         operation: &Reduce<T>,
     ) -> InFlight<Option<Vec<T>>> {
-        let mut spec = self.combining(Kind::Reduce, Collective::Reduce, values, operation);
+        let mut spec = self.combining(Kind::Reduce, Collective::Reduce, values, operation.combiner());
         (spec.root, spec.bytes) = (root, size_of_val(values));
         self.begin(spec, at_root)
     }
@@ -151,9 +154,23 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn all_reduce<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
-        let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, values, operation);
+        self.reduce_to_all(values, operation, vector)
+    }
+
+    fn reduce_to_all<T: Datum, R>(
+        &self,
+        values: &[T],
+        operation: &Reduce<T>,
+        convert: fn(Value) -> R,
+    ) -> InFlight<R> {
+        let combiner = operation.combiner();
+        if self.is_flat(size_of_val(values), Some(&combiner)) {
+            let bytes = zerocopy::IntoBytes::as_bytes(values);
+            return self.begin_flat(Kind::AllReduce, Collective::AllReduce, bytes, Some(combiner), convert);
+        }
+        let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, values, combiner);
         spec.bytes = size_of_val(values);
-        self.begin(spec, vector)
+        self.begin(spec, convert)
     }
 
     /// The same for one value.
@@ -161,9 +178,7 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn all_reduce_one<T: Datum>(&self, value: T, operation: &Reduce<T>) -> InFlight<T> {
-        let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, &[value], operation);
-        spec.bytes = size_of::<T>();
-        self.begin(spec, one)
+        self.reduce_to_all(&[value], operation, one)
     }
 
     /// Combines the values of all members, place by place, and gives each member its block of the result. All give as
@@ -172,7 +187,8 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn reduce_scatter<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
-        let mut spec = self.combining(Kind::ReduceScatter, Collective::ReduceScatter, values, operation);
+        let mut spec =
+            self.combining(Kind::ReduceScatter, Collective::ReduceScatter, values, operation.combiner());
         spec.bytes = size_of_val(values) / self.size();
         if !values.len().is_multiple_of(self.size()) {
             let expected = values.len().next_multiple_of(self.size());
@@ -279,12 +295,12 @@ impl Group {
         kind: Kind,
         name: fn(u32) -> Collective,
         values: &[T],
-        operation: &Reduce<T>,
+        combiner: Combiner,
     ) -> Spec {
         let mut spec = Spec::new(kind, name);
         spec.element = size_of::<T>();
-        spec.input = bytes_of(values);
-        spec.combiner = Some(operation.combiner());
+        spec.input = self.inner().hub.buffers.copy(zerocopy::IntoBytes::as_bytes(values));
+        spec.combiner = Some(combiner);
         spec
     }
 
@@ -301,7 +317,7 @@ impl Group {
         };
         if spec.root >= self.size() {
             let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
-            return (u64::MAX, InFlight::refused(&inner.handle, error, convert));
+            return (u64::MAX, InFlight::refused(inner, error, convert));
         }
         let (operation, plan) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice) {
             Ok(reserved) => reserved,
@@ -311,7 +327,7 @@ impl Group {
                     Unfit::NotOffered => CollectiveError::NotOffered { schedule, kind: spec.kind },
                     Unfit::Broken(why) => CollectiveError::BadSchedule { schedule, why },
                 };
-                return (u64::MAX, InFlight::refused(&inner.handle, error, convert));
+                return (u64::MAX, InFlight::refused(inner, error, convert));
             }
         };
         let element = spec.element.max(1);
@@ -328,16 +344,19 @@ impl Group {
             }
         };
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
+        let operand = spec.combiner.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
+        let which = (plan.root as u64) << 32 | u64::from(plan.mark);
         let call = Call {
             name,
-            bytes: spec.bytes as u64,
+            mark: wire::mark(plan.kind as u8, [spec.bytes as u64 ^ operand << 40, which]),
             layout,
             input: Input { bytes: spec.input, outgoing },
             combiner: spec.combiner,
             plan,
+            is_small: false,
         };
-        let started = InFlight::start(&inner.hub, &inner.handle, inner.at, operation, call, convert);
-        (operation, started)
+        let stage = Stage::start(&inner.hub, &inner.handle, inner.at, operation, call);
+        (operation, InFlight::new(inner, stage, None, convert))
     }
 
     /// This rank cannot do its part: the others are told, because they cannot know.
@@ -354,6 +373,6 @@ impl Group {
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
         inner.hub.refuse(&inner.handle, inner.at, name);
         let error = CollectiveError::Length { what, len, expected };
-        InFlight::refused(&inner.handle, error, convert)
+        InFlight::refused(inner, error, convert)
     }
 }

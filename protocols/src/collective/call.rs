@@ -1,6 +1,9 @@
 //! The future of a collective operation.
 
 use super::executor::{Begun, Call, Hub};
+use super::flat::{Looking, fold_parts};
+use super::reduce::Combiner;
+use crate::group::Inner;
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::{Fault, Handle, Rank, Scope, Value};
@@ -66,14 +69,14 @@ pub enum CollectiveError {
 
 /// A started operation whose ticket has an owner.
 #[derive(Debug)]
-enum Started {
+pub(super) enum Started {
     Done(Value),
     Pending(Pending),
     Failed(Fault),
 }
 
 impl Started {
-    fn new(handle: &Handle, begun: Begun) -> Started {
+    pub(super) fn new(handle: &Handle, begun: Begun) -> Started {
         match begun {
             Begun::Ended(value) => Started::Done(value),
             Begun::Pending(ticket) => Started::Pending(Pending::new(handle.clone(), ticket, None, None)),
@@ -83,8 +86,10 @@ impl Started {
 }
 
 #[derive(Debug)]
-enum Stage {
+pub(super) enum Stage {
     Refused(CollectiveError),
+    /// It is on the boards of the group.
+    Looking(Looking),
     Started(Started),
     Posted(Posted<Started>),
     Over,
@@ -97,8 +102,10 @@ enum Stage {
 /// Dropping it detaches the operation: it goes on, so that the other ranks need not wait, and its result is lost.
 #[must_use = "the result of a collective operation is lost unless it is awaited"]
 pub struct InFlight<T> {
-    handle: Handle,
+    group: Arc<Inner>,
     stage: Stage,
+    /// What combines the parts of all, if that is still to be done.
+    fold: Option<Combiner>,
     convert: fn(Value) -> T,
 }
 
@@ -111,22 +118,15 @@ impl<T> std::fmt::Debug for InFlight<T> {
 // Nothing in it is ever pinned.
 impl<T> Unpin for InFlight<T> {}
 
-impl<T> InFlight<T> {
+impl Stage {
     /// Starts the operation of that number.
-    pub(crate) fn start(
-        hub: &Arc<Hub>,
-        handle: &Handle,
-        at: usize,
-        operation: u64,
-        call: Call,
-        convert: fn(Value) -> T,
-    ) -> Self {
+    pub(super) fn start(hub: &Arc<Hub>, handle: &Handle, at: usize, operation: u64, call: Call) -> Stage {
         let mut call = Some(call);
         let begin = |scope: &mut Scope<'_>, call: &mut Option<Call>| match call.take() {
             Some(call) => hub.start(scope, at, operation, call),
             None => Begun::Failed(Fault::Shutdown),
         };
-        let stage = match handle.enter(|engine| begin(&mut engine.scope(), &mut call)) {
+        match handle.enter(|engine| begin(&mut engine.scope(), &mut call)) {
             Ok(begun) => Stage::Started(Started::new(handle, begun)),
             Err(_) => {
                 let (hub, owner) = (hub.clone(), handle.clone());
@@ -138,13 +138,48 @@ impl<T> InFlight<T> {
                     Started::new(&owner, begun)
                 }))
             }
-        };
-        Self { handle: handle.clone(), stage, convert }
+        }
+    }
+}
+
+impl<T> InFlight<T> {
+    #[inline]
+    pub(super) fn new(
+        group: &Arc<Inner>,
+        stage: Stage,
+        fold: Option<Combiner>,
+        convert: fn(Value) -> T,
+    ) -> Self {
+        Self { group: group.clone(), stage, fold, convert }
     }
 
     /// One that was not started.
-    pub(crate) fn refused(handle: &Handle, error: CollectiveError, convert: fn(Value) -> T) -> Self {
-        Self { handle: handle.clone(), stage: Stage::Refused(error), convert }
+    pub(crate) fn refused(group: &Arc<Inner>, error: CollectiveError, convert: fn(Value) -> T) -> Self {
+        Self::new(group, Stage::Refused(error), None, convert)
+    }
+
+    fn result(&self, value: Value) -> T {
+        // Whoever gets it may keep it. If not, the next operation has it.
+        let bytes = if let Value::Bytes(bytes) = &value { Some(bytes.clone()) } else { None };
+        let result = self.converted(value);
+        bytes.into_iter().for_each(|bytes| self.group.hub.buffers.keep(bytes));
+        result
+    }
+
+    fn converted(&self, value: Value) -> T {
+        match &self.fold {
+            Some(combiner) => (self.convert)(fold_parts(&value, self.group.size(), combiner)),
+            None => (self.convert)(value),
+        }
+    }
+}
+
+impl<T> Drop for InFlight<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Looking(looking) = &self.stage {
+            looking.abandon(&self.group);
+        }
     }
 }
 
@@ -155,17 +190,26 @@ impl<T> Future for InFlight<T> {
         let this = &mut *self;
         loop {
             match &mut this.stage {
+                Stage::Looking(looking) => match ready!(looking.poll(&this.group, this.fold.as_ref(), cx)) {
+                    Ok(value) => {
+                        this.stage = Stage::Over;
+                        return Poll::Ready(Ok((this.convert)(value)));
+                    }
+                    Err(stage) => this.stage = stage,
+                },
                 Stage::Started(Started::Pending(pending)) => {
-                    let outcome = ready!(pending.poll(&this.handle, cx));
+                    let outcome = ready!(pending.poll(&this.group.handle, cx));
                     this.stage = Stage::Over;
-                    return Poll::Ready(outcome.map(this.convert).map_err(CollectiveError::from));
+                    return Poll::Ready(
+                        outcome.map(|value| this.result(value)).map_err(CollectiveError::from),
+                    );
                 }
                 Stage::Posted(posted) => this.stage = Stage::Started(ready!(posted.poll(cx))),
                 _ => break,
             }
         }
         Poll::Ready(match std::mem::replace(&mut this.stage, Stage::Over) {
-            Stage::Started(Started::Done(value)) => Ok((this.convert)(value)),
+            Stage::Started(Started::Done(value)) => Ok(this.result(value)),
             Stage::Started(Started::Failed(fault)) => Err(fault.into()),
             Stage::Refused(error) => Err(error),
             // It was ready before.

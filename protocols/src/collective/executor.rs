@@ -3,6 +3,7 @@
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
 //! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
+use super::buffers::Buffers;
 use super::layout::Layout;
 use super::outlet::{Outlet, Way};
 use super::plan::{Plan, Unfit};
@@ -10,14 +11,15 @@ use super::reduce::Combiner;
 use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
 use super::state::{Choice, Early, GroupState, Membership, Op, Slot, State, WINDOW, value_of};
-use super::wire::{self, Record, Tag};
+use super::wire::Record;
+use crate::window::WindowHome;
 use posthaste_core::device::Body;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
 use posthaste_core::sync::lock;
 use posthaste_core::{Collective, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 const NAME: &str = "posthaste.collective";
 
@@ -27,6 +29,9 @@ pub(crate) struct Hub {
     pub(super) outlet: OnceLock<Outlet>,
     pub(super) me: Rank,
     pub(super) nodes: Box<[u32]>,
+    /// What boards are made of. Weak, because it has a handle of the context.
+    pub(super) home: OnceLock<Weak<WindowHome>>,
+    pub(super) buffers: Buffers,
 }
 
 /// What is under way, for whoever looks why a job hangs.
@@ -47,11 +52,13 @@ pub(crate) struct Call {
     pub plan: Arc<Plan>,
     /// For errors.
     pub name: Collective,
-    /// Bytes of what all members give the same length; part of what must agree.
-    pub bytes: u64,
+    /// What was called, with all that must agree.
+    pub mark: u32,
     pub layout: Layout,
     pub input: Input,
     pub combiner: Option<Combiner>,
+    /// It is one that is done on boards where there are any.
+    pub is_small: bool,
 }
 
 /// How an operation started.
@@ -117,6 +124,7 @@ impl Protocol for Registered {
         let wakers = {
             let mut state = self.0.lock();
             state.closed = true;
+            state.groups.iter().for_each(|(_, group)| group.upset());
             std::mem::take(&mut state.waiters)
         };
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -135,7 +143,14 @@ impl Hub {
         let world = Arc::new(world.ok_or(RegisterError::Closed)?);
         // The first group of every rank.
         state.add(GroupState::new(world, None));
-        let hub = Arc::new(Hub { state: Mutex::new(state), outlet: OnceLock::new(), me, nodes: all.into() });
+        let hub = Arc::new(Hub {
+            state: Mutex::new(state),
+            outlet: OnceLock::new(),
+            me,
+            nodes: all.into(),
+            home: OnceLock::new(),
+            buffers: Buffers::default(),
+        });
         let id = messager.register(Arc::new(Registered(hub.clone())))?;
         let context = Arc::downgrade(handle.shared_state());
         // Set once: this hub was made here.
@@ -194,12 +209,10 @@ impl Hub {
             drop(self.break_from(scope, state, at, operation, fault));
             return Begun::Failed(fault);
         }
-        let operand = call.combiner.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
-        let which = (call.plan.root as u64) << 32 | u64::from(call.plan.mark);
-        let mark = wire::mark(call.plan.kind as u8, [call.bytes ^ operand << 40, which]);
         let run = Run::new(call.plan, call.layout, call.input, call.combiner);
         let clears: Vec<_> = run.long_receipts().collect();
-        let op = Op { run, mark, call: call.name, ticket: None };
+        let is_small = call.is_small;
+        let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small };
         group.started = group.started.max(operation + 1);
         if let Some(slot) = group.slot(operation) {
             *slot = Slot::Running(Box::new(op));
@@ -214,6 +227,10 @@ impl Hub {
         }
         for early in early {
             state = self.take_in(scope, state, at, operation, early);
+        }
+        state = self.take_from_boards(scope, state, at, operation);
+        if is_small && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
+            self.count_small(scope, &mut state, at);
         }
         let (mut state, ended) = self.progress(scope, state, at, operation);
         self.announce(scope, &mut state, at);
@@ -267,7 +284,7 @@ impl Hub {
 
     /// Tells members how many operations were started here: those that wait for it, and now and then those that send.
     #[inline]
-    fn announce(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
+    pub(super) fn announce(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
         let Some(group) = state.groups.get_mut(at) else { return };
         if !group.started.is_multiple_of(WINDOW / 2) && !group.wanted {
             return;
@@ -321,7 +338,7 @@ impl Hub {
 
     /// Gives a part to an operation that was started. Returns with the lock held, whatever ran meanwhile.
     #[inline]
-    fn give<'g>(
+    pub(super) fn give<'g>(
         self: &'g Arc<Self>,
         scope: &mut Scope<'_>,
         mut state: Guard<'g>,
@@ -336,6 +353,9 @@ impl Hub {
         let mut panicked = false;
         let arrived = if op.mark != mark {
             Err(Misfit)
+        } else if op.is_small && op.run.has(place) {
+            // It was on the board, too.
+            Ok(())
         } else if op.run.calls_user() {
             drop(state);
             let outcome = catch_unwind(AssertUnwindSafe(|| op.run.arrive(place, phase, slice, body)));
@@ -371,76 +391,6 @@ impl Hub {
                 }
             }
         }
-    }
-
-    /// A part of an operation has arrived.
-    #[inline]
-    pub(super) fn on_part(
-        self: &Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
-        source: Rank,
-        cookie: u64,
-        slice: u32,
-        body: &Body<'_>,
-    ) {
-        let tag = Tag::from_word(cookie);
-        let at = match state.group_at(source, tag.group) {
-            Some(Ok(at)) => at,
-            Some(Err(id)) => return self.unclaimed(scope, state, source, id, cookie, body),
-            None => return self.corrupt(scope, state, source),
-        };
-        let Some(group) = state.groups.get_mut(at) else { return };
-        let Some(place) = group.membership.place_of(source) else {
-            return self.corrupt(scope, state, source);
-        };
-        let operation = group.whole_number(tag.operation);
-        group.others[place].heard = true;
-        let base = group.base;
-        match group.slot(operation) {
-            Some(Slot::Running(_)) => {}
-            Some(Slot::Reserved) => return self.early(scope, state, at, operation, place, tag, slice, body),
-            None if operation >= base => {
-                return self.early(scope, state, at, operation, place, tag, slice, body);
-            }
-            // Over, here at least.
-            _ => return,
-        }
-        let what = (place, tag.phase, tag.mark, slice);
-        let state = self.give(scope, state, at, operation, what, body);
-        drop(self.go_on(scope, state, at, operation));
-    }
-
-    #[cold]
-    #[allow(clippy::too_many_arguments, reason = "the second half of `on_part`")]
-    fn early(
-        self: &Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
-        at: usize,
-        operation: u64,
-        place: usize,
-        tag: Tag,
-        slice: u32,
-        body: &Body<'_>,
-    ) {
-        let group = &mut state.groups[at];
-        if group.failure(operation).is_some() {
-            return;
-        }
-        let bytes = crate::message::body_bytes(body);
-        let early = Early::Part { place, phase: tag.phase, mark: tag.mark, bytes };
-        // Long messages are sent only when they were cleared.
-        if slice != 0 || !group.keep(operation, place, early) {
-            let rank = group.membership.members[place];
-            self.corrupt(scope, state, rank);
-        }
-    }
-
-    pub(super) fn corrupt(&self, scope: &mut Scope<'_>, state: Guard<'_>, rank: Rank) {
-        drop(state);
-        tracing::warn!(%rank, "impossible collective message; the peer is cut off");
-        scope.cut_off(rank);
     }
 
     /// Lets an operation that was given something go on, and completes it if it has ended.
@@ -536,8 +486,9 @@ impl Hub {
             }
         }
         group.sweep();
+        group.unask();
         if group.abandoned && group.slots.is_empty() {
-            state.remove(at);
+            self.remove(&mut state, at);
         }
         (state, Some(value_of(op.run.into_result())))
     }

@@ -147,7 +147,7 @@ impl Hub {
             if let Some(group) = state.groups.get_mut(at) {
                 group.abandoned = true;
                 if group.slots.is_empty() {
-                    state.remove(at);
+                    hub.remove(&mut state, at);
                 }
             }
         });

@@ -12,10 +12,14 @@
 
 mod algorithm;
 mod api;
+mod arrival;
+mod buffers;
 mod call;
 mod executor;
+mod flat;
 mod layout;
 mod membership;
+mod near;
 mod outlet;
 mod plan;
 mod records;
@@ -34,5 +38,6 @@ pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
 pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};
 
 pub(crate) use executor::Hub;
+pub(crate) use near::MOST_NEAR;
 pub(crate) use state::{Choice, Membership};
 pub(crate) use wire::Origin;

@@ -27,7 +27,11 @@ impl Hub {
                 self.introduced(scope, state, source, (group, id, origin), members);
             }
             Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
-            Record::Clear { group, .. } | Record::Started { group, .. } | Record::Want { group, .. } => {
+            Record::Clear { group, .. }
+            | Record::Started { group, .. }
+            | Record::Want { group, .. }
+            | Record::Board { group, .. }
+            | Record::Looking { group } => {
                 self.about_group(scope, state, source, group, &record);
             }
         }
@@ -43,6 +47,11 @@ impl Hub {
     ) {
         let at = match state.group_at(source, number) {
             Some(Ok(at)) => at,
+            // A group that gets so far has been made here, and is gone by now.
+            Some(Err(id)) if matches!(record, Record::Board { .. }) => {
+                return self.on_board_too_late(source, id);
+            }
+            Some(Err(_)) if matches!(record, Record::Looking { .. }) => return,
             Some(Err(id)) => {
                 let body = Body::Owned(record.encode());
                 return self.unclaimed(scope, state, source, id, 0, &body);
@@ -56,6 +65,10 @@ impl Hub {
         match *record {
             Record::Clear { operation, phase, colour, .. } => {
                 let early = Early::Clear { place, phase, colour };
+                if let Some(Slot::OnBoard(_)) = group.slot(operation) {
+                    state = self.go_by_messages(scope, state, at, operation);
+                }
+                let Some(group) = state.groups.get_mut(at) else { return };
                 let base = group.base;
                 match group.slot(operation) {
                     Some(Slot::Running(_)) => {
@@ -71,6 +84,8 @@ impl Hub {
                     }
                 }
             }
+            Record::Board { offset, .. } => self.on_board(scope, state, at, (place, source), offset),
+            Record::Looking { .. } => self.on_looking(&mut state, at, place),
             Record::Started { operations, .. } => self.started(scope, state, at, place, operations),
             Record::Want { operations, .. } => {
                 let started = group.started;

@@ -98,8 +98,8 @@ type RowFunction = fn(&mut [u8], &[u8], bool);
 type UsersRowFunction = dyn Fn(&mut [u8], &[u8], bool) + Send + Sync;
 
 enum Operation<T> {
-    /// The name of the operation, and its loop over rows of values.
-    BuiltIn(&'static str, RowFunction),
+    /// The name of the operation, its loop over rows of values, and what tells it from others.
+    BuiltIn(&'static str, RowFunction, u32),
     Users(Function<T>),
 }
 
@@ -119,7 +119,7 @@ pub struct Reduce<T>(Operation<T>);
 impl<T> Clone for Reduce<T> {
     fn clone(&self) -> Self {
         Self(match &self.0 {
-            Operation::BuiltIn(name, rows) => Operation::BuiltIn(name, *rows),
+            Operation::BuiltIn(name, rows, mark) => Operation::BuiltIn(name, *rows, *mark),
             Operation::Users(function) => Operation::Users(function.clone()),
         })
     }
@@ -128,7 +128,7 @@ impl<T> Clone for Reduce<T> {
 impl<T> fmt::Debug for Reduce<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Operation::BuiltIn(name, _) => name,
+            Operation::BuiltIn(name, ..) => name,
             Operation::Users(_) => "a closure",
         })
     }
@@ -210,7 +210,8 @@ impl<T: PartialOrd + Copy> Binary<Located<T>> for GreatestPlace<T> {
 
 impl<T: Datum> Reduce<T> {
     fn built_in<B: Binary<T>>() -> Self {
-        Self(Operation::BuiltIn(B::NAME, row_function::<T, B>))
+        let mark = super::plan::hash(B::NAME.bytes().chain(std::any::type_name::<T>().bytes()));
+        Self(Operation::BuiltIn(B::NAME, row_function::<T, B>, mark))
     }
 
     /// Any other operation. It runs inside `advance`: keep it short. If it panics, the collective operation ends with an
@@ -221,11 +222,9 @@ impl<T: Datum> Reduce<T> {
 
     pub(crate) fn combiner(&self) -> Combiner {
         match &self.0 {
-            Operation::BuiltIn(name, rows) => Combiner {
-                element: size_of::<T>(),
-                mark: super::plan::hash(name.bytes().chain(std::any::type_name::<T>().bytes())),
-                function: RowOf::BuiltIn(*rows),
-            },
+            Operation::BuiltIn(_, rows, mark) => {
+                Combiner { element: size_of::<T>(), mark: *mark, function: RowOf::BuiltIn(*rows) }
+            }
             Operation::Users(function) => {
                 let function = function.clone();
                 let run = move |target: &mut [u8], other: &[u8], prepend: bool| {

@@ -238,6 +238,24 @@ impl Run {
         Ok(())
     }
 
+    /// What goes to a rank in the first phase has been sent in some other way.
+    pub fn was_sent(&mut self, peer: usize) {
+        let plan = self.plan.clone();
+        let is_it = |at: &At| {
+            let step = &plan.colours[at.slice as usize % plan.colours.len()].steps[usize::from(at.step)];
+            step.task == Task::Send && step.peer as usize == peer
+        };
+        if let Some(at) = self.ready.iter().position(is_it).and_then(|index| self.ready.remove(index)) {
+            self.finish(at, &plan.colours[self.colour(at.slice)].steps[usize::from(at.step)]);
+        }
+    }
+
+    /// Whether what a rank sends in the first phase is here.
+    pub fn has(&self, peer: usize) -> bool {
+        let step = self.plan.colours[0].receipt(0, peer as u32);
+        step.is_some_and(|step| self.left.get(usize::from(step)) == Some(&DONE))
+    }
+
     /// Whether the message of a step has come or gone already.
     pub fn awaits(&self, peer: usize) -> bool {
         let at = |index: usize| At {

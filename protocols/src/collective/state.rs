@@ -1,6 +1,8 @@
 //! What a rank knows about its groups and the operations under way in them.
 
 use super::algorithm::Algorithm;
+use super::flat::OnBoard;
+use super::near::Near;
 use super::plan::Plan;
 use super::run::Run;
 use super::schedule::{Kind, Place, Schedule};
@@ -108,6 +110,8 @@ pub(super) struct Op {
     pub call: Collective,
     /// What its caller waits for, once it does.
     pub ticket: Option<Ticket>,
+    /// Its parts may come from the boards, too, and one of them twice.
+    pub is_small: bool,
 }
 
 /// The place of an operation.
@@ -116,6 +120,8 @@ pub(super) enum Slot {
     /// It was called and is about to be started.
     Reserved,
     Running(Box<Op>),
+    /// It is on the group's boards, and its caller looks there.
+    OnBoard(OnBoard),
     /// Somebody works on it and puts it back.
     Out,
     Ended,
@@ -167,6 +173,7 @@ pub(super) struct GroupState {
     pub wanted: bool,
     /// Its handles are gone: it goes when its operations have ended.
     pub abandoned: bool,
+    pub near: Near,
 }
 
 impl GroupState {
@@ -184,6 +191,7 @@ impl GroupState {
             plans: Vec::new(),
             wanted: false,
             abandoned: false,
+            near: Near::default(),
         }
     }
 
@@ -191,6 +199,12 @@ impl GroupState {
     pub fn describe(&self, to: &mut std::fmt::DebugStruct<'_, '_>) {
         let running = |(at, slot): (usize, &Slot)| match slot {
             Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
+            Slot::OnBoard(what) => {
+                let operation = self.base + at as u64;
+                let places = 0..self.membership.size();
+                let awaited = places.filter(|place| !self.is_written(*place, operation)).collect();
+                Some((operation, what.call, awaited))
+            }
             _ => None,
         };
         let running: Vec<_> = self.slots.iter().enumerate().filter_map(running).collect();
@@ -216,6 +230,11 @@ impl GroupState {
         self.slots.get_mut(operation.checked_sub(self.base)? as usize)
     }
 
+    /// The place of an operation, to be looked at.
+    pub fn slot_of(&self, operation: u64) -> Option<&Slot> {
+        self.slots.get(operation.checked_sub(self.base)? as usize)
+    }
+
     /// Takes an operation to work on it.
     #[inline]
     pub fn take(&mut self, operation: u64) -> Option<Box<Op>> {
@@ -235,6 +254,9 @@ impl GroupState {
         while let Some(Slot::Ended) = self.slots.front() {
             self.slots.pop_front();
             self.base += 1;
+        }
+        if let Some(boards) = &self.near.boards {
+            boards.board.end(self.base);
         }
     }
 
@@ -440,10 +462,10 @@ impl State {
     }
 
     /// Removes a group that nobody here can name any more.
-    pub fn remove(&mut self, at: usize) {
-        if let Some(group) = self.groups.try_remove(at) {
-            self.ids.remove(&group.membership.id);
-        }
+    pub fn remove(&mut self, at: usize) -> Option<GroupState> {
+        let group = self.groups.try_remove(at)?;
+        self.ids.remove(&group.membership.id);
+        Some(group)
     }
 }
 

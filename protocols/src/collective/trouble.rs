@@ -61,10 +61,12 @@ impl Hub {
                         }
                     }
                     Slot::Reserved => *slot = Slot::Reserved,
-                    Slot::Out | Slot::Ended => {}
+                    // Whoever looks at the boards looks here, too.
+                    Slot::OnBoard(_) | Slot::Out | Slot::Ended => {}
                 }
             }
             group.sweep();
+            group.upset();
             let record = Record::Broken { id: group.membership.id, first, cause }.encode();
             let mut way = Way { hub: self, scope, peers };
             for place in group.neighbours() {
@@ -91,8 +93,11 @@ impl Hub {
             let Some(group) = state.groups.get_mut(at) else { continue };
             let Some(place) = group.membership.place_of(rank) else { continue };
             group.down.insert(place, fault);
-            let waits = |slot: &Slot| matches!(slot, Slot::Running(op) if op.run.awaits(place));
-            let first = group.slots.iter().position(waits).map(|index| group.base + index as u64);
+            let first = (group.base..group.next()).find(|operation| match group.slot_of(*operation) {
+                Some(Slot::Running(op)) => op.run.awaits(place),
+                Some(Slot::OnBoard(_)) => !group.is_written(place, *operation),
+                _ => false,
+            });
             // A rank that left in order has sent its part of everything that it took part in.
             let first = match fault {
                 Fault::PeerClosed(_) => first,
@@ -125,7 +130,7 @@ impl Hub {
             offers.iter().filter(|offer| offer.from == rank).map(|offer| offer.at).collect();
         offers.retain(|offer| offer.from != rank);
         for at in old {
-            state.remove(at);
+            self.remove(&mut state, at);
         }
     }
 

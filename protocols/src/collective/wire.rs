@@ -24,6 +24,8 @@ const CLEAR: u32 = 2;
 const STARTED: u32 = 3;
 const WANT: u32 = 4;
 const BROKEN: u32 = 5;
+const BOARD: u32 = 6;
+const LOOKING: u32 = 7;
 
 const HEADER: usize = 24;
 
@@ -95,6 +97,10 @@ pub(crate) enum Record {
     Started { group: u16, operations: u64 },
     /// The sender waits until the receiver has started so many operations.
     Want { group: u16, operations: u64 },
+    /// The sender's board is there in its memory; it can be looked at until the receiver leaves the group.
+    Board { group: u16, offset: u64 },
+    /// The sender knows the boards of all and looks there.
+    Looking { group: u16 },
     /// No operation of the group from `first` on can end well.
     Broken { id: u64, first: u64, cause: Fault },
 }
@@ -151,6 +157,8 @@ impl Record {
             }
             Record::Started { group, operations } => header(STARTED, *group, *operations, 0),
             Record::Want { group, operations } => header(WANT, *group, *operations, 0),
+            Record::Board { group, offset } => header(BOARD, *group, *offset, 0),
+            Record::Looking { group } => header(LOOKING, *group, 0, 0),
             Record::Broken { id, first, cause } => {
                 header(BROKEN, 0, *id, *first);
                 put_cause(&mut bytes, *cause);
@@ -185,6 +193,8 @@ impl Record {
             }
             STARTED => Record::Started { group, operations: a },
             WANT => Record::Want { group, operations: a },
+            BOARD => Record::Board { group, offset: a },
+            LOOKING => Record::Looking { group },
             BROKEN => Record::Broken { id: a, first: b, cause: parse_cause(bytes)? },
             _ => return None,
         })
@@ -219,6 +229,8 @@ mod tests {
             Record::Clear { group: 5, operation: 1 << 40, phase: 8000, colour: 1 },
             Record::Started { group: 6, operations: 64 },
             Record::Want { group: 7, operations: 65 },
+            Record::Board { group: 8, offset: 1 << 40 },
+            Record::Looking { group: 9 },
         ];
         for cause in [
             Fault::PeerLost(Rank(4)),

@@ -163,6 +163,11 @@ impl Exchange {
         result
     }
 
+    /// This rank.
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
     fn begin(&self, call: Collective) -> Result<Operation<'_>, Fault> {
         let number = self.with_board(|board, effects| board.begin(call, effects))?;
         Ok(Operation { exchange: self, number, call })

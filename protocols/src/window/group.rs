@@ -8,11 +8,15 @@ use crate::group::Group;
 use futures::future::join_all;
 use posthaste_core::device::{Allocation, Memory, RemoteMemory};
 use posthaste_core::engine::Gates;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::route::RouteMemory;
 use posthaste_core::{Client, Device, Fault, Handle, MemoryError, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Memory of this rank, and the device that takes it back.
+type Owned = (Arc<dyn Device>, Allocation);
 
 /// What windows of groups are made of.
 pub(crate) struct WindowHome {
@@ -36,6 +40,41 @@ impl WindowHome {
         let device = client.device_for(me)?.clone();
         let (exchange, layouts, memory) = (exchange.clone(), layouts.clone(), client.memory(me));
         Some(WindowHome { device, memory, gates: client.gates().clone(), exchange, layouts })
+    }
+}
+
+impl WindowHome {
+    /// Memory of this rank that others can reach, and how it is given back; `None` if there is none.
+    pub fn lend(&self, len: u64) -> Option<(Owned, SharedSlice)> {
+        let allocation = match self.device.allocate(len) {
+            Ok(allocation) => allocation,
+            Err(error) => {
+                tracing::debug!(%error, "no memory for a group's board");
+                return None;
+            }
+        };
+        match self.map(self.exchange.rank(), allocation.offset, len) {
+            Some(memory) => Some(((self.device.clone(), allocation), memory)),
+            None => {
+                self.device.free(allocation);
+                None
+            }
+        }
+    }
+
+    /// Memory of a rank as mapped here.
+    pub fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.memory.map(rank, offset, len)
+    }
+
+    /// Has others' memory in its custody.
+    pub fn exchange(&self) -> &Exchange {
+        &self.exchange
+    }
+
+    /// Whether none of these ranks was ever started again.
+    pub fn are_first_incarnations(&self, ranks: &[Rank]) -> bool {
+        ranks.iter().all(|rank| self.gates.incarnation_of(*rank) == 0)
     }
 }
 

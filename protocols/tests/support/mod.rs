@@ -6,7 +6,7 @@ use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
 use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
-use posthaste_protocols::Collectives;
+use posthaste_protocols::{Collectives, Exchange, LayoutAccess};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,7 +62,11 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
                 driver_thread: false,
             })
             .expect("the ports are made");
+            let (exchange, layouts) = (Exchange::new(&client), LayoutAccess::new(&client));
+            let (exchange, layouts) =
+                (exchange.expect("the name is free"), layouts.expect("the name is free"));
             let collectives = Collectives::new(&client, &setup.nodes).expect("the name is free");
+            let collectives = collectives.with_windows(&client, &exchange, &layouts).expect("a device");
             client.open().await.expect("the device opens");
             let (client, fabric) = (Arc::new(client), fabric.clone());
             members.push(Member { rank, client, collectives, fabric });

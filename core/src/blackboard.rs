@@ -1,0 +1,250 @@
+//! Boards on which the members of a group write their parts of small collective operations, each on one of its own for all
+//! others to read.
+//!
+//! ```text
+//!   line 0      told    1: messages, too, are wanted of whoever writes (owner writes, all read)
+//!   line 1      ended   operations before this one have ended here     (owner writes, all read)
+//!   line 2 + s  stamp | 6 words of payload                             operations whose number is s, modulo the slots
+//! ```
+//! A stamp says which operation, what was called, and how many bytes there are; it is stored last, with release. A slot is
+//! written anew when the operation in it has ended for every member, and so never under a reader.
+//!
+//! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
+//! A writer stores its stamp, fences, and reads *told*. So either the one sees the stamp or the other sees that it has to
+//! send a message.
+
+use crate::memory::Words;
+use crate::sync::{Ordering, fence};
+
+/// Bytes of payload that a slot has room for.
+pub const MOST_BYTES: usize = 48;
+/// Words from one line to the next.
+const LINE: usize = 8;
+const TOLD: usize = 0;
+const ENDED: usize = LINE;
+const SLOTS: usize = 2 * LINE;
+
+/// Bits of a call's mark in a stamp, and of its length above.
+const MARK_BITS: u32 = 19;
+const LEN_BITS: u32 = 6;
+
+/// Bytes of a member's board with so many slots, a power of two.
+#[must_use]
+pub const fn board_bytes(slots: usize) -> u64 {
+    ((SLOTS + slots * LINE) * 8) as u64
+}
+
+/// What a member has written for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What was called: 1 to 2^19 - 1.
+    pub mark: u32,
+    /// Bytes of payload, at most [`MOST_BYTES`] of an honest member.
+    pub len: usize,
+}
+
+impl Entry {
+    fn stamp(self, operation: u64) -> u64 {
+        (operation + 1) << (MARK_BITS + LEN_BITS) | (self.len as u64) << MARK_BITS | u64::from(self.mark)
+    }
+
+    /// What a stamp says of that operation, if it is of that one.
+    #[inline(always)]
+    fn parse(stamp: u64, operation: u64) -> Option<Entry> {
+        const SHIFT: u32 = MARK_BITS + LEN_BITS;
+        let of_it = stamp >> SHIFT == (operation + 1) & (u64::MAX >> SHIFT);
+        of_it.then_some(Entry {
+            mark: stamp as u32 & ((1 << MARK_BITS) - 1),
+            len: (stamp >> MARK_BITS) as usize & ((1 << LEN_BITS) - 1),
+        })
+    }
+}
+
+/// The boards of a group, as one member has them.
+#[derive(Debug)]
+pub struct Blackboard<W> {
+    boards: Box<[W]>,
+    me: usize,
+    /// Slots, a power of two, less one.
+    mask: u64,
+}
+
+impl<W: Words> Blackboard<W> {
+    /// From the boards of all members, which are zero at first and of one length; `me` is this member's. `None` if they are
+    /// no boards.
+    #[must_use]
+    pub fn new(boards: Box<[W]>, me: usize) -> Option<Self> {
+        let words = boards.get(me)?.words();
+        let slots = words.checked_sub(SLOTS)? / LINE;
+        let sound = slots.is_power_of_two() && boards.iter().all(|board| board.words() == words);
+        sound.then(|| Self { boards, me, mask: slots as u64 - 1 })
+    }
+
+    /// Members of the group.
+    #[inline(always)]
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.boards.len()
+    }
+
+    /// This member.
+    #[inline(always)]
+    #[must_use]
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
+    #[inline(always)]
+    fn slot(&self, operation: u64) -> usize {
+        SLOTS + (operation & self.mask) as usize * LINE
+    }
+
+    /// Before which operation this member's slots are free: those of others that have ended less hold them.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        let ended = (0..self.members()).map(|member| self.ended(member));
+        ended.min().unwrap_or(0).saturating_add(self.mask + 1)
+    }
+
+    /// Writes this member's part of an operation below [`room`](Self::room). Afterwards, whoever
+    /// [wants to be told](Self::wants_message) is sent it, too.
+    ///
+    /// # Panics
+    /// If the payload has more than [`MOST_BYTES`].
+    #[inline]
+    pub fn write(&self, operation: u64, mark: u32, payload: &[u8]) {
+        assert!(payload.len() <= MOST_BYTES, "a payload that no slot has room for");
+        let (board, slot) = (&self.boards[self.me], self.slot(operation));
+        for (at, bytes) in payload.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            board.store(slot + 1 + at, u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        let stamp = Entry { mark, len: payload.len() }.stamp(operation);
+        board.store(slot, stamp, Ordering::Release);
+        // Partner: that in `ask`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether another member does not look, and wants a message of what was just written.
+    #[inline(always)]
+    #[must_use]
+    pub fn wants_message(&self, member: usize) -> bool {
+        self.boards[member].load(TOLD, Ordering::Relaxed) != 0
+    }
+
+    /// What a member has written for an operation, if it has.
+    #[inline(always)]
+    #[must_use]
+    pub fn look(&self, member: usize, operation: u64) -> Option<Entry> {
+        Entry::parse(self.boards[member].load(self.slot(operation), Ordering::Acquire), operation)
+    }
+
+    /// Reads the payload of what a member has written for an operation that has not ended here.
+    ///
+    /// # Panics
+    /// If `into` has more than [`MOST_BYTES`].
+    #[inline]
+    pub fn read(&self, member: usize, operation: u64, into: &mut [u8]) {
+        assert!(into.len() <= MOST_BYTES, "more than a slot has");
+        let (board, slot) = (&self.boards[member], self.slot(operation));
+        for (at, bytes) in into.chunks_mut(8).enumerate() {
+            let word = board.load(slot + 1 + at, Ordering::Relaxed).to_ne_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+    }
+
+    /// Before which operation all have ended for a member, as it says.
+    #[must_use]
+    pub fn ended(&self, member: usize) -> u64 {
+        self.boards[member].load(ENDED, Ordering::Acquire)
+    }
+
+    /// From now on messages are wanted, too, of what is written; what was written before is to be looked for once more.
+    pub fn ask(&self) {
+        self.boards[self.me].store(TOLD, 1, Ordering::Relaxed);
+        // Partner: that in `write`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// No messages are wanted any more.
+    #[inline]
+    pub fn unask(&self) {
+        let board = &self.boards[self.me];
+        if board.load(TOLD, Ordering::Relaxed) != 0 {
+            board.store(TOLD, 0, Ordering::Relaxed);
+        }
+    }
+
+    /// All operations before this one have ended here: nothing of them is read any more.
+    #[inline]
+    pub fn end(&self, before: u64) {
+        self.boards[self.me].store(ENDED, before, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::SharedWords;
+
+    const TWO: usize = 2;
+
+    fn boards(members: usize) -> Vec<Blackboard<SharedWords>> {
+        let arena = crate::inprocess::Arena::new(members as u32, 1 << 12);
+        let board = |rank: usize| {
+            let memory = arena.slice(crate::ids::Rank(rank as u32), 0, board_bytes(TWO)).expect("inside");
+            SharedWords::new(memory)
+        };
+        (0..members)
+            .map(|me| Blackboard::new((0..members).map(board).collect(), me).expect("boards"))
+            .collect()
+    }
+
+    #[test]
+    fn what_one_writes_all_read() {
+        let boards = boards(3);
+        assert_eq!(boards[0].look(1, 0), None, "nothing is written at first");
+        for len in 0..=MOST_BYTES {
+            let payload: Vec<u8> = (0..len as u8).map(|byte| byte ^ 0x5a).collect();
+            boards[1].write(len as u64, 7 + len as u32, &payload);
+            for board in &boards {
+                assert_eq!(board.look(1, len as u64), Some(Entry { mark: 7 + len as u32, len }));
+                let mut read = vec![0; len];
+                board.read(1, len as u64, &mut read);
+                assert_eq!(read, payload);
+                assert_eq!((board.look(1, len as u64 + 2), board.look(0, len as u64)), (None, None));
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_room_until_a_slot_is_used_anew() {
+        let boards = boards(2);
+        assert_eq!(boards[0].room(), TWO as u64);
+        boards[1].end(5);
+        assert_eq!(boards[0].room(), TWO as u64, "the own ones count, too");
+        boards[0].end(3);
+        assert_eq!((boards[0].room(), boards[1].room()), (3 + TWO as u64, 3 + TWO as u64));
+    }
+
+    #[test]
+    fn messages_are_wanted_while_they_are_asked_for() {
+        let boards = boards(2);
+        assert!(!boards[0].wants_message(1));
+        boards[1].ask();
+        assert!(boards[0].wants_message(1) && !boards[1].wants_message(0));
+        boards[1].unask();
+        assert!(!boards[0].wants_message(1));
+    }
+
+    #[test]
+    fn boards_are_of_one_length_and_have_a_slot() {
+        let arena = crate::inprocess::Arena::new(2, 1 << 12);
+        let words = |bytes| SharedWords::new(arena.slice(crate::ids::Rank(0), 0, bytes).expect("inside"));
+        assert!(Blackboard::new(Box::new([words(128), words(128)]), 0).is_none());
+        assert!(Blackboard::new(Box::new([words(192), words(256)]), 0).is_none());
+        assert!(Blackboard::new(Box::new([words(192)]), 1).is_none());
+        assert!(Blackboard::new(Box::new([words(192)]), 0).is_some());
+    }
+}

@@ -1,0 +1,112 @@
+//! Boards: whoever stops looking either finds what was written or is sent a message, and a slot is written anew only when
+//! nobody reads in it any more.
+
+use crate::memory::Memory;
+use crate::model;
+use loom::thread;
+use posthaste_core::blackboard::{Blackboard, Entry};
+
+/// The words that a board of one slot uses: *told*, *ended*, the stamp, and one of payload.
+const BOARD: [usize; 4] = [0, 8, 16, 17];
+
+/// The boards of two members, as each of them has them.
+fn pair() -> [Blackboard<Memory>; 2] {
+    let boards = [Memory::sparse(24, &BOARD), Memory::sparse(24, &BOARD)];
+    [0, 1].map(|me| Blackboard::new(Box::new(boards.clone()), me).expect("boards of one slot"))
+}
+
+fn entry(operation: u64) -> Entry {
+    Entry { mark: 7 + operation as u32, len: 8 }
+}
+
+fn write(board: &Blackboard<Memory>, operation: u64) -> bool {
+    board.write(operation, entry(operation).mark, &(!operation).to_ne_bytes());
+    board.wants_message(1 - board.me())
+}
+
+/// Whether the other member has written its part, which is whole then.
+fn look(board: &Blackboard<Memory>, operation: u64) -> bool {
+    let Some(found) = board.look(1 - board.me(), operation) else { return false };
+    assert_eq!(found, entry(operation), "what was written for another operation");
+    let mut payload = [0; 8];
+    board.read(1 - board.me(), operation, &mut payload);
+    assert_eq!(payload, (!operation).to_ne_bytes(), "torn payload");
+    true
+}
+
+#[test]
+fn whoever_stops_looking_has_seen_it_or_is_sent_a_message() {
+    model(|| {
+        let [writer, sleeper] = pair();
+        let writing = thread::spawn(move || write(&writer, 0));
+        sleeper.ask();
+        let seen = look(&sleeper, 0);
+        assert!(writing.join().expect("it ends") || seen, "a lost wake-up");
+    });
+}
+
+#[test]
+fn both_may_stop_looking() {
+    model(|| {
+        let [one, other] = pair();
+        let sides = [one, other].map(|board| {
+            thread::spawn(move || {
+                let tells = write(&board, 0);
+                board.ask();
+                (tells, look(&board, 0))
+            })
+        });
+        let [(one_tells, one_saw), (other_tells, other_saw)] =
+            sides.map(|side| side.join().expect("it ends"));
+        assert!(one_tells || other_saw, "a lost wake-up");
+        assert!(other_tells || one_saw, "a lost wake-up");
+    });
+}
+
+#[test]
+fn who_looks_again_and_stops_again_loses_nothing() {
+    model(|| {
+        let [writer, sleeper] = pair();
+        sleeper.ask();
+        sleeper.unask();
+        let writing = thread::spawn(move || write(&writer, 0));
+        sleeper.ask();
+        let seen = look(&sleeper, 0);
+        assert!(writing.join().expect("it ends") || seen, "a lost wake-up");
+    });
+}
+
+#[test]
+fn a_slot_is_written_anew_only_when_nobody_reads_in_it() {
+    model(|| {
+        let [writer, reader] = pair();
+        let writing = thread::spawn(move || {
+            let mut next = 0;
+            for _ in 0..4 {
+                if next < 3 && next < writer.room() {
+                    let _told = write(&writer, next);
+                    next += 1;
+                    writer.end(next);
+                } else {
+                    thread::yield_now();
+                }
+            }
+            next
+        });
+        let mut next = 0;
+        for _ in 0..3 {
+            if look(&reader, next) {
+                next += 1;
+                reader.end(next);
+            } else {
+                thread::yield_now();
+            }
+        }
+        let written = writing.join().expect("it ends");
+        // Nothing is lost: what is written and not yet ended is still there.
+        for operation in next..written {
+            assert!(look(&reader, operation), "overwritten before it was read");
+            reader.end(operation + 1);
+        }
+    });
+}
