@@ -243,7 +243,8 @@ impl Group {
 
     /// The library's own choice for an operation.
     pub(crate) fn best(&self, kind: Kind, bytes: usize) -> Algorithm {
-        Algorithm::best(kind, bytes, self.size(), self.inner.hosts == Hosts::Shared)
+        let hosts = self.inner.hosts;
+        Algorithm::best(kind, bytes, self.size(), hosts == Hosts::One, hosts == Hosts::Shared)
     }
 
     /// This rank's place in the group.

@@ -45,7 +45,18 @@ pub(super) fn program(kind: Kind, place: &Place<'_>) -> Option<Program> {
                 route.receive(0, other, Blocks::one(rank), Action::Append);
             }
         }
-        Kind::AllReduce => return None,
+        // A part of the vector for each rank, which combines it and gives it to all.
+        Kind::AllReduce => {
+            for other in others() {
+                route.send(0, other, Blocks::one(other));
+                route.receive(0, other, Blocks::one(rank), Action::Append);
+            }
+            for other in others() {
+                route.send(1, other, Blocks::one(rank));
+                route.receive(1, other, Blocks::one(other), Action::Store);
+            }
+        }
     }
-    Some(Program::new(blocks_of(kind, size), route))
+    let blocks = if kind == Kind::AllReduce { size } else { blocks_of(kind, size) };
+    Some(Program::new(blocks, route))
 }

@@ -11,6 +11,9 @@ use super::schedule::{Kind, Place, Program, Schedule};
 /// Ranks past which rings are not chosen, and not possible: a ring has two phases per rank.
 const MOST_IN_RING: usize = 4096;
 
+/// Ranks of one host past which a long allreduce is a ring there, too.
+const MOST_DIRECT: usize = 32;
+
 /// A well-known way to carry out collective operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -26,7 +29,7 @@ pub enum Algorithm {
     /// A ring in each direction, two colours for the chunks of a long vector: broadcast, allreduce, allgather,
     /// reduce-scatter.
     TwoRings,
-    /// Everybody talks to everybody (or to the root) directly: everything but allreduce.
+    /// Everybody talks to everybody (or to the root) directly.
     Pairwise,
     /// Messages to ranks at doubling distances, for any size: barrier (Hensgen, Finkel and Manber 1988), allgather (Bruck
     /// et al. 1997).
@@ -53,13 +56,19 @@ impl Algorithm {
     pub fn choose(kind: Kind, bytes: usize, size: usize, nodes: &[u32]) -> Algorithm {
         let mut sorted = nodes.to_vec();
         sorted.sort_unstable();
-        let hosts_are_shared =
-            sorted.first() != sorted.last() && sorted.windows(2).any(|pair| pair[0] == pair[1]);
-        Self::best(kind, bytes, size, hosts_are_shared)
+        let one_host = sorted.first() == sorted.last();
+        let hosts_are_shared = !one_host && sorted.windows(2).any(|pair| pair[0] == pair[1]);
+        Self::best(kind, bytes, size, one_host, hosts_are_shared)
     }
 
-    /// The same, where it is known whether there are several hosts with several members.
-    pub(crate) fn best(kind: Kind, bytes: usize, size: usize, hosts_are_shared: bool) -> Algorithm {
+    /// The same, where it is known whether there is one host, or several with several members.
+    pub(crate) fn best(
+        kind: Kind,
+        bytes: usize,
+        size: usize,
+        one_host: bool,
+        hosts_are_shared: bool,
+    ) -> Algorithm {
         let long = bytes >= 256 << 10 && size > 2 && size <= MOST_IN_RING;
         match kind {
             Kind::AllToAll => Algorithm::Pairwise,
@@ -67,6 +76,9 @@ impl Algorithm {
             Kind::Barrier => Algorithm::Dissemination,
             Kind::Broadcast | Kind::Reduce if long => Algorithm::Ring,
             Kind::Broadcast | Kind::Reduce | Kind::Scatter | Kind::Gather => Algorithm::Binomial,
+            // Where memory is shared, two steps of everybody cost no more than one of each of many, and nobody has to wait
+            // for a core so often.
+            Kind::AllReduce if long && one_host && size <= MOST_DIRECT => Algorithm::Pairwise,
             Kind::AllReduce if long => Algorithm::Ring,
             Kind::AllReduce => Algorithm::RecursiveDoubling,
             Kind::AllGather if long => Algorithm::Ring,
