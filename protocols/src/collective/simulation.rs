@@ -277,7 +277,7 @@ fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
             }
         }
     }
-    assert_eq!(checked.len(), 8 + 3 + 5 + 4 + 8 + 2 + 8, "{checked:?}");
+    assert_eq!(checked.len(), 8 + 3 + 6 + 4 + 8 + 2 + 8, "{checked:?}");
 }
 
 #[test]
