@@ -1,5 +1,7 @@
 //! The examples, run as a user runs them: each starts its own ranks and checks its own result.
 
+use posthaste::JobShape;
+use posthaste::launcher::{self, Launch, RankEnd, Settings};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -26,18 +28,18 @@ fn built() -> PathBuf {
     test.ancestors().nth(2).unwrap().to_owned()
 }
 
-/// A program of the workspace, built now if it is not there or older than its sources. Where all tests are run it is
-/// there: examples are built along with them.
-fn program(name: &str, package: &str, kind: &str) -> PathBuf {
+/// An example, built now if it is not there or older than its sources. Where all tests are run it is there: examples are
+/// built along with them.
+fn example(name: &str) -> PathBuf {
     let folder = built();
-    let path = if kind == "--example" { folder.join("examples").join(name) } else { folder.join(name) };
+    let path = folder.join("examples").join(name);
     if !is_current(&path) {
         let profile = match folder.file_name().unwrap().to_str().unwrap() {
             "debug" => "dev".to_owned(),
             name => name.to_owned(),
         };
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--locked", "--quiet", "--profile", &profile, "--package", package, kind, name])
+            .args(["build", "--locked", "--quiet", "--profile", &profile, "--example", name])
             .arg("--target-dir")
             .arg(folder.parent().unwrap())
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -54,10 +56,6 @@ fn is_current(path: &Path) -> bool {
     let Some((_, sources)) = sources.split_once(": ") else { return false };
     let made = time(path).unwrap_or(SystemTime::UNIX_EPOCH);
     sources.split_whitespace().all(|source| time(Path::new(source)).is_some_and(|changed| changed <= made))
-}
-
-fn example(name: &str) -> PathBuf {
-    program(name, "posthaste", "--example")
 }
 
 /// Runs a program to its end.
@@ -104,14 +102,21 @@ fn alone(name: &str) {
     }
 }
 
-/// Under the launcher, on two nodes.
+/// Under a launcher, on two nodes.
 #[track_caller]
 fn on_two_nodes(name: &str) {
     let (_, args, last) = EXAMPLES.iter().find(|(other, ..)| *other == name).unwrap();
-    let (launcher, example) = (program("posthaste", "posthaste-cli", "--bin"), example(name));
-    let example = example.to_str().unwrap();
-    let run = ["run", "-n", "4", "--nodes", "2", "--", example];
-    check(&launcher, &[&run[..], args].concat(), last);
+    let launch = Launch::program(example(name)).args(*args).nodes(2);
+    let launch = launch.stdout(launcher::Output::Capture).stderr(launcher::Output::Capture);
+    let shape = JobShape { ranks: 4, clients: 1, contexts: 1 };
+    let settings = Settings::parse([]).unwrap();
+    let job = launcher::prepare_with(launch, shape, &settings).unwrap().spawn().unwrap();
+    let outcome = job.wait_timeout(WATCHDOG).expect("it ends");
+    let (outs, errs): (Vec<_>, Vec<_>) =
+        (0..4).map(|rank| job.output(rank)).map(|(out, err)| (text(&out), text(&err))).unzip();
+    assert!(outcome.ranks.iter().all(|end| *end == RankEnd::Exit(0)), "{outcome}\n{outs:?}{errs:?}");
+    assert!(outs[0].lines().last().unwrap_or_default().contains(last), "{outs:?}{errs:?}");
+    assert!(errs.iter().all(String::is_empty), "{errs:?}");
 }
 
 #[test]
