@@ -381,6 +381,17 @@ impl Sink for RouteSink<'_> {
         self.sink.word(&mut inject, source, protocol, cookie, payload)
     }
 
+    fn words(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &[u64],
+    ) -> usize {
+        let mut inject = RouteInject { inject, others: &mut self.others };
+        self.sink.words(&mut inject, source, protocol, payloads)
+    }
+
     fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
         self.sink.place(first)
     }

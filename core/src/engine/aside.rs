@@ -56,6 +56,12 @@ impl Peer {
     pub fn has_aside(&self) -> bool {
         self.aside.is_some()
     }
+
+    /// Whether messages of a known protocol go straight to its handler.
+    #[inline]
+    pub fn takes_words(&self) -> bool {
+        !self.has_aside() && self.fault.is_none()
+    }
 }
 
 impl Scope<'_> {

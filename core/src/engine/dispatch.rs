@@ -43,16 +43,7 @@ impl Sink for Dispatcher<'_> {
         payload: u64,
     ) -> Verdict {
         let index = self.state.shape.index(source);
-        let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
-        if let Some(Some(peer)) = self.state.peers.get(index)
-            && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) = peer.incoming.get(number)
-            && let Some(handler) = self.handlers.get(local.index())
-            && !peer.has_aside()
-            && peer.fault.is_none()
-            && !self.state.closed
-            && !tracing::enabled!(tracing::Level::TRACE)
-        {
-            let (flow, life) = (*flow, peer.life);
+        if let Some((handler, flow, life)) = self.straight(index, protocol) {
             self.state.stats.received(8);
             let mut scope = Scope { inject, state: self.state };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -77,18 +68,9 @@ impl Sink for Dispatcher<'_> {
         payloads: &[u64],
     ) -> usize {
         let index = self.state.shape.index(source);
-        let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
         let mut taken = 0;
         while let Some(&payload) = payloads.get(taken) {
-            let handlers = self.handlers;
-            if let Some(Some(peer)) = self.state.peers.get(index)
-                && let Some(IncomingState::Resolved { local, flow, whole: true, .. }) =
-                    peer.incoming.get(number)
-                && let Some(handler) = handlers.get(local.index())
-                && !tracing::enabled!(tracing::Level::TRACE)
-                && self.state.takes_words(index)
-            {
-                let (flow, life) = (*flow, peer.life);
+            if let Some((handler, flow, life)) = self.straight(index, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     // What a handler does may be the end of it.
@@ -192,7 +174,20 @@ impl Sink for Dispatcher<'_> {
     }
 }
 
-impl Dispatcher<'_> {
+impl<'a> Dispatcher<'a> {
+    /// The handler of words of a protocol, if they go straight to it, with the protocol's flow and the peer's life.
+    #[inline(always)]
+    fn straight(&self, index: usize, protocol: ProtocolId) -> Option<(&'a dyn Protocol, Flow, u16)> {
+        let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
+        let peer = self.state.peers.get(index)?.as_ref()?;
+        let IncomingState::Resolved { local, flow, whole: true, .. } = peer.incoming.get(number)? else {
+            return None;
+        };
+        let handler = self.handlers.get(local.index())?;
+        let clear = peer.takes_words() && !self.state.closed && !tracing::enabled!(tracing::Level::TRACE);
+        clear.then_some((&**handler, *flow, peer.life))
+    }
+
     /// A word that is not simply the next message of a protocol which is known.
     fn other_word(
         &mut self,
@@ -218,7 +213,7 @@ impl State {
     #[inline]
     fn takes_words(&self, index: usize) -> bool {
         let peer = self.peers.get(index).and_then(Option::as_ref);
-        peer.is_some_and(|peer| !peer.has_aside() && peer.fault.is_none()) && !self.closed
+        !self.closed && peer.is_some_and(|peer| peer.takes_words())
     }
 }
 
