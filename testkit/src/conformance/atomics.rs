@@ -1,6 +1,6 @@
 //! Atomic operations: what they do, against a model of it; their order; that they are atomic in whatever way they go.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use crate::random::Random;
 use posthaste_core::device::RemoteMemory;

@@ -1,6 +1,6 @@
 //! Controls: sixteen bytes past everything else.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, World};
 use posthaste_core::engine::ControlSent;
 use posthaste_core::{ControlId, Endpoint, Fault, Messager, Rank, SendError};

@@ -1,6 +1,6 @@
 //! How things end: a lost peer, a clean leave, shutdown.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Wait};

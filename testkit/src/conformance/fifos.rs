@@ -1,6 +1,6 @@
 //! Injection FIFOs besides those of the targets.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Message, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{

@@ -1,7 +1,7 @@
 //! Back-pressure: a slow receiver slows its senders and nobody else.
 
-use super::tools::{at, bytes_of};
-use super::{Harness, Log, Message, Outbox, Probe, Received, World};
+use super::world::at;
+use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::{ProtocolId, Rank};
@@ -74,13 +74,7 @@ impl Keeper {
         let (kept, log, protocol) = (self.0.clone(), log.clone(), name.to_owned());
         let probe = Probe::new(name, move |scope, message| {
             kept.lock().expect("no panic").push_back(message.credit());
-            log.push(Received {
-                at: scope.me(),
-                source: message.source,
-                protocol: protocol.clone(),
-                info: message.info.to_vec(),
-                bytes: bytes_of(&message.body),
-            });
+            log.arrived(scope.me(), &protocol, &message);
         });
         probe.flow(Flow::Credited)
     }
@@ -188,13 +182,7 @@ pub fn waiters_for_one_credit_all_get_their_turn<H: Harness>(harness: H) {
     for rank in world.ranks() {
         let log = count.clone();
         let probe = Probe::new("credited", move |scope, message| {
-            log.push(Received {
-                at: scope.me(),
-                source: message.source,
-                protocol: "credited".to_owned(),
-                info: message.info.to_vec(),
-                bytes: bytes_of(&message.body),
-            });
+            log.arrived(scope.me(), "credited", &message);
             scope.consumed(message.credit());
         });
         world.register(rank, probe.flow(Flow::Credited));

@@ -1,6 +1,6 @@
 //! Each message arrives once, whole and in order.
 
-use super::tools::{at, bytes_of};
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::MAX_INFO;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
@@ -106,15 +106,8 @@ fn relay<H: Harness>(world: &mut World<H>, step: u32, hops: u32) {
         let registered = world.register(
             rank,
             Probe::new("relay", move |scope, message| {
-                let mut bytes = bytes_of(&message.body);
+                let mut bytes = log.arrived(scope.me(), "", &message);
                 let left = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
-                log.push(super::Received {
-                    at: scope.me(),
-                    source: message.source,
-                    protocol: String::new(),
-                    info: message.info.to_vec(),
-                    bytes: bytes.clone(),
-                });
                 if left == 0 {
                     return;
                 }

@@ -1,8 +1,8 @@
 //! Patterns of sends, puts and gets, against what they are to do.
 
 use super::requests::quietly;
-use super::tools::{at, bytes_of};
-use super::{Harness, Log, Memory, Message, Probe, Received, World};
+use super::world::at;
+use super::{Harness, Log, Memory, Message, Probe, World};
 use bytes::Bytes;
 use posthaste_core::descriptor::{Info, Op, SourceKind};
 use posthaste_core::engine::{Payload, ReplayStart, SendArgs, Wait, record_info};
@@ -159,13 +159,7 @@ pub fn recorded_messages_wait_for_credit<H: Harness>(harness: H) {
     let credits = kept.clone();
     let received = log.clone();
     let probe = Probe::new("kept", move |scope, message| {
-        received.push(Received {
-            at: scope.me(),
-            source: message.source,
-            protocol: String::new(),
-            info: message.info.to_vec(),
-            bytes: bytes_of(&message.body),
-        });
+        received.arrived(scope.me(), "", &message);
         credits.lock().expect("no panic under this lock").push(message.credit());
     });
     world.register(Rank(0), Probe::new("kept", |_, _| {}).flow(Flow::Credited));
@@ -219,17 +213,9 @@ pub fn recorded_words_pass_those_whose_handler_panics<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
     let (log, answers) = (Log::default(), Log::default());
     let answer = world.record("answer", &answers);
-    let (name, received) = ("words".to_owned(), log.clone());
+    let received = log.clone();
     let probe = Probe::new("words", move |scope, message| {
-        let bytes = bytes_of(&message.body);
-        let (number, source) = (bytes[0], message.source);
-        received.push(Received {
-            at: scope.me(),
-            source,
-            protocol: name.clone(),
-            info: message.info.to_vec(),
-            bytes,
-        });
+        let (number, source) = (received.arrived(scope.me(), "words", &message)[0], message.source);
         match number % 10 {
             // It may take the sending half meanwhile.
             3 => {

@@ -17,16 +17,20 @@ pub mod harnesses;
 pub mod messages;
 pub mod mixtures;
 pub mod one_sided;
+mod outbox;
 pub mod patterns;
+mod probe;
 pub mod protocols;
 pub mod rendezvous;
 pub mod requests;
 pub mod soak;
 pub mod streams;
-mod tools;
+mod world;
 
 pub use harnesses::{InProcessHarness, SimHarness, describe, tell};
-pub use tools::{Log, Memory, Message, Outbox, Probe, Received, World};
+pub use outbox::{Message, Outbox};
+pub use probe::{Log, Probe, Received};
+pub use world::{Memory, World};
 
 use crate::watchdog::Watchdog;
 use posthaste_core::engine::EngineConfig;

@@ -1,6 +1,6 @@
 //! Puts and gets, and their order.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};

@@ -1,6 +1,6 @@
 //! Recorded patterns and their replay.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Memory, Message, Outbox, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{PatternError, ReplayStart};

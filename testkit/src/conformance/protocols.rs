@@ -1,6 +1,6 @@
 //! Ranks agree on protocols by name.
 
-use super::tools::at;
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;

@@ -1,9 +1,10 @@
 //! Messages that go straight to their places. The rest of the suite says what they have in common with others.
 
-use super::tools::{at, bytes_of};
-use super::{Harness, Log, Message, Outbox, Probe, Received, World};
+use super::probe::bytes_of;
+use super::world::at;
+use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::device::Body;
-use posthaste_core::{Messager, Rank};
+use posthaste_core::{Messager, ProtocolId, Rank};
 use std::sync::{Arc, Mutex};
 
 fn went_straight<H: Harness>(world: &World<H>, from: Rank) -> u64 {
@@ -57,15 +58,7 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         world.register(
             rank,
             Probe::new("kept", move |scope, message| {
-                let bytes = bytes_of(&message.body);
-                let (at, source) = (scope.me(), message.source);
-                log.push(Received {
-                    at,
-                    source,
-                    protocol: String::new(),
-                    info: message.info.to_vec(),
-                    bytes: bytes.clone(),
-                });
+                let bytes = log.arrived(scope.me(), "", &message);
                 let body = match message.body {
                     Body::Lease(lease) => Body::Lease(lease),
                     _ => return,
@@ -75,7 +68,7 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         );
     }
     let (from, to) = (at(Rank(0)), at(Rank(1)));
-    let protocol = posthaste_core::ProtocolId(0);
+    let protocol = ProtocolId(0);
     let mut sent = Vec::new();
     for round in 1..=3 {
         let messages: Vec<_> =
@@ -141,37 +134,46 @@ pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness
     }
     let log = Log::default();
     let kept: Arc<Mutex<Vec<Body<'static>>>> = Arc::default();
-    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
+    let other = Rank(2);
     for rank in world.ranks() {
         let (log, kept) = (log.clone(), kept.clone());
         world.register(
             rank,
             Probe::new("kept", move |scope, message| {
-                let (at, source, bytes) = (scope.me(), message.source, bytes_of(&message.body));
-                let protocol = String::new();
-                log.push(Received { at, source, protocol, info: message.info.to_vec(), bytes });
-                if let (Body::Lease(lease), true) = (message.body, source.rank == other) {
+                log.arrived(scope.me(), "", &message);
+                if let (Body::Lease(lease), true) = (message.body, message.source.rank == other) {
                     kept.lock().expect("no panic under this lock").push(Body::Lease(lease));
                 }
             }),
         );
     }
-    let protocol = posthaste_core::ProtocolId(0);
+    // There are four places, and all are free.
+    others_have_the_places_of_a_lost_one(&mut world, ProtocolId(0), &log, 4);
+}
+
+/// Rank 1 dies while it sends long messages to rank 0, then rank 2 sends so many, and each goes straight to its place.
+fn others_have_the_places_of_a_lost_one<H: Harness>(
+    world: &mut World<H>,
+    protocol: ProtocolId,
+    log: &Log,
+    messages: usize,
+) {
+    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
     let mut outbox = Outbox::new(at(lost), (0..50).map(|_| Message::new(to, protocol, vec![1; 40_000])));
     for _ in 0..world.random.below(300) {
-        outbox.pump(&world);
+        outbox.pump(world);
         world.step();
     }
     world.kill(lost);
     world.until("it is told", |world| !world.errors(to).is_empty());
     let had = log.len();
-    for n in 1..=4 {
+    for n in 1..=messages {
         let message = Message::filled(at(other), at(to), protocol, n, 0, 40_000);
         world.send_all(&mut [Outbox::new(at(other), [message.clone()])]);
         world.until("it arrives", |_| log.len() == had + n);
         assert!(log.of(at(other), at(to))[n - 1].bytes == message.payload);
     }
-    assert_eq!(went_straight(&world, other), 4, "there are four places, and all are free");
+    assert_eq!(went_straight(world, other), messages as u64, "all places were free again");
 }
 
 /// A receiver that dies at any moment of a long message: the send ends with its loss, and its buffer is free.
@@ -220,20 +222,6 @@ pub fn a_sender_lost_at_any_moment_gives_the_place_back<H: Harness>(harness: H) 
     }
     let log = Log::default();
     let protocol = world.record("again", &log);
-    let (lost, to, other) = (Rank(1), Rank(0), Rank(2));
-    let mut outbox = Outbox::new(at(lost), (0..50).map(|_| Message::new(to, protocol, vec![1; 40_000])));
-    for _ in 0..world.random.below(300) {
-        outbox.pump(&world);
-        world.step();
-    }
-    world.kill(lost);
-    world.until("it is told", |world| !world.errors(to).is_empty());
-    let had = log.len();
-    for n in 1..=3 {
-        let message = Message::filled(at(other), at(to), protocol, n, 0, 40_000);
-        world.send_all(&mut [Outbox::new(at(other), [message.clone()])]);
-        world.until("it arrives", |_| log.len() == had + n);
-        assert!(log.of(at(other), at(to))[n - 1].bytes == message.payload);
-    }
-    assert_eq!(went_straight(&world, other), 3, "there is one place, and it is free");
+    // There is one place, and it is free.
+    others_have_the_places_of_a_lost_one(&mut world, protocol, &log, 3);
 }

@@ -1,6 +1,7 @@
 //! Requests and their answers.
 
-use super::tools::{at, bytes_of};
+use super::probe::bytes_of;
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::Payload;
 use posthaste_core::protocol::{Flow, ReplyTo};

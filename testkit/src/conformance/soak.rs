@@ -1,6 +1,6 @@
 //! Everything at once, chosen at random, against a model.
 
-use super::tools::{at, bytes_of};
+use super::world::at;
 use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
 use posthaste_core::engine::{Payload, Rma};
@@ -55,16 +55,7 @@ fn protocols<H: Harness>(world: &World<H>, log: &Log) {
         for (name, flow) in [("credited", Flow::Credited), ("replied", Flow::Replied)] {
             let log = log.clone();
             let probe = Probe::new(name, move |scope, message| {
-                let bytes = bytes_of(&message.body);
-                let (at, source) = (scope.me(), message.source);
-                let protocol = name.to_owned();
-                log.push(super::Received {
-                    at,
-                    source,
-                    protocol,
-                    info: message.info.to_vec(),
-                    bytes: bytes.clone(),
-                });
+                let bytes = log.arrived(scope.me(), name, &message);
                 match message.reply() {
                     Some(to) => scope.reply(to, Ok(Payload::Borrowed(&bytes))),
                     None => scope.consumed(message.credit()),

@@ -1,7 +1,7 @@
 //! Long messages, and first-packet handlers.
 
 use super::requests::quietly;
-use super::tools::{at, bytes_of};
+use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, Received, World};
 use bytes::BytesMut;
 use posthaste_core::descriptor::MAX_INFO;
@@ -13,8 +13,7 @@ use posthaste_core::{Fault, Rank, SendError};
 fn choosy(log: &Log, flow: Flow) -> Probe {
     let (log, whole_log) = (log.clone(), log.clone());
     let whole = Probe::new("choosy", move |scope, message| {
-        let (at, source, bytes) = (scope.me(), message.source, bytes_of(&message.body));
-        whole_log.push(Received { at, source, protocol: String::new(), info: message.info.to_vec(), bytes });
+        whole_log.arrived(scope.me(), "", &message);
         if flow == Flow::Credited {
             scope.consumed(message.credit());
         }
