@@ -7,20 +7,25 @@
 #![allow(unsafe_code)]
 
 mod atomic;
+mod copy;
+#[cfg(unix)]
+mod io;
 mod strided;
+mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use atomic::{AtomicOp, WordLen, WordOp};
+pub(crate) use copy::expect_all_of;
+#[cfg(unix)]
+pub use io::{MOST_PARTS, read_behind, read_scattered};
 pub use strided::{Blocks, Piece, Source, Target};
+pub use words::{SharedWords, Words};
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use copy::{copy_from_shared, copy_shared, copy_to_fresh, copy_to_shared};
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Below this many bytes a copy is a loop of relaxed words.
-const WORD_COPY_MAX: usize = 64;
-/// From this many bytes on fresh memory is asked for in huge pages.
-const HUGE_MIN: usize = 4 << 20;
 
 /// A range of shared memory that stays mapped for the rest of the process (mappings are kept once made, V05).
 ///
@@ -319,38 +324,6 @@ impl SharedSlice {
         let _ = offset;
     }
 
-    /// Reads once from a descriptor, straight into the start of the slice and at most to its end. Returns the number of
-    /// bytes; 0 is the end of a stream, or an empty slice.
-    ///
-    /// # Errors
-    /// As the system's `read`; nothing was read then.
-    #[cfg(unix)]
-    pub fn read_from(&self, from: impl std::os::fd::AsFd) -> std::io::Result<usize> {
-        use std::os::fd::AsRawFd;
-        // SAFETY: the kernel writes at most self.len bytes to the range, which is mapped for the rest of the process; to
-        // this process its stores are those of another writer of shared memory.
-        let count = unsafe { libc::read(from.as_fd().as_raw_fd(), self.base.cast(), self.len) };
-        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
-    }
-
-    /// Writes `head` and then the slice to a descriptor, in one system call and straight from where they are. Returns how
-    /// many bytes of both were written.
-    ///
-    /// # Errors
-    /// As the system's `writev`; nothing was written then.
-    #[cfg(unix)]
-    pub fn write_behind(&self, head: &[u8], to: impl std::os::fd::AsFd) -> std::io::Result<usize> {
-        use std::os::fd::AsRawFd;
-        let parts = [
-            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
-            libc::iovec { iov_base: self.base.cast(), iov_len: self.len },
-        ];
-        // SAFETY: the kernel reads both ranges, as long as they are, and writes to neither; the slice is mapped for the
-        // rest of the process.
-        let count = unsafe { libc::writev(to.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
-        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
-    }
-
     /// The memory as a slice of elements, to be read and written in place; elements that do not fit whole are left out.
     /// `None` if it is not aligned for them.
     ///
@@ -403,350 +376,9 @@ impl WordCopier {
     }
 }
 
-/// Copies `len` bytes of private memory to shared memory.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[inline]
-unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
-    if len > WORD_COPY_MAX {
-        // SAFETY: as promised by the caller.
-        unsafe { bulk(to, from, len) }
-        return;
-    }
-    let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
-    unsafe {
-        while at < len && !(to as usize + at).is_multiple_of(8) {
-            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
-            at += 1;
-        }
-        while at + 8 <= len {
-            let word = from.add(at).cast::<u64>().read_unaligned();
-            AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Relaxed);
-            at += 8;
-        }
-        while at < len {
-            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
-            at += 1;
-        }
-    }
-}
-
-/// Copies `len` bytes of shared memory to private memory.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[inline]
-unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
-    if len > WORD_COPY_MAX {
-        // SAFETY: as promised by the caller.
-        unsafe { bulk(to, from, len) }
-        return;
-    }
-    let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
-    // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
-    unsafe {
-        while at < len && !(from as usize + at).is_multiple_of(8) {
-            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
-            at += 1;
-        }
-        while at + 8 <= len {
-            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
-            to.add(at).cast::<u64>().write_unaligned(word);
-            at += 8;
-        }
-        while at < len {
-            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
-            at += 1;
-        }
-    }
-}
-
-/// As [`copy_from_shared`], to private memory that was most likely never touched before.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[inline]
-unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if len > WORD_COPY_MAX {
-        // SAFETY: as promised by the caller.
-        unsafe { x86::copy_to_fresh(to, from, len) }
-        return;
-    }
-    // SAFETY: as promised by the caller.
-    unsafe { copy_from_shared(to, from, len) }
-}
-
-/// All the room of a vector that has just been made is going to be filled. Long ones are asked for in huge pages: what the
-/// kernel does for each page of fresh memory takes longer than to copy what goes there. A hint.
-pub(crate) fn expect_all_of(bytes: &mut Vec<u8>) {
-    #[cfg(target_os = "linux")]
-    if bytes.capacity() - bytes.len() >= HUGE_MIN {
-        let page = rustix::param::page_size();
-        // From the first page on, even if something else begins it: a mapping of which a part only is advised becomes two, and
-        // cannot grow as one any more.
-        let first = bytes.as_ptr() as usize / page * page;
-        let end = (bytes.as_ptr() as usize + bytes.capacity()).next_multiple_of(page);
-        // SAFETY: the pages are mapped, as the vector has bytes of each, and the advice changes nothing that is stored there.
-        let advised =
-            unsafe { rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage) };
-        if let Err(error) = advised {
-            tracing::trace!(%error, "no huge pages");
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = bytes;
-}
-
-/// Copies between two shared ranges.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes.
-#[inline]
-unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
-    if len > WORD_COPY_MAX {
-        // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
-        unsafe { bulk(to, from, len) }
-        return;
-    }
-    let mut staging = [0u8; WORD_COPY_MAX];
-    // SAFETY: staging has room for len <= WORD_COPY_MAX bytes and is private.
-    unsafe {
-        copy_from_shared(staging.as_mut_ptr(), from, len);
-        copy_to_shared(to, staging.as_ptr(), len);
-    }
-}
-
-/// The bulk copy: one of the two ranges (or both) is shared; more than `WORD_COPY_MAX` bytes.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: as promised by the caller.
-    unsafe { x86::copy(to, from, len) }
-}
-
-/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
-    let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; word accesses are made only where both sides are aligned.
-    unsafe {
-        let byte = |at: usize| {
-            let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
-            AtomicU8::from_ptr(to.add(at)).store(value, Ordering::Relaxed);
-        };
-        while at < len && !(to as usize + at).is_multiple_of(8) {
-            byte(at);
-            at += 1;
-        }
-        if (from as usize + at).is_multiple_of(8) {
-            while at + 8 <= len {
-                let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
-                AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
-                at += 8;
-            }
-        }
-        while at < len {
-            byte(at);
-            at += 1;
-        }
-    }
-}
-
-/// Words of control and ring memory, generic so that loom runs the real ring code over its own atomics.
-///
-/// Indices are in 8-byte words. Implementations check bounds and panic on a violation: all indices come from
-/// this side's own arithmetic, never from what a peer wrote.
-pub trait Words {
-    /// Number of words.
-    fn words(&self) -> usize;
-    /// Reads a word.
-    fn load(&self, index: usize, order: Ordering) -> u64;
-    /// Writes a word.
-    fn store(&self, index: usize, value: u64, order: Ordering);
-    /// Replaces a word, sequentially consistent.
-    fn swap(&self, index: usize, value: u64) -> u64;
-    /// Sets bits of a word, sequentially consistent.
-    fn fetch_or(&self, index: usize, bits: u64) -> u64;
-    /// Copies private bytes to the words from `index` on, relaxed.
-    fn write_bytes(&self, index: usize, bytes: &[u8]);
-    /// Copies bytes out of the words from `index` on, relaxed.
-    fn read_bytes(&self, index: usize, bytes: &mut [u8]);
-    /// Copies shared memory to the words from `index` on, relaxed.
-    fn write_shared(&self, index: usize, source: SharedSlice) {
-        self.write_bytes(index, &source.to_vec());
-    }
-}
-
-/// Reads once from a descriptor to behind what a vector holds, at most `limit` bytes and no more than its capacity has
-/// room for. Returns the number of bytes; 0 is the end of a stream, or no room.
-///
-/// # Errors
-/// As the system's `read`; nothing was read then.
-#[cfg(unix)]
-pub fn read_behind(
-    bytes: &mut Vec<u8>,
-    limit: usize,
-    from: impl std::os::fd::AsFd,
-) -> std::io::Result<usize> {
-    use std::os::fd::AsRawFd;
-    let room = bytes.spare_capacity_mut();
-    let asked = room.len().min(limit);
-    // SAFETY: the kernel writes at most `asked` bytes to room that is there.
-    let count = unsafe { libc::read(from.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), asked) };
-    let count = usize::try_from(count).map_err(|_| std::io::Error::last_os_error())?;
-    // SAFETY: the kernel has written so many bytes behind the others, and they are within the capacity.
-    unsafe { bytes.set_len(bytes.len() + count.min(asked)) };
-    Ok(count)
-}
-
-/// Most slices that [`read_scattered`] reads to at once.
-pub const MOST_PARTS: usize = 1024;
-
-/// Reads once from a descriptor, straight into slices of shared memory, one behind the other, of which only the first
-/// [`MOST_PARTS`] count. Returns the number of bytes; 0 is the end of a stream, or no room.
-///
-/// # Errors
-/// As the system's `readv`; nothing was read then.
-#[cfg(unix)]
-pub fn read_scattered(slices: &[SharedSlice], from: impl std::os::fd::AsFd) -> std::io::Result<usize> {
-    use std::os::fd::AsRawFd;
-    let part = |slice: &SharedSlice| libc::iovec { iov_base: slice.base.cast(), iov_len: slice.len };
-    let parts: Vec<libc::iovec> = slices.iter().take(MOST_PARTS).map(part).collect();
-    // SAFETY: the kernel writes to no more than the parts, each of which is mapped for the rest of the process; to this
-    // process its stores are those of another writer of shared memory. There are at most MOST_PARTS of them.
-    let count = unsafe { libc::readv(from.as_fd().as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) };
-    usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
-}
-
-/// Shared memory as aligned words: what rings are made of. One comparison per access.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedWords {
-    base: *mut u64,
-    words: usize,
-}
-
-// SAFETY: as for `SharedSlice`.
-unsafe impl Send for SharedWords {}
-// SAFETY: as for `SharedSlice`.
-unsafe impl Sync for SharedWords {}
-
-impl SharedWords {
-    /// The whole words of a slice.
-    ///
-    /// # Panics
-    /// If the slice does not start at a multiple of 8.
-    #[must_use]
-    pub fn new(slice: SharedSlice) -> Self {
-        assert!((slice.base as usize).is_multiple_of(8), "words of an unaligned slice");
-        Self { base: slice.base.cast(), words: slice.len / 8 }
-    }
-
-    #[inline(always)]
-    fn at(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.words, "word access out of range");
-        // SAFETY: in range (checked), aligned (checked by `new`), mapped for the rest of the process, accessed
-        // atomically only.
-        unsafe { AtomicU64::from_ptr(self.base.add(index)) }
-    }
-
-    #[inline(always)]
-    fn bytes_at(&self, index: usize, len: usize) -> *mut u8 {
-        assert!(index <= self.words && len <= (self.words - index) * 8, "access out of range");
-        // SAFETY: index <= words, so the result is inside the range or one past its end.
-        unsafe { self.base.add(index).cast() }
-    }
-}
-
-impl Words for SharedWords {
-    #[inline(always)]
-    fn words(&self) -> usize {
-        self.words
-    }
-    #[inline(always)]
-    fn load(&self, index: usize, order: Ordering) -> u64 {
-        self.at(index).load(order)
-    }
-    #[inline(always)]
-    fn store(&self, index: usize, value: u64, order: Ordering) {
-        self.at(index).store(value, order);
-    }
-    #[inline]
-    fn swap(&self, index: usize, value: u64) -> u64 {
-        self.at(index).swap(value, Ordering::SeqCst)
-    }
-    #[inline]
-    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
-        self.at(index).fetch_or(bits, Ordering::SeqCst)
-    }
-    #[inline]
-    fn write_bytes(&self, index: usize, bytes: &[u8]) {
-        let to = self.bytes_at(index, bytes.len());
-        // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
-        unsafe { copy_to_shared(to, bytes.as_ptr(), bytes.len()) }
-    }
-    #[inline]
-    fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
-        let from = self.bytes_at(index, bytes.len());
-        // SAFETY: both ranges are valid for bytes.len(); the target is private, so they cannot overlap.
-        unsafe { copy_from_shared(bytes.as_mut_ptr(), from, bytes.len()) }
-    }
-    #[inline]
-    fn write_shared(&self, index: usize, source: SharedSlice) {
-        let to = self.bytes_at(index, source.len);
-        // SAFETY: both ranges are valid for source.len bytes.
-        unsafe { copy_shared(to, source.base, source.len) }
-    }
-}
-
-impl Words for SharedSlice {
-    #[inline]
-    fn words(&self) -> usize {
-        self.len / 8
-    }
-    #[inline]
-    fn load(&self, index: usize, order: Ordering) -> u64 {
-        self.word(index * 8).load(order)
-    }
-    #[inline]
-    fn store(&self, index: usize, value: u64, order: Ordering) {
-        self.word(index * 8).store(value, order);
-    }
-    #[inline]
-    fn swap(&self, index: usize, value: u64) -> u64 {
-        self.word(index * 8).swap(value, Ordering::SeqCst)
-    }
-    #[inline]
-    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
-        self.word(index * 8).fetch_or(bits, Ordering::SeqCst)
-    }
-    #[inline]
-    fn write_bytes(&self, index: usize, bytes: &[u8]) {
-        match self.slice(index as u64 * 8, bytes.len() as u64) {
-            Some(slice) => slice.write(bytes),
-            None => panic!("write past the end of shared memory"),
-        }
-    }
-    #[inline]
-    fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
-        match self.slice(index as u64 * 8, bytes.len() as u64) {
-            Some(slice) => slice.read(bytes),
-            None => panic!("read past the end of shared memory"),
-        }
-    }
-}
-
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
+    use super::copy::HUGE_MIN;
     use super::*;
 
     fn leaked(len: usize) -> SharedSlice {

@@ -1,0 +1,169 @@
+//! The copy routines between private and shared memory.
+
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Below this many bytes a copy is a loop of relaxed words.
+const WORD_COPY_MAX: usize = 64;
+/// From this many bytes on fresh memory is asked for in huge pages.
+pub(super) const HUGE_MIN: usize = 4 << 20;
+
+/// Copies `len` bytes of private memory to shared memory.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
+    unsafe {
+        while at < len && !(to as usize + at).is_multiple_of(8) {
+            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
+            at += 1;
+        }
+        while at + 8 <= len {
+            let word = from.add(at).cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Relaxed);
+            at += 8;
+        }
+        while at < len {
+            AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
+            at += 1;
+        }
+    }
+}
+
+/// Copies `len` bytes of shared memory to private memory.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
+    // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
+    unsafe {
+        while at < len && !(from as usize + at).is_multiple_of(8) {
+            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            at += 1;
+        }
+        while at + 8 <= len {
+            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            to.add(at).cast::<u64>().write_unaligned(word);
+            at += 8;
+        }
+        while at < len {
+            *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            at += 1;
+        }
+    }
+}
+
+/// As [`copy_from_shared`], to private memory that was most likely never touched before.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { x86::copy_to_fresh(to, from, len) }
+        return;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { copy_from_shared(to, from, len) }
+}
+
+/// All the room of a vector that has just been made is going to be filled. Long ones are asked for in huge pages: what the
+/// kernel does for each page of fresh memory takes longer than to copy what goes there. A hint.
+pub(crate) fn expect_all_of(bytes: &mut Vec<u8>) {
+    #[cfg(target_os = "linux")]
+    if bytes.capacity() - bytes.len() >= HUGE_MIN {
+        let page = rustix::param::page_size();
+        // From the first page on, even if something else begins it: a mapping of which a part only is advised becomes two, and
+        // cannot grow as one any more.
+        let first = bytes.as_ptr() as usize / page * page;
+        let end = (bytes.as_ptr() as usize + bytes.capacity()).next_multiple_of(page);
+        // SAFETY: the pages are mapped, as the vector has bytes of each, and the advice changes nothing that is stored there.
+        let advised =
+            unsafe { rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::trace!(%error, "no huge pages");
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = bytes;
+}
+
+/// Copies between two shared ranges.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
+        unsafe { bulk(to, from, len) }
+        return;
+    }
+    let mut staging = [0u8; WORD_COPY_MAX];
+    // SAFETY: staging has room for len <= WORD_COPY_MAX bytes and is private.
+    unsafe {
+        copy_from_shared(staging.as_mut_ptr(), from, len);
+        copy_to_shared(to, staging.as_ptr(), len);
+    }
+}
+
+/// The bulk copy: one of the two ranges (or both) is shared; more than `WORD_COPY_MAX` bytes.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe { x86::copy(to, from, len) }
+}
+
+/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: at stays below len, within both ranges; word accesses are made only where both sides are aligned.
+    unsafe {
+        let byte = |at: usize| {
+            let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(at)).store(value, Ordering::Relaxed);
+        };
+        while at < len && !(to as usize + at).is_multiple_of(8) {
+            byte(at);
+            at += 1;
+        }
+        if (from as usize + at).is_multiple_of(8) {
+            while at + 8 <= len {
+                let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+                AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+                at += 8;
+            }
+        }
+        while at < len {
+            byte(at);
+            at += 1;
+        }
+    }
+}
