@@ -131,6 +131,9 @@ pub const fn max_short(ring: u64) -> usize {
 /// Bytes in pages after which the reader tells how far it is, however short their records are.
 const PAGE_STRIDE: u64 = 64 << 10;
 
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
+
 /// Records of one word that are published together, or taken together.
 pub const WORD_GROUP: usize = 32;
 
@@ -492,6 +495,12 @@ impl<W: Words> Consumer<W> {
     pub fn consume_words(&mut self, count: usize, fence: LightFence) -> bool {
         self.position += 16 * count as u64;
         self.position - self.published >= self.size / 4 && self.publish(fence)
+    }
+
+    /// Whether the next record begins a cache line: one that nothing has been read of yet.
+    #[inline]
+    pub fn begins_line(&self) -> bool {
+        self.position.is_multiple_of(8 * LINE_WORDS as u64)
     }
 
     /// The record that [`look`](Self::look) found is done with; as [`consume`](Self::consume). `has_cookie`: as the look

@@ -10,8 +10,10 @@ use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId};
 use std::sync::Arc;
 
-/// Bytes of a page that are asked for as soon as its record is seen.
+/// Bytes of a page that are asked for as soon as its record is seen: all of a short one, the start of a longer one, whose
+/// reader has time to fetch ahead, and its end.
 const PREFETCH: usize = 4096;
+const PREFETCH_LONG: usize = 512;
 
 /// Words that are worth being taken together.
 const MANY: usize = 8;
@@ -107,6 +109,12 @@ impl Rx {
                     if lane.consumer.consume_word(cookie != 0, self.fence) {
                         self.home.ring_if_asleep(from);
                     }
+                    // To look at a line that the writer has is to wait for it. Whoever waits for this message, and perhaps
+                    // answers, comes first.
+                    if lane.consumer.begins_line() {
+                        count += 1;
+                        break;
+                    }
                 }
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
@@ -171,7 +179,13 @@ impl Desk {
                 return corrupt(lane, "impossible page", sink);
             };
             // The handler is going to look at it; until then its first lines can be on their way.
-            slice.prefetch(PREFETCH);
+            if len <= PREFETCH {
+                slice.prefetch(PREFETCH);
+            } else if let Some(end) = slice.slice(u64::from(header.len) - 1, 1) {
+                // The processor can wait for a dozen lines at a time: what is asked for first comes first.
+                end.prefetch(1);
+                slice.prefetch(PREFETCH_LONG);
+            }
             let lease = Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK));
             if word & COPY_FLAG != 0 {
                 let bytes = lease.to_bytes();

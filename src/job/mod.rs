@@ -1,0 +1,306 @@
+//! A job as its ranks see it.
+
+mod messages;
+mod operations;
+
+pub use messages::TypedMessage;
+
+use crate::error::{Error, JoinError};
+use crate::place::Place;
+use posthaste_core::engine::EngineConfig;
+use posthaste_core::messager::ClientParts;
+use posthaste_core::{
+    Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
+    RegisterError, Stats,
+};
+use posthaste_protocols::{Collectives, Counter, Exchange, LayoutAccess, ManyToMany, Persistent, persistent};
+use std::sync::Arc;
+
+/// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
+/// [`leave`](Job::leave) does, and so does the end of the process.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// assert_eq!((job.rank(), job.size()), (posthaste::Rank(0), 1));
+/// let twice = job.service("twice", |number: u64| async move { 2 * number })?;
+/// job.barrier().await?;
+/// let right = job.rank().next(job.size());
+/// assert_eq!(twice.call(right, 21).await?, 42);
+/// # job.leave().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Job {
+    place: Arc<Place>,
+    client: Arc<Client>,
+    exchange: Exchange,
+    layouts: LayoutAccess,
+    collectives: Collectives,
+    persistent: Persistent,
+    many: ManyToMany,
+    handle: Handle,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("rank", &self.rank()).field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    pub(crate) async fn open(place: Place) -> Result<Job, JoinError> {
+        Job::with_client(Arc::new(place), ClientId(0)).await
+    }
+
+    async fn with_client(place: Arc<Place>, id: ClientId) -> Result<Job, JoinError> {
+        let devices = place.take_client(id)?;
+        let opened = Job::open_client(place.clone(), id, devices).await;
+        if opened.is_err() {
+            place.give_back(id);
+        }
+        opened
+    }
+
+    async fn open_client(
+        place: Arc<Place>,
+        id: ClientId,
+        devices: Vec<Arc<dyn Device>>,
+    ) -> Result<Job, JoinError> {
+        let settings = &place.settings;
+        let client = Client::new(ClientParts {
+            id,
+            devices,
+            sysdep: place.sysdep.clone(),
+            config: EngineConfig {
+                credits: settings.credits,
+                oversend: settings.oversend,
+                rendezvous_bytes: settings.rendezvous_bytes,
+                ..EngineConfig::default()
+            },
+            spin: settings.spin,
+            driver_thread: settings.driver == posthaste_launch::Driver::Thread,
+        })?;
+        let exchange = Exchange::new(&client)?;
+        let layouts = LayoutAccess::new(&client)?;
+        let many = ManyToMany::new(&client)?;
+        let collectives = Collectives::new(&client, place.hosts())?;
+        let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
+        let persistent = persistent::Registration::new(&client)?;
+        let incarnation = place.incarnation();
+        if incarnation > 0 {
+            // The others' operations have counted without it.
+            let rank = place.rank();
+            let stale = Fault::StaleHandle { rank, held: incarnation - 1, now: incarnation };
+            exchange.outlive(stale);
+            collectives.outlive(incarnation, stale);
+        }
+        client.open().await?;
+        let handle = client.contexts().first().cloned().ok_or(RegisterError::Closed)?;
+        tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
+        let client = Arc::new(client);
+        let persistent = persistent.with(client.clone());
+        Ok(Job { place, client, exchange, layouts, collectives, persistent, many, handle })
+    }
+
+    /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
+    /// there are; each is handed out once.
+    ///
+    /// # Errors
+    /// If there is no such client or it was handed out before.
+    pub async fn client(&self, number: u16) -> Result<Job, Error> {
+        Ok(Job::with_client(self.place.clone(), ClientId(number)).await?)
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.handle.me().rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.shape().ranks as usize
+    }
+
+    /// Ranks, clients and contexts.
+    #[must_use]
+    pub fn shape(&self) -> JobShape {
+        self.client.peers()
+    }
+
+    /// All ranks, in order.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.shape().ranks).map(Rank)
+    }
+
+    /// The face of context 0 that works from anywhere.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The face of another context that works from anywhere.
+    #[must_use]
+    pub fn context_handle(&self, context: ContextId) -> Option<&Handle> {
+        self.client.contexts().get(context.index())
+    }
+
+    /// Takes a context for one task or thread alone: its operations need no locked instruction. `None` if there is no
+    /// such context or somebody owns it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Message, Scope};
+    /// let arrived = job.counter();
+    /// let count = arrived.clone();
+    /// let hello = job.register("hello", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// hello.on(&context).send(job.rank(), "from the owner").await?;
+    /// arrived.reach_on(&context, 1).await;
+    /// // What goes through a handle gets on only while the owner drives the context.
+    /// job.drive(&context, job.barrier()).await?;
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn own_context(&self, context: ContextId) -> Option<Context> {
+        Context::new(self.context_handle(context)?)
+    }
+
+    /// The messager beneath.
+    #[must_use]
+    pub fn messager(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// What can be done with every rank.
+    #[must_use]
+    pub fn caps(&self) -> Caps {
+        *self.client.caps().common()
+    }
+
+    /// What can be done with that rank: that of the device which reaches it.
+    #[must_use]
+    pub fn caps_of(&self, rank: Rank) -> Caps {
+        *self.client.caps().of(rank)
+    }
+
+    /// What context 0 has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.handle.stats()
+    }
+
+    /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages. A rank that dies is told
+    /// once, as [`Fault::PeerLost`], and one that leaves as [`Fault::PeerClosed`], whether or not anything was under way
+    /// with it. The handler runs inside `advance`: keep it short.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// job.on_error(|fault| eprintln!("job: {fault}"));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
+        self.client.on_error(handler);
+    }
+
+    /// Which *incarnation* of its rank this process is: 0, or how often the rank died and was started again
+    /// ([`Launch::restart`](crate::launcher::Launch::restart), or another launcher that starts a process anew).
+    ///
+    /// A rank that was started again has nothing of its predecessor: no messages, no memory, no part in windows and groups.
+    /// The collective operations of the world, [`barrier`](Job::barrier) and [`shmalloc`](Job::shmalloc) among them, stay
+    /// broken for all ranks of a job that has lost one; on this rank they end with [`Fault::StaleHandle`] at once. What all
+    /// ranks that live do together from then on they do in a new [`Group`](crate::Group)
+    /// ([`subset`](Collectives::subset) or [`on_the_fly`](Collectives::on_the_fly) of [`collectives`](Job::collectives)),
+    /// and memory is shared by [`region`](Job::region) and [`remote_region`](Job::remote_region).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// if job.incarnation() == 0 {
+    ///     job.barrier().await?; // nobody waits here for a rank that comes again
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn incarnation(&self) -> u32 {
+        self.place.incarnation()
+    }
+
+    /// The latest incarnation of a rank that this one can reach, or could until it died; 0 is the first one.
+    #[must_use]
+    pub fn incarnation_of(&self, rank: Rank) -> u32 {
+        self.client.incarnation_of(rank)
+    }
+
+    /// Waits until a later incarnation of the rank than `after` can be reached, and returns its number. Until then all
+    /// that is asked of a rank that died ends with [`Fault::PeerLost`]; from then on messages, calls and regions reach the
+    /// new incarnation, and what belongs to an earlier one (windows, regions, patterns) ends with [`Fault::StaleHandle`].
+    ///
+    /// # Errors
+    /// If the job is left meanwhile.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn peer_restarted(&self, rank: Rank, after: u32) -> Result<u32, Error> {
+        Ok(self.client.restarted(rank, after).await?)
+    }
+
+    /// Sets who is told, inside `advance`, of ranks that were started again: the rank, and which incarnation of it can be
+    /// reached now.
+    pub fn on_peer_restarted(&self, handler: impl Fn(Rank, u32) + Send + Sync + 'static) {
+        self.client.on_restart(handler);
+    }
+
+    /// A counter that handlers add to and tasks wait for.
+    #[must_use]
+    pub fn counter(&self) -> Counter {
+        Counter::new(self.handle.clone())
+    }
+
+    /// Leaves the job in order: what was sent is on its way, peers see a clean leave.
+    ///
+    /// # Errors
+    /// If the runtime is shut down meanwhile; what cannot be delivered any more was reported to its own future.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: given up half-way, the others may see a lost rank.
+    pub async fn leave(self) -> Result<(), Error> {
+        // Everything queued is delivered first: a peer that died meanwhile ends its part with an error.
+        for context in self.client.contexts() {
+            loop {
+                let posted = {
+                    use posthaste_core::Face;
+                    context.post(|scope| scope.has_queued())
+                };
+                if !std::future::poll_fn(|cx| posted.poll(cx)).await {
+                    break;
+                }
+                context.advance();
+                tokio::task::yield_now().await;
+            }
+        }
+        self.client.close().await;
+        if self.place.client_left(self.client.id()) {
+            let place = self.place.clone();
+            let ended = tokio::task::spawn_blocking(move || place.end()).await;
+            ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
+        }
+        Ok(())
+    }
+}

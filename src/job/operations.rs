@@ -1,0 +1,199 @@
+//! What a rank does with others: memory, patterns, and operations of all ranks.
+
+use super::Job;
+use crate::error::Error;
+use bytes::Bytes;
+use posthaste_core::engine::{FifoOptions, PatternError};
+use posthaste_core::{Context, Messager, Rank};
+use posthaste_protocols::{
+    Collectives, Element, Fifo, Group, ManyToMany, Pattern, Persistent, Recorder, Region, RegionKey,
+    RemoteRegion, Window, flush, pattern,
+};
+use std::future::Future;
+
+impl Job {
+    /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(job.size()).await?;
+    /// let (me, right) = (job.rank(), job.rank().next(job.size()));
+    /// window.put(right, me.index(), 42).await?;
+    /// job.barrier().await?;
+    /// assert_eq!(window.load(0), Some(42));
+    /// window.free().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If memory cannot be had here or on another rank, or as for [`barrier`](Job::barrier). Where a rank is lost
+    /// meanwhile, some survivors may have the window and others not.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the other ranks wait until this one leaves.
+    pub async fn shmalloc<T: Element>(&self, len: usize) -> Result<Window<T>, Error> {
+        Ok(Window::allocate(&self.client, &self.exchange, &self.layouts, len).await?)
+    }
+
+    /// Allocates a region of `len` bytes on this rank, zeroed.
+    ///
+    /// # Errors
+    /// If memory cannot be had.
+    pub async fn region(&self, len: usize) -> Result<Region, Error> {
+        Ok(Region::allocate(&self.client, len).await?)
+    }
+
+    /// A region of a peer, by the key that the peer told.
+    ///
+    /// # Errors
+    /// If the key names nothing that the peer shares.
+    pub async fn remote_region(&self, key: RegionKey) -> Result<RemoteRegion, Error> {
+        Ok(RemoteRegion::open(&self.client, key).await?)
+    }
+
+    /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`].
+    ///
+    /// # Errors
+    /// If the closure fails, or records nothing.
+    pub async fn record(
+        &self,
+        recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+    ) -> Result<Pattern, Error> {
+        Ok(pattern::record(&self.handle, recording).await?)
+    }
+
+    /// Makes an injection FIFO: messages and patterns that go through it wait for, and delay, nothing that goes another way.
+    /// See [`Fifo`].
+    ///
+    /// # Errors
+    /// If the job was left.
+    pub async fn fifo(&self, options: FifoOptions) -> Result<Fifo, Error> {
+        Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
+    }
+
+    /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are
+    /// refused from now on. The first [`barrier`](Job::barrier) implies it; other collective calls do not, so that a
+    /// handler can capture a window that was made before.
+    pub fn ready(&self) {
+        for context in self.client.contexts() {
+            context.post_run(|scope| scope.declare_ready());
+        }
+    }
+
+    /// Waits until everything this context did towards a rank has taken effect there.
+    ///
+    /// # Errors
+    /// If the rank is unknown or gone.
+    pub async fn flush(&self, rank: Rank) -> Result<(), Error> {
+        Ok(flush::flush(&self.handle, rank).await?)
+    }
+
+    /// The same towards all ranks.
+    ///
+    /// # Errors
+    /// If a rank is gone.
+    pub async fn fence(&self) -> Result<(), Error> {
+        Ok(flush::fence(&self.handle).await?)
+    }
+
+    /// Waits until every rank has got here, and implies [`ready`](Job::ready).
+    ///
+    /// # Errors
+    /// If a rank is lost or has left, or calls another collective operation
+    /// ([`Fault::CollectiveMismatch`](crate::Fault::CollectiveMismatch)). From then on every collective operation ends so, on all ranks.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a rank that gives up leaves the others waiting until it leaves the job.
+    pub async fn barrier(&self) -> Result<(), Error> {
+        self.ready();
+        Ok(self.exchange.barrier().await?)
+    }
+
+    /// Awaits any future of this job while driving an owned context, which nobody else can.
+    ///
+    /// # Cancel safety
+    /// That of the future.
+    pub async fn drive<T>(&self, context: &Context, future: impl Future<Output = T>) -> T {
+        posthaste_core::context::drive(context, future).await
+    }
+
+    /// Gathers a blob of the same length from every rank, by rank. Collective. Typed values go through
+    /// [`Group::all_gather`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let blobs = job.all_gather(&job.rank().0.to_le_bytes()).await?;
+    /// assert_eq!(blobs.len(), job.size());
+    /// assert_eq!(*blobs[0], [0; 4]);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`barrier`](Job::barrier); a blob of another length is another operation.
+    pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
+        Ok(self.exchange.all_gather(blob).await?)
+    }
+
+    /// The group of all ranks; its operations are those of [`Group`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::Reduce;
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let total = world.all_reduce(&[1.5, 2.5], &Reduce::sum()).await?;
+    /// assert_eq!(total, [1.5, 2.5]);
+    /// let half = world.split(Some(job.rank().0 % 2), 0).await?.expect("every rank has a colour");
+    /// half.barrier().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world(&self) -> Group {
+        self.collectives.world()
+    }
+
+    /// Makes collectives that are recorded once and replayed each time (D29).
+    #[must_use]
+    pub fn persistent(&self) -> &Persistent {
+        &self.persistent
+    }
+
+    /// Makes groups of listed ranks, also such as the other members do not know of yet.
+    #[must_use]
+    pub fn collectives(&self) -> &Collectives {
+        &self.collectives
+    }
+
+    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::{ConnectionManager, Part};
+    /// let job = posthaste::solo().await?;
+    /// let manager = ConnectionManager::new(8);
+    /// let connection = manager.open().await;
+    /// let parts = [Part { source: job.rank(), offset: 2, len: 3 }];
+    /// let receive = job.many_to_many().receive(connection.id(), 8, &parts)?;
+    /// job.many_to_many().send(connection.id(), [(job.rank(), "abc".into())]).await?;
+    /// assert_eq!(receive.await?.buffer, *b"\0\0abc\0\0\0");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn many_to_many(&self) -> &ManyToMany {
+        &self.many
+    }
+}
