@@ -12,7 +12,9 @@ mod aside;
 mod control;
 mod credit;
 mod dispatch;
+mod ending;
 mod fifos;
+mod gates;
 mod oversend;
 mod pattern;
 mod peer;
@@ -25,6 +27,7 @@ mod watch;
 
 pub use control::ControlSent;
 pub use fifos::{FifoError, FifoId, FifoOptions, FifoStatus};
+pub use gates::Gates;
 pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
 pub use rma::Rma;
 pub use send::{Payload, SendArgs, Sent, Wait, Whole};
@@ -44,7 +47,6 @@ use crate::timer::{TimerKey, TimerWheel};
 use crate::wire;
 use dispatch::Dispatcher;
 use peer::Peer;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// More packets than any device keeps of one endpoint.
 const RECORDS_OF_A_LANE: usize = 1 << 13;
@@ -117,75 +119,6 @@ impl std::fmt::Debug for Work {
             Work::Ungrant(_) => "Ungrant",
             Work::Shutdown => "Shutdown",
         })
-    }
-}
-
-/// A word per rank that lets a put or get of mapped memory go ahead inline: 0 means that the peer is alive and
-/// that nothing queued precedes. Shared by the contexts of a client.
-#[derive(Debug)]
-pub struct Gates {
-    words: Box<[AtomicU32]>,
-    /// The latest incarnation of each rank that all contexts can reach.
-    incarnations: Box<[AtomicU32]>,
-}
-
-impl Gates {
-    const DOWN: u32 = 1 << 31;
-    /// Nothing is ever done inline.
-    const OVER_SEND: u32 = 1 << 30;
-
-    /// All open.
-    #[must_use]
-    pub fn new(ranks: usize) -> Self {
-        let zeros = || (0..ranks).map(|_| AtomicU32::new(0)).collect();
-        Self { words: zeros(), incarnations: zeros() }
-    }
-
-    /// Which incarnation of a rank it is that all contexts can reach, if they can: 0 for the first one.
-    #[must_use]
-    pub fn incarnation_of(&self, rank: Rank) -> u32 {
-        // Acquire pairs with the release of `restarted`.
-        self.incarnations.get(rank.index()).map_or(0, |incarnation| incarnation.load(Ordering::Acquire))
-    }
-
-    /// All contexts can reach that incarnation of the rank.
-    pub(crate) fn restarted(&self, rank: Rank, incarnation: u32) {
-        if let Some(known) = self.incarnations.get(rank.index()) {
-            known.fetch_max(incarnation, Ordering::AcqRel);
-        }
-    }
-
-    /// Whether an inline access to memory of the rank may go ahead. One relaxed load.
-    #[inline]
-    #[must_use]
-    pub fn is_open(&self, rank: Rank) -> bool {
-        self.words.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
-    }
-
-    /// This side leaves: nothing of it reaches the memory of others any more.
-    fn close_all(&self) {
-        for gate in &self.words {
-            gate.fetch_or(Self::DOWN, Ordering::SeqCst);
-        }
-    }
-
-    /// Puts and gets of that rank's memory are messages, which none done inline may overtake.
-    fn close_over_send(&self, rank: Rank) {
-        if let Some(gate) = self.words.get(rank.index()) {
-            gate.fetch_or(Self::OVER_SEND, Ordering::SeqCst);
-        }
-    }
-
-    fn close_for_good(&self, rank: Rank) {
-        if let Some(gate) = self.words.get(rank.index()) {
-            gate.fetch_or(Self::DOWN, Ordering::SeqCst);
-        }
-    }
-
-    fn queued(&self, rank: Rank, change: i32) {
-        if let Some(gate) = self.words.get(rank.index()) {
-            gate.fetch_add(change as u32, Ordering::SeqCst);
-        }
     }
 }
 
@@ -520,84 +453,6 @@ impl State {
             let endpoint = shape.endpoint(index);
             Box::new(Peer::new(endpoint, incarnations.get(endpoint.rank.index()).copied().unwrap_or(0)))
         })
-    }
-
-    /// All endpoints of a rank are gone: end what depends on them.
-    pub(crate) fn peer_down(&mut self, rank: Rank, fault: Fault) {
-        self.gates.close_for_good(rank);
-        let mut news = false;
-        let first = self.shape.index(Endpoint::new(rank, crate::ids::ContextId(0)));
-        for index in first..first + self.shape.contexts as usize {
-            if self.peer(index).fault.is_some() {
-                continue;
-            }
-            news = true;
-            self.peer(index).fault = Some(fault);
-            tracing::debug!(me = %self.me, %rank, %fault, "peer down");
-            self.drop_queue(index, fault);
-            self.fail_parts(index, fault);
-            if !matches!(fault, Fault::PeerClosed(_)) {
-                self.drop_aside(index);
-            }
-        }
-        // A peer that said goodbye is reported again by its device; it is counted and told once.
-        if !news {
-            return;
-        }
-        self.completer.fail(Some(rank), fault);
-        self.stats.peers_lost += 1;
-        for protocol in self.registry.snapshot() {
-            protocol.on_peer_down(rank, fault);
-        }
-        self.report(fault);
-    }
-
-    fn drop_queue(&mut self, index: usize, fault: Fault) {
-        self.drop_over(index);
-        self.drop_parked(index, fault);
-        self.drop_controls(index, fault);
-        self.drop_rendezvous(index, fault);
-        let Some(peer) = self.peers[index].as_mut() else { return };
-        peer.assembly = None;
-        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
-        for out in &mut peer.outgoing {
-            waiters.extend(out.waiters.drain(..));
-        }
-        let mut fifo = peer.fifo.take();
-        for ticket in waiters {
-            self.completer.complete(ticket, Err(fault));
-        }
-        while let Some(descriptor) = fifo.as_mut().and_then(|fifo| fifo.pop()) {
-            self.finish_descriptor(&descriptor, Err(fault));
-        }
-    }
-
-    pub(crate) fn shut_down(&mut self) {
-        // The driver says it, too, as it ends.
-        if std::mem::replace(&mut self.closed, true) {
-            return;
-        }
-        for index in 0..self.peers.len() {
-            if let Some(peer) = self.peers[index].as_mut() {
-                peer.fault.get_or_insert(Fault::Shutdown);
-                self.drop_queue(index, Fault::Shutdown);
-            }
-        }
-        self.busy.clear();
-        self.drop_replays();
-        self.fifos.clear();
-        self.watches.look(true);
-        self.completer.fail(None, Fault::Shutdown);
-        for protocol in self.registry.snapshot() {
-            protocol.on_close();
-        }
-    }
-
-    pub(crate) fn report(&mut self, fault: Fault) {
-        tracing::debug!(me = %self.me, %fault, "asynchronous error");
-        if let Some(handler) = &self.errors {
-            handler(fault);
-        }
     }
 
     /// Whether the peer broke the rules: nothing that it sends counts any more.

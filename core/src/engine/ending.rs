@@ -1,0 +1,86 @@
+//! How a peer ends, and how the engine itself does: whatever depends on them ends with an error.
+
+use super::State;
+use crate::error::Fault;
+use crate::ids::{ContextId, Endpoint, Rank};
+use crate::slot::Ticket;
+
+impl State {
+    /// All endpoints of a rank are gone: end what depends on them.
+    pub(crate) fn peer_down(&mut self, rank: Rank, fault: Fault) {
+        self.gates.close_for_good(rank);
+        let mut news = false;
+        let first = self.shape.index(Endpoint::new(rank, ContextId(0)));
+        for index in first..first + self.shape.contexts as usize {
+            if self.peer(index).fault.is_some() {
+                continue;
+            }
+            news = true;
+            self.peer(index).fault = Some(fault);
+            tracing::debug!(me = %self.me, %rank, %fault, "peer down");
+            self.drop_queue(index, fault);
+            self.fail_parts(index, fault);
+            if !matches!(fault, Fault::PeerClosed(_)) {
+                self.drop_aside(index);
+            }
+        }
+        // A peer that said goodbye is reported again by its device; it is counted and told once.
+        if !news {
+            return;
+        }
+        self.completer.fail(Some(rank), fault);
+        self.stats.peers_lost += 1;
+        for protocol in self.registry.snapshot() {
+            protocol.on_peer_down(rank, fault);
+        }
+        self.report(fault);
+    }
+
+    pub(super) fn drop_queue(&mut self, index: usize, fault: Fault) {
+        self.drop_over(index);
+        self.drop_parked(index, fault);
+        self.drop_controls(index, fault);
+        self.drop_rendezvous(index, fault);
+        let Some(peer) = self.peers[index].as_mut() else { return };
+        peer.assembly = None;
+        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
+        for out in &mut peer.outgoing {
+            waiters.extend(out.waiters.drain(..));
+        }
+        let mut fifo = peer.fifo.take();
+        for ticket in waiters {
+            self.completer.complete(ticket, Err(fault));
+        }
+        while let Some(descriptor) = fifo.as_mut().and_then(|fifo| fifo.pop()) {
+            self.finish_descriptor(&descriptor, Err(fault));
+        }
+    }
+
+    pub(crate) fn shut_down(&mut self) {
+        // The driver says it, too, as it ends.
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        for index in 0..self.peers.len() {
+            if let Some(peer) = self.peers[index].as_mut() {
+                peer.fault.get_or_insert(Fault::Shutdown);
+                self.drop_queue(index, Fault::Shutdown);
+            }
+        }
+        self.busy.clear();
+        self.drop_replays();
+        self.fifos.clear();
+        self.watches.look(true);
+        self.completer.fail(None, Fault::Shutdown);
+        for protocol in self.registry.snapshot() {
+            protocol.on_close();
+        }
+    }
+
+    pub(crate) fn report(&mut self, fault: Fault) {
+        tracing::debug!(me = %self.me, %fault, "asynchronous error");
+        if let Some(handler) = &self.errors {
+            handler(fault);
+        }
+    }
+}
