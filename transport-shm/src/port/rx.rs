@@ -10,9 +10,10 @@ use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId};
 use std::sync::Arc;
 
-/// Bytes of a page that are asked for as soon as its record is seen: all of a short one, the start of a longer one, whose
-/// reader has time to fetch ahead, and its end.
+/// Bytes of a page that are asked for as soon as its record is seen.
 const PREFETCH: usize = 4096;
+/// A longer page is read for so long that its reader fetches ahead in any case: of it only the start is asked for, and the end.
+const LONG: usize = 256 << 10;
 const PREFETCH_LONG: usize = 512;
 
 /// Words that are worth being taken together.
@@ -109,10 +110,10 @@ impl Rx {
                     if lane.consumer.consume_word(cookie != 0, self.fence) {
                         self.home.ring_if_asleep(from);
                     }
-                    // To look at a line that the writer has is to wait for it. Whoever waits for this message, and perhaps
-                    // answers, comes first.
-                    if lane.consumer.begins_line() {
-                        count += 1;
+                    // To look at a line that the writer has is to wait for it. Who waits for a message that came alone, and
+                    // perhaps answers, comes first.
+                    if count == 0 && lane.consumer.begins_line() {
+                        count = 1;
                         break;
                     }
                 }
@@ -179,10 +180,10 @@ impl Desk {
                 return corrupt(lane, "impossible page", sink);
             };
             // The handler is going to look at it; until then its first lines can be on their way.
-            if len <= PREFETCH {
+            if len <= LONG {
                 slice.prefetch(PREFETCH);
             } else if let Some(end) = slice.slice(u64::from(header.len) - 1, 1) {
-                // The processor can wait for a dozen lines at a time: what is asked for first comes first.
+                // A processor waits for a dozen lines at a time: the end comes before the rest of the start.
                 end.prefetch(1);
                 slice.prefetch(PREFETCH_LONG);
             }
