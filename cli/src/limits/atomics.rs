@@ -4,6 +4,7 @@
 //! exclusive-ors of random words of a table a second, by both together, half of the table for each.
 
 use super::contest::contest;
+use super::copy::prefetch_write;
 use super::process::{Mapping, Peer, now_ns};
 use super::{LimitArgs, LimitError, Measurement, random_words};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ADDS: u64 = 20_000;
 const UPDATES: u64 = 500_000;
 const LARGEST: usize = 1 << 30;
+/// How many updates ahead a word may be asked for.
+const AHEAD: usize = 16;
 /// Lines of the control page: which batch is to be done, which is, the common word, and what the other one added.
 const ASKED: usize = 0;
 const DONE: usize = 2;
@@ -63,12 +66,21 @@ pub(super) fn updates(args: &LimitArgs) -> Result<Measurement, LimitError> {
     }
     let control = Mapping::shared(4096)?;
     let table = Mapping::shared(words * 8)?;
-    let update = |stream: u64| {
-        for word in random_words(stream).take(UPDATES as usize) {
-            // SAFETY: the table has so many words, a power of two, and both processes use them by atomics only.
-            let at =
-                unsafe { AtomicU64::from_ptr(table.base().cast::<u64>().add(word as usize & (words - 1))) };
-            at.fetch_xor(word, Ordering::AcqRel);
+    // SAFETY: the table has so many words, a power of two, and both processes use them by atomics only.
+    let place = |word: u64| unsafe { table.base().cast::<u64>().add(word as usize & (words - 1)) };
+    let update = |stream: u64, ahead: bool| {
+        let change = |word: u64| {
+            // SAFETY: as above.
+            unsafe { AtomicU64::from_ptr(place(word)) }.fetch_xor(word, Ordering::AcqRel);
+        };
+        let mut random = random_words(stream).take(UPDATES as usize);
+        if ahead {
+            for later in random_words(stream).skip(AHEAD).take(UPDATES as usize) {
+                prefetch_write(place(later).cast());
+                random.next().map(change);
+            }
+        } else {
+            random.for_each(change);
         }
     };
     let peer = Peer::start(args.cores, args.seconds, |watch| {
@@ -77,22 +89,22 @@ pub(super) fn updates(args: &LimitArgs) -> Result<Measurement, LimitError> {
             let mut asked = 0;
             watch.spin(|| {
                 asked = control.line(ASKED).load(Ordering::Acquire);
-                asked >= batch
+                asked >> 1 >= batch
             })?;
             if asked == u64::MAX {
                 break;
             }
-            update(1);
+            update(1, asked & 1 == 1);
             control.line(DONE).store(batch, Ordering::Release);
         }
         Ok(())
     })?;
     let mut batch = 0;
-    let winner = contest(&[()], args.seconds, |()| {
+    let winner = contest(&[false, true], args.seconds, |ahead| {
         batch += 1;
         let start = now_ns();
-        control.line(ASKED).store(batch, Ordering::Release);
-        update(0);
+        control.line(ASKED).store(batch << 1 | u64::from(ahead), Ordering::Release);
+        update(0, ahead);
         peer.watch().spin(|| control.line(DONE).load(Ordering::Acquire) == batch)?;
         Ok(2e3 * UPDATES as f64 / (now_ns() - start) as f64)
     })?;
@@ -109,6 +121,7 @@ pub(super) fn updates(args: &LimitArgs) -> Result<Measurement, LimitError> {
     if unsafe { table.words(0, words * 8) } != expected {
         return Err(LimitError::WrongData);
     }
-    let detail = format!("lock xor by both, {} KiB for each", args.size >> 10);
+    let ahead = if winner.way { format!(", prefetching {AHEAD} ahead") } else { String::new() };
+    let detail = format!("lock xor by both, {} KiB for each{ahead}", args.size >> 10);
     Ok(Measurement { value: winner.median, unit: "M/s", detail })
 }

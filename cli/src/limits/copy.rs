@@ -66,6 +66,18 @@ impl Copier {
     }
 }
 
+/// Asks for a line that is about to be changed.
+#[inline(always)]
+pub(super) fn prefetch_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Asks for the line at `address` to be fetched; any address will do.
 #[inline(always)]
 pub(super) fn prefetch(address: *const u8) {

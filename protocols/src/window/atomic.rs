@@ -56,6 +56,14 @@ word! {
 }
 
 impl Memory {
+    /// Asks for the line of a word that is about to be changed.
+    #[inline(always)]
+    fn prefetch_write(&self, part: usize, offset: u64) {
+        if let Some(mapped) = self.parts.get(part).and_then(|part| part.mapped) {
+            mapped.prefetch_write(offset);
+        }
+    }
+
     /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
     fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
@@ -94,9 +102,7 @@ impl<'w> Access<'w> {
     #[inline(always)]
     pub fn new(memory: &'w Arc<Memory>, part: usize, rank: Rank, offset: u64, op: WordOp) -> Self {
         // The word may be in another processor's cache: it is on its way while the caller makes ready more of them.
-        if let Some(mapped) = memory.parts.get(part).and_then(|part| part.mapped) {
-            mapped.prefetch_write(offset);
-        }
+        memory.prefetch_write(part, offset);
         Self { memory, part, rank, offset, op, slow: None }
     }
 
@@ -299,13 +305,26 @@ impl RemoteRegion {
 }
 
 impl<'w, W: Word> Words<'w, W> {
+    /// Which part of the memory is the rank's.
     #[inline(always)]
-    fn access(&self, rank: Rank, offset: u64, op: AtomicOp, operand: W, expected: W) -> Access<'w> {
-        let part = match self.only {
+    fn part(&self, rank: Rank) -> usize {
+        match self.only {
             None => rank.index(),
             Some(only) if only == rank => 0,
             Some(_) => usize::MAX,
-        };
+        }
+    }
+
+    /// Asks for a word to be brought into this processor's cache, as it is about to be worked on: a hint, for loops that know
+    /// their words some dozens of operations ahead. Without effect on memory that is not mapped, or not there.
+    #[inline]
+    pub fn prefetch(&self, rank: Rank, offset: u64) {
+        self.memory.prefetch_write(self.part(rank), offset);
+    }
+
+    #[inline(always)]
+    fn access(&self, rank: Rank, offset: u64, op: AtomicOp, operand: W, expected: W) -> Access<'w> {
+        let part = self.part(rank);
         let (operand, expected) = (operand.to_bits(), expected.to_bits());
         Access::new(self.memory, part, rank, offset, WordOp { op, len: W::LEN, operand, expected })
     }
@@ -416,6 +435,28 @@ impl<T: Word> Window<T> {
     #[inline(always)]
     pub(super) fn elements(&self) -> Words<'_, T> {
         Words { memory: &self.memory, only: None, word: PhantomData }
+    }
+
+    /// Asks for an element to be brought into this processor's cache, as it is about to be worked on: a hint, for loops that
+    /// know their elements some dozens of operations ahead. Without effect on memory that is not mapped, or not there.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let counts = job.shmalloc::<u64>(1 << 16).await?;
+    /// let at = |number: usize| number * 40_503 % (1 << 16);
+    /// for number in 0..1000 {
+    ///     counts.prefetch(job.rank(), at(number + 16));
+    ///     counts.add(job.rank(), at(number), 1).await?;
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[inline]
+    pub fn prefetch(&self, rank: Rank, index: usize) {
+        self.elements().prefetch(rank, Self::offset(index));
     }
 
     /// Adds to an element, wrapping around; gives the old value.

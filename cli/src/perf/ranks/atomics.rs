@@ -3,10 +3,9 @@
 use super::*;
 use crate::limits;
 use futures::stream::TryStreamExt;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Updates that are made before the first of them is awaited, in mapped memory.
+/// How many updates ahead a word is asked for, in mapped memory.
 const AHEAD: usize = 16;
 /// Updates under way at once where they take time.
 const UPDATES: usize = 64;
@@ -57,25 +56,24 @@ impl<F: ContextFace> Bench<F> {
         let rounds = AtomicU64::new(0);
         let batch = || async {
             rounds.fetch_add(1, Ordering::Relaxed);
-            let updates = limits::random_words(u64::from(self.me.0)).take(batch_len).map(|word| {
+            let stream = || limits::random_words(u64::from(self.me.0));
+            let place = |word: u64| {
                 let at = word as usize & (words * ranks - 1);
-                table.xor(Rank((at / words) as u32), at % words, word)
-            });
+                (Rank((at / words) as u32), at % words)
+            };
             if self.maps() {
-                // Each is made some time before it is awaited, so that its word comes while others change.
-                let mut made = VecDeque::with_capacity(AHEAD);
-                for update in updates {
-                    if made.len() == AHEAD
-                        && let Some(first) = made.pop_front()
-                    {
-                        first.await?;
-                    }
-                    made.push_back(update);
-                }
-                for update in made {
-                    update.await?;
+                // Each word is asked for some time before its update, so that it comes while others change.
+                for (word, later) in stream().zip(stream().skip(AHEAD)).take(batch_len) {
+                    let (rank, at) = place(later);
+                    table.prefetch(rank, at);
+                    let (rank, at) = place(word);
+                    table.xor(rank, at, word).await?;
                 }
             } else {
+                let updates = stream().take(batch_len).map(|word| {
+                    let (rank, at) = place(word);
+                    table.xor(rank, at, word)
+                });
                 futures::stream::iter(updates)
                     .map(Ok)
                     .try_for_each_concurrent(UPDATES, std::convert::identity)
