@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use zeroize::{Zeroize, Zeroizing};
 
 /// The random 128-bit identity of a job; not secret.
@@ -106,15 +105,7 @@ impl fmt::Debug for JobKey {
 
 /// Fills `bytes` from the kernel's random source.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
+    Ok(getrandom::fill(bytes)?)
 }
 
 /// Decodes exactly `out.len()` bytes; false if the text has another length or another character.

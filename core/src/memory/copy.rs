@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
 /// From this many bytes on fresh memory is asked for in huge pages.
+#[cfg(any(target_os = "linux", test))]
 pub(super) const HUGE_MIN: usize = 4 << 20;
 
 /// Copies `len` bytes of private memory to shared memory.

@@ -1,4 +1,5 @@
-//! The services of the Linux kernel.
+//! The services of the Linux kernel, and of others as far as they have them: elsewhere both sides of a handshake fence,
+//! threads are not bound, and memory is not known to be short.
 #![allow(unsafe_code)]
 
 use super::{Headroom, Personality, Sysdep, ThreadMain};
@@ -45,11 +46,7 @@ impl Sysdep for LinuxSysdep {
     fn spawn(&self, name: &str, core: Option<usize>, main: ThreadMain) -> std::io::Result<()> {
         std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             if let Some(core) = core {
-                let mut set = rustix::thread::CpuSet::new();
-                set.set(core);
-                if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                    tracing::warn!(core, %error, "thread not bound");
-                }
+                bind(core);
             }
             main();
         })?;
@@ -76,15 +73,25 @@ impl Sysdep for LinuxSysdep {
     }
 
     fn random(&self, bytes: &mut [u8]) {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-                Ok(count) => filled += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => panic!("the kernel has no random bytes: {error}"),
-            }
+        if let Err(error) = getrandom::fill(bytes) {
+            panic!("the kernel has no random bytes: {error}");
         }
     }
+}
+
+/// Has the calling thread run on that core only.
+#[cfg(target_os = "linux")]
+fn bind(core: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(core, %error, "thread not bound");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(core: usize) {
+    tracing::warn!(core, "thread not bound: that is done on Linux only");
 }
 
 fn available_memory() -> Option<u64> {
@@ -138,7 +145,7 @@ mod membarrier {
     const GLOBAL_EXPEDITED: i64 = 1 << 1;
     const REGISTER_GLOBAL_EXPEDITED: i64 = 1 << 2;
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn call(command: i64) -> i64 {
         const SYS_MEMBARRIER: i64 = 324;
         let result: i64;
@@ -158,7 +165,7 @@ mod membarrier {
         result
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
     fn call(_command: i64) -> i64 {
         -1
     }
