@@ -328,6 +328,16 @@ mod tests {
         assert_eq!(placed(PUT, &request, &short, 3000), None);
         assert_eq!(placed(PUT, &request, &long, 2999), None);
         assert_eq!(placed(GET, &request, &long, 3000), None);
+        // Long blocks in the mean, but where the bytes go there are short ones: a list of their places would be longer than
+        // they are.
+        let blocks: Vec<_> = (0..20).map(|block| (2 * block, 1)).chain([(40, 40_000)]).collect();
+        let uneven = Datatype::of::<u8>().indexed(&blocks).expect("small");
+        assert!(uneven.mean_chunk() >= WORTH_PLACING);
+        let some = |first, bytes| Request { first, bytes, ..request };
+        assert_eq!(placed(PUT, &some(0, 20), &uneven, 20), None);
+        assert_eq!(placed(PUT, &some(0, 2000), &uneven, 2000).map(|places| places.len()), Some(21));
+        let two = vec![(8, 1), (10, 1)];
+        assert_eq!(placed(PUT, &some(0, 2), &uneven, 2), Some(two));
         for wrong in [
             Request { base: own.len - 14_999, ..request },
             Request { count: u64::MAX, ..request },

@@ -3,9 +3,13 @@
 use super::cursor::{Cursor, Machine as Running};
 use super::error::{Side, TransferError};
 use super::pair;
-use super::redistribute::{Direct, Layout, OutOfBounds};
+use super::redistribute::{Direct, Layout};
 use super::{Datatype, Source, Target};
 use posthaste_core::memory::{Blocks, SharedSlice};
+
+/// Of so many bytes at least there may be one place. A list of places takes a quarter of that, so that a header which a peer
+/// has made up costs no more memory than the bytes it announces would.
+const PER_PLACE: u64 = 64;
 
 /// Runs the program of a layout in steps: each activation is told how many bytes to process, and where the contiguous
 /// ones are now; the next one goes on where it stopped.
@@ -112,12 +116,14 @@ impl Machine {
         self.datatype.mean_chunk()
     }
 
-    /// Where the next bytes of the layout are in a memory, as many as there are, in order. `None` if that is not inside of it.
+    /// Where the next bytes of the layout are in a memory, as many as there are, in order. `None` if that is not inside of it,
+    /// or if these bytes lie in so many places that it is not worth listing them.
     pub(crate) fn places(&mut self, memory: SharedSlice, bytes: u64) -> Option<Vec<SharedSlice>> {
         self.check(Side::Target, memory.len()).ok()?;
         let bytes = self.remaining.min(bytes);
         let mut contiguous = Cursor::of_bytes(0, bytes);
-        let mut places = Places { memory, found: Vec::new() };
+        // The first and the last one may be parts of blocks.
+        let mut places = Places { memory, found: Vec::new(), most: 2 + bytes / PER_PLACE };
         let mut own = Running { plan: self.datatype.plan(), at: &mut self.cursor };
         pair::run(&mut own, &mut Running::of_bytes(&mut contiguous), bytes, &mut places).ok()?;
         self.remaining -= bytes;
@@ -139,18 +145,26 @@ impl Machine {
 struct Places {
     memory: SharedSlice,
     found: Vec<SharedSlice>,
+    /// So many may be found.
+    most: u64,
 }
+
+/// There are too many places, or they are not inside of the memory.
+struct Unplaceable;
 
 impl pair::Mover for Places {
     const IN_ORDER: bool = true;
-    type Error = OutOfBounds;
+    type Error = Unplaceable;
 
-    fn copy(&mut self, blocks: &Blocks) -> Result<(), OutOfBounds> {
+    fn copy(&mut self, blocks: &Blocks) -> Result<(), Unplaceable> {
+        if blocks.count as u64 > self.most - self.found.len() as u64 {
+            return Err(Unplaceable);
+        }
         for number in 0..blocks.count as i64 {
             // Within the bounds that were checked.
             let offset = blocks.target + number * blocks.target_stride;
-            let offset = u64::try_from(offset).map_err(|_| OutOfBounds)?;
-            self.found.push(self.memory.slice(offset, blocks.len).ok_or(OutOfBounds)?);
+            let offset = u64::try_from(offset).map_err(|_| Unplaceable)?;
+            self.found.push(self.memory.slice(offset, blocks.len).ok_or(Unplaceable)?);
         }
         Ok(())
     }
