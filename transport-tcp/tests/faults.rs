@@ -3,14 +3,14 @@
 mod support;
 
 use posthaste_core::{Fault, JobShape, Rank, SendError};
-use posthaste_tcp::{AddressBook, Limits, Mode, PeerAddress, TcpConfig};
+use posthaste_tcp::{AddressBook, Limits, Memory, Mode, PeerAddress, TcpConfig};
 use posthaste_testkit::conformance::Log;
 use posthaste_testkit::proxy::{Course, Cut, Plan, Proxy};
 use posthaste_testkit::random::Random;
 use posthaste_testkit::watchdog::Watchdog;
 use std::sync::Arc;
 use std::time::Duration;
-use support::job::{Access, LOG, Member, at};
+use support::job::{Access, LOG, MEMORY, Member, at};
 use support::{config, runtime};
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 1 };
@@ -34,6 +34,8 @@ impl Pair {
             let mut config = config(Rank(rank), SHAPE, Mode::HandshakeOnly, Limits::default());
             config.times.connect = Duration::from_secs(5);
             config.times.linger = Duration::from_millis(300);
+            // It is never given back to the system.
+            config.memory = Memory::Own(2 * MEMORY);
             change(&mut config);
             members.push(Member::open(config, books[rank as usize].clone(), &log).await);
             proxies.push(Proxy::start(members[rank as usize].device.address(), plan.clone()));
@@ -151,9 +153,12 @@ async fn random_cut(seed: u64) {
     let mode = [Mode::Insecure, Mode::HandshakeOnly, Mode::Encrypted][random.below(3)];
     let course = |random: &mut Random| {
         let far = [300, 3_000, 30_000, 300_000][random.below(4)];
+        let split = random.chance(40).then(|| 1 + random.below(far / 10));
+        let delay = random.chance(10).then(|| Duration::from_micros(random.below(100) as u64));
         Course {
-            split: random.chance(40).then(|| 1 + random.below(far / 10)),
-            delay: random.chance(10).then(|| Duration::from_micros(random.below(100) as u64)),
+            // Each of so many thousand bytes alone and late would take longer than anybody waits.
+            split: split.map(|split| if delay.is_some() { split.max(64) } else { split }),
+            delay,
             cut: random.chance(60).then(|| {
                 let cut = if random.chance(50) { Cut::Reset } else { Cut::Close };
                 (random.below(far) as u64, cut)
@@ -255,9 +260,10 @@ async fn traffic(pair: &Pair, rank: usize, seed: u64) -> Result<(), Fault> {
 
 #[test]
 fn random_cuts_lose_peers_and_nothing_else() {
-    let _dog = Watchdog::start("random cuts", Duration::from_secs(600), || "it hangs".to_owned());
     let one = std::env::var("POSTHASTE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let count = if std::env::var_os("POSTHASTE_TEST_SOAK").is_some() { 10_000 } else { 200 };
+    let patience = Duration::from_secs(600.max(count / 5));
+    let _dog = Watchdog::start("random cuts", patience, || "it hangs".to_owned());
     let seeds = one.map_or(0..count, |seed: u64| seed..seed + 1);
     let runtime = runtime();
     for seed in seeds {
