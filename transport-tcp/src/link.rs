@@ -115,6 +115,9 @@ pub(crate) struct TxLink {
     /// Puts of the peer that were carried out, and of how many it was told.
     pub applied: u64,
     pub told: u64,
+    /// Where in the stream the last word on them ends. There is one at most that waits: a peer that puts and does not
+    /// listen is not told again and again.
+    pub told_until: u64,
     /// Those of them that named memory which is not there, and the peer is to be told of: the first one, and how many.
     pub absent: Vec<(u64, u64)>,
     /// Answers that were given to the peer's gets.
@@ -154,6 +157,7 @@ impl TxLink {
             job: None,
             applied: 0,
             told: 0,
+            told_until: 0,
             absent: Vec::new(),
             answers: 0,
             answering: VecDeque::new(),
@@ -182,13 +186,14 @@ impl TxLink {
         }
         self.blocked = false;
         // After its last frame a rank confirms nothing: what the peer still puts ends with the connection.
-        if self.told != self.applied && self.leave == Leave::No {
+        if self.told != self.applied && self.leave == Leave::No && self.out.passed() >= self.told_until {
             self.told = self.applied;
             for (first, count) in std::mem::take(&mut self.absent) {
                 self.out.small().extend_from_slice(Header::control(ABSENT, 8, first).as_bytes());
                 self.out.small().extend_from_slice(&count.to_le_bytes());
             }
             self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
+            self.told_until = self.out.passed() + self.out.len() as u64;
         }
         let Some(stream) = self.stream.clone() else { return 0 };
         let result = if self.key.is_some() {
@@ -433,5 +438,65 @@ impl Payload<'_> {
             Payload::Held(bytes) => bytes.len(),
             Payload::Shared(slice) => slice.len(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::ContextId;
+    use std::io::Read;
+    use std::net::TcpListener;
+    use zerocopy::FromBytes;
+
+    #[test]
+    fn who_puts_and_does_not_listen_is_told_no_more_than_once_beyond_what_the_kernel_holds() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (stream, _) = listener.accept().expect("it has connected");
+        stream.set_nonblocking(true).expect("a socket");
+        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
+        link.stream = Some(Arc::new(stream));
+        // Something that the kernel has no room for, and then puts without end.
+        link.out.push_long(Bytes::from(vec![0; 64 << 20]));
+        link.flush(&[]);
+        assert!(link.blocked);
+        let waiting = link.out.len();
+        for _ in 0..10_000 {
+            link.absent.push((link.applied, 1));
+            link.applied += 1;
+            link.flush(&[]);
+        }
+        assert!(link.out.len() <= waiting + 2 * HEADER + 8, "{} bytes more", link.out.len() - waiting);
+        // In the end it hears of all of them.
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            peer.read_to_end(&mut all).map(|_| all).expect("nothing breaks")
+        });
+        while !link.is_flushed() {
+            link.flush(&[]);
+            std::thread::yield_now();
+        }
+        let applied = link.applied;
+        drop(link);
+        let all = reader.join().expect("no panic");
+        let mut news = &all[64 << 20..];
+        let mut absent = 0;
+        let mut done = 0;
+        while let Ok((header, rest)) = Header::read_from_prefix(news) {
+            news = match header.kind {
+                ABSENT => {
+                    assert_eq!(header.word.get(), absent);
+                    absent += u64::from_le_bytes(*rest.first_chunk().expect("whole"));
+                    &rest[8..]
+                }
+                _ => {
+                    assert_eq!(header.kind, DONE);
+                    done = header.word.get();
+                    rest
+                }
+            };
+        }
+        assert_eq!((absent, done), (applied, applied));
     }
 }

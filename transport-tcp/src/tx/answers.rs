@@ -11,7 +11,7 @@ use posthaste_core::slot::Value;
 use zerocopy::IntoBytes;
 
 /// Runs of puts of memory that is not there, of which a peer is still to be told.
-const MOST_ABSENT: usize = 1024;
+const MOST_ABSENT: usize = 16 << 10;
 
 /// Where the bytes of an answer go.
 pub(crate) enum Destination {
