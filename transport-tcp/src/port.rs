@@ -56,6 +56,11 @@ impl TcpPort {
                 // It was settled with an incarnation that has died since.
                 continue;
             }
+            if self.tx.is_dead(index) {
+                // The engine has given the rank up since. The peer is to see that.
+                self.hub.ended(self.context, peer, incarnation, Fault::PeerLost(peer.rank));
+                continue;
+            }
             if let Err(error) = self.watch.add(&*stream, index as u64) {
                 tracing::warn!(%peer, %error, "a connection cannot be watched");
                 self.hub.ended(self.context, peer, incarnation, Fault::PeerLost(peer.rank));

@@ -3,13 +3,13 @@
 mod support;
 
 use posthaste_core::descriptor::Op;
-use posthaste_core::device::{Inject, Packet, Sink, SourceTable, Sources, Stop, Verdict};
+use posthaste_core::device::{Inject, Packet, PeerEvent, Sink, SourceTable, Sources, Stop, Verdict};
 use posthaste_core::slot::{Outcome, Ticket};
-use posthaste_core::{ContextId, Descriptor, Device, JobShape, Port, ProtocolId, Rank};
+use posthaste_core::{ContextId, Descriptor, Device, Fault, JobShape, Port, ProtocolId, Rank};
 use posthaste_tcp::{AddressBook, Limits, Mode, PeerAddress, TcpDevice};
 use posthaste_testkit::watchdog::Watchdog;
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::config;
 
@@ -93,4 +93,42 @@ async fn a_port_that_waits_for_another_ones_connection_sleeps() {
     one.abort();
     zero.abort();
     closing.abort();
+}
+
+/// A connection that is still on its way to its port when the engine gives the peer up is ended: the peer hears of it.
+#[tokio::test]
+async fn what_arrives_for_a_peer_that_was_given_up_is_ended() {
+    let _watchdog =
+        Watchdog::start("a given up peer", Duration::from_secs(60), || "nobody is told".to_owned());
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(2));
+    let lost = Arc::new(Mutex::new(Vec::new()));
+    let mut ports = Vec::new();
+    let mut devices = Vec::new();
+    for rank in [Rank(0), Rank(1)] {
+        let config = config(rank, shape, Mode::HandshakeOnly, Limits::default());
+        let device = TcpDevice::new(config, book.clone()).expect("a free port");
+        ports.push(device.port(ContextId(0)).expect("its only one"));
+        let told = lost.clone();
+        let news = move |peer, event| told.lock().expect("no panic").push((rank, peer, event));
+        device.open(Arc::new(news)).await.expect("there is a runtime");
+        devices.push(device);
+    }
+    send(&mut *ports[0], Rank(1), ContextId(0));
+    // Both sides have settled it, and the second port has not yet looked at its door.
+    while !devices[1].has_met(Rank(0)) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    ports[1].peer_down(Rank(0));
+    let sink = &mut Counted::default();
+    while lost.lock().expect("no panic").is_empty() {
+        for port in &mut ports {
+            port.advance(100, sink);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let lost = lost.lock().expect("no panic").clone();
+    let down = PeerEvent::Down { fault: Fault::PeerLost(Rank(1)), incarnation: 1 };
+    assert_eq!(lost, [(Rank(0), Rank(1), down)]);
+    assert_eq!(sink.0, 0);
 }

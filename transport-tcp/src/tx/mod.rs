@@ -85,13 +85,15 @@ impl Tx {
         }
     }
 
-    /// A connection was settled.
+    /// Whether nothing is sent to the peer any more.
+    pub fn is_dead(&self, index: usize) -> bool {
+        self.links[index].as_ref().is_some_and(|link| link.dead.is_some())
+    }
+
+    /// A connection was settled with a peer that is not dead.
     pub fn settle(&mut self, index: usize, stream: Arc<TcpStream>, key: Option<RecordKey>) {
         let peer = self.shape.endpoint(index);
         let link = self.links[index].get_or_insert_with(|| Box::new(TxLink::new(peer)));
-        if link.dead.is_some() {
-            return;
-        }
         link.stream = Some(stream);
         link.key = key;
         self.touch(index);
