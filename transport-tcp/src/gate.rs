@@ -8,6 +8,7 @@ use crate::handshake::{Channel, Claim, FINISH_LEN, HELLO_LEN, HandshakeError, Re
 use crate::hub::{Hub, Settled};
 use crate::socket;
 use crate::watch::{Alarm, Watch};
+use posthaste_core::Fault;
 use slab::Slab;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, Read, Write};
@@ -220,12 +221,23 @@ impl Gate {
 
     /// The peer is who it says it is: the connection is judged, and handed to its port if it counts.
     fn settle(&self, stream: TcpStream, claim: Claim, mut channel: Channel) -> Result<(), TurnedAway> {
+        // Before it is judged: whoever is accepted counts from then on, whatever fails.
         socket::prepare(&stream, &self.hub.times, &self.hub.limits)?;
         let verdict = self.hub.judge(&claim);
-        let last = channel.verdict(verdict)?;
+        let accepted = verdict == Verdict::Accept;
+        let last = match channel.verdict(verdict) {
+            Ok(last) => last,
+            Err(error) => {
+                if accepted {
+                    let fault = Fault::PeerLost(claim.from.rank);
+                    self.hub.ended(claim.to, claim.from, claim.incarnation, fault);
+                }
+                return Err(error.into());
+            }
+        };
         // An empty buffer has room for so little, or the connection is broken, which its port will see.
         let _ = (&stream).write(&last);
-        if verdict == Verdict::Accept {
+        if accepted {
             let channel = channel.settled(self.hub.identity.mode());
             self.hub.deliver(
                 claim.to,

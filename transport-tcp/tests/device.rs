@@ -5,9 +5,12 @@ mod support;
 use posthaste_core::inprocess::InProcessFabric;
 use posthaste_core::{ClientId, ContextId, Device, DeviceError, JobShape, MemoryError, Rank};
 use posthaste_tcp::{AddressBook, Limits, Memory, Mode, TcpConfig, TcpDevice};
+use std::cell::RefCell;
 use std::sync::Arc;
-use support::config;
+use std::time::Duration;
 use support::job::{Access, job_with};
+use support::near::near;
+use support::{config, runtime};
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 1 };
 
@@ -147,4 +150,38 @@ async fn it_works_over_ipv6() {
     assert_eq!(members[0].call(1, b"six").await.expect("it lives"), b"six");
     members[1].access(&members[0], 0, 0, Access::Put(b"there")).await.expect("it lives");
     assert_eq!(members[0].memory(0)[..5], *b"there");
+}
+
+/// Whoever drops a device has nothing left of it, whatever it was in the middle of.
+#[test]
+fn nothing_is_left_of_devices_that_were_dropped() {
+    let runtime = runtime();
+    let weak = RefCell::new(Vec::new());
+    for round in 0..2 {
+        runtime.block_on(async {
+            let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+            let fabric = InProcessFabric::new(shape);
+            let (members, _) = job_with(2, |rank, shape| {
+                let own = near(fabric.device(ClientId(0), rank), rank);
+                weak.borrow_mut().push(Arc::downgrade(&own));
+                let mut config = config(rank, shape, Mode::HandshakeOnly, Limits::default());
+                config.memory = Memory::Of(own);
+                config
+            })
+            .await;
+            if round == 1 {
+                members[0].call(1, b"ping").await.expect("nothing breaks");
+            }
+        });
+        runtime.block_on(async {
+            for _ in 0..1000 {
+                if weak.borrow().iter().all(|device| device.strong_count() == 0) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let left = weak.borrow().iter().filter(|device| device.strong_count() > 0).count();
+        assert_eq!(left, 0, "devices are left in round {round}");
+    }
 }

@@ -37,12 +37,15 @@ impl Buffer {
     }
 
     pub fn append(&mut self, bytes: &[u8]) {
-        let needed = self.len() + bytes.len();
-        let capacity = needed.max(self.bytes.len());
         if self.bytes.len() - self.end < bytes.len() {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            self.bytes.resize(capacity, 0);
+            if self.start > 0 {
+                self.bytes.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+            }
+            let needed = self.end + bytes.len();
+            if needed > self.bytes.len() {
+                self.bytes.resize(needed.max(2 * self.bytes.len()), 0);
+            }
         }
         self.bytes[self.end..self.end + bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();

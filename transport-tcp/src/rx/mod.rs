@@ -169,6 +169,8 @@ impl RxLink {
 
     /// The peer has ended while a packet is held: whether it has left in order is said by its last frame.
     fn last_words(&mut self, limits: &Limits) -> Option<End> {
+        // All of it is read now, whatever the packets are: not a header at a time.
+        self.long = false;
         loop {
             let before = self.plain.len();
             if before > LAST_WORDS {
