@@ -186,7 +186,7 @@ impl Client {
     /// a runtime of its own.
     ///
     /// # Errors
-    /// If the device cannot be opened.
+    /// If a device cannot be opened. Those that were opened before it are closed, and the contexts with them.
     pub async fn open(&self) -> Result<(), DeviceError> {
         let (contexts, opening) = (self.contexts.clone(), self.opening());
         if !self.driver_thread {
@@ -230,7 +230,7 @@ impl Client {
     /// both.
     ///
     /// # Errors
-    /// If a device cannot be opened.
+    /// As [`open`](Self::open).
     pub async fn open_devices(&self) -> Result<(), DeviceError> {
         self.opening().open().await
     }
@@ -339,38 +339,69 @@ struct Opening {
 impl Opening {
     async fn open(&self) -> Result<(), DeviceError> {
         for (at, device) in self.routes.devices().iter().enumerate() {
-            let Opening { contexts, routes, gates, restarts } = self;
-            let (contexts, ways) = (contexts.clone(), routes.ways());
-            let (gates, restarts) = (gates.clone(), restarts.clone());
-            let news = move |rank: Rank, event: PeerEvent| match event {
-                // What the others know of the rank says nothing about what is still on its way through this one.
-                PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
-                PeerEvent::Down { .. } => {
-                    contexts.iter().for_each(|context| context.post_work(Work::Peer(rank, event)));
-                }
-                PeerEvent::Up { incarnation } => {
-                    ways.turn(rank, at);
-                    let missing = Arc::new(AtomicUsize::new(contexts.len()));
-                    for context in &contexts {
-                        context.post_work(Work::Peer(rank, event));
-                        let (missing, gates, restarts) = (missing.clone(), gates.clone(), restarts.clone());
-                        // Behind it: the last context to get here tells those who wait.
-                        context.post_run(move |_| {
-                            if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-                                gates.restarted(rank, incarnation);
-                                restarts.changed.notify_waiters();
-                                let handler = lock(&restarts.handler).clone();
-                                if let Some(handler) = handler {
-                                    handler(rank, incarnation);
-                                }
-                            }
-                        });
-                    }
-                }
-            };
-            device.open(Arc::new(news)).await?;
+            if let Err(error) = self.open_device(at, device).await {
+                self.undo(at).await;
+                return Err(error);
+            }
         }
         Ok(())
+    }
+
+    /// One device could not be opened: those before it are closed again. Otherwise their watches, which lead back to the
+    /// contexts, would keep all of it for ever.
+    async fn undo(&self, opened: usize) {
+        let closing = std::pin::pin!(async {
+            for device in self.routes.devices()[..opened].iter().rev() {
+                device.close().await;
+            }
+        });
+        // Nobody drives the contexts yet, and ports may have something to end.
+        let driving = std::pin::pin!(async {
+            loop {
+                self.contexts.iter().for_each(|context| {
+                    context.advance();
+                });
+                tokio::task::yield_now().await;
+            }
+        });
+        futures::future::select(closing, driving).await;
+        for context in &self.contexts {
+            context.shut_down();
+            context.advance();
+        }
+    }
+
+    async fn open_device(&self, at: usize, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
+        let Opening { contexts, routes, gates, restarts } = self;
+        let (contexts, ways) = (contexts.clone(), routes.ways());
+        let (gates, restarts) = (gates.clone(), restarts.clone());
+        let news = move |rank: Rank, event: PeerEvent| match event {
+            // What the others know of the rank says nothing about what is still on its way through this one.
+            PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
+            PeerEvent::Down { .. } => {
+                contexts.iter().for_each(|context| context.post_work(Work::Peer(rank, event)));
+            }
+            PeerEvent::Up { incarnation } => {
+                ways.turn(rank, at);
+                let missing = Arc::new(AtomicUsize::new(contexts.len()));
+                for context in &contexts {
+                    context.post_work(Work::Peer(rank, event));
+                    let (missing, gates, restarts) = (missing.clone(), gates.clone(), restarts.clone());
+                    // Behind it: the last context to get here tells those who wait.
+                    context.post_run(move |_| {
+                        if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+                            gates.restarted(rank, incarnation);
+                            restarts.changed.notify_waiters();
+                            let handler = lock(&restarts.handler).clone();
+                            if let Some(handler) = handler {
+                                handler(rank, incarnation);
+                            }
+                        }
+                    });
+                }
+            }
+        };
+        device.open(Arc::new(news)).await
     }
 }
 

@@ -211,9 +211,13 @@ impl Device for ShmDevice {
     async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
         let os =
             |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
+        let first = self.host.open.fetch_add(1, Ordering::AcqRel) == 0;
+        if first && let Err(error) = self.host.link.bell.start() {
+            self.host.open.fetch_sub(1, Ordering::AcqRel);
+            return Err(os(error));
+        }
         self.host.link.listen(news);
-        if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.host.link.bell.start().map_err(os)?;
+        if first {
             let mut tasks = lock(&self.host.watch);
             tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
             if !self.host.bells.is_empty() {
