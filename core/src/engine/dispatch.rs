@@ -405,7 +405,7 @@ impl Scope<'_> {
                         Some(Verdict::Taken)
                     }
                     wire::GOODBYE => {
-                        self.state.peer_down(rank, Fault::PeerClosed(rank));
+                        self.state.leaves(rank);
                         Some(Verdict::Taken)
                     }
                     _ => None,

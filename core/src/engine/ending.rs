@@ -68,6 +68,7 @@ impl State {
             }
         }
         self.busy.clear();
+        self.leaving.clear();
         self.drop_replays();
         self.fifos.clear();
         self.watches.look(true);

@@ -140,6 +140,8 @@ pub struct State {
     pub(crate) incarnations: Box<[u32]>,
     /// Endpoint indices with something queued or owed.
     pub(crate) busy: Vec<usize>,
+    /// Ranks that have said goodbye: [`LEAVING`](queue::LEAVING) is in `busy` then.
+    leaving: Vec<Rank>,
     pub(crate) registry: Arc<Registry>,
     /// Protocols that are known to be registered.
     pub(crate) known_protocols: u64,
@@ -257,6 +259,7 @@ impl Engine {
             peers: (0..endpoints).map(|_| None).collect(),
             incarnations: (0..parts.shape.ranks).map(|rank| parts.gates.incarnation_of(Rank(rank))).collect(),
             busy: Vec::new(),
+            leaving: Vec::new(),
             registry: parts.registry,
             known_protocols: 0,
             ready: false,
@@ -317,6 +320,11 @@ impl Engine {
         }
         if !self.state.busy.is_empty() {
             events += self.scope().pump();
+            // Whoever says goodbye is among the busy ones.
+            while let Some(rank) = self.state.leaving.pop() {
+                self.drain();
+                self.state.peer_down(rank, Fault::PeerClosed(rank));
+            }
         }
         self.state.stats.events += events as u64;
         events
@@ -359,16 +367,20 @@ impl Engine {
         self.state.stats.events += 1;
     }
 
-    fn peer_down(&mut self, rank: Rank, fault: Fault) {
-        // What the peer sent while it lived is delivered first.
+    /// Takes all that has been sent so far.
+    fn drain(&mut self) {
         self.refresh_handlers();
         let Engine { port, state, handlers, .. } = self;
-        // Every lane has its share of the budget: that of the peer is empty after this, whatever others go on to send
-        // meanwhile.
+        // Every lane has its share of the budget: each is empty after this, whatever peers go on to send meanwhile.
         let budget = RECORDS_OF_A_LANE * state.shape.endpoints();
         for _ in 0..2 {
             port.advance(budget, &mut Dispatcher { state, handlers });
         }
+    }
+
+    fn peer_down(&mut self, rank: Rank, fault: Fault) {
+        // What the peer sent while it lived is delivered first.
+        self.drain();
         self.port.peer_down(rank);
         self.state.peer_down(rank, fault);
     }
@@ -459,6 +471,13 @@ impl State {
     pub(crate) fn is_cut_off(&self, index: usize) -> bool {
         let fault = self.peers.get(index).and_then(|peer| peer.as_ref()?.fault);
         matches!(fault, Some(Fault::PeerCorrupt(_)))
+    }
+
+    /// A context of the rank has said goodbye. The others may have sent something before they do, which lies in lanes of
+    /// their own: that counts, too.
+    pub(crate) fn leaves(&mut self, rank: Rank) {
+        self.leaving.push(rank);
+        self.busy.push(queue::LEAVING);
     }
 
     pub(crate) fn mark_busy(&mut self, index: usize) {

@@ -11,6 +11,9 @@ use crate::wire;
 use bytes::Bytes;
 use zerocopy::IntoBytes;
 
+/// In `State::busy`: somebody has said goodbye.
+pub(super) const LEAVING: usize = usize::MAX - 1;
+
 impl Scope<'_> {
     #[cold]
     #[allow(clippy::too_many_arguments, reason = "the second half of `post`")]
@@ -90,6 +93,9 @@ impl Scope<'_> {
                 moved += self.pump_fifos();
                 self.state.fifos.listed = self.state.fifos.are_busy();
                 return self.state.fifos.listed;
+            }
+            if index == LEAVING {
+                return false;
             }
             moved += self.pump_controls(index);
             moved += self.pump_over(index);
