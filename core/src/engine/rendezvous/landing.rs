@@ -68,7 +68,9 @@ impl Landings {
     pub fn take(self: &Arc<Self>, len: u64) -> Option<Landing> {
         let wanted = len.max(1).checked_next_multiple_of(STEP)?;
         let mut inner = lock(&self.inner);
-        let fits = |free: &Allocation| (wanted..=wanted.saturating_mul(2)).contains(&free.len);
+        let left = self.limit.saturating_sub(inner.used_bytes);
+        let most = wanted.saturating_mul(2).min(left);
+        let fits = |free: &Allocation| (wanted..=most).contains(&free.len);
         // The one that was used last: the fewer are used in turn, the more of them stays in the caches.
         let kept = inner.free.iter().rposition(fits);
         let allocation = match kept {
@@ -77,9 +79,7 @@ impl Landings {
                 inner.free_bytes -= allocation.len;
                 allocation
             }
-            None if inner.used_bytes.checked_add(wanted).is_none_or(|bytes| bytes > self.limit) => {
-                return None;
-            }
+            None if wanted > left => return None,
             None => self.memory.allocate(wanted).ok()?,
         };
         let place = allocation.offset;
@@ -168,5 +168,36 @@ impl Drop for Landing {
         if !self.leased {
             self.owner.give_back(self.key, self.exposed);
         }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use crate::ids::{ClientId, JobShape};
+    use crate::inprocess::InProcessFabric;
+    use crate::route::Routes;
+
+    #[test]
+    fn what_was_kept_counts_when_it_is_used_again() {
+        let fabric = InProcessFabric::new(JobShape { ranks: 1, clients: 1, contexts: 1 });
+        let routes = Routes::new(vec![fabric.device(ClientId(0), Rank(0))], 1).expect("it reaches itself");
+        let limit = 3 * STEP;
+        let landings = Arc::new(Landings::new(Rank(0), Arc::new(routes.memory(Rank(0))), limit));
+        let take = |len| {
+            let mut landing = landings.take(len)?;
+            landing.settle();
+            Some(landing)
+        };
+        drop(take(limit).expect("there is room for one"));
+        let first = take(1).expect("there is room");
+        // The longer one that was kept would do, but is more than there is room for.
+        let second = take(2 * STEP).expect("there is room");
+        assert_eq!(lock(&landings.inner).used_bytes, limit);
+        assert!(take(1).is_none(), "all of it is used");
+        drop(first);
+        drop(second);
+        assert_eq!(lock(&landings.inner).used_bytes, 0);
+        assert!(take(limit).is_some());
     }
 }
