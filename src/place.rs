@@ -186,3 +186,75 @@ impl Place {
         Ok(near.into_iter().chain(far).collect())
     }
 }
+
+impl Drop for Place {
+    /// Nobody has left the job, but nobody takes part any more. The end of a meeting may have to wait for the others: not in a
+    /// task, where other tasks would wait with it. The runtime waits for that as it ends, as the end of the process did.
+    fn drop(&mut self) {
+        if let Some(meeting) = lock(&self.meeting).take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let _ended_later = runtime.spawn_blocking(move || drop(meeting));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_launch::{JobId, JobKey, MeetingError};
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::ThreadId;
+    use std::time::{Duration, Instant};
+
+    /// Tells where it ends.
+    struct Told(Sender<ThreadId>);
+
+    impl Meeting for Told {
+        fn rank(&self) -> u32 {
+            0
+        }
+
+        fn size(&self) -> u32 {
+            1
+        }
+
+        fn identity(&self) -> Option<(JobId, JobKey)> {
+            None
+        }
+
+        fn all_gather(&mut self, blob: &[u8], _: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {
+            Ok(vec![blob.to_vec()])
+        }
+    }
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.send(std::thread::current().id()).expect("somebody waits for it");
+        }
+    }
+
+    /// A place with a meeting.
+    fn place(told: Sender<ThreadId>) -> Place {
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let settings = Settings::parse([]).expect("nothing is set");
+        let fds = crate::join::alone(shape, &settings).expect("there is memory");
+        let place = Place::new(Rank(0), shape, vec![0], fds, 1, settings, 0).expect("it is mapped");
+        place.keep(Box::new(Told(told)));
+        place
+    }
+
+    #[test]
+    fn a_place_that_is_dropped_in_a_task_ends_its_meeting_elsewhere() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (told, ended) = channel();
+        runtime.block_on(async { drop(place(told)) });
+        drop(runtime);
+        let thread = ended.recv_timeout(Duration::from_secs(60)).expect("it ends");
+        assert_ne!(thread, std::thread::current().id());
+        // Where nobody else waits, it ends at once.
+        let (told, ended) = channel();
+        drop(place(told));
+        assert_eq!(ended.try_recv(), Ok(std::thread::current().id()));
+    }
+}

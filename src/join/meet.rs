@@ -224,7 +224,7 @@ async fn join_again(
 }
 
 /// Memory and doorbell of a rank that shares them with nobody.
-fn alone(shape: JobShape, settings: &Settings) -> Result<InheritedFds, JoinError> {
+pub(crate) fn alone(shape: JobShape, settings: &Settings) -> Result<InheritedFds, JoinError> {
     let bytes = layout_of(shape, sizes_of(settings, shape))?.total();
     let refused = |source| JoinError::System { what: "make this rank's memory", source };
     HostFds::new(1, bytes)?.local(0).map_err(refused)

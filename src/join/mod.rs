@@ -8,6 +8,8 @@ use crate::error::JoinError;
 use crate::job::Job;
 use crate::place::{Place, layout_of, sizes_of};
 use crate::{Error, launcher};
+#[cfg(test)]
+pub(crate) use meet::alone;
 pub(crate) use meet::listens;
 use meet::{Given, Party, blocking, join_given};
 use network::Whereabouts;
