@@ -74,3 +74,60 @@ impl Drop for Pending {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::engine::EngineConfig;
+    use posthaste_core::inprocess::InProcessFabric;
+    use posthaste_core::messager::ClientParts;
+    use posthaste_core::sysdep::Personality;
+    use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank, Value};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
+    use std::time::Duration;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_moves_much_lets_others_have_their_turn_before_it_looks_for_its_end() {
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let fabric = InProcessFabric::new(shape);
+        let client = Client::new(ClientParts {
+            id: ClientId(0),
+            devices: vec![fabric.device(ClientId(0), Rank(0))],
+            sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+            config: EngineConfig::default(),
+            spin: Some(Duration::ZERO),
+            driver_thread: false,
+        });
+        let client = client.expect("the ports are made");
+        let handle = &client.contexts()[0];
+        for (bytes, turns) in [(LONG - 1, 0), (LONG, 1)] {
+            let ticket = handle.enter(|engine| {
+                let ticket = engine.scope().operation(None).expect("it is open");
+                // It has ended already: whoever looks finds that.
+                engine.scope().complete(ticket, Ok(Value::Unit));
+                ticket
+            });
+            let ticket = ticket.unwrap_or_else(|_| unreachable!("nobody else is there"));
+            let mut pending = Pending::new(handle.clone(), ticket, None, None).moving(bytes);
+            let wakes = Arc::new(Wakes::default());
+            let waker = Waker::from(wakes.clone());
+            let cx = &mut Context::from_waker(&waker);
+            for turn in 1..=turns {
+                assert_eq!(pending.poll(handle, cx), Poll::Pending);
+                assert_eq!(wakes.0.load(Ordering::Relaxed), turn, "it wants to be polled again");
+            }
+            assert_eq!(pending.poll(handle, cx), Poll::Ready(Ok(Value::Unit)), "{bytes} bytes");
+        }
+    }
+}
