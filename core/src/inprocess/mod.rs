@@ -246,6 +246,9 @@ impl Device for InProcessDevice {
     async fn close(&self) {
         if self.net.incarnation(self.rank) == self.incarnation {
             self.net.depart(self.rank, Life::Left);
+            // Whom it was told to leads back to the ports, which keep this alive.
+            let news = locked(&self.net.watchers[self.rank.index()]).news.take();
+            drop(news);
         }
     }
 }

@@ -204,6 +204,8 @@ impl Net {
                         watcher.told.push(rank);
                         news
                     }
+                    // It has left, and wants to hear of nobody.
+                    None if self.life(to) == Life::Left => continue,
                     _ => {
                         to_come = true;
                         continue;

@@ -16,7 +16,7 @@ use posthaste_core::{
     Protocol, ProtocolId, Rank, Scope,
 };
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use zerocopy::IntoBytes;
 
 /// Longest message of the engine under test.
@@ -145,25 +145,48 @@ impl Protocol for Taker {
     }
 }
 
-/// Pages that peers may put to and get from.
-struct Pages(Arena);
+/// Pages that peers may put to and get from. The memory is never given back to the system, and so is the same in each run.
+struct Pages(Mutex<Vec<Allocation>>);
+
+impl Pages {
+    fn arena() -> &'static Arena {
+        static ARENA: OnceLock<Arena> = OnceLock::new();
+        ARENA.get_or_init(|| Arena::new(1, 1 << 21))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Vec<Allocation>> {
+        self.0.lock().expect("one thread")
+    }
+}
 
 impl Memory for Pages {
     fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
-        self.0.slice(rank, offset, len)
+        Self::arena().slice(rank, offset, len)
     }
 
     fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
-        self.0.allocate(Rank(0), len)
+        let allocation = Self::arena().allocate(Rank(0), len)?;
+        self.taken().push(Allocation { offset: allocation.offset, len: allocation.len });
+        Ok(allocation)
     }
 
     fn free(&self, allocation: Allocation) {
-        self.0.free(Rank(0), &allocation);
+        self.taken().retain(|taken| *taken != allocation);
+        Self::arena().free(Rank(0), &allocation);
+    }
+}
+
+impl Drop for Pages {
+    /// What a peer that broke the rules may still write to is not given back by an engine.
+    fn drop(&mut self) {
+        for allocation in self.taken().drain(..) {
+            Self::arena().free(Rank(0), &allocation);
+        }
     }
 }
 
 fn memory() -> Arc<dyn Memory> {
-    Arc::new(Pages(Arena::new(1, 1 << 21)))
+    Arc::new(Pages(Mutex::default()))
 }
 
 /// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.

@@ -2,9 +2,12 @@
 
 use crate::conformance::{Log, Probe};
 use crate::sim::open_without_driver;
+use posthaste_core::inprocess::{InProcessFabric, Limits as InProcessLimits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, ContextId, Endpoint, Fault, JobShape, LinuxSysdep, Messager, Rank};
+use posthaste_core::{
+    Client, ClientId, ContextId, Device, Endpoint, Fault, JobShape, LinuxSysdep, Messager, Rank,
+};
 use posthaste_tcp::frame::{HEADER, Header};
 use posthaste_tcp::handshake::{
     ANSWER_LEN, FINISH_LEN, HELLO_LEN, Identity, Initiator, VERDICT_LEN, respond,
@@ -12,7 +15,7 @@ use posthaste_tcp::handshake::{
 use posthaste_tcp::{AddressBook, JobKey, Limits, Memory, Mode, TcpConfig, TcpDevice};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
@@ -26,8 +29,16 @@ fn config(rank: u32, mode: Mode, limits: Limits) -> TcpConfig {
     let mut config =
         TcpConfig::new(Rank(rank), SHAPE, *b"a job of a test.", JobKey::new([42; 32])).mode(mode);
     config.limits = limits;
-    config.memory = Memory::Own(1 << 20);
+    config.memory = Memory::Of(memory());
     config
+}
+
+/// Memory that is never given back to the system, and so is the same in each run.
+fn memory() -> Arc<dyn Device> {
+    static MEMORY: OnceLock<Arc<dyn Device>> = OnceLock::new();
+    let limits = InProcessLimits { segment: 1 << 20, ..InProcessLimits::default() };
+    let make = || InProcessFabric::with_limits(SHAPE, limits).device(ClientId(0), Rank(0));
+    MEMORY.get_or_init(make).clone()
 }
 
 fn identity(rank: u32, mode: Mode) -> Identity {
