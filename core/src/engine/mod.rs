@@ -321,9 +321,8 @@ impl Engine {
         if !self.state.busy.is_empty() {
             events += self.scope().pump();
             // Whoever says goodbye is among the busy ones.
-            while let Some(rank) = self.state.leaving.pop() {
-                self.drain();
-                self.state.peer_down(rank, Fault::PeerClosed(rank));
+            if !self.state.leaving.is_empty() {
+                self.take_goodbyes();
             }
         }
         self.state.stats.events += events as u64;
@@ -367,7 +366,16 @@ impl Engine {
         self.state.stats.events += 1;
     }
 
+    #[cold]
+    fn take_goodbyes(&mut self) {
+        while let Some(rank) = self.state.leaving.pop() {
+            self.drain();
+            self.state.peer_down(rank, Fault::PeerClosed(rank));
+        }
+    }
+
     /// Takes all that has been sent so far.
+    #[cold]
     fn drain(&mut self) {
         self.refresh_handlers();
         let Engine { port, state, handlers, .. } = self;

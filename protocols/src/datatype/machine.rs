@@ -157,7 +157,7 @@ impl pair::Mover for Places {
     type Error = Unplaceable;
 
     fn copy(&mut self, blocks: &Blocks) -> Result<(), Unplaceable> {
-        if blocks.count as u64 > self.most - self.found.len() as u64 {
+        if blocks.count > self.most - self.found.len() as u64 {
             return Err(Unplaceable);
         }
         for number in 0..blocks.count as i64 {
