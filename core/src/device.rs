@@ -182,6 +182,20 @@ pub trait Inject {
         false
     }
 
+    /// The same word for each of these endpoints, as [`word`](Self::word) takes it for one. Those for which nothing was done
+    /// are the first of `targets` afterwards; returns how many.
+    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
+        let mut left = 0;
+        for at in 0..targets.len() {
+            let target = targets[at];
+            if !self.word(target, protocol, 0, payload) {
+                targets[left] = target;
+                left += 1;
+            }
+        }
+        left
+    }
+
     /// Begins and ends a multicast. In between, payloads of one address and length are the same bytes, so that one copy
     /// of them may serve all who are sent it (V03). A device that copies each may ignore it.
     fn multicast(&mut self, begins: bool) {

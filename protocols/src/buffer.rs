@@ -47,6 +47,7 @@ impl Buffer {
     pub(crate) fn word(&self) -> Option<u64> {
         match &self.0 {
             Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
+            Kind::Bytes(bytes) => <[u8; 8]>::try_from(&bytes[..]).ok().map(u64::from_ne_bytes),
             _ => None,
         }
     }
@@ -78,15 +79,6 @@ impl Buffer {
     /// Whether it is page memory of a device.
     pub(crate) fn is_loan(&self) -> bool {
         matches!(self.0, Kind::Loan(_))
-    }
-
-    /// The bytes as another `Bytes`; short ones, and those of a loan, are copied.
-    pub(crate) fn to_bytes(&self) -> Bytes {
-        match &self.0 {
-            Kind::Inline { len, bytes } => Bytes::copy_from_slice(&bytes[..usize::from(*len).min(INLINE)]),
-            Kind::Bytes(bytes) => bytes.clone(),
-            Kind::Loan(loan) => Bytes::from(loan.memory.to_vec()),
-        }
     }
 
     /// The bytes as a `Bytes`; those of a loan are copied.

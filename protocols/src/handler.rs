@@ -89,12 +89,13 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Cancel safety
     /// See [`Multisend`].
+    #[inline]
     pub fn multicast(
         &self,
         targets: impl IntoIterator<Item = Rank>,
         payload: impl Into<Buffer>,
     ) -> Multisend<'_, F> {
-        Multisend::multicast(&self.face, self.id, targets.into_iter().collect(), payload.into())
+        Multisend::multicast(&self.face, self.id, targets, payload.into())
     }
 
     /// Sends from inside a handler; never waits.

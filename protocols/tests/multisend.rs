@@ -13,7 +13,7 @@ fn bytes(seed: u64, rank: usize, len: usize) -> Bytes {
     values(seed, rank, len.div_ceil(8)).iter().flat_map(|word| word.to_le_bytes()).take(len).collect()
 }
 
-fn multicasts(setup: Setup) {
+fn multicasts(setup: Setup, with_info: bool) {
     run(6, setup, async |member| {
         let log = Arc::new(Mutex::new(Vec::new()));
         let seen = log.clone();
@@ -30,7 +30,8 @@ fn multicasts(setup: Setup) {
             // To all but one, and to rank 1 twice.
             let targets = (0..6).filter(|rank| *rank != 4).chain([1]).map(Rank);
             let payload = bytes(turn as u64, member.rank.index(), len);
-            news.multicast(targets, payload).info(&[turn as u8]).await.unwrap();
+            let multicast = news.multicast(targets, payload);
+            if with_info { multicast.info(&[turn as u8]) } else { multicast }.await.unwrap();
         }
         let times = [1, 2, 1, 1, 0, 1][member.rank.index()];
         while log.lock().unwrap().len() < times * 6 * lens.len() {
@@ -42,7 +43,7 @@ fn multicasts(setup: Setup) {
             assert_eq!(from.len(), times * lens.len());
             for (number, (_, info, payload)) in from.into_iter().enumerate() {
                 let turn = number / times;
-                assert_eq!(*info, [turn as u8]);
+                assert_eq!(*info, [turn as u8][..usize::from(with_info)]);
                 assert!(*payload == bytes(turn as u64, source, lens[turn]), "turn {turn} of {source}");
             }
         }
@@ -52,12 +53,65 @@ fn multicasts(setup: Setup) {
 
 #[test]
 fn one_payload_reaches_every_listed_rank() {
-    multicasts(Setup::new());
+    multicasts(Setup::new(), true);
+    multicasts(Setup::new(), false);
 }
 
 #[test]
 fn one_payload_reaches_every_listed_rank_with_little_room() {
-    multicasts(Setup::tiny());
+    multicasts(Setup::tiny(), true);
+    multicasts(Setup::tiny(), false);
+}
+
+/// Multicasts and sends in turn, all started before the first is awaited: with little room some of them wait, and what
+/// comes later for the same rank stays behind.
+fn multicasts_stay_in_order(setup: Setup) {
+    // As many as there are places in a queue: who waits for a place is not in order with others who do.
+    const COUNT: u64 = 300;
+    run(4, setup, async |member| {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let seen = log.clone();
+        let keep = move |message: Message<'_>, _: &mut posthaste_core::Scope<'_>| {
+            seen.lock().unwrap().push((message.source(), message.read::<u64>(0).unwrap()));
+        };
+        let handle = member.client.contexts()[0].clone();
+        let news = handler::register(&*member.client, handle, "news", 0, keep).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let others: Vec<Rank> = (0..4).map(Rank).filter(|rank| *rank != member.rank).collect();
+        let one = |number: u64| {
+            let (news, others) = (&news, &others);
+            async move {
+                let word = number.to_ne_bytes();
+                match number % 3 {
+                    0 => news.multicast(others.iter().copied(), word).await.unwrap(),
+                    1 => news.multicast(others.iter().copied(), word.repeat(12)).await.unwrap(),
+                    _ => {
+                        futures::future::try_join_all(others.iter().map(|to| news.send(*to, word)))
+                            .await
+                            .unwrap();
+                    }
+                }
+            }
+        };
+        futures::future::join_all((0..COUNT).map(one)).await;
+        while log.lock().unwrap().len() < 3 * COUNT as usize {
+            tokio::task::yield_now().await;
+        }
+        let log = log.lock().unwrap().clone();
+        for source in others {
+            let from: Vec<u64> =
+                log.iter().filter(|(from, _)| *from == source).map(|(_, word)| *word).collect();
+            assert_eq!(from, (0..COUNT).collect::<Vec<_>>(), "from {source}");
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_multicast_stays_behind_what_waits_for_a_target() {
+    multicasts_stay_in_order(Setup::new());
+    multicasts_stay_in_order(Setup::tiny());
 }
 
 #[test]
@@ -77,12 +131,16 @@ fn who_is_lost_is_told_and_the_others_get_theirs() {
                 while news.send(Rank(2), b"").await.is_ok() {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
-                let error = news.multicast([1, 2, 3].map(Rank), "news").await.unwrap_err();
-                let lost = SendError::Fault(Fault::PeerLost(Rank(2)));
-                assert_eq!((error.failed, error.total), (vec![(Rank(2), lost)], 3));
+                for payload in
+                    [Bytes::from_static(b"news"), Bytes::from_static(b"one word"), bytes(1, 0, 9000)]
+                {
+                    let error = news.multicast([1, 2, 3].map(Rank), payload).await.unwrap_err();
+                    let lost = SendError::Fault(Fault::PeerLost(Rank(2)));
+                    assert_eq!((error.failed, error.total), (vec![(Rank(2), lost)], 3));
+                }
             }
             _ => {
-                while *heard.lock().unwrap() == 0 {
+                while *heard.lock().unwrap() < 3 {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
             }

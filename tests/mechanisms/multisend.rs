@@ -39,6 +39,36 @@ fn m_d18_one_call_gives_every_listed_rank_the_same_payload_and_no_other() {
 }
 
 #[test]
+fn m_d18_words_reach_every_rank_in_order_though_lanes_fill_up() {
+    run(5, options(), async |job| {
+        const COUNT: u64 = 20_000;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let next = Arc::new(Mutex::new(0));
+        let tick = job
+            .register("tick", move |m: Message<'_>, _: &mut Scope<'_>| {
+                let mut next = next.lock().unwrap();
+                assert_eq!(m.read::<u64>(0), Some(*next), "out of order");
+                assert!(m.info().is_empty() && m.source() == Rank(0));
+                *next += 1;
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let others = [1, 2, 3, 4].map(Rank);
+            for number in 0..COUNT {
+                soon("a multicast", tick.multicast(others, number.to_ne_bytes())).await.unwrap();
+            }
+        } else {
+            soon("the words", arrived.reach(COUNT)).await;
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
 fn m_d19_a_buffer_for_each_destination_and_one_for_all_sources() {
     run(5, options(), async |job| {
         let (me, many) = (job.rank().0, job.many_to_many());

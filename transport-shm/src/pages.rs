@@ -6,7 +6,7 @@
 //! which makes them faster to write.
 
 use crate::layout::PAGE;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Smallest and largest page, as powers of two.
 const MIN_CLASS: u32 = 12;
@@ -52,8 +52,10 @@ pub struct PagePool {
     fresh: u64,
     used: u64,
     free: Vec<VecDeque<u64>>,
-    /// Users beyond the first of the pages that have several, by offset.
-    more_users: HashMap<u64, u32>,
+    /// Users of each page beyond the first, by the number of its first 4 KiB.
+    more_users: Vec<u32>,
+    /// Pages that have several.
+    shared: usize,
 }
 
 /// What has to be done with a page before it is written to.
@@ -70,7 +72,8 @@ impl PagePool {
     #[must_use]
     pub fn new(size: u64) -> Self {
         let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
-        Self { size, fresh: 0, used: 0, free: vec![VecDeque::new(); classes], more_users: HashMap::new() }
+        let free = vec![VecDeque::new(); classes];
+        Self { size, fresh: 0, used: 0, free, more_users: Vec::new(), shared: 0 }
     }
 
     /// The longest page.
@@ -140,18 +143,22 @@ impl PagePool {
 
     /// A page that is in use gets one more user: it is free when all have given it back (V03).
     pub fn share(&mut self, page: Page) {
-        *self.more_users.entry(page.offset).or_insert(0) += 1;
+        let number = (page.offset >> MIN_CLASS) as usize;
+        if self.more_users.len() <= number {
+            self.more_users.resize(number + 1, 0);
+        }
+        self.shared += usize::from(self.more_users[number] == 0);
+        self.more_users[number] += 1;
     }
 
     /// A user gives a page back.
     pub fn give_back(&mut self, page: Page) {
-        if !self.more_users.is_empty()
-            && let Some(more) = self.more_users.get_mut(&page.offset)
+        if self.shared > 0
+            && let Some(more) = self.more_users.get_mut((page.offset >> MIN_CLASS) as usize)
+            && *more > 0
         {
             *more -= 1;
-            if *more == 0 {
-                self.more_users.remove(&page.offset);
-            }
+            self.shared -= usize::from(*more == 0);
             return;
         }
         self.used -= page.len();
@@ -183,7 +190,7 @@ mod tests {
         assert_ne!(other, page);
         pool.give_back(page);
         assert_eq!(pool.take(64 << 10), Some(Taken::Warm(page)));
-        assert!(pool.more_users.is_empty());
+        assert_eq!(pool.shared, 0);
     }
 
     #[test]

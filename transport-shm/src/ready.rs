@@ -33,8 +33,13 @@ impl<W: Words> ReadySet<W> {
     /// one to ring it.
     ///
     /// Both steps are sequentially consistent: either the reader that goes to sleep sees the bit, or this side sees it
-    /// armed.
+    /// armed. A bit that this side has set before and the reader has not taken yet need not be set again: the record was
+    /// published with a light fence behind it, so a reader that has taken the bit meanwhile and falls asleep either shows
+    /// that here or finds the record when it looks once more behind its heavy fence.
     pub fn announce(&self, source: usize) -> bool {
+        if self.block.load(BITS + source / 64, Ordering::Relaxed) & 1 << (source % 64) != 0 {
+            return false;
+        }
         self.block.fetch_or(BITS + source / 64, 1 << (source % 64));
         self.block.load(ARMED, Ordering::SeqCst) != 0 && self.claim_ring()
     }

@@ -5,13 +5,16 @@ use super::{Scope, State};
 use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
 use crate::error::{Fault, SendError};
-use crate::ids::{Endpoint, JobShape, ProtocolId};
+use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Flow, ReplyTo};
 use crate::slot::Ticket;
 use crate::wire;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
+
+/// Targets of a multicast that are handed to the device together.
+const AT_ONCE: usize = 16;
 
 /// What is to be sent.
 pub enum Payload<'p> {
@@ -186,6 +189,72 @@ impl Scope<'_> {
         stats.sent(len);
         self.trace_sent(target, len);
         true
+    }
+
+    /// Sends a message of one word without info to those of these ranks to whom nothing at all stands in the way, as
+    /// [`send_word`](Self::send_word) does. The others are the first of `ranks` afterwards; returns how many.
+    pub fn multicast_word(
+        &mut self,
+        ranks: &mut [Rank],
+        context: ContextId,
+        protocol: ProtocolId,
+        payload: u64,
+    ) -> usize {
+        let mut left = 0;
+        for first in (0..ranks.len()).step_by(AT_ONCE) {
+            let mut targets = [0; AT_ONCE];
+            let mut clear = 0;
+            let State { peers, shape, .. } = &mut *self.state;
+            for at in first..ranks.len().min(first + AT_ONCE) {
+                let rank = ranks[at];
+                match clear_way(peers, *shape, Endpoint::new(rank, context)) {
+                    Some((index, peer)) if peer.is_open(protocol) => {
+                        peer.unflushed = true;
+                        targets[clear] = index;
+                        clear += 1;
+                    }
+                    _ => {
+                        ranks[left] = rank;
+                        left += 1;
+                    }
+                }
+            }
+            let targets = &mut targets[..clear];
+            let refused = self.inject.word_to_each(targets, Self::wire_id(protocol), payload);
+            for &index in &targets[..refused] {
+                ranks[left] = shape.endpoint(index).rank;
+                left += 1;
+            }
+            let sent = (clear - refused) as u64;
+            self.state.stats.messages_sent += sent;
+            self.state.stats.bytes_sent += 8 * sent;
+        }
+        if tracing::enabled!(tracing::Level::TRACE) {
+            tracing::trace!(rank = %self.state.me, to = ranks.len() - left, bytes = 8, "packets sent");
+        }
+        left
+    }
+
+    /// Sends any one packet without info to several ranks, as [`multicast_word`](Self::multicast_word) does one word; devices
+    /// may make one copy of the payload for all (V03).
+    pub fn multicast_packet(
+        &mut self,
+        ranks: &mut [Rank],
+        context: ContextId,
+        protocol: ProtocolId,
+        source: Whole<'_>,
+    ) -> usize {
+        self.multicast(|scope| {
+            let mut left = 0;
+            for at in 0..ranks.len() {
+                let rank = ranks[at];
+                if !scope.send_packet(Endpoint::new(rank, context), protocol, source) {
+                    ranks[left] = rank;
+                    left += 1;
+                }
+            }
+            left
+        })
     }
 
     /// Sends, in `f`, one payload to several targets: devices may make one copy of it for all (V03). Whatever `f` sends

@@ -17,7 +17,8 @@ use crate::send::{Envelope, Step, own, start};
 use bytes::Bytes;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Scope, Wait};
-use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, SendError};
+use posthaste_core::{Fault, Handle, ProtocolId, Rank, SendError};
+use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -70,12 +71,23 @@ impl Stage {
 #[derive(Debug)]
 pub struct Multisend<'f, F: Face> {
     face: &'f F,
-    envelope: Envelope,
-    /// One payload for these ranks, to none of which it was sent yet.
-    multicast: Option<(Vec<Rank>, Buffer)>,
+    protocol: ProtocolId,
+    info: Option<Box<[u8]>>,
+    /// The payload of a multicast that was not begun yet: one word, or
+    word: Option<u64>,
+    /// anything else.
+    payload: Option<Buffer>,
+    /// To whom it goes: as a rule few enough to need no allocation.
+    targets: SmallVec<[Rank; 8]>,
+    total: usize,
+    legs: Option<Box<Legs>>,
+}
+
+/// What could not be sent at once.
+#[derive(Debug, Default)]
+struct Legs {
     legs: Vec<Leg>,
     failed: Vec<(Rank, SendError)>,
-    total: usize,
 }
 
 // Nothing in it is ever pinned.
@@ -83,15 +95,15 @@ impl<F: Face> Unpin for Multisend<'_, F> {}
 
 fn begin(
     scope: &mut Scope<'_>,
-    envelope: &Envelope,
+    envelope: &mut Envelope,
     target: Rank,
     payload: Bytes,
     wait: Wait,
     handle: impl FnOnce() -> Handle,
 ) -> Step {
-    let envelope = Envelope { target: Endpoint::new(target, envelope.target.context), ..envelope.clone() };
+    envelope.target.rank = target;
     let mut buffer = Some(Buffer::from(payload));
-    own(start(scope, &envelope, 0, &mut buffer, wait), handle, None)
+    own(start(scope, envelope, 0, &mut buffer, wait), handle, None)
 }
 
 impl<'f, F: Face> Multisend<'f, F> {
@@ -103,50 +115,78 @@ impl<'f, F: Face> Multisend<'f, F> {
     ) -> Self {
         let leg = |(target, payload)| Leg { target, payload, stage: Stage::Start(Wait::Await) };
         let legs: Vec<Leg> = messages.into_iter().map(leg).collect();
-        let target = Endpoint::new(face.shared().me().rank, face.shared().me().context);
-        let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        Self { face, envelope, multicast: None, total: legs.len(), legs, failed: Vec::new() }
+        let total = legs.len();
+        let legs = Some(Box::new(Legs { legs, failed: Vec::new() }));
+        Self { face, protocol, info: None, word: None, payload: None, targets: SmallVec::new(), total, legs }
     }
 
     /// The same message to each of these ranks.
-    pub(crate) fn multicast(face: &'f F, protocol: ProtocolId, targets: Vec<Rank>, payload: Buffer) -> Self {
-        // A loan belongs to one message.
-        let payload = if payload.is_loan() { Buffer::from(payload.into_bytes()) } else { payload };
+    #[inline]
+    pub(crate) fn multicast(
+        face: &'f F,
+        protocol: ProtocolId,
+        targets: impl IntoIterator<Item = Rank>,
+        payload: Buffer,
+    ) -> Self {
+        let targets: SmallVec<[Rank; 8]> = targets.into_iter().collect();
         let total = targets.len();
-        Self { multicast: Some((targets, payload)), total, ..Self::new(face, protocol, []) }
+        let word = payload.word();
+        let payload = if word.is_none() { Some(payload) } else { None };
+        Self { face, protocol, info: None, word, payload, targets, total, legs: None }
     }
 
     /// Adds message info to all of them: up to 112 bytes that travel beside the payload.
     pub fn info(mut self, info: &[u8]) -> Self {
-        self.envelope.info = Some(info.into());
+        self.info = Some(info.into());
         self
     }
 
-    /// Sends a multicast to all to whom nothing stands in the way; the others become legs.
-    fn begin_multicast(&mut self) {
-        let Multisend { face, envelope, multicast, legs, failed, .. } = self;
-        let Some((targets, payload)) = multicast else { return };
-        let leg = |target, stage| Leg { target, payload: payload.to_bytes(), stage };
+    fn envelope(&self) -> Envelope {
+        let me = self.face.shared().me();
+        Envelope { target: me, protocol: self.protocol, info: self.info.clone(), relaxed: false }
+    }
+
+    /// Sends a multicast to all to whom nothing stands in the way, which as a rule is to all. True: nobody is left.
+    #[inline]
+    fn multicast_at_once(&mut self) -> bool {
+        let Multisend { face, protocol, info, word, payload, targets, .. } = self;
+        let (context, protocol) = (face.shared().me().context, *protocol);
+        let left = match (word, payload) {
+            _ if info.is_some() => return false,
+            (Some(word), _) => {
+                face.enter(|engine| engine.scope().multicast_word(targets, context, protocol, *word)).ok()
+            }
+            (None, Some(payload)) if !payload.is_loan() => {
+                let whole = payload.whole();
+                face.enter(|engine| engine.scope().multicast_packet(targets, context, protocol, whole)).ok()
+            }
+            _ => return false,
+        };
+        // None: another thread is at the engine, and nobody was sent anything.
+        let Some(left) = left else { return false };
+        targets.truncate(left);
+        if left > 0 {
+            return false;
+        }
+        (self.word, self.payload) = (None, None);
+        true
+    }
+
+    /// Those whom a multicast did not reach at once become legs.
+    #[cold]
+    fn make_legs(&mut self) {
+        let word = self.word.take().map(|word| Bytes::copy_from_slice(&word.to_ne_bytes()));
+        // A loan belongs to one message: its bytes are copied.
+        let Some(bytes) = word.or_else(|| self.payload.take().map(Buffer::into_bytes)) else { return };
+        let mut envelope = self.envelope();
+        let (face, targets) = (self.face, std::mem::take(&mut self.targets));
+        let Legs { legs, failed } = &mut **self.legs.get_or_insert_default();
+        let leg = |target, stage| Leg { target, payload: bytes.clone(), stage };
         let entered = face.enter(|engine| {
             engine.scope().multicast(|scope| {
-                let (context, protocol) = (envelope.target.context, envelope.protocol);
-                if envelope.info.is_none() {
-                    let word = payload.word();
-                    targets.retain(|&target| {
-                        let target = Endpoint::new(target, context);
-                        !match word {
-                            Some(word) => scope.send_word(target, protocol, word),
-                            None => scope.send_packet(target, protocol, payload.whole()),
-                        }
-                    });
-                }
-                if targets.is_empty() {
-                    return;
-                }
-                let bytes = payload.to_bytes();
-                for target in targets.drain(..) {
-                    let handle = || Handle::of(*face);
-                    match Stage::of(begin(scope, envelope, target, bytes.clone(), Wait::Await, handle)) {
+                for &target in &targets {
+                    let handle = || Handle::of(face);
+                    match Stage::of(begin(scope, &mut envelope, target, bytes.clone(), Wait::Await, handle)) {
                         Ok(Stage::Over) => {}
                         Ok(stage) => legs.push(leg(target, stage)),
                         Err(error) => failed.push((target, error)),
@@ -155,26 +195,26 @@ impl<'f, F: Face> Multisend<'f, F> {
             });
         });
         if entered.is_err() {
-            legs.extend(targets.drain(..).map(|target| leg(target, Stage::Start(Wait::Await))));
+            legs.extend(targets.into_iter().map(|target| leg(target, Stage::Start(Wait::Await))));
         }
-        *multicast = None;
     }
 
     /// Hands what can start to the engine, all under one take of the token.
     fn begin(&mut self) {
-        if self.multicast.is_some() {
-            self.begin_multicast();
-        }
-        let Multisend { face, envelope, legs, failed, .. } = self;
-        if !legs.iter().any(|leg| matches!(leg.stage, Stage::Start(_))) {
+        self.make_legs();
+        let starts = |leg: &Leg| matches!(leg.stage, Stage::Start(_));
+        if !self.legs.as_ref().is_some_and(|legs| legs.legs.iter().any(starts)) {
             return;
         }
+        let mut envelope = self.envelope();
+        let face = self.face;
+        let Legs { legs, failed } = &mut **self.legs.get_or_insert_default();
         let entered = face.enter(|engine| {
             let mut scope = engine.scope();
             for leg in legs.iter_mut() {
                 let Stage::Start(wait) = leg.stage else { continue };
                 let payload = leg.payload.clone();
-                let step = begin(&mut scope, envelope, leg.target, payload, wait, || Handle::of(*face));
+                let step = begin(&mut scope, &mut envelope, leg.target, payload, wait, || Handle::of(face));
                 leg.stage = Stage::of(step).unwrap_or_else(|error| {
                     failed.push((leg.target, error));
                     Stage::Over
@@ -186,10 +226,10 @@ impl<'f, F: Face> Multisend<'f, F> {
         }
         for leg in legs {
             let Stage::Start(wait) = leg.stage else { continue };
-            let (envelope, handle) = (envelope.clone(), Handle::of(*face));
+            let (mut envelope, handle) = (envelope.clone(), Handle::of(face));
             let (target, payload) = (leg.target, leg.payload.clone());
             let posted =
-                move |scope: &mut Scope<'_>| begin(scope, &envelope, target, payload, wait, || handle);
+                move |scope: &mut Scope<'_>| begin(scope, &mut envelope, target, payload, wait, || handle);
             leg.stage = Stage::Posted(face.post(posted));
         }
     }
@@ -223,13 +263,22 @@ fn look<F: Face>(face: &F, leg: &mut Leg, cx: &mut Context<'_>) -> Poll<Result<(
 impl<F: Face> Future for Multisend<'_, F> {
     type Output = Result<(), MultisendError>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
+        if self.multicast_at_once() { Poll::Ready(Ok(())) } else { self.go_on(cx) }
+    }
+}
+
+impl<F: Face> Multisend<'_, F> {
+    #[inline(never)]
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), MultisendError>> {
         loop {
-            this.begin();
-            let Multisend { face, legs, failed, .. } = this;
+            self.begin();
+            let face = self.face;
+            let Some(parts) = self.legs.as_deref_mut() else { return Poll::Ready(Ok(())) };
+            let Legs { legs, failed } = parts;
             let mut again = false;
-            legs.retain_mut(|leg| match look(*face, leg, cx) {
+            legs.retain_mut(|leg| match look(face, leg, cx) {
                 Poll::Pending => true,
                 Poll::Ready(Ok(())) => {
                     let goes_on = !matches!(leg.stage, Stage::Over);
@@ -241,17 +290,17 @@ impl<F: Face> Future for Multisend<'_, F> {
                     false
                 }
             });
-            if !again {
-                break;
+            if again {
+                continue;
             }
+            if !legs.is_empty() {
+                return Poll::Pending;
+            }
+            return Poll::Ready(match std::mem::take(failed) {
+                failed if failed.is_empty() => Ok(()),
+                failed => Err(MultisendError { failed, total: self.total }),
+            });
         }
-        if !this.legs.is_empty() {
-            return Poll::Pending;
-        }
-        Poll::Ready(match std::mem::take(&mut this.failed) {
-            failed if failed.is_empty() => Ok(()),
-            failed => Err(MultisendError { failed, total: this.total }),
-        })
     }
 }
 

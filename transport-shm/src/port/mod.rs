@@ -44,6 +44,10 @@ impl Inject for ShmPort {
         self.tx.word(target, protocol, cookie, payload)
     }
 
+    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
+        self.tx.word_to_each(targets, protocol, payload)
+    }
+
     fn multicast(&mut self, begins: bool) {
         self.tx.multicast(begins);
     }

@@ -443,6 +443,15 @@ impl Tx {
         self.multicast = begins;
     }
 
+    /// A word found no room in that lane, or no lane.
+    #[cold]
+    fn refuse(&mut self, index: usize) {
+        if self.lanes.get(index).is_some_and(|lane| lane.as_ref().is_some_and(|lane| !lane.dead)) {
+            self.block(index);
+            self.full = Some(index);
+        }
+    }
+
     /// The last inject found no room in that lane.
     fn block(&mut self, index: usize) {
         if let Some(lane) = &mut self.lanes[index] {
@@ -717,5 +726,26 @@ impl Inject for Tx {
             self.announce_to(target);
         }
         true
+    }
+
+    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
+        let fence = self.fence;
+        let mut left = 0;
+        for at in 0..targets.len() {
+            let target = targets[at];
+            if let Some(Some(lane)) = self.lanes.get_mut(target)
+                && !lane.dead
+                && lane.producer.push_word(protocol.0, 0, payload)
+            {
+                if lane.producer.reader_wants_notice(fence) {
+                    self.announce_to(target);
+                }
+                continue;
+            }
+            self.refuse(target);
+            targets[left] = target;
+            left += 1;
+        }
+        left
     }
 }

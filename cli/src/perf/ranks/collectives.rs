@@ -26,7 +26,12 @@ impl<F: ContextFace> Bench<F> {
                 for _ in 0..round_len / sample {
                     let sampled = Instant::now();
                     for _ in 0..sample {
-                        message.multicast(others.iter().copied(), data.clone()).await?;
+                        let to = others.iter().copied();
+                        if self.size == 8 {
+                            message.multicast(to, round.to_ne_bytes()).await?;
+                        } else {
+                            message.multicast(to, data.clone()).await?;
+                        }
                     }
                     samples.push(sampled.elapsed().as_secs_f64() / sample as f64 * 1e6);
                 }
