@@ -275,6 +275,24 @@ pub trait Sink {
         taken.by_ref().count()
     }
 
+    /// Packets of one length, of one protocol, without info and cookies. Those that it took from `payloads` are done with; if
+    /// there are more, the next one is to be kept, with everything behind it, and offered again later.
+    fn batch(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &mut dyn Payloads,
+    ) {
+        while let Some(bytes) = payloads.next() {
+            let body = Body::Short(bytes);
+            let mut packet = Packet { source, protocol, kind: 0, cookie: 0, info: &[], body };
+            if self.packet(inject, &mut packet) == Verdict::Hold {
+                return payloads.put_back();
+            }
+        }
+    }
+
     /// A long packet is on its way in, of which the payload has not been read yet: the memory that it goes to, in order, of
     /// as many bytes as the payload. `None`: the payload is kept and offered whole.
     fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
@@ -292,6 +310,15 @@ pub trait Sink {
 
     /// A peer broke the rules and was cut off.
     fn corrupt(&mut self, rank: Rank);
+}
+
+/// The payloads of a batch of packets, of which one at a time is in private memory.
+pub trait Payloads {
+    /// Takes the next one; `None` at their end.
+    fn next(&mut self) -> Option<&[u8]>;
+
+    /// The one that was taken last is not taken.
+    fn put_back(&mut self);
 }
 
 /// What is to become of a packet.

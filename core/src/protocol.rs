@@ -72,6 +72,41 @@ impl Incoming<'_> {
     }
 }
 
+/// Messages of one word each, of one protocol and one sender, without info and cookies.
+#[derive(Debug)]
+pub struct ArrivedWords<'a> {
+    pub(crate) payloads: &'a [u64],
+    /// How many were handed out.
+    pub(crate) taken: usize,
+    pub(crate) source: Endpoint,
+    /// The sender's index in the job.
+    pub(crate) index: usize,
+    pub(crate) protocol: ProtocolId,
+    pub(crate) life: u16,
+}
+
+impl ArrivedWords<'_> {
+    /// The payload of the next message; `None` at their end, or if what a handler did before is the end of it: the sender
+    /// was cut off, or this side leaves.
+    #[inline]
+    pub fn next(&mut self, scope: &mut Scope<'_>) -> Option<[u8; 8]> {
+        let payload = self.payloads.get(self.taken)?;
+        if !scope.takes_word(self.index) {
+            return None;
+        }
+        self.taken += 1;
+        Some(payload.to_ne_bytes())
+    }
+
+    /// The message with that payload.
+    #[inline(always)]
+    #[must_use]
+    pub fn message<'p>(&self, payload: &'p [u8; 8]) -> Incoming<'p> {
+        let ArrivedWords { source, protocol, life, .. } = *self;
+        Incoming { source, info: &[], body: Body::Short(payload), protocol, life, cookie: 0 }
+    }
+}
+
 /// Names the caller of a request; answer it exactly once. A later incarnation of the caller never gets the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
@@ -198,6 +233,14 @@ pub trait Protocol: Send + Sync {
 
     /// A whole message has arrived.
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>);
+
+    /// Messages of one word each have arrived together. Takes them one after the other, as
+    /// [`on_message`](Self::on_message) would; a protocol for which the way from one to the next counts does so itself.
+    fn on_words(&self, scope: &mut Scope<'_>, words: &mut ArrivedWords<'_>) {
+        while let Some(word) = words.next(scope) {
+            self.on_message(scope, words.message(&word));
+        }
+    }
 
     /// A rank is gone, or has left.
     fn on_peer_down(&self, _rank: Rank, _fault: Fault) {}

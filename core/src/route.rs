@@ -7,8 +7,8 @@
 use crate::caps::Caps;
 use crate::descriptor::Descriptor;
 use crate::device::{
-    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, PacketHead, Port, Sink, Sources,
-    Stop, Verdict,
+    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, PacketHead, Payloads, Port, Sink,
+    Sources, Stop, Verdict,
 };
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
@@ -390,6 +390,17 @@ impl Sink for RouteSink<'_> {
     ) -> usize {
         let mut inject = RouteInject { inject, others: &mut self.others };
         self.sink.words(&mut inject, source, protocol, payloads)
+    }
+
+    fn batch(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &mut dyn Payloads,
+    ) {
+        let mut inject = RouteInject { inject, others: &mut self.others };
+        self.sink.batch(&mut inject, source, protocol, payloads);
     }
 
     fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {

@@ -7,7 +7,7 @@ use crate::send::{Envelope, SendMessage};
 use bytes::BytesMut;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{SendArgs, Sent, Wait};
-use posthaste_core::protocol::{Accept, FirstPacket, Flow, Incoming, Protocol};
+use posthaste_core::protocol::{Accept, ArrivedWords, FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
     Context, Endpoint, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope, SendError,
     TrySendError,
@@ -153,6 +153,13 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) + Send + Sync> Protocol for Inline<H> {
     #[inline]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         (self.handler)(Message::new(message), scope);
+    }
+
+    fn on_words(&self, scope: &mut Scope<'_>, words: &mut ArrivedWords<'_>) {
+        while let Some(word) = words.next(scope) {
+            // Made where the handler looks at it: a message that is moved has to wait for its own stores.
+            (self.handler)(Message::new(words.message(&word)), scope);
+        }
     }
 }
 

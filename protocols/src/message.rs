@@ -255,6 +255,7 @@ fn body_copy(body: &Body<'_>, target: &mut [u8]) -> usize {
     len
 }
 
+#[inline]
 fn body_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option<T> {
     match body {
         Body::Lease(lease) => lease_read(lease, offset),
@@ -266,6 +267,7 @@ fn body_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option
 }
 
 /// Reads through a private copy: the peer could write to the page meanwhile.
+#[inline(never)]
 fn lease_read<T: FromBytes + IntoBytes>(lease: &Lease, offset: usize) -> Option<T> {
     let slice = lease.memory().slice(offset as u64, size_of::<T>() as u64)?;
     let mut value = T::new_zeroed();

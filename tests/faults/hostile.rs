@@ -132,7 +132,7 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
 }
 
 /// Words that no writer writes where a record is looked for, each wrong in one way only.
-const IMPOSSIBLE: [(&str, u64); 7] = [
+const IMPOSSIBLE: [(&str, u64); 11] = [
     ("an unknown kind", u64::MAX),
     ("no kind", 8 << 32),
     ("a wrap to a wrap", 3),
@@ -140,6 +140,10 @@ const IMPOSSIBLE: [(&str, u64); 7] = [
     ("a short record that is longer than short records are", 1 | 3000 << 32),
     ("more message info than there can be", 1 | 120 << 8 | 8 << 32),
     ("a page that is none", 2 | 64 << 32),
+    ("a batch of messages with info", 4 | 8 << 8 | 8 << 32),
+    ("a batch of requests", 1 << 63 | 4 | 8 << 32),
+    ("a batch of messages that are longer than short records are", 4 | 3000 << 32),
+    ("a batch of more messages than there can be", 4 | 64 << 32),
 ];
 
 /// Every word of the ring is the same, so wherever the reader looks, the record is wrong in just that way and nothing

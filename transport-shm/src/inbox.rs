@@ -25,6 +25,8 @@ pub struct Reading<W, X> {
     pub quiet: u32,
     /// Words to be taken one by one before it is tried once more whether many lie there together.
     pub singles: u32,
+    /// Messages that were taken of the batch which its next record names.
+    pub batched: u64,
     polled: bool,
 }
 
@@ -199,6 +201,7 @@ fn promote<W: Words, X>(
             held: false,
             quiet: 0,
             singles: 0,
+            batched: 0,
             polled: false,
         }));
     }

@@ -15,10 +15,11 @@
 //! ```text
 //!  header   63        62..32     31..16     15..8      7..0
 //!          +--------+----------+----------+----------+------+
-//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap
+//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap, 4 batch
 //!          +--------+----------+----------+----------+------+
 //! ```
 
+use crate::batch::MOST_BYTES;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::{Ordering, fence};
@@ -43,6 +44,8 @@ pub const KIND_SHORT: u8 = 1;
 /// The record names a page of the sender's pool.
 pub const KIND_PAGE: u8 = 2;
 const KIND_WRAP: u64 = 3;
+/// The record names a page with several messages; its length is that of each.
+pub const KIND_BATCH: u8 = 4;
 
 /// The header of a record with a payload of one word and without info; the protocol and the cookie's bit are to be
 /// added.
@@ -79,7 +82,7 @@ impl LightFence {
 /// A record's header in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// [`KIND_SHORT`] or [`KIND_PAGE`].
+    /// [`KIND_SHORT`], [`KIND_PAGE`] or [`KIND_BATCH`].
     pub kind: u8,
     /// Bytes of message info, 0 to 112.
     pub info_len: u8,
@@ -115,7 +118,11 @@ impl Header {
     /// Bytes of the whole record.
     #[inline]
     fn record_bytes(self) -> u64 {
-        let body = if self.kind == KIND_SHORT { u64::from(self.len).next_multiple_of(8) } else { 16 };
+        let body = match self.kind {
+            KIND_SHORT => u64::from(self.len).next_multiple_of(8),
+            KIND_BATCH => 24,
+            _ => 16,
+        };
         8 + 8 * u64::from(self.cookie) + u64::from(self.info_len).next_multiple_of(8) + body
     }
 }
@@ -435,6 +442,7 @@ impl<W: Words> Consumer<W> {
         let known = match header.kind {
             KIND_SHORT => header.len <= self.max_len,
             KIND_PAGE => true,
+            KIND_BATCH => header.len <= self.max_len && header.info_len == 0 && !header.cookie,
             _ => false,
         };
         if known && fits && header.info_len as usize <= MAX_INFO {
@@ -538,8 +546,10 @@ impl<W: Words> Consumer<W> {
     #[inline]
     pub fn consume(&mut self, header: Header, fence: LightFence) -> bool {
         self.position += header.record_bytes();
-        if header.kind == KIND_PAGE {
-            self.page_bytes += u64::from(header.len);
+        match header.kind {
+            KIND_PAGE => self.page_bytes += u64::from(header.len),
+            KIND_BATCH => self.page_bytes += MOST_BYTES,
+            _ => {}
         }
         let due = self.position - self.published >= self.size / 4 || self.page_bytes >= PAGE_STRIDE;
         due && self.publish(fence)
@@ -593,14 +603,21 @@ mod tests {
                     let len = random(max_short(ring) as u64 + 1) as u32 / (1 + random(40) as u32);
                     let info: Vec<u8> = (0..random(113)).map(|i| (i + step) as u8).collect();
                     let payload: Vec<u8> = (0..len).map(|i| (u64::from(i) * 3 + step) as u8).collect();
-                    let cookie = random(3);
-                    let header = Header {
+                    let mut cookie = random(3);
+                    let mut header = Header {
                         kind: KIND_SHORT,
                         info_len: info.len() as u8,
                         protocol: step as u16,
                         len,
                         cookie: cookie != 0,
                     };
+                    let (mut info, mut payload) = (info, payload);
+                    if random(8) == 0 {
+                        // Three words, whatever the length of each message.
+                        header = Header { kind: KIND_BATCH, info_len: 0, cookie: false, ..header };
+                        payload = (0..24).map(|i| (i * 5 + step) as u8).collect();
+                        (cookie, info) = (0, Vec::new());
+                    }
                     if producer.push(header, cookie, &info, |ring, at| ring.write_bytes(at, &payload)) {
                         oracle.push_back((header, cookie, info, payload));
                     } else {
@@ -613,7 +630,8 @@ mod tests {
                         Peek::Record(header) => {
                             let expected = oracle.pop_front().expect("sent");
                             let mut info = [0; MAX_INFO];
-                            let mut payload = vec![0; header.len as usize];
+                            let len = if header.kind == KIND_BATCH { 24 } else { header.len as usize };
+                            let mut payload = vec![0; len];
                             let (cookie, ()) = consumer
                                 .record(header, &mut info, |ring, at| ring.read_bytes(at, &mut payload));
                             let info = info[..header.info_len as usize].to_vec();

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+pub mod batch;
 mod bell;
 mod device;
 pub mod grants;

@@ -3,11 +3,11 @@
 use super::peer::{Assembly, Incoming as IncomingState};
 use super::send::owned_info;
 use super::{Scope, State};
-use crate::device::{Body, Inject, Packet, PacketHead, Sink, Verdict};
+use crate::device::{Body, Inject, Packet, PacketHead, Payloads, Sink, Verdict};
 use crate::error::Fault;
 use crate::ids::{Endpoint, ProtocolId, Rank};
 use crate::memory::{SharedSlice, expect_all_of};
-use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
+use crate::protocol::{Accept, ArrivedWords, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
 use crate::slot::{Outcome, Ticket, Value};
 use crate::sync::Arc;
 use crate::wire;
@@ -72,29 +72,62 @@ impl Sink for Dispatcher<'_> {
         while let Some(&payload) = payloads.get(taken) {
             if let Some((handler, flow, life)) = self.straight(index, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    // What a handler does may be the end of it.
-                    while let Some(payload) = payloads.get(taken)
-                        && scope.state.takes_words(index)
-                    {
-                        taken += 1;
-                        scope.state.stats.received(8);
-                        let payload = payload.to_ne_bytes();
-                        let body = Body::Short(&payload);
-                        let message = Incoming { source, info: &[], body, protocol, life, cookie: 0 };
-                        handler.on_message(&mut scope, message);
-                    }
-                }));
+                let mut words = ArrivedWords { payloads, taken, source, index, protocol, life };
+                let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_words(&mut scope, &mut words)));
+                let before = std::mem::replace(&mut taken, words.taken);
                 if outcome.is_err() {
                     scope.panicked(&Arrived { source, protocol, life, cookie: 0, flow, bytes: 8 });
                 }
-            } else if self.other_word(inject, source, protocol, 0, payload) == Verdict::Taken {
+                if taken > before {
+                    continue;
+                }
+            }
+            if self.other_word(inject, source, protocol, 0, payload) == Verdict::Taken {
                 taken += 1;
             } else {
                 break;
             }
         }
         taken
+    }
+
+    fn batch(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        payloads: &mut dyn Payloads,
+    ) {
+        let index = self.state.shape.index(source);
+        loop {
+            if let Some((handler, flow, life)) = self.straight(index, protocol) {
+                let mut scope = Scope { inject: &mut *inject, state: self.state };
+                let mut bytes = 0;
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    // What a handler does may be the end of it.
+                    while scope.state.takes_words(index) {
+                        let Some(payload) = payloads.next() else { return true };
+                        bytes = payload.len() as u64;
+                        scope.state.stats.received(bytes);
+                        let body = Body::Short(payload);
+                        let message = Incoming { source, info: &[], body, protocol, life, cookie: 0 };
+                        handler.on_message(&mut scope, message);
+                    }
+                    false
+                }));
+                match outcome {
+                    Ok(true) => return,
+                    Ok(false) => {}
+                    Err(_) => scope.panicked(&Arrived { source, protocol, life, cookie: 0, flow, bytes }),
+                }
+            }
+            let Some(payload) = payloads.next() else { return };
+            let body = Body::Short(payload);
+            let mut packet = Packet { source, protocol, kind: 0, cookie: 0, info: &[], body };
+            if self.packet(inject, &mut packet) == Verdict::Hold {
+                return payloads.put_back();
+            }
+        }
     }
 
     #[inline]
@@ -226,6 +259,16 @@ pub(super) enum Resolution {
 }
 
 impl Scope<'_> {
+    /// Whether one more word of that peer goes straight to its handler; if so, it is counted.
+    #[inline]
+    pub(crate) fn takes_word(&mut self, index: usize) -> bool {
+        let takes = self.state.takes_words(index);
+        if takes {
+            self.state.stats.received(8);
+        }
+        takes
+    }
+
     #[inline]
     pub(super) fn resolve(&mut self, index: usize, protocol: ProtocolId) -> Resolution {
         let number = usize::from(protocol.0 - wire::FIRST_USER);

@@ -168,6 +168,8 @@ macro_rules! conformance_suite {
             patterns::replays_queue_behind_what_waits,
             patterns::sections_are_freed_and_reused,
             patterns::recorded_sends_are_replayed,
+            patterns::alike_sends_are_replayed_whole_and_in_order,
+            patterns::alike_sends_wait_until_their_protocol_is_registered,
             mixtures::random_mixtures_do_what_they_say,
             mixtures::recorded_messages_wait_for_credit,
             mixtures::recorded_words_pass_those_whose_handler_panics,

@@ -1,7 +1,7 @@
 //! Recorded patterns and their replay.
 
 use super::world::at;
-use super::{Harness, Log, Memory, Message, Outbox, World};
+use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{PatternError, ReplayStart};
 use posthaste_core::wire::FIRST_USER;
@@ -188,4 +188,90 @@ pub fn recorded_sends_are_replayed<H: Harness>(harness: H) {
     world.a_while();
     let got: Vec<_> = log.all().into_iter().map(|received| received.bytes).collect();
     assert_eq!(got, expected);
+}
+
+fn send_from(memory: &Memory, to: Rank, protocol: ProtocolId, from_offset: u64, len: u64) -> Descriptor {
+    Descriptor {
+        op: Op::Send,
+        source_kind: SourceKind::Region,
+        rank: to,
+        protocol: ProtocolId(FIRST_USER + protocol.0),
+        len,
+        source: [memory.local[0] as u64, from_offset],
+        ..Descriptor::default()
+    }
+}
+
+/// Many recorded sends of one length, which a device may hand over together, among others: all arrive whole and in order.
+pub fn alike_sends_are_replayed_whole_and_in_order<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocols = [world.record("one", &log), world.record("two", &log)];
+    let memory = world.memory(128 << 10);
+    let targets = [Rank(1), Rank(2)];
+    let mut sends: Vec<(Rank, ProtocolId, u64, u64)> = Vec::new();
+    for (turn, len) in [8, 9, 200, 1000, 1024, 2000, 2041, 8, 3000].into_iter().enumerate() {
+        for number in 0..25 {
+            // One behind the other, or anywhere.
+            let first = if turn % 2 == 0 { number * len } else { (number * 7919) % 40_000 };
+            sends.push((targets[turn % 2], protocols[usize::from(number == 17)], first, len));
+            sends.push((targets[1 - turn % 2], protocols[turn % 2], first, len));
+        }
+    }
+    let descriptors =
+        sends.iter().map(|&(to, protocol, first, len)| send_from(&memory, to, protocol, first, len));
+    let id = store(&world, descriptors.collect());
+    for _ in 0..12 {
+        let bytes = world.random.bytes(128 << 10);
+        memory.write(Rank(0), 0, &bytes);
+        let start = replay(&world, id);
+        replay_ends(&mut world, start);
+        world.until("everything arrives", |_| log.len() >= sends.len());
+        world.a_while();
+        let got = log.take();
+        for to in targets {
+            let got: Vec<_> = got.iter().filter(|received| received.at.rank == to).collect();
+            let sent: Vec<_> = sends.iter().filter(|send| send.0 == to).collect();
+            assert_eq!(got.len(), sent.len());
+            for (received, (_, protocol, first, len)) in got.into_iter().zip(sent) {
+                let name = ["one", "two"][usize::from(*protocol == protocols[1])];
+                assert_eq!(received.protocol, name);
+                assert!(received.bytes == bytes[*first as usize..][..*len as usize], "{len} bytes to {to}");
+            }
+        }
+    }
+}
+
+/// More of them than are set aside for a protocol that is not registered: they wait where they are, in the middle of
+/// whatever carries them, and go on from there.
+pub fn alike_sends_wait_until_their_protocol_is_registered<H: Harness>(harness: H) {
+    const COUNT: u64 = 40;
+    const REPLAYS: usize = 60;
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let late = world.register(Rank(0), Probe::recording("late", &log));
+    let memory = world.memory(64 << 10);
+    let bytes = world.random.bytes(64 << 10);
+    memory.write(Rank(0), 0, &bytes);
+    let id = store(&world, (0..COUNT).map(|n| send_from(&memory, Rank(1), late, n * 1000, 1000)).collect());
+    let starts: Vec<_> = (0..REPLAYS)
+        .map(|_| {
+            world.a_while();
+            replay(&world, id)
+        })
+        .collect();
+    world.a_while();
+    assert_eq!(log.len(), 0);
+    world.register(Rank(1), Probe::recording("late", &log));
+    for start in starts {
+        replay_ends(&mut world, start);
+    }
+    world.until("everything arrives", |_| log.len() >= REPLAYS * COUNT as usize);
+    world.a_while();
+    let got = log.take();
+    assert_eq!(got.len(), REPLAYS * COUNT as usize);
+    for (number, received) in got.into_iter().enumerate() {
+        let first = number % COUNT as usize * 1000;
+        assert!(received.bytes == bytes[first..][..1000], "message {number}");
+    }
 }

@@ -64,6 +64,12 @@ impl Log {
         self.0.lock().expect("no panic under this lock").clone()
     }
 
+    /// Takes all entries.
+    #[must_use]
+    pub fn take(&self) -> Vec<Received> {
+        std::mem::take(&mut *self.0.lock().expect("no panic under this lock"))
+    }
+
     /// The entries of one ordered pair.
     #[must_use]
     pub fn of(&self, source: Endpoint, at: Endpoint) -> Vec<Received> {

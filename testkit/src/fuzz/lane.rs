@@ -3,8 +3,10 @@
 use super::Input;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
+use posthaste_shm::batch::{Batch, MOST_BYTES};
 use posthaste_shm::lane::{
-    CONTROL_WORDS, Consumer, Header, KIND_PAGE, KIND_SHORT, LightFence, Look, Peek, Producer, max_short,
+    CONTROL_WORDS, Consumer, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, LightFence, Look, Peek, Producer,
+    max_short,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -95,12 +97,17 @@ pub fn lane_reader(data: &[u8]) {
                     ring.read_bytes(at, &mut bytes);
                     bytes.len()
                 }
-                KIND_PAGE => {
-                    // The page and its grant.
-                    std::hint::black_box((
-                        ring.load(at, Ordering::Relaxed),
-                        ring.load(at + 1, Ordering::Relaxed),
-                    ));
+                KIND_PAGE | KIND_BATCH => {
+                    // The page, its grant and how many messages it has.
+                    let words = if header.kind == KIND_PAGE { 2 } else { 3 };
+                    let [offset, _, count] =
+                        [0, 1, words - 1].map(|word| ring.load(at + word, Ordering::Relaxed));
+                    if let Some(batch) = Batch::new(count, u64::from(header.len)) {
+                        assert!(
+                            batch.bytes() <= MOST_BYTES && batch.count() == count,
+                            "{batch:?} at {offset}"
+                        );
+                    }
                     0
                 }
                 other => panic!("a record of kind {other}"),

@@ -2,10 +2,11 @@
 
 use super::COPY_FLAG;
 use super::tx::Tx;
+use crate::batch::Batch;
 use crate::inbox::{Inbox, Reading};
-use crate::lane::{GRANT_COUNT, KIND_SHORT, LightFence, Look, Peek, WORD_GROUP};
+use crate::lane::{GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, LightFence, Look, Peek, WORD_GROUP};
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_word};
-use posthaste_core::device::{Body, LeaseOwner, Packet, Sink, Verdict};
+use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId};
 use std::sync::Arc;
@@ -119,6 +120,13 @@ impl Rx {
                 }
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
+                    Took::Batch(header) => {
+                        count += self.desk.take_batch(lane, header, &self.home, tx, sink, budget - count);
+                        if lane.held || lane.dead {
+                            break;
+                        }
+                        continue;
+                    }
                     Took::Nothing => break,
                     Took::Corrupt => return count + 1,
                 },
@@ -140,6 +148,8 @@ struct Desk {
 /// What became of the record at a lane's head.
 enum Took {
     One,
+    /// It names a batch, which [`Desk::take_batch`] takes.
+    Batch(Header),
     /// There is none, or it has to wait.
     Nothing,
     /// The lane is dead.
@@ -163,6 +173,9 @@ impl Desk {
             Peek::Record(header) => header,
             Peek::Corrupt => return corrupt(lane, "impossible record", sink),
         };
+        if header.kind == KIND_BATCH {
+            return Took::Batch(header);
+        }
         let len = header.len as usize;
         let mut copied = None;
         let (cookie, body) = if header.kind == KIND_SHORT {
@@ -170,13 +183,8 @@ impl Desk {
             let (cookie, ()) = lane.consumer.record(header, info, |ring, at| ring.read_bytes(at, bytes));
             (cookie, Body::Short(bytes))
         } else {
-            let (cookie, (offset, word)) = lane.consumer.record(header, info, |ring, at| {
-                let order = posthaste_core::sync::Ordering::Relaxed;
-                (ring.load(at, order), ring.load(at + 1, order))
-            });
-            let slice = lane.with.pool.slice(offset, u64::from(header.len));
-            let grant = (word >> 40 & 0x1ff) as usize;
-            let (Some(slice), true) = (slice, offset.is_multiple_of(4096) && grant < GRANT_COUNT) else {
+            let (cookie, [offset, word]) = lane.consumer.record(header, info, words_at);
+            let Some((slice, lease)) = granted(lane, offset, u64::from(header.len), word) else {
                 return corrupt(lane, "impossible page", sink);
             };
             // The handler is going to look at it; until then its first lines can be on their way.
@@ -187,7 +195,6 @@ impl Desk {
                 end.prefetch(1);
                 slice.prefetch(PREFETCH_LONG);
             }
-            let lease = Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK));
             if word & COPY_FLAG != 0 {
                 let bytes = lease.to_bytes();
                 copied = Some(lease);
@@ -223,6 +230,95 @@ impl Desk {
             }
         }
     }
+}
+
+impl Desk {
+    /// Takes messages of the batch that the record at the lane's head names, up to `budget`, which is not 0. Returns how many
+    /// events that were.
+    #[inline(never)]
+    fn take_batch(
+        &mut self,
+        lane: &mut Reading<SharedWords, Source>,
+        header: Header,
+        home: &Arc<ClientLink>,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+        budget: usize,
+    ) -> usize {
+        let (from, protocol) = (lane.with.from, ProtocolId(header.protocol));
+        let (_, [offset, word, count]) = lane.consumer.record(header, &mut self.info, words_at);
+        let batch = Batch::new(count, u64::from(header.len)).filter(|batch| lane.batched < batch.count());
+        let page = batch.and_then(|batch| Some((batch, granted(lane, offset, batch.bytes(), word)?)));
+        let Some((batch, (memory, lease))) = page else {
+            corrupt(lane, "impossible batch", sink);
+            return 1;
+        };
+        memory.prefetch(PREFETCH);
+        let first = lane.batched;
+        let end = batch.count().min(first + budget as u64);
+        let mut payloads = OneByOne { batch, memory, next: first, end, scratch: &mut self.scratch[..] };
+        sink.batch(tx, from, protocol, &mut payloads);
+        lane.batched = payloads.next;
+        lane.held = lane.batched < end;
+        let taken = (lane.batched - first) as usize;
+        if lane.batched < batch.count() {
+            // The record stays and names the page.
+            lease.keep();
+            return taken;
+        }
+        lane.batched = 0;
+        drop(lease);
+        if lane.consumer.consume(header, self.fence) {
+            home.ring_if_asleep(from);
+        }
+        taken
+    }
+}
+
+/// The payloads of a batch: each is copied to private memory when it is its turn.
+struct OneByOne<'a> {
+    batch: Batch,
+    memory: SharedSlice,
+    next: u64,
+    end: u64,
+    scratch: &'a mut [u64],
+}
+
+impl Payloads for OneByOne<'_> {
+    fn next(&mut self) -> Option<&[u8]> {
+        let OneByOne { batch, memory, next, end, scratch } = self;
+        let payload = batch.payload(memory, *next).filter(|_| *next < *end)?;
+        // Copies of this length are too short for the processor to see that they are one behind the other.
+        if let Some(ahead) = memory.slice(*next * batch.stride() + PREFETCH as u64, payload.len() as u64) {
+            ahead.prefetch(payload.len());
+        }
+        let bytes = &mut zerocopy::IntoBytes::as_mut_bytes(&mut **scratch)[..payload.len()];
+        payload.read(bytes);
+        *next += 1;
+        Some(bytes)
+    }
+
+    fn put_back(&mut self) {
+        self.next -= 1;
+    }
+}
+
+/// The words of a record's body.
+fn words_at<const N: usize>(ring: &SharedWords, at: usize) -> [u64; N] {
+    std::array::from_fn(|word| ring.load(at + word, posthaste_core::sync::Ordering::Relaxed))
+}
+
+/// The part of a page that a record names, and the lease that gives it back; `None` if there is no such page or grant.
+fn granted(
+    lane: &Reading<SharedWords, Source>,
+    offset: u64,
+    len: u64,
+    word: u64,
+) -> Option<(SharedSlice, Lease)> {
+    let slice = lane.with.pool.slice(offset, len)?;
+    let grant = (word >> 40 & 0x1ff) as usize;
+    let known = offset.is_multiple_of(4096) && grant < GRANT_COUNT;
+    known.then(|| (slice, Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK))))
 }
 
 #[cold]

@@ -1,5 +1,7 @@
 //! The sending half: lanes, page grants, puts and gets.
 
+mod batch;
+
 use super::COPY_FLAG;
 use crate::grants::Grants;
 use crate::lane::{Header, KIND_PAGE, KIND_SHORT, LightFence, Producer, max_short};
@@ -273,9 +275,16 @@ impl Tx {
                 && send.target() == target
                 && send.source[0] == local
         };
-        let lane = self.lane(index)?;
-        let (mut done, mut room) = (0, true);
+        self.lane(index)?;
+        let (mut done, mut room, mut pages) = (0, true, true);
         while let Some(send) = run.get(done).filter(|send| same(send)) {
+            if pages && let Some(batched) = self.send_batch(index, &run[done..], source)? {
+                done += batched;
+                // The rest goes through the ring, which tells when there is room.
+                pages = batched > 0;
+                continue;
+            }
+            let lane = self.lane(index)?;
             let words = run[done..].iter().map_while(|next| {
                 is_word_like(next, send).then(|| source.try_read_u64(next.source[1])).flatten()
             });
@@ -292,6 +301,7 @@ impl Tx {
             }
             done += 1;
         }
+        let lane = self.lane(index)?;
         // One look for all: a reader that has said before this that it wants to be told has not seen the last one.
         if done > 0 && lane.producer.reader_wants_notice(fence) {
             self.announce_to(index);
