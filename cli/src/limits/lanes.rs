@@ -2,19 +2,24 @@
 //!
 //! Up to 2 KiB the message itself is written to each lane, behind a header that is its publication flag; longer ones are
 //! copied once, to shared memory, and each lane gets a header that names the place. The readers are one process on the
-//! other core that reads all lanes when a round is over, so that the lines have to come back each time, and nobody takes
-//! them away while they are written.
+//! other core that reads all lanes, and the long messages word by word, when a round is over, so that the lines have to come
+//! back each time, and nobody takes them away while they are written. Through how much memory the long ones go is tried out.
 
 use super::contest::contest;
-use super::copy::Copier;
+use super::copy::{Copier, sum};
 use super::process::{Mapping, Peer, Watch, now_ns};
 use super::{LimitArgs, LimitError, Measurement};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Messages per round.
 const ROUND: u64 = 64;
-/// Rounds of the long messages' memory.
-const SLOTS: u64 = 8;
+/// Long messages per round.
+const LONG_ROUND: u64 = 8;
+/// Places that the long messages go through in turn: as few as a round has, or so many that each has left the caches of
+/// the processors when it is used again.
+const SLOTS: [u64; 2] = [LONG_ROUND, 64];
+/// Memory beyond which there are no more places than a round has.
+const MOST_MEMORY: u64 = 16 << 20;
 /// Longest message that is written to the lanes.
 const SHORT: usize = 2048;
 const LARGEST: usize = 16 << 20;
@@ -22,6 +27,13 @@ const MOST: usize = 64;
 /// Words of the control page.
 const ROUNDS: usize = 0;
 const READ: usize = 2;
+
+/// How the messages are written.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    copier: Copier,
+    slots: u64,
+}
 
 struct Lanes {
     memory: Mapping,
@@ -55,9 +67,16 @@ pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
     }
     let record = if long { 16 } else { 8 + size };
     let lanes = Lanes { memory: Mapping::shared(count * ROUND as usize * record)?, record, count };
-    let pages = Mapping::shared(if long { SLOTS as usize * size } else { 4096 })?;
+    let rotations =
+        SLOTS.into_iter().filter(|slots| *slots == LONG_ROUND || slots * size as u64 <= MOST_MEMORY);
+    let slots = rotations.clone().max().unwrap_or(LONG_ROUND);
+    let pages = Mapping::shared(if long { slots as usize * size } else { 4096 })?;
     let control = Mapping::shared(4096)?;
-    let per_round = if long { SLOTS } else { ROUND };
+    let per_round = if long { LONG_ROUND } else { ROUND };
+    let source = Mapping::private(size)?;
+    source.fill(size);
+    // SAFETY: its words, which nobody writes any more.
+    let expected = sum(unsafe { source.words(0, size) });
     let peer = Peer::start(args.cores, args.seconds, |watch| {
         for round in 1.. {
             let mut asked = 0;
@@ -69,16 +88,19 @@ pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
             if asked == u64::MAX {
                 break;
             }
-            read(&lanes, &pages, (round - 1) * per_round..round * per_round, size)?;
+            read(&lanes, &pages, (round - 1) * per_round..round * per_round, size, slots, expected)?;
             control.line(READ).store(round, Ordering::Release);
         }
         Ok(())
     })?;
-    let source = Mapping::private(size)?;
-    source.fill(size);
-    let ways = if long { Copier::all() } else { vec![Copier::Memcpy] };
+    let copiers = if long { Copier::all() } else { vec![Copier::Memcpy] };
+    let rotations: Vec<u64> = if long { rotations.collect() } else { vec![LONG_ROUND] };
+    let ways: Vec<Way> = copiers
+        .into_iter()
+        .flat_map(|copier| rotations.iter().map(move |&slots| Way { copier, slots }))
+        .collect();
     let mut round = 0;
-    let winner = contest(&ways, args.seconds, |copier| {
+    let winner = contest(&ways, args.seconds, |way| {
         let mut spent = 0;
         const BATCH: u64 = 32;
         for _ in 0..BATCH {
@@ -86,8 +108,8 @@ pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
             let start = now_ns();
             for message in first..first + per_round {
                 // SAFETY: the source has `size` bytes, and so has each slot of the pages, at multiples of 64; the reader
-                // does not look at them before the round is told; `copier` is from `all`.
-                unsafe { write(&lanes, &source, &pages, message, size, copier) };
+                // does not look at them before the round is told; `way.copier` is from `all`.
+                unsafe { write(&lanes, &source, &pages, message, size, way) };
             }
             spent += now_ns() - start;
             round += 1;
@@ -98,7 +120,12 @@ pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
     })?;
     control.line(ROUNDS).store(u64::MAX, Ordering::Release);
     peer.finish()?;
-    let way = if long { format!("one copy by {:?}", winner.way) } else { "a copy for each lane".to_owned() };
+    let Way { copier, slots } = winner.way;
+    let way = if long {
+        format!("one copy by {copier:?} to one of {slots} places")
+    } else {
+        "a copy for each lane".to_owned()
+    };
     Ok(Measurement {
         value: 1.0 / winner.median,
         unit: "us",
@@ -116,15 +143,15 @@ fn all_read(control: &Mapping, round: u64, watch: &Watch) -> Result<(), LimitErr
 /// Writes a message to all lanes.
 ///
 /// # Safety
-/// The source has `size` bytes that nobody writes; where that is long, it is a multiple of 64 and the pages have `SLOTS`
-/// times as many, which nobody uses now; `copier` is from [`Copier::all`].
+/// The source has `size` bytes that nobody writes; where that is long, it is a multiple of 64 and the pages have
+/// `way.slots` times as many, which nobody uses now; `way.copier` is from [`Copier::all`].
 #[inline(always)]
-unsafe fn write(lanes: &Lanes, source: &Mapping, pages: &Mapping, message: u64, size: usize, copier: Copier) {
+unsafe fn write(lanes: &Lanes, source: &Mapping, pages: &Mapping, message: u64, size: usize, way: Way) {
     let header = message + 1;
     if size > SHORT {
-        let slot = (message % SLOTS) as usize;
+        let slot = (message % way.slots) as usize;
         // SAFETY: the caller's promise.
-        unsafe { copier.copy(source.base(), pages.base().add(slot * size), size) };
+        unsafe { way.copier.copy(source.base(), pages.base().add(slot * size), size) };
         for lane in 0..lanes.count {
             lanes.word(lane, message, 1).store(slot as u64, Ordering::Relaxed);
             lanes.word(lane, message, 0).store(header, Ordering::Release);
@@ -141,28 +168,33 @@ unsafe fn write(lanes: &Lanes, source: &Mapping, pages: &Mapping, message: u64, 
     }
 }
 
-/// Reads what has been written, and whether it is that.
+/// Reads what has been written, and whether it is that: messages whose words add up to `expected`.
 fn read(
     lanes: &Lanes,
     pages: &Mapping,
     messages: std::ops::Range<u64>,
     size: usize,
+    slots: u64,
+    expected: u64,
 ) -> Result<(), LimitError> {
     for message in messages {
+        let mut place = None;
         for lane in 0..lanes.count {
             let header = lanes.word(lane, message, 0).load(Ordering::Acquire);
             let word = lanes.word(lane, message, 1).load(Ordering::Relaxed);
-            let first = if size > SHORT {
-                let slot = (message % SLOTS) as usize;
-                if word != slot as u64 {
-                    return Err(LimitError::WrongData);
-                }
-                // SAFETY: inside of the pages; the writer waits for the end of this round.
-                unsafe { pages.words(slot * size, size)[size / 8 - 1] }
+            let right = if size > SHORT {
+                word < slots && *place.get_or_insert(word) == word
             } else {
-                lanes.word(lane, message, size / 8).load(Ordering::Relaxed)
+                let words = (1..=size / 8).map(|at| lanes.word(lane, message, at).load(Ordering::Relaxed));
+                words.fold(0, u64::wrapping_add) == expected
             };
-            if header != message + 1 || first != (size as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) {
+            if header != message + 1 || !right {
+                return Err(LimitError::WrongData);
+            }
+        }
+        if let Some(slot) = place {
+            // SAFETY: inside of the pages; the writer waits for the end of this round.
+            if sum(unsafe { pages.words(slot as usize * size, size) }) != expected {
                 return Err(LimitError::WrongData);
             }
         }

@@ -67,6 +67,9 @@ fn figure(value: f64) {
     println!("figure {value}");
 }
 
+/// A message, how often it has come, and the last word.
+type Counting<'f, F> = (ActiveMessage<&'f F>, Counter, std::sync::Arc<std::sync::atomic::AtomicU64>);
+
 /// A rank of a benchmark.
 struct Bench<F> {
     job: Job,
@@ -191,11 +194,21 @@ impl<F: ContextFace> Bench<F> {
         self.me == Rank(0)
     }
 
+    /// A message whose handler reads every word, counts, and stores the first word of the last message.
+    fn reading(&self, name: &str) -> Result<Counting<'_, F>> {
+        let counter = self.job.counter();
+        let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let (count, seen) = (counter.clone(), last.clone());
+        let message = self.job.register(name, move |m: Message, _: &mut Scope| {
+            std::hint::black_box(m.sum_words());
+            seen.store(m.read::<u64>(0).unwrap_or(0), std::sync::atomic::Ordering::Relaxed);
+            count.add(1);
+        })?;
+        Ok((message.with_face(&self.face), counter, last))
+    }
+
     /// A message whose handler counts, and stores the last word it saw.
-    fn counting(
-        &self,
-        name: &str,
-    ) -> Result<(ActiveMessage<&F>, Counter, std::sync::Arc<std::sync::atomic::AtomicU64>)> {
+    fn counting(&self, name: &str) -> Result<Counting<'_, F>> {
         let counter = self.job.counter();
         let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
         let (count, seen) = (counter.clone(), last.clone());
