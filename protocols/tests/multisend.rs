@@ -87,9 +87,9 @@ fn multicasts_stay_in_order(setup: Setup) {
                     0 => news.multicast(others.iter().copied(), word).await.unwrap(),
                     1 => news.multicast(others.iter().copied(), word.repeat(12)).await.unwrap(),
                     _ => {
-                        futures::future::try_join_all(others.iter().map(|to| news.send(*to, word)))
-                            .await
-                            .unwrap();
+                        // All are started at once, however much this task has done.
+                        let sends = others.iter().map(|to| tokio::task::unconstrained(news.send(*to, word)));
+                        futures::future::try_join_all(sends).await.unwrap();
                     }
                 }
             }
@@ -122,7 +122,8 @@ fn multicasts_stay_in_order(setup: Setup) {
 #[test]
 fn a_multicast_stays_behind_what_waits_for_a_target() {
     multicasts_stay_in_order(Setup::new());
-    multicasts_stay_in_order(Setup::tiny());
+    // Devices with little room, behind long queues.
+    multicasts_stay_in_order(Setup { limits: Setup::tiny().limits, ..Setup::new() });
 }
 
 #[test]
