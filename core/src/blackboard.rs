@@ -102,8 +102,13 @@ impl<W: Words> Blackboard<W> {
     /// Before which operation this member's slots are free: those of others that have ended less hold them.
     #[must_use]
     pub fn room(&self) -> u64 {
-        let ended = (0..self.members()).map(|member| self.ended(member));
-        ended.min().unwrap_or(0).saturating_add(self.mask + 1)
+        self.ended_by_all().saturating_add(self.mask + 1)
+    }
+
+    /// Before which operation all have ended for every member, as they say.
+    #[must_use]
+    pub fn ended_by_all(&self) -> u64 {
+        (0..self.members()).map(|member| self.ended(member)).min().unwrap_or(0)
     }
 
     /// Writes this member's part of an operation below [`room`](Self::room). Afterwards, whoever

@@ -36,6 +36,11 @@ impl Pending {
         self
     }
 
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.ticket.is_none_or(|ticket| self.handle.slots().is_done(ticket))
+    }
+
     /// Waits for the end, or for the deadline. After `Ready` the operation is spent.
     pub fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Outcome> {
         let Some(ticket) = self.ticket else { return Poll::Ready(Err(Fault::Shutdown)) };

@@ -286,6 +286,23 @@ fn a_rank_that_leaves_in_order_has_written_its_part() {
 }
 
 #[test]
+fn what_is_on_the_boards_ends_when_a_rank_dies_that_has_written_nothing() {
+    run(4, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        if member.rank.0 == 2 {
+            wait(10).await;
+            member.fabric.kill(member.rank);
+            return;
+        }
+        let sum = world.all_reduce_one(1u64, &Reduce::sum());
+        // They hear of it while nobody looks.
+        wait(200).await;
+        assert_eq!(fault_of(sum.await), Fault::PeerLost(Rank(2)));
+    });
+}
+
+#[test]
 fn what_is_pending_ends_with_the_client() {
     run(2, Setup::new(), async |member| {
         let world = member.collectives.world();
@@ -342,5 +359,36 @@ fn without_memory_for_boards_messages_do() {
             start(&world, number).await;
         }
         taken.into_iter().for_each(|taken| device.free(taken));
+        // It has one as soon as there is room, and the others use theirs.
+        for number in 60.. {
+            start(&world, number).await;
+            let has_room = match device.allocate(4096) {
+                Ok(room) => {
+                    device.free(room);
+                    true
+                }
+                Err(_) => false,
+            };
+            if world.all_reduce_one(u32::from(has_room), &Reduce::sum()).await.unwrap() == 0 {
+                break;
+            }
+            assert!(number < 10_000, "messages for ever");
+        }
+    });
+}
+
+#[test]
+fn one_that_is_dropped_is_over_when_all_have_written() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        for _ in 0..5 {
+            drop(world.all_reduce_one(1u64, &Reduce::sum()));
+            drop(world.barrier());
+            assert_eq!(world.all_reduce_one(1u64, &Reduce::sum()).await.unwrap(), 3);
+        }
+        // Nothing is under way, nothing is broken, and nobody is down.
+        let hub = format!("{:?}", member.collectives);
+        assert!(hub.contains(", [], None, {})"), "{hub}");
     });
 }

@@ -168,6 +168,8 @@ pub fn poll_look<F: Face, R>(
                 return Poll::Ready(None);
             }
             shared.spun.store(false, Ordering::Relaxed);
+            // It looks again at once: for the driver to arm meanwhile, which costs a membarrier, would be in vain.
+            let _looked = face.enter(Engine::found_memory_changed);
             cx.waker().wake_by_ref();
             Poll::Pending
         }

@@ -203,6 +203,19 @@ impl SharedSlice {
         }
     }
 
+    /// Appends the slice to a vector of plain values; bytes at its end that are less than a value are left out.
+    pub fn append_values<T: FromBytes>(&self, values: &mut Vec<T>) {
+        let count = self.len / size_of::<T>().max(1);
+        values.reserve(count);
+        let had = values.len();
+        // SAFETY: there is room for that many values behind the vector's, any bytes are such values, and the copy initialises
+        // all of them before set_len.
+        unsafe {
+            copy_from_shared(values.as_mut_ptr().add(had).cast(), self.base, count * size_of::<T>());
+            values.set_len(had + count);
+        }
+    }
+
     /// Copies from another slice of shared memory of the same length. Overlapping ranges give unspecified bytes.
     ///
     /// # Panics

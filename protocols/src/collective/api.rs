@@ -4,51 +4,25 @@ use super::algorithm::Algorithm;
 use super::call::Stage;
 use super::call::{CollectiveError, InFlight};
 use super::executor::Call;
-use super::layout::{Layout, Lengths};
+use super::layout::{CHUNK, Layout, Lengths};
 use super::plan::Unfit;
 use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
+use super::spec::{Given, Spec, first_of, places, put_together, values_in};
+use super::stage::{LENT_CHUNK, LENT_MARK, Outcome};
 use super::state::Choice;
 use super::wire;
 use crate::group::Group;
 use bytes::Bytes;
 use posthaste_core::{Collective, Value};
-
-/// Where blocks lie, and behind the last.
-type Places = Box<[usize]>;
-
-/// What a call gives, but for its schedule.
-struct Spec {
-    kind: Kind,
-    root: usize,
-    name: fn(u32) -> Collective,
-    /// Bytes of the vector or of each block; what all must agree on.
-    bytes: usize,
-    element: usize,
-    input: Bytes,
-    combiner: Option<Combiner>,
-    /// The counts of what goes out and of what comes in, if they differ by rank.
-    tables: Option<[Places; 2]>,
-}
-
-impl Spec {
-    fn new(kind: Kind, name: fn(u32) -> Collective) -> Self {
-        let (input, combiner, tables) = (Bytes::new(), None, None);
-        Self { kind, root: 0, name, bytes: 0, element: 1, input, combiner, tables }
-    }
-}
-
-fn bytes_of<T: Datum>(values: &[T]) -> Bytes {
-    Bytes::copy_from_slice(zerocopy::IntoBytes::as_bytes(values))
-}
+use std::any::Any;
+use zerocopy::IntoBytes;
 
 fn unit(_: Value) {}
 
 fn vector<T: Datum>(value: Value) -> Vec<T> {
-    let bytes = value.as_bytes();
-    let read = |bytes: &[u8]| T::read_from_bytes(bytes).unwrap_or_else(|_| T::new_zeroed());
-    bytes.chunks_exact(size_of::<T>().max(1)).map(read).collect()
+    values_in(value.as_bytes()).collect()
 }
 
 fn at_root<T: Datum>(value: Value) -> Option<Vec<T>> {
@@ -60,15 +34,6 @@ fn at_root<T: Datum>(value: Value) -> Option<Vec<T>> {
 
 fn one<T: Datum>(value: Value) -> T {
     T::read_from_prefix(value.as_bytes()).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
-}
-
-/// The places of blocks of these counts, in bytes, and behind the last.
-fn places(counts: &[usize], element: usize) -> Places {
-    let ends = counts.iter().scan(0, |end, count| {
-        *end += count * element;
-        Some(*end)
-    });
-    std::iter::once(0).chain(ends).collect()
 }
 
 /// Collective operations. All members call the same ones in the same order; each call starts at once, before its future is
@@ -112,7 +77,7 @@ impl Group {
         let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
         (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
         if root == self.rank() {
-            spec.input = bytes_of(values);
+            spec.input = Given::New(values.as_bytes());
         }
         self.begin(spec, vector)
     }
@@ -125,9 +90,10 @@ impl Group {
         let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
         (spec.root, spec.bytes) = (root, len);
         if root == self.rank() {
-            spec.input = payload.unwrap_or_default();
-            if spec.input.len() != len {
-                let given = spec.input.len();
+            let payload = payload.unwrap_or_default();
+            let given = payload.len();
+            spec.input = Given::Owned(payload);
+            if given != len {
                 return self.fail(spec, "the payload of a broadcast", given, len, Value::into_bytes);
             }
         }
@@ -154,7 +120,7 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn all_reduce<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
-        self.reduce_to_all(values, operation, vector)
+        self.reduce_to_all(values, operation, vector, put_together)
     }
 
     fn reduce_to_all<T: Datum, R>(
@@ -162,15 +128,16 @@ impl Group {
         values: &[T],
         operation: &Reduce<T>,
         convert: fn(Value) -> R,
+        typed: fn(Box<dyn Any + Send>) -> R,
     ) -> InFlight<R> {
         let combiner = operation.combiner();
         if self.is_flat(size_of_val(values), Some(&combiner)) {
-            let bytes = zerocopy::IntoBytes::as_bytes(values);
+            let bytes = values.as_bytes();
             return self.begin_flat(Kind::AllReduce, Collective::AllReduce, bytes, Some(combiner), convert);
         }
         let mut spec = self.combining(Kind::AllReduce, Collective::AllReduce, values, combiner);
         spec.bytes = size_of_val(values);
-        self.begin(spec, convert)
+        self.begin_numbered(spec, convert, Some(typed)).1
     }
 
     /// The same for one value.
@@ -178,7 +145,7 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn all_reduce_one<T: Datum>(&self, value: T, operation: &Reduce<T>) -> InFlight<T> {
-        self.reduce_to_all(&[value], operation, one)
+        self.reduce_to_all(&[value], operation, one, first_of)
     }
 
     /// Combines the values of all members, place by place, and gives each member its block of the result. All give as
@@ -194,7 +161,7 @@ impl Group {
             let expected = values.len().next_multiple_of(self.size());
             return self.fail(spec, "the blocks of a reduce-scatter", values.len(), expected, vector);
         }
-        self.begin(spec, vector)
+        self.begin_numbered(spec, vector, Some(put_together)).1
     }
 
     /// Gathers the values of all members, by rank, at the root; the others get `None`. All give as many.
@@ -204,7 +171,7 @@ impl Group {
     pub fn gather<T: Datum>(&self, root: usize, values: &[T]) -> InFlight<Option<Vec<T>>> {
         let mut spec = Spec::new(Kind::Gather, Collective::Gather);
         (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
-        spec.input = bytes_of(values);
+        spec.input = Given::New(values.as_bytes());
         self.begin(spec, at_root)
     }
 
@@ -229,7 +196,7 @@ impl Group {
             if values.len() != expected {
                 return self.fail(spec, "the blocks of a scatter", values.len(), expected, vector);
             }
-            spec.input = bytes_of(values);
+            spec.input = Given::New(values.as_bytes());
         }
         self.begin(spec, vector)
     }
@@ -239,14 +206,14 @@ impl Group {
     /// # Cancel safety
     /// See [`InFlight`].
     pub fn all_to_all<T: Datum>(&self, values: &[T]) -> InFlight<Vec<T>> {
-        let mut spec = Spec::new(Kind::AllToAll, Collective::AllToAll);
-        (spec.bytes, spec.element) = (size_of_val(values) / self.size(), size_of::<T>());
+        let mut spec = Spec::of::<T>(Kind::AllToAll, Collective::AllToAll);
+        spec.bytes = size_of_val(values) / self.size();
         if !values.len().is_multiple_of(self.size()) {
             let expected = values.len().next_multiple_of(self.size());
             return self.fail(spec, "the blocks of an all-to-all", values.len(), expected, vector);
         }
-        spec.input = bytes_of(values);
-        self.begin(spec, vector)
+        spec.input = Given::New(values.as_bytes());
+        self.begin_numbered(spec, vector, Some(put_together)).1
     }
 
     /// The same with `counts[r]` values for rank `r`, and `awaited[r]` from it.
@@ -275,7 +242,7 @@ impl Group {
             let what = "what a rank has for itself";
             return self.fail(spec, what, counts[me], awaited[me], vector);
         }
-        spec.input = bytes_of(values);
+        spec.input = Given::New(values.as_bytes());
         // Told apart from one whose blocks are all of one length.
         spec.bytes = usize::MAX;
         spec.tables = Some([places(counts, spec.element), places(awaited, spec.element)]);
@@ -284,42 +251,50 @@ impl Group {
 
     /// An [`all_gather`](Self::all_gather) and its number.
     pub(crate) fn numbered_all_gather<T: Datum>(&self, values: &[T]) -> (u64, InFlight<Vec<T>>) {
-        let mut spec = Spec::new(Kind::AllGather, Collective::AllGather);
-        (spec.bytes, spec.element) = (size_of_val(values), size_of::<T>());
-        spec.input = bytes_of(values);
-        self.begin_numbered(spec, vector)
+        let mut spec = Spec::of::<T>(Kind::AllGather, Collective::AllGather);
+        spec.bytes = size_of_val(values);
+        spec.input = Given::New(values.as_bytes());
+        self.begin_numbered(spec, vector, Some(put_together))
     }
 
-    fn combining<T: Datum>(
+    fn combining<'v, T: Datum>(
         &self,
         kind: Kind,
         name: fn(u32) -> Collective,
-        values: &[T],
+        values: &'v [T],
         combiner: Combiner,
-    ) -> Spec {
-        let mut spec = Spec::new(kind, name);
-        spec.element = size_of::<T>();
-        spec.input = self.inner().hub.buffers.copy(zerocopy::IntoBytes::as_bytes(values));
+    ) -> Spec<'v> {
+        let mut spec = Spec::of::<T>(kind, name);
+        spec.input = Given::Kept(values.as_bytes());
         spec.combiner = Some(combiner);
         spec
     }
 
-    fn begin<T>(&self, spec: Spec, convert: fn(Value) -> T) -> InFlight<T> {
-        self.begin_numbered(spec, convert).1
+    fn begin<T>(&self, spec: Spec<'_>, convert: fn(Value) -> T) -> InFlight<T> {
+        self.begin_numbered(spec, convert, None).1
     }
 
     /// Starts an operation.
-    fn begin_numbered<T>(&self, spec: Spec, convert: fn(Value) -> T) -> (u64, InFlight<T>) {
+    fn begin_numbered<T>(
+        &self,
+        spec: Spec<'_>,
+        convert: fn(Value) -> T,
+        typed: Option<fn(Box<dyn Any + Send>) -> T>,
+    ) -> (u64, InFlight<T>) {
         let inner = self.inner();
-        let choice = match self.choice() {
-            Some(choice) => choice.clone(),
-            None => Choice::Known(self.best(spec.kind, spec.bytes)),
+        let (choice, lends) = match self.choice() {
+            Some(choice) => (choice.clone(), None),
+            None => match spec.lends(self.size()).filter(|_| inner.near) {
+                Some(bytes) => (Choice::Known(Algorithm::Pairwise), Some(bytes)),
+                None => (Choice::Known(self.best(spec.kind, spec.bytes)), None),
+            },
         };
         if spec.root >= self.size() {
             let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
             return (u64::MAX, InFlight::refused(inner, error, convert));
         }
-        let (operation, plan) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice) {
+        let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, lends)
+        {
             Ok(reserved) => reserved,
             Err(unfit) => {
                 let schedule = choice.schedule().name().to_owned();
@@ -336,34 +311,52 @@ impl Group {
             kind if kind.has_block_per_rank() || plan.blocks == 1 => Lengths::Same(bytes),
             _ => Lengths::Split { elements: bytes / element, element },
         };
-        let (outgoing, layout) = match spec.tables {
-            None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks)),
+        let (outgoing, layout) = match &spec.tables {
+            None => {
+                let chunk = if lends.is_some() { LENT_CHUNK } else { CHUNK };
+                (None, Layout::new(lengths(spec.bytes), element, plan.blocks).cut(chunk))
+            }
             Some([sent, awaited]) => {
+                let (sent, awaited) = (sent.clone(), awaited.clone());
                 let outgoing = Layout::new(Lengths::Table(sent), element, plan.blocks);
                 (Some(outgoing), Layout::new(Lengths::Table(awaited), element, plan.blocks))
             }
         };
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
         let operand = spec.combiner.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
-        let which = (plan.root as u64) << 32 | u64::from(plan.mark);
+        let lent = if lends.is_some() { LENT_MARK } else { 0 };
+        let which = (plan.root as u64) << 32 | u64::from(plan.mark ^ lent);
+        let mark = wire::mark(plan.kind as u8, [spec.bytes as u64 ^ operand << 40, which]);
+        let lent = area.zip(typed).and_then(|(area, typed)| {
+            let outcome = Outcome::default();
+            Some((spec.lend(area, &plan, &layout, &outcome)?, (outcome, typed)))
+        });
+        let (input, result) = match lent {
+            Some((input, result)) => (input, Some(result)),
+            None => {
+                let bytes = spec.input.into_bytes(&inner.hub.buffers);
+                (Input { bytes, outgoing, lent: None }, None)
+            }
+        };
         let call = Call {
             name,
-            mark: wire::mark(plan.kind as u8, [spec.bytes as u64 ^ operand << 40, which]),
+            mark,
             layout,
-            input: Input { bytes: spec.input, outgoing },
+            input,
             combiner: spec.combiner,
             plan,
             is_small: false,
+            lends: lends.is_some(),
         };
         let stage = Stage::start(&inner.hub, &inner.handle, inner.at, operation, call);
-        (operation, InFlight::new(inner, stage, None, convert))
+        (operation, InFlight::new(inner, stage, None, result, convert))
     }
 
     /// This rank cannot do its part: the others are told, because they cannot know.
     #[cold]
     fn fail<T>(
         &self,
-        spec: Spec,
+        spec: Spec<'_>,
         what: &'static str,
         len: usize,
         expected: usize,

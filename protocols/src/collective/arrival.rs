@@ -1,9 +1,13 @@
 //! A part of an operation arrives: the operation may be under way, on the boards, still to be called, or over.
 
 use super::executor::{Guard, Hub};
-use super::state::{Early, Slot};
+use super::outlet::Way;
+use super::part::Part;
+use super::stage::Reference;
+use super::state::{Early, Notice, Slot, State};
 use super::wire::Tag;
 use posthaste_core::device::Body;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Rank, Scope};
 use std::sync::Arc;
 
@@ -17,12 +21,16 @@ impl Hub {
         source: Rank,
         cookie: u64,
         slice: u32,
-        body: &Body<'_>,
+        part: &Part<'_>,
     ) {
         let tag = Tag::from_word(cookie);
         let at = match state.group_at(source, tag.group) {
             Some(Ok(at)) => at,
-            Some(Err(id)) => return self.unclaimed(scope, state, source, id, cookie, body),
+            Some(Err(id)) => match part {
+                Part::Body(body) => return self.unclaimed(scope, state, source, id, cookie, body),
+                // Who is lent something has made the group, and it is gone by now.
+                Part::Lent(_) => return,
+            },
             None => return self.corrupt(scope, state, source),
         };
         let Some(group) = state.groups.get_mut(at) else { return };
@@ -36,21 +44,21 @@ impl Hub {
             // A message of what is written there is one too many.
             if !group.is_written(place, operation) {
                 let what = (place, tag.phase, tag.mark, slice);
-                self.instead_of_board(scope, state, at, operation, what, body);
+                self.instead_of_board(scope, state, at, operation, what, part);
             }
             return;
         }
         match group.slot(operation) {
             Some(Slot::Running(_)) => {}
-            Some(Slot::Reserved) => return self.early(scope, state, at, operation, place, tag, slice, body),
+            Some(Slot::Reserved) => return self.early(scope, state, at, operation, place, tag, slice, part),
             None if operation >= base => {
-                return self.early(scope, state, at, operation, place, tag, slice, body);
+                return self.early(scope, state, at, operation, place, tag, slice, part);
             }
             // Over, here at least.
             _ => return,
         }
         let what = (place, tag.phase, tag.mark, slice);
-        let state = self.give(scope, state, at, operation, what, body);
+        let state = self.give(scope, state, at, operation, what, part);
         drop(self.go_on(scope, state, at, operation));
     }
 
@@ -63,10 +71,10 @@ impl Hub {
         at: usize,
         operation: u64,
         what: (usize, u16, u32, u32),
-        body: &Body<'_>,
+        part: &Part<'_>,
     ) {
         let state = self.go_by_messages(scope, state, at, operation);
-        let state = self.give(scope, state, at, operation, what, body);
+        let state = self.give(scope, state, at, operation, what, part);
         drop(self.go_on(scope, state, at, operation));
     }
 
@@ -81,18 +89,69 @@ impl Hub {
         place: usize,
         tag: Tag,
         slice: u32,
-        body: &Body<'_>,
+        part: &Part<'_>,
     ) {
         let group = &mut state.groups[at];
         if group.failure(operation).is_some() {
             return;
         }
-        let bytes = crate::message::body_bytes(body);
-        let early = Early::Part { place, phase: tag.phase, mark: tag.mark, bytes };
+        let Tag { phase, mark, .. } = tag;
+        let early = match part {
+            Part::Body(body) => Early::Part { place, phase, mark, bytes: crate::message::body_bytes(body) },
+            Part::Lent(memory) => Early::Lent { place, phase, mark, slice, memory: *memory },
+        };
         // Long messages are sent only when they were cleared.
-        if slice != 0 || !group.keep(operation, place, early) {
+        let is_long = slice != 0 && matches!(part, Part::Body(_));
+        if is_long || !group.keep(operation, place, early) {
             let rank = group.membership.members[place];
             self.corrupt(scope, state, rank);
+        }
+    }
+
+    /// What a rank has lent to this one, where that is in its memory.
+    pub(super) fn lent(&self, source: Rank, Reference { offset, len }: Reference) -> Option<SharedSlice> {
+        self.home()?.map(source, offset, len.into())
+    }
+
+    /// What came for an operation before it was started, now that it is.
+    pub(super) fn take_in<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        early: Early,
+    ) -> Guard<'g> {
+        match early {
+            Early::Part { place, phase, mark, bytes } => {
+                let body = Body::Owned(bytes);
+                self.give(scope, state, at, operation, (place, phase, mark, 0), &Part::Body(&body))
+            }
+            Early::Lent { place, phase, mark, slice, memory } => {
+                self.give(scope, state, at, operation, (place, phase, mark, slice), &Part::Lent(memory))
+            }
+            Early::Notice { place, notice } => {
+                let State { groups, peers, .. } = &mut *state;
+                let Some(group) = groups.get_mut(at) else { return state };
+                let Some(Slot::Running(op)) = group.slot(operation) else { return state };
+                let fits = match notice {
+                    Notice::Clear { phase, colour } => op.run.cleared(place, phase, colour).is_ok(),
+                    Notice::Ask => {
+                        let from_it = op.run.long_receipts().filter(|(peer, _)| *peer == place);
+                        let clears: Vec<_> = from_it.map(|(_, clear)| clear).collect();
+                        let mut way = Way { hub: self, scope: &mut *scope, peers };
+                        for clear in &clears {
+                            way.notice(group, at, operation, place, *clear);
+                        }
+                        !clears.is_empty()
+                    }
+                };
+                if fits {
+                    return state;
+                }
+                let from = group.membership.members[place];
+                self.mismatch(scope, state, at, operation, from, None)
+            }
         }
     }
 

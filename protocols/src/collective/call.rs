@@ -3,14 +3,18 @@
 use super::executor::{Begun, Call, Hub};
 use super::flat::{Looking, fold_parts};
 use super::reduce::Combiner;
+use super::stage::Outcome;
 use crate::group::Inner;
 use crate::operation::Pending;
-use posthaste_core::context::{Face, Posted};
+use posthaste_core::context::{Face, Posted, poll_look};
+use posthaste_core::sync::lock;
 use posthaste_core::{Fault, Handle, Rank, Scope, Value};
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use thiserror::Error;
 
 use super::schedule::Kind;
@@ -107,7 +111,14 @@ pub struct InFlight<T> {
     /// What combines the parts of all, if that is still to be done.
     fold: Option<Combiner>,
     convert: fn(Value) -> T,
+    /// Where the result is if it was put together from what others have lent, and what it is.
+    lent: Option<LentResult<T>>,
+    /// Since when it looks in vain, if it waits for what others do on the same cores.
+    since: Option<Duration>,
 }
+
+/// Where a result is that is no row of bytes, and how it is had.
+pub(super) type LentResult<T> = (Outcome, fn(Box<dyn Any + Send>) -> T);
 
 impl<T> std::fmt::Debug for InFlight<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -148,17 +159,23 @@ impl<T> InFlight<T> {
         group: &Arc<Inner>,
         stage: Stage,
         fold: Option<Combiner>,
+        lent: Option<LentResult<T>>,
         convert: fn(Value) -> T,
     ) -> Self {
-        Self { group: group.clone(), stage, fold, convert }
+        Self { group: group.clone(), stage, fold, convert, lent, since: None }
     }
 
     /// One that was not started.
     pub(crate) fn refused(group: &Arc<Inner>, error: CollectiveError, convert: fn(Value) -> T) -> Self {
-        Self::new(group, Stage::Refused(error), None, convert)
+        Self::new(group, Stage::Refused(error), None, None, convert)
     }
 
     fn result(&self, value: Value) -> T {
+        if let Some((outcome, typed)) = &self.lent
+            && let Some(result) = lock(outcome).take()
+        {
+            return typed(result);
+        }
         // Whoever gets it may keep it. If not, the next operation has it.
         let bytes = if let Value::Bytes(bytes) = &value { Some(bytes.clone()) } else { None };
         let result = self.converted(value);
@@ -198,7 +215,15 @@ impl<T> Future for InFlight<T> {
                     Err(stage) => this.stage = stage,
                 },
                 Stage::Started(Started::Pending(pending)) => {
-                    let outcome = ready!(pending.poll(&this.group.handle, cx));
+                    let handle = &this.group.handle;
+                    if this.lent.is_some() {
+                        // All are about to do as much as this rank did: to sleep until the first of them has, and until the
+                        // next, costs more than to let them.
+                        let done = || pending.is_done().then_some(());
+                        let _looked = ready!(poll_look(handle, cx, false, &mut this.since, done));
+                        this.since = None;
+                    }
+                    let outcome = ready!(pending.poll(handle, cx));
                     this.stage = Stage::Over;
                     return Poll::Ready(
                         outcome.map(|value| this.result(value)).map_err(CollectiveError::from),

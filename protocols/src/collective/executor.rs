@@ -6,14 +6,15 @@
 use super::buffers::Buffers;
 use super::layout::Layout;
 use super::outlet::{Outlet, Way};
+use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Combiner;
 use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
-use super::state::{Choice, Early, GroupState, Membership, Op, Slot, State, WINDOW, value_of};
-use super::wire::Record;
+use super::stage::Area;
+use super::state::{Choice, GroupState, Membership, Notice, Op, Slot, State, WINDOW, value_of};
+use super::wire::{Record, parse_part_info};
 use crate::window::WindowHome;
-use posthaste_core::device::Body;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
 use posthaste_core::sync::lock;
@@ -59,6 +60,8 @@ pub(crate) struct Call {
     pub combiner: Option<Combiner>,
     /// It is one that is done on boards where there are any.
     pub is_small: bool,
+    /// It is one whose members lend each other their parts, as far as they can.
+    pub lends: bool,
 }
 
 /// How an operation started.
@@ -90,14 +93,18 @@ impl Protocol for Registered {
             let record = Record::parse(crate::message::body_bytes(&message.body));
             return self.0.on_record(scope, source, record);
         }
-        let slice = match message.info {
-            [] => Some(0),
-            info => <[u8; 4]>::try_from(info).ok().map(u32::from_le_bytes),
+        let info = parse_part_info(message.info);
+        let part = match info {
+            Some((_, Some(place))) if message.body.is_empty() => self.0.lent(source, place).map(Part::Lent),
+            Some((_, None)) => Some(Part::Body(&message.body)),
+            _ => None,
         };
         let state = self.0.lock();
-        match slice {
-            Some(slice) => self.0.on_part(scope, state, source, message.cookie, slice, &message.body),
-            None => self.0.corrupt(scope, state, source),
+        match (info, part) {
+            (Some((slice, _)), Some(part)) => {
+                self.0.on_part(scope, state, source, message.cookie, slice, &part);
+            }
+            _ => self.0.corrupt(scope, state, source),
         }
     }
 
@@ -163,7 +170,8 @@ impl Hub {
         lock(&self.state)
     }
 
-    /// Takes the number of the next operation of a group, in the order of the calls, and finds its plan.
+    /// Takes the number of the next operation of a group, in the order of the calls, and finds its plan; and a place in
+    /// this rank's stage for so many bytes, if they are to be lent and there is one.
     ///
     /// # Errors
     /// If the schedule has no plan for it; no number is taken then.
@@ -173,14 +181,16 @@ impl Hub {
         kind: Kind,
         root: usize,
         choice: &Choice,
-    ) -> Result<(u64, Arc<Plan>), Unfit> {
+        lends: Option<usize>,
+    ) -> Result<(u64, Arc<Plan>, Option<Area>), Unfit> {
         let mut state = self.lock();
         loop {
             let Some(group) = state.groups.get_mut(at) else { return Err(Unfit::NotOffered) };
             if let Some(plan) = group.plan(kind, root, choice) {
                 let operation = group.next();
                 group.slots.push_back(Slot::Reserved);
-                return Ok((operation, plan));
+                let area = lends.and_then(|len| group.stage(&*self.home()?, operation, len));
+                return Ok((operation, plan, area));
             }
             // A schedule may be code of the user's.
             let membership = group.membership.clone();
@@ -210,26 +220,31 @@ impl Hub {
             return Begun::Failed(fault);
         }
         let run = Run::new(call.plan, call.layout, call.input, call.combiner);
-        let clears: Vec<_> = run.long_receipts().collect();
-        let is_small = call.is_small;
+        let notices: Vec<_> = match (call.lends, run.lends()) {
+            (true, true) => Vec::new(),
+            // Whoever cannot lend asks.
+            (true, false) => run.long_sends().into_iter().map(|peer| (peer, Notice::Ask)).collect(),
+            (false, _) => run.long_receipts().collect(),
+        };
+        let Call { is_small, lends, .. } = call;
         let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small };
         group.started = group.started.max(operation + 1);
         if let Some(slot) = group.slot(operation) {
             *slot = Slot::Running(Box::new(op));
         }
         let early = group.take_early(operation);
-        if !clears.is_empty() {
+        if !notices.is_empty() {
             let State { groups, peers, .. } = &mut *state;
             let mut way = Way { hub: self, scope, peers };
-            for clear in clears {
-                way.clear(&mut groups[at], at, operation, clear);
+            for (peer, notice) in notices {
+                way.notice(&mut groups[at], at, operation, peer, notice);
             }
         }
         for early in early {
             state = self.take_in(scope, state, at, operation, early);
         }
         state = self.take_from_boards(scope, state, at, operation);
-        if is_small && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
+        if (is_small || lends) && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
             self.count_small(scope, &mut state, at);
         }
         let (mut state, ended) = self.progress(scope, state, at, operation);
@@ -307,35 +322,6 @@ impl Hub {
         }
     }
 
-    pub(super) fn take_in<'g>(
-        self: &'g Arc<Self>,
-        scope: &mut Scope<'_>,
-        mut state: Guard<'g>,
-        at: usize,
-        operation: u64,
-        early: Early,
-    ) -> Guard<'g> {
-        match early {
-            Early::Part { place, phase, mark, bytes } => {
-                let body = Body::Owned(bytes);
-                self.give(scope, state, at, operation, (place, phase, mark, 0), &body)
-            }
-            Early::Clear { place, phase, colour } => {
-                let cleared = state.groups.get_mut(at).and_then(|group| match group.slot(operation) {
-                    Some(Slot::Running(op)) => Some(op.run.cleared(place, phase, colour)),
-                    _ => None,
-                });
-                match cleared {
-                    Some(Err(Misfit)) => {
-                        let kind = state.groups[at].membership.members[place];
-                        self.mismatch(scope, state, at, operation, kind, None)
-                    }
-                    _ => state,
-                }
-            }
-        }
-    }
-
     /// Gives a part to an operation that was started. Returns with the lock held, whatever ran meanwhile.
     #[inline]
     pub(super) fn give<'g>(
@@ -345,7 +331,7 @@ impl Hub {
         at: usize,
         operation: u64,
         (place, phase, mark, slice): (usize, u16, u32, u32),
-        body: &Body<'_>,
+        part: &Part<'_>,
     ) -> Guard<'g> {
         let Some(mut op) = state.groups.get_mut(at).and_then(|group| group.take(operation)) else {
             return state;
@@ -358,12 +344,12 @@ impl Hub {
             Ok(())
         } else if op.run.calls_user() {
             drop(state);
-            let outcome = catch_unwind(AssertUnwindSafe(|| op.run.arrive(place, phase, slice, body)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| op.run.arrive(place, phase, slice, part)));
             state = self.lock();
             panicked = outcome.is_err();
             outcome.unwrap_or(Ok(()))
         } else {
-            op.run.arrive(place, phase, slice, body)
+            op.run.arrive(place, phase, slice, part)
         };
         self.put_back(scope, &mut state, at, operation, op);
         if panicked {
@@ -373,7 +359,7 @@ impl Hub {
             Ok(()) => state,
             Err(Misfit) => {
                 let from = state.groups[at].membership.members[place];
-                self.mismatch(scope, state, at, operation, from, Some((mark, body.len())))
+                self.mismatch(scope, state, at, operation, from, Some((mark, part.len())))
             }
         }
     }
@@ -478,18 +464,18 @@ impl Hub {
             return (state, None);
         }
         let Some(group) = state.groups.get_mut(at) else { return (state, None) };
-        match group.slot(operation) {
-            Some(slot @ Slot::Out) => *slot = Slot::Ended,
-            _ => {
-                self.put_back(scope, &mut state, at, operation, op);
-                return (state, None);
-            }
-        }
+        let Some(slot @ Slot::Out) = group.slot(operation) else {
+            self.put_back(scope, &mut state, at, operation, op);
+            return (state, None);
+        };
+        *slot = Slot::Ended;
+        // Before the others hear that nothing of theirs is read here any more.
+        let value = value_of(op.run.into_result());
         group.sweep();
         group.unask();
         if group.abandoned && group.slots.is_empty() {
             self.remove(&mut state, at);
         }
-        (state, Some(value_of(op.run.into_result())))
+        (state, Some(value))
     }
 }

@@ -14,6 +14,7 @@ use super::executor::{Begun, Call, Guard, Hub};
 use super::layout::{Layout, Lengths};
 use super::near::GroupBoard;
 use super::outlet::Way;
+use super::part::Part;
 use super::reduce::Combiner;
 use super::run::{Input, Outgoing, Run, Sent};
 use super::schedule::Kind;
@@ -190,7 +191,7 @@ impl Group {
         let stage =
             inner.hub.write_on_board(inner, OnBoard { mark, call, len: payload.len(), unsent: 0 }, payload);
         let stage = stage.unwrap_or_else(|| begin_by_messages(inner, mark, call, payload));
-        InFlight::new(inner, stage, fold, convert)
+        InFlight::new(inner, stage, fold, None, convert)
     }
 }
 
@@ -199,12 +200,12 @@ impl Group {
 fn begin_by_messages(inner: &Arc<Inner>, mark: u32, name: Collective, payload: &[u8]) -> Stage {
     let Inner { hub, handle, at, .. } = &**inner;
     let (kind, choice) = EXCHANGE;
-    let Ok((operation, plan)) = hub.reserve(*at, kind, 0, &choice) else {
+    let Ok((operation, plan, _)) = hub.reserve(*at, kind, 0, &choice, None) else {
         return Stage::Started(Started::Failed(Fault::Shutdown));
     };
     let layout = layout_of(payload.len(), &plan);
-    let input = Input { bytes: Bytes::copy_from_slice(payload), outgoing: None };
-    let call = Call { plan, name, mark, layout, input, combiner: None, is_small: true };
+    let input = Input { bytes: Bytes::copy_from_slice(payload), outgoing: None, lent: None };
+    let call = Call { plan, name, mark, layout, input, combiner: None, is_small: true, lends: false };
     Stage::start(hub, handle, *at, operation, call)
 }
 
@@ -287,7 +288,7 @@ impl Hub {
         let mut fault = None;
         for to in 0..boards.board.members() {
             if unsent & 1 << to != 0 && fault.is_none() {
-                let out = Outgoing { to, phase: 0, slice: 0, long: false, payload: own };
+                let out = Outgoing { to, phase: 0, slice: 0, long: false, payload: own, lent: None };
                 match way.part(group, at, operation, mark, &out) {
                     Ok(Sent::Done) => unsent &= !(1 << to),
                     Ok(Sent::Later) => {}
@@ -326,7 +327,7 @@ impl Hub {
         let mut own = vec![0; len];
         board.read(board.me(), operation, &mut own);
         let layout = layout_of(len, &plan);
-        let mut run = Run::new(plan, layout, Input { bytes: own.into(), outgoing: None }, None);
+        let mut run = Run::new(plan, layout, Input { bytes: own.into(), outgoing: None, lent: None }, None);
         let written = (0..board.members()).filter(|place| *place != board.me() && unsent & 1 << place == 0);
         written.for_each(|place| run.was_sent(place));
         let op = Op { run, mark, call, ticket: Some(ticket), is_small: true };
@@ -362,7 +363,7 @@ impl Hub {
             let part = &mut part[..entry.len.min(MOST_BYTES)];
             board.read(place, operation, part);
             let what = (place, 0, entry.mark, 0);
-            state = self.give(scope, state, at, operation, what, &Body::Short(part));
+            state = self.give(scope, state, at, operation, what, &Part::Body(&Body::Short(part)));
         }
         state
     }

@@ -24,6 +24,8 @@ pub(crate) enum Lengths {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     lengths: Lengths,
+    /// Bytes of a value.
+    element: usize,
     chunk: usize,
     /// Bytes of the longest block.
     longest: usize,
@@ -33,13 +35,17 @@ impl Layout {
     /// For blocks of elements of `element` bytes; a chunk holds whole elements.
     pub fn new(lengths: Lengths, element: usize, blocks: usize) -> Self {
         let element = element.max(1);
-        let chunk = (CHUNK / element).max(1) * element;
         let longest = match &lengths {
             Lengths::Same(len) => *len,
             Lengths::Split { elements, element } => elements.div_ceil(blocks.max(1)) * element,
             Lengths::Table(places) => places.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0),
         };
-        Self { lengths, chunk, longest }
+        Self { lengths, element, chunk: 0, longest }.cut(CHUNK)
+    }
+
+    /// The same in chunks of so many bytes.
+    pub fn cut(self, bytes: usize) -> Self {
+        Self { chunk: (bytes / self.element).max(1) * self.element, ..self }
     }
 
     /// Where a block lies among `plan`'s, in bytes; `None` if this rank does not keep it. `all`: among all, not among those

@@ -7,6 +7,7 @@
 
 use super::executor::{Guard, Hub};
 use super::outlet::Way;
+use super::stage::Stages;
 use super::state::{Early, GroupState, Slot, State};
 use super::wire::Record;
 use crate::exchange::Key;
@@ -25,9 +26,11 @@ const SLOTS: usize = 32;
 const BOARD_BYTES: u64 = board_bytes(SLOTS);
 /// Small operations of a group before it makes boards: those that call fewer need none.
 const CALLS: u32 = 4;
+/// The same at most, after it got no memory: twice as many each time.
+const MOST_CALLS: u32 = 1 << 10;
 
 /// How the custody of memory that others reach names a group's boards.
-fn key_of(group: u64) -> Key {
+pub(super) fn key_of(group: u64) -> Key {
     (group, u64::MAX)
 }
 
@@ -66,6 +69,8 @@ impl GroupBoard {
 pub(super) struct Near {
     /// Small operations that were called while there were no boards.
     calls: u32,
+    /// How often there was no memory for a board.
+    refused: u32,
     /// This member has told of its own, or cannot have one.
     begun: bool,
     parts: Vec<Option<SharedWords>>,
@@ -76,11 +81,13 @@ pub(super) struct Near {
     /// This member looks at all boards.
     pub boards: Option<Arc<GroupBoard>>,
     /// All others look at this one's, too.
-    open: bool,
+    pub open: bool,
     /// Before which operation this member's slots are known to be free.
     limit: u64,
     /// Operations that were started on the boards and went on by messages, before their callers knew.
     pub left: HashMap<u64, Ticket>,
+    /// Where inputs of long operations lie.
+    pub stages: Stages,
 }
 
 impl GroupState {
@@ -105,7 +112,7 @@ impl GroupState {
             return false;
         }
         for early in self.take_early(operation) {
-            let (Early::Part { place, .. } | Early::Clear { place, .. }) = early;
+            let place = early.place();
             if !matches!(early, Early::Part { .. }) || !self.is_written(place, operation) {
                 // There was room for it before.
                 self.keep(operation, place, early);
@@ -155,7 +162,7 @@ impl Hub {
         let _set = self.home.set(Arc::downgrade(home));
     }
 
-    fn home(&self) -> Option<Arc<WindowHome>> {
+    pub(super) fn home(&self) -> Option<Arc<WindowHome>> {
         self.home.get().and_then(Weak::upgrade)
     }
 
@@ -163,7 +170,8 @@ impl Hub {
     pub(super) fn count_small(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
         let near = &mut state.groups[at].near;
         near.calls = near.calls.saturating_add(1);
-        if near.calls >= CALLS && !near.begun {
+        let least = CALLS.checked_shl(near.refused).unwrap_or(MOST_CALLS).min(MOST_CALLS);
+        if near.calls >= least && !near.begun {
             self.make_board(scope, state, at);
         }
     }
@@ -175,7 +183,12 @@ impl Hub {
         group.near.begun = true;
         let membership = group.membership.clone();
         let Some(home) = self.home().filter(|_| membership.size() <= MOST_NEAR) else { return };
-        let Some((own, memory)) = home.lend(BOARD_BYTES) else { return };
+        let Some((own, memory)) = home.lend(BOARD_BYTES) else {
+            // Some may be given back. Until then the others have no use for theirs, either.
+            let near = &mut group.near;
+            (near.begun, near.calls, near.refused) = (false, 0, near.refused.saturating_add(1).min(16));
+            return;
+        };
         let offset = own.1.offset;
         let others = membership.members.iter().copied().filter(|rank| *rank != self.me).collect();
         home.exchange().hold(key_of(membership.id), others, Some(own));

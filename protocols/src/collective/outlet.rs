@@ -2,8 +2,8 @@
 
 use super::executor::Hub;
 use super::run::{Outgoing, Sent as RunSent};
-use super::state::{GroupState, Peer, WINDOW};
-use super::wire::{Origin, Record, Tag};
+use super::state::{GroupState, Notice, Peer, WINDOW};
+use super::wire::{Origin, PART_INFO, Record, Tag, put_part_info};
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
@@ -156,19 +156,24 @@ impl Way<'_, '_> {
         }
     }
 
-    /// Says that this rank is ready for a long message.
-    pub fn clear(
+    /// Says something about the long messages of an operation.
+    pub fn notice(
         &mut self,
         group: &mut GroupState,
         at: usize,
         operation: u64,
-        (place, phase, colour): (usize, u16, u32),
+        place: usize,
+        notice: Notice,
     ) {
         if !self.is_within_window(group, at, place, operation) {
-            group.others[place].clears.push((operation, phase, colour));
+            group.others[place].notices.push((operation, notice));
             return;
         }
-        let record = Record::Clear { group: at as u16, operation, phase, colour };
+        let number = at as u16;
+        let record = match notice {
+            Notice::Clear { phase, colour } => Record::Clear { group: number, operation, phase, colour },
+            Notice::Ask => Record::Ask { group: number, operation },
+        };
         self.member_record(group, at, place, &record);
     }
 
@@ -198,8 +203,9 @@ impl Way<'_, '_> {
         }
         let wait = peer.promise.take().unwrap_or(Wait::Await);
         let tag = Tag { group: at as u16, operation: operation as u16, phase: out.phase, mark };
-        let slice = out.slice.to_le_bytes();
-        let args = self.args(to, tag.to_word(), if out.long { &slice } else { &[] });
+        let mut info = [0; PART_INFO];
+        let info = if out.long { put_part_info(&mut info, out.slice, out.lent) } else { &[] };
+        let args = self.args(to, tag.to_word(), info);
         match self.scope.send(&args, Payload::Borrowed(out.payload), wait) {
             Ok(Sent::Done) => Ok(RunSent::Done),
             Ok(Sent::Queued(ticket)) => {

@@ -2,7 +2,8 @@
 
 use super::executor::{Guard, Hub};
 use super::outlet::Way;
-use super::state::{Early, Slot, State, WINDOW};
+use super::part::Part;
+use super::state::{Early, Notice, Slot, State, WINDOW};
 use super::wire::Record;
 use bytes::Bytes;
 use posthaste_core::device::Body;
@@ -14,7 +15,7 @@ impl Hub {
     pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
         match cookie {
             0 => self.on_record(scope, from, Record::parse(bytes)),
-            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Body::Owned(bytes)),
+            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Part::Body(&Body::Owned(bytes))),
         }
     }
 
@@ -28,6 +29,7 @@ impl Hub {
             }
             Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
             Record::Clear { group, .. }
+            | Record::Ask { group, .. }
             | Record::Started { group, .. }
             | Record::Want { group, .. }
             | Record::Board { group, .. }
@@ -64,25 +66,10 @@ impl Hub {
         };
         match *record {
             Record::Clear { operation, phase, colour, .. } => {
-                let early = Early::Clear { place, phase, colour };
-                if let Some(Slot::OnBoard(_)) = group.slot(operation) {
-                    state = self.go_by_messages(scope, state, at, operation);
-                }
-                let Some(group) = state.groups.get_mut(at) else { return };
-                let base = group.base;
-                match group.slot(operation) {
-                    Some(Slot::Running(_)) => {
-                        state = self.take_in(scope, state, at, operation, early);
-                        drop(self.go_on(scope, state, at, operation));
-                    }
-                    Some(Slot::Out | Slot::Ended) => {}
-                    None if operation < base => {}
-                    _ => {
-                        if group.failure(operation).is_none() && !group.keep(operation, place, early) {
-                            self.corrupt(scope, state, source);
-                        }
-                    }
-                }
+                self.noticed(scope, state, at, operation, (place, source), Notice::Clear { phase, colour });
+            }
+            Record::Ask { operation, .. } => {
+                self.noticed(scope, state, at, operation, (place, source), Notice::Ask);
             }
             Record::Board { offset, .. } => self.on_board(scope, state, at, (place, source), offset),
             Record::Looking { .. } => self.on_looking(&mut state, at, place),
@@ -103,6 +90,37 @@ impl Hub {
         }
     }
 
+    /// A member says something about the long messages of an operation.
+    fn noticed<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        at: usize,
+        operation: u64,
+        (place, source): (usize, Rank),
+        notice: Notice,
+    ) {
+        let early = Early::Notice { place, notice };
+        if let Some(Slot::OnBoard(_)) = state.groups[at].slot(operation) {
+            state = self.go_by_messages(scope, state, at, operation);
+        }
+        let Some(group) = state.groups.get_mut(at) else { return };
+        let base = group.base;
+        match group.slot(operation) {
+            Some(Slot::Running(_)) => {
+                state = self.take_in(scope, state, at, operation, early);
+                drop(self.go_on(scope, state, at, operation));
+            }
+            Some(Slot::Out | Slot::Ended) => {}
+            None if operation < base => {}
+            _ => {
+                if group.failure(operation).is_none() && !group.keep(operation, place, early) {
+                    self.corrupt(scope, state, source);
+                }
+            }
+        }
+    }
+
     /// A member has started more operations: what waited for that goes out.
     fn started<'g>(
         self: &'g Arc<Self>,
@@ -119,11 +137,11 @@ impl Hub {
         if !std::mem::take(&mut member.asked) {
             return;
         }
-        let clears = std::mem::take(&mut member.clears);
+        let notices = std::mem::take(&mut member.notices);
         let State { groups, peers, .. } = &mut *state;
         let mut way = Way { hub: self, scope, peers };
-        for (operation, phase, colour) in clears {
-            way.clear(&mut groups[at], at, operation, (place, phase, colour));
+        for (operation, notice) in notices {
+            way.notice(&mut groups[at], at, operation, place, notice);
         }
         let group = &state.groups[at];
         // The first that has to wait again asks again, if nobody has; those behind it need not.

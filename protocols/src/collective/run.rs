@@ -5,17 +5,17 @@
 //! combined is combined in the order of the plan, so that the result does not depend on timing.
 
 use super::layout::{Layout, input_is_own_block};
+use super::part::{Kept, Part, combine, read};
 use super::plan::{Plan, Step, Task};
 use super::reduce::Combiner;
 use super::schedule::{Action, Kind};
+use super::stage::{Lent, Reference};
+use super::state::Notice;
 use bytes::Bytes;
 use posthaste_core::device::Body;
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// Bytes that are copied out of a page before they are combined: they stay in the first cache.
-const SCRATCH: usize = 16 << 10;
 
 /// The message that a step and a slice are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +33,8 @@ pub(crate) struct Outgoing<'r> {
     /// It goes when its receiver has cleared it.
     pub long: bool,
     pub payload: &'r [u8],
+    /// It stays in this rank's memory, here, and goes as soon as it is ready; the payload is empty.
+    pub lent: Option<Reference>,
 }
 
 /// What became of a message to be sent.
@@ -54,15 +56,18 @@ pub(crate) struct Input {
     pub bytes: Bytes,
     /// How what is sent lies, if otherwise than what is received.
     pub outgoing: Option<Layout>,
+    /// The others read it where it lies, and there are no bytes. The schedule is one by which everybody sends blocks to
+    /// everybody directly.
+    pub lent: Option<Lent>,
 }
 
 /// An operation under way.
 #[derive(Debug)]
 pub(crate) struct Run {
-    plan: Arc<Plan>,
-    layout: Layout,
-    input: Input,
-    work: Vec<u8>,
+    pub(super) plan: Arc<Plan>,
+    pub(super) layout: Layout,
+    pub(super) input: Input,
+    pub(super) work: Vec<u8>,
     combiner: Option<Combiner>,
     /// Steps per slice in `left`.
     stride: usize,
@@ -77,9 +82,13 @@ pub(crate) struct Run {
     unclear: Vec<At>,
     clear: Vec<(u32, u16)>,
     /// What arrived before its turn.
-    early: HashMap<At, Bytes>,
+    early: HashMap<At, Kept>,
     /// Receipts whose turn has come, of what arrived before it.
     due: VecDeque<At>,
+    /// Of an operation that lends: by slice and block, what is put together in the end.
+    pub(super) parts: Vec<Option<Kept>>,
+    /// By slice, whether the own block is in the area as it is now.
+    pub(super) shown: Vec<bool>,
 }
 
 /// In `left`: the step is done, or is none of this slice.
@@ -103,6 +112,8 @@ impl Run {
             clear: Vec::new(),
             early: HashMap::new(),
             due: VecDeque::new(),
+            parts: Vec::new(),
+            shown: Vec::new(),
         };
         run.fill();
         run.arm();
@@ -112,6 +123,10 @@ impl Run {
     /// Lays out what is worked on.
     fn fill(&mut self) {
         let Run { plan, layout, input, work, .. } = self;
+        if let Some(lent) = &mut input.lent {
+            *work = std::mem::take(&mut lent.own);
+            return;
+        }
         if layout.total(plan) == 0 || (plan.sends_input && is_input_the_result(plan)) {
             return;
         }
@@ -148,6 +163,10 @@ impl Run {
         let colours = plan.colours.len();
         let slices = self.outgoing().slices().max(self.layout.slices());
         self.left.resize(slices * self.stride, DONE);
+        if self.lends() {
+            self.parts.resize(slices * plan.blocks, None);
+            self.shown.resize(slices, false);
+        }
         let cut = slices > 1;
         for slice in 0..slices {
             let steps = &plan.colours[slice % colours].steps;
@@ -210,15 +229,26 @@ impl Run {
         self.combiner.as_ref().is_some_and(Combiner::is_users)
     }
 
-    /// The long messages that this rank is now ready to receive: whose, in which phase, of which colour.
-    pub fn long_receipts(&self) -> impl Iterator<Item = (usize, u16, u32)> + '_ {
+    /// The ranks to which long messages go.
+    pub fn long_sends(&self) -> Vec<usize> {
+        let steps = self.plan.colours.iter().flat_map(|colour| &colour.steps);
+        let long = |step: &&Step| step.task == Task::Send && self.outgoing().is_long(&self.plan, step);
+        let mut peers: Vec<usize> = steps.filter(long).map(|step| step.peer as usize).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+
+    /// The long messages that this rank is now ready to receive, and whose they are.
+    pub fn long_receipts(&self) -> impl Iterator<Item = (usize, Notice)> + '_ {
         let colours = self.plan.colours.iter().enumerate();
         colours.flat_map(move |(colour, steps)| {
             steps.steps.iter().filter_map(move |step| {
                 let long = step.task != Task::Send
                     && self.layout.is_long(&self.plan, step)
                     && colour < self.layout.slices_of(&self.plan, &step.blocks);
-                long.then_some((step.peer as usize, step.phase, colour as u32))
+                let clear = Notice::Clear { phase: step.phase, colour: colour as u32 };
+                long.then_some((step.peer as usize, clear))
             })
         })
     }
@@ -293,6 +323,16 @@ impl Run {
             let plan = self.plan.clone();
             let colour = self.colour(at.slice);
             let step = &plan.colours[colour].steps[usize::from(at.step)];
+            if self.lends() {
+                let lent = self.show(&plan, step, at.slice);
+                let (to, phase) = (step.peer as usize, step.phase);
+                let out = Outgoing { to, phase, slice: at.slice, long: true, payload: &[], lent };
+                match transmit(out)? {
+                    Sent::Done => self.finish(at, step),
+                    Sent::Later => self.parked.push(at),
+                }
+                continue;
+            }
             let long = self.outgoing().is_long(&plan, step);
             if long && !self.clear.contains(&(colour as u32, at.step)) {
                 self.unclear.push(at);
@@ -309,7 +349,8 @@ impl Run {
                 }
             });
             let payload = if more.is_empty() { first.unwrap_or_default() } else { &more[..] };
-            let out = Outgoing { to: step.peer as usize, phase: step.phase, slice: at.slice, long, payload };
+            let (to, phase) = (step.peer as usize, step.phase);
+            let out = Outgoing { to, phase, slice: at.slice, long, payload, lent: None };
             match transmit(out)? {
                 Sent::Done => self.finish(at, step),
                 Sent::Later => self.parked.push(at),
@@ -359,7 +400,7 @@ impl Run {
     /// # Errors
     /// If the operation, as it was called here, has no such message.
     #[inline]
-    pub fn arrive(&mut self, from: usize, phase: u16, slice: u32, body: &Body<'_>) -> Result<(), Misfit> {
+    pub fn arrive(&mut self, from: usize, phase: u16, slice: u32, part: &Part<'_>) -> Result<(), Misfit> {
         if slice as usize * self.stride >= self.left.len().max(1) {
             return Err(Misfit);
         }
@@ -370,14 +411,13 @@ impl Run {
         let step = &colour.steps[usize::from(number)];
         let expected = self.layout.message_len(&plan, &step.blocks, slice as usize);
         let left = *self.left(at);
-        if left == DONE || body.len() != expected {
+        if left == DONE || part.len() != expected {
             return Err(Misfit);
         }
         if left > 0 {
-            let bytes = crate::message::body_bytes(body);
-            return if self.early.insert(at, bytes).is_none() { Ok(()) } else { Err(Misfit) };
+            return if self.early.insert(at, part.keep()).is_none() { Ok(()) } else { Err(Misfit) };
         }
-        self.apply(step, slice, body);
+        self.apply(step, slice, part);
         self.finish(at, step);
         Ok(())
     }
@@ -393,31 +433,45 @@ impl Run {
         while let Some(at) = self.due.pop_front() {
             let plan = self.plan.clone();
             let step = &plan.colours[self.colour(at.slice)].steps[usize::from(at.step)];
-            if let Some(bytes) = self.early.remove(&at) {
-                self.apply(step, at.slice, &Body::Owned(bytes));
-                self.finish(at, step);
+            match self.early.remove(&at) {
+                Some(Kept::Bytes(bytes)) => self.apply(step, at.slice, &Part::Body(&Body::Owned(bytes))),
+                Some(Kept::Lent(memory)) => self.apply(step, at.slice, &Part::Lent(memory)),
+                None => continue,
             }
+            self.finish(at, step);
         }
     }
 
     /// Stores or combines what has arrived.
-    fn apply(&mut self, step: &Step, slice: u32, body: &Body<'_>) {
+    fn apply(&mut self, step: &Step, slice: u32, part: &Part<'_>) {
         let Task::Receive(action) = step.task else { return };
-        let Run { plan, layout, work, combiner, .. } = self;
+        let shift = if self.lends() { self.own_start() } else { 0 };
+        let Run { plan, layout, work, combiner, parts, .. } = self;
+        if !parts.is_empty() && action == Action::Store {
+            let at = step.blocks.iter().next().map(|block| slice as usize * plan.blocks + block);
+            if let Some(place) = at.and_then(|at| parts.get_mut(at)) {
+                *place = Some(part.keep());
+            }
+            return;
+        }
         let mut taken = 0;
         layout.pieces(plan, &step.blocks, slice as usize, false, |piece| {
-            let Some(target) = work.get_mut(piece) else { return };
+            let Some(target) = work.get_mut(piece.start - shift..piece.end - shift) else { return };
             if action == Action::Store {
-                read(body, taken, target);
+                read(part, taken, target);
             } else if let Some(combiner) = combiner {
-                combine(combiner, action == Action::Prepend, body, taken, target);
+                combine(combiner, action == Action::Prepend, part, taken, target);
             }
             taken += target.len();
         });
     }
 
     /// What the operation gives to its caller; `None`: nothing, on this rank.
-    pub fn into_result(self) -> Option<Bytes> {
+    pub fn into_result(mut self) -> Option<Bytes> {
+        if self.lends() {
+            self.put_together();
+            return None;
+        }
         let Run { plan, layout, input, work, .. } = self;
         let is_root = plan.rank == plan.root;
         match plan.kind {
@@ -444,43 +498,5 @@ fn is_input_the_result(plan: &Plan) -> bool {
         Kind::Broadcast | Kind::Scatter => plan.rank == plan.root,
         Kind::Reduce | Kind::Gather => plan.rank != plan.root && !receives,
         _ => false,
-    }
-}
-
-fn read(body: &Body<'_>, from: usize, target: &mut [u8]) {
-    match body {
-        Body::Short(bytes) => copy(bytes, from, target),
-        Body::Owned(bytes) => copy(bytes, from, target),
-        Body::Lease(lease) => {
-            if let Some(part) = lease.memory().slice(from as u64, target.len() as u64) {
-                part.read(target);
-            }
-        }
-    }
-}
-
-fn copy(bytes: &[u8], from: usize, target: &mut [u8]) {
-    if let Some(part) = bytes.get(from..from + target.len()) {
-        target.copy_from_slice(part);
-    }
-}
-
-fn combine(combiner: &Combiner, prepend: bool, body: &Body<'_>, from: usize, target: &mut [u8]) {
-    let len = target.len();
-    match body {
-        Body::Short(bytes) => combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend),
-        Body::Owned(bytes) => combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend),
-        Body::Lease(lease) => {
-            let step = (SCRATCH / combiner.element()).max(1) * combiner.element();
-            let mut scratch = vec![0; step.min(len)];
-            for (number, part) in target.chunks_mut(step).enumerate() {
-                let scratch = &mut scratch[..part.len()];
-                let at = (from + number * step) as u64;
-                if let Some(memory) = lease.memory().slice(at, part.len() as u64) {
-                    memory.read(scratch);
-                    combiner.run(part, scratch, prepend);
-                }
-            }
-        }
     }
 }

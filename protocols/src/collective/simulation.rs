@@ -3,10 +3,12 @@
 
 use super::algorithm::Algorithm;
 use super::layout::{Layout, Lengths};
+use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Reduce;
 use super::run::{Input, Outgoing, Run, Sent};
 use super::schedule::{Kind, Place, Program, Schedule};
+use super::state::Notice;
 use bytes::Bytes;
 use posthaste_core::device::Body;
 use std::collections::HashMap;
@@ -135,7 +137,8 @@ impl World {
     fn finish(mut self) -> (Vec<Option<Bytes>>, usize) {
         for rank in 0..self.runs.len() {
             let receipts: Vec<_> = self.runs[rank].long_receipts().collect();
-            for (peer, phase, colour) in receipts {
+            for (peer, notice) in receipts {
+                let Notice::Clear { phase, colour } = notice else { panic!("{notice:?}") };
                 self.runs[peer].cleared(rank, phase, colour).expect("the sender knows that message");
             }
         }
@@ -155,8 +158,10 @@ impl World {
                 }
                 let at = self.random.below(self.wires.len());
                 let (from, to, phase, slice, payload) = self.wires.swap_remove(at);
-                self.runs[to].arrive(from, phase, slice, &Body::Owned(payload.clone())).expect("it fits");
-                let twice = self.runs[to].arrive(from, phase, slice, &Body::Owned(payload));
+                self.runs[to]
+                    .arrive(from, phase, slice, &Part::Body(&Body::Owned(payload.clone())))
+                    .expect("it fits");
+                let twice = self.runs[to].arrive(from, phase, slice, &Part::Body(&Body::Owned(payload)));
                 assert!(twice.is_err(), "a message counts once");
                 self.send_all(to);
             }
@@ -217,7 +222,7 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
             Some(Run::new(
                 Arc::new(plan),
                 layout,
-                Input { bytes, outgoing: None },
+                Input { bytes, outgoing: None, lent: None },
                 (kind != Kind::Barrier).then(|| operation.combiner()),
             ))
         })

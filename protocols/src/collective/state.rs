@@ -9,6 +9,7 @@ use super::schedule::{Kind, Place, Schedule};
 use super::wire::Origin;
 use bytes::Bytes;
 use posthaste_core::engine::Wait;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{Collective, Fault, Rank, Ticket};
 use slab::Slab;
@@ -131,7 +132,25 @@ pub(super) enum Slot {
 #[derive(Debug)]
 pub(super) enum Early {
     Part { place: usize, phase: u16, mark: u32, bytes: Bytes },
-    Clear { place: usize, phase: u16, colour: u32 },
+    Lent { place: usize, phase: u16, mark: u32, slice: u32, memory: SharedSlice },
+    Notice { place: usize, notice: Notice },
+}
+
+impl Early {
+    /// Whose it is.
+    pub fn place(&self) -> usize {
+        let (Early::Part { place, .. } | Early::Lent { place, .. } | Early::Notice { place, .. }) = self;
+        *place
+    }
+}
+
+/// What a member says about the long messages of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// It is ready for this one.
+    Clear { phase: u16, colour: u32 },
+    /// It has nowhere to lend its parts from, and waits to be told of each that the other is ready.
+    Ask,
 }
 
 /// What is known of another member.
@@ -149,8 +168,8 @@ pub(super) struct Member {
     pub wants: Option<u64>,
     /// Bytes of its early parts.
     pub early: usize,
-    /// It is ready to be sent long messages, or will be told so: what waits for the window.
-    pub clears: Vec<(u64, u16, u32)>,
+    /// What it is to be told about long messages, and what waits for the window.
+    pub notices: Vec<(u64, Notice)>,
 }
 
 /// A group as its member sees it.
@@ -284,11 +303,8 @@ impl GroupState {
             false => self.early.remove(&operation).unwrap_or_default(),
         };
         for early in &list {
-            let (place, bytes) = match early {
-                Early::Part { place, bytes, .. } => (*place, bytes.len()),
-                Early::Clear { place, .. } => (*place, 0),
-            };
-            let member = &mut self.others[place];
+            let bytes = if let Early::Part { bytes, .. } = early { bytes.len() } else { 0 };
+            let member = &mut self.others[early.place()];
             member.early = member.early.saturating_sub(64 + bytes);
         }
         list

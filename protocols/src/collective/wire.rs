@@ -6,10 +6,12 @@
 //! ```text
 //!   tag     63..48 group | 47..32 operation | 31..19 phase | 18..0 mark of the call: 4 bits kind, 15 bits the rest
 //!   info    chunk 4                                  of a long part only
+//!           chunk 4 | length 4 | offset 8            of one that lies in the sender's memory; nothing else
 //!   record  kind 4 | group 4 | a 8 | b 8 | more      little-endian
 //! ```
 //! The group is a number of the sender's, which it introduces to a peer before its first use.
 
+use super::stage::Reference;
 use crate::cause::{parse_cause, put_cause};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use posthaste_core::{Collective, Fault, Rank, WindowId};
@@ -26,6 +28,7 @@ const WANT: u32 = 4;
 const BROKEN: u32 = 5;
 const BOARD: u32 = 6;
 const LOOKING: u32 = 7;
+const ASK: u32 = 8;
 
 const HEADER: usize = 24;
 
@@ -62,6 +65,34 @@ impl Tag {
     }
 }
 
+/// Bytes of the longest message info of a part.
+pub(crate) const PART_INFO: usize = 16;
+
+/// The message info of a part that is one of several, or lies in its sender's memory.
+pub(crate) fn put_part_info(into: &mut [u8; PART_INFO], slice: u32, lent: Option<Reference>) -> &[u8] {
+    into[..4].copy_from_slice(&slice.to_le_bytes());
+    let Some(Reference { offset, len }) = lent else { return &into[..4] };
+    into[4..8].copy_from_slice(&len.to_le_bytes());
+    into[8..].copy_from_slice(&offset.to_le_bytes());
+    into
+}
+
+/// Number and place of a part, from its message info. `None`: no honest rank sends that.
+#[inline]
+pub(crate) fn parse_part_info(info: &[u8]) -> Option<(u32, Option<Reference>)> {
+    if info.is_empty() {
+        return Some((0, None));
+    }
+    let (slice, rest) = info.split_first_chunk()?;
+    let slice = u32::from_le_bytes(*slice);
+    if rest.is_empty() {
+        return Some((slice, None));
+    }
+    let (len, offset) = rest.split_first_chunk()?;
+    let offset = u64::from_le_bytes(offset.try_into().ok()?);
+    Some((slice, Some(Reference { offset, len: u32::from_le_bytes(*len) })))
+}
+
 /// The mark of a call: its kind, and a hash of the rest of what all ranks must agree on.
 #[inline]
 pub(crate) fn mark(kind: u8, rest: [u64; 2]) -> u32 {
@@ -93,6 +124,9 @@ pub(crate) enum Record {
     Introduce { group: u16, id: u64, origin: Origin, members: Vec<Rank> },
     /// The sender takes part in the operation and is ready for a long message.
     Clear { group: u16, operation: u64, phase: u16, colour: u32 },
+    /// The sender has no memory to lend its parts of the operation from: it waits to be told of each long one that the
+    /// receiver is ready.
+    Ask { group: u16, operation: u64 },
     /// The sender has started the operations before this one.
     Started { group: u16, operations: u64 },
     /// The sender waits until the receiver has started so many operations.
@@ -155,6 +189,7 @@ impl Record {
             Record::Clear { group, operation, phase, colour } => {
                 header(CLEAR, *group, *operation, u64::from(*phase) << 32 | u64::from(*colour));
             }
+            Record::Ask { group, operation } => header(ASK, *group, *operation, 0),
             Record::Started { group, operations } => header(STARTED, *group, *operations, 0),
             Record::Want { group, operations } => header(WANT, *group, *operations, 0),
             Record::Board { group, offset } => header(BOARD, *group, *offset, 0),
@@ -191,6 +226,7 @@ impl Record {
             CLEAR => {
                 Record::Clear { group, operation: a, phase: u16::try_from(b >> 32).ok()?, colour: b as u32 }
             }
+            ASK => Record::Ask { group, operation: a },
             STARTED => Record::Started { group, operations: a },
             WANT => Record::Want { group, operations: a },
             BOARD => Record::Board { group, offset: a },
@@ -220,6 +256,19 @@ mod tests {
     }
 
     #[test]
+    fn part_info_comes_back_as_it_was() {
+        let lent = Some(Reference { offset: u64::MAX - 7, len: 1 << 31 });
+        for (slice, lent) in [(0, None), (u32::MAX, None), (0, lent), (9, lent)] {
+            let mut info = [0; PART_INFO];
+            assert_eq!(parse_part_info(put_part_info(&mut info, slice, lent)), Some((slice, lent)));
+        }
+        assert_eq!(parse_part_info(&[]), Some((0, None)));
+        for len in (1..40).filter(|len| ![4, PART_INFO].contains(len)) {
+            assert_eq!(parse_part_info(&vec![1; len]), None);
+        }
+    }
+
+    #[test]
     fn records_come_back_as_they_were() {
         let calls = [Collective::AllReduce(8), Collective::Free(WindowId(8))];
         let mismatch = Fault::CollectiveMismatch { ranks: [Rank(1), Rank(2)], calls };
@@ -227,6 +276,7 @@ mod tests {
             Record::Introduce { group: 3, id: 1 << 33, origin: Origin::Agreed, members: vec![] },
             Record::Introduce { group: 4, id: 9, origin: Origin::OnTheFly, members: vec![Rank(7), Rank(1)] },
             Record::Clear { group: 5, operation: 1 << 40, phase: 8000, colour: 1 },
+            Record::Ask { group: 5, operation: 1 << 50 },
             Record::Started { group: 6, operations: 64 },
             Record::Want { group: 7, operations: 65 },
             Record::Board { group: 8, offset: 1 << 40 },

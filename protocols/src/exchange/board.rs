@@ -40,7 +40,7 @@ struct Tracked {
 pub(super) struct Unused(Vec<(Arc<dyn Device>, Allocation)>);
 
 impl Unused {
-    pub fn of(own: Option<(Arc<dyn Device>, Allocation)>) -> Unused {
+    pub fn of(own: impl IntoIterator<Item = (Arc<dyn Device>, Allocation)>) -> Unused {
         Unused(own.into_iter().collect())
     }
 

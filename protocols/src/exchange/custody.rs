@@ -20,7 +20,7 @@ const MOST_EARLY: usize = 4096;
 pub(crate) type Key = (u64, u64);
 
 struct Held {
-    own: Option<(Arc<dyn Device>, Allocation)>,
+    own: Vec<(Arc<dyn Device>, Allocation)>,
     /// This rank has released it.
     here: bool,
     /// A task of this rank waits for the others.
@@ -49,7 +49,16 @@ impl Custody {
                 *count = count.saturating_sub(1);
             }
         }
+        let own = own.into_iter().collect();
         self.held.insert(key, Held { own, here: false, awaited: false, others, waker: None });
+    }
+
+    /// More memory goes the way of what is kept under that key. What is not kept is given back: nobody has heard of it.
+    pub fn add(&mut self, key: Key, own: (Arc<dyn Device>, Allocation), effects: &mut Effects) {
+        match self.held.get_mut(&key) {
+            Some(held) => held.own.push(own),
+            None => effects.unused.push(Unused::of([own])),
+        }
     }
 
     /// Another member has released a window.
@@ -97,8 +106,8 @@ impl Custody {
 
     fn settle(&mut self, key: Key, effects: &mut Effects) {
         if self.held.get(&key).is_some_and(|held| !held.awaited) && self.is_unused(key) {
-            let own = self.held.remove(&key).and_then(|held| held.own);
-            effects.unused.push(Unused::of(own));
+            let own = self.held.remove(&key).map(|held| held.own);
+            effects.unused.push(Unused::of(own.unwrap_or_default()));
         }
     }
 
@@ -122,6 +131,11 @@ impl Exchange {
             board.custody.track(key, others, own);
             gone.into_iter().for_each(|rank| board.custody.gone(rank, effects));
         });
+    }
+
+    /// More of this rank's memory is in use for as long as what is held under that key.
+    pub(crate) fn hold_more(&self, key: Key, own: (Arc<dyn Device>, Allocation)) {
+        self.with_board(|board, effects| board.custody.add(key, own, effects));
     }
 
     /// This rank reaches nothing of a window any more, and tells the others so. Its own part goes back when they have done

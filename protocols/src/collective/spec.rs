@@ -1,0 +1,169 @@
+//! What a collective call gives: its values, where they go, and how its result is put together.
+
+use super::buffers::Buffers;
+use super::layout::Layout;
+use super::plan::Plan;
+use super::reduce::{Combiner, Datum};
+use super::run::Input;
+use super::schedule::Kind;
+use super::stage::{Area, LEAST_LENT, LEAST_OF_TWO, Lent, Outcome, Sink};
+use bytes::Bytes;
+use posthaste_core::Collective;
+use posthaste_core::memory::SharedSlice;
+use std::any::Any;
+use zerocopy::FromBytes;
+
+/// Where blocks lie, and behind the last.
+pub(super) type Places = Box<[usize]>;
+
+/// What a call gives, but for its schedule.
+pub(super) struct Spec<'v> {
+    pub kind: Kind,
+    pub root: usize,
+    pub name: fn(u32) -> Collective,
+    /// Bytes of the vector or of each block; what all must agree on.
+    pub bytes: usize,
+    pub element: usize,
+    pub input: Given<'v>,
+    pub combiner: Option<Combiner>,
+    /// The counts of what goes out and of what comes in, if they differ by rank.
+    pub tables: Option<[Places; 2]>,
+    /// Makes a place for so many values of the result, where it is a row of them.
+    sink: Option<fn(usize) -> Box<dyn Sink>>,
+}
+
+/// What goes into an operation.
+pub(super) enum Given<'v> {
+    /// The caller's values, which are copied: into a buffer that is kept, or into a new one.
+    Kept(&'v [u8]),
+    New(&'v [u8]),
+    Owned(Bytes),
+}
+
+impl Given<'_> {
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Given::Kept(bytes) | Given::New(bytes) => bytes,
+            Given::Owned(bytes) => bytes,
+        }
+    }
+
+    pub fn into_bytes(self, buffers: &Buffers) -> Bytes {
+        match self {
+            Given::Kept(bytes) => buffers.copy(bytes),
+            Given::New(bytes) => Bytes::copy_from_slice(bytes),
+            Given::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl<'v> Spec<'v> {
+    pub fn new(kind: Kind, name: fn(u32) -> Collective) -> Self {
+        let (combiner, tables, sink) = (None, None, None);
+        let input = Given::Owned(Bytes::new());
+        Self { kind, root: 0, name, bytes: 0, element: 1, input, combiner, tables, sink }
+    }
+
+    /// For operations of values of a type.
+    pub fn of<T: Datum>(kind: Kind, name: fn(u32) -> Collective) -> Self {
+        Self { element: size_of::<T>(), sink: Some(Values::<T>::sink), ..Self::new(kind, name) }
+    }
+
+    /// Bytes of all values that a rank gives to such an operation, if its members are to lend them to each other: where it
+    /// is one in which everybody has something for everybody.
+    pub fn lends(&self, size: usize) -> Option<usize> {
+        let bytes = match self.kind {
+            Kind::AllReduce | Kind::AllGather => self.bytes,
+            Kind::ReduceScatter | Kind::AllToAll => self.bytes.checked_mul(size)?,
+            _ => return None,
+        };
+        // Two have half of the vector each to combine, and twice as many steps as if each combined all of it.
+        let least = if self.kind == Kind::AllReduce && size == 2 { LEAST_OF_TWO } else { LEAST_LENT };
+        (self.tables.is_none() && self.sink.is_some() && bytes >= least).then_some(bytes)
+    }
+
+    /// Lays what is given into the area.
+    pub fn lend(&self, area: Area, plan: &Plan, layout: &Layout, outcome: &Outcome) -> Option<Input> {
+        let (given, sink) = (self.input.as_bytes(), self.sink?);
+        let own = layout.place(plan, plan.rank, true)?;
+        let values = match self.kind {
+            Kind::ReduceScatter => own.len(),
+            _ => layout.total(plan),
+        };
+        let own = match self.kind {
+            Kind::AllGather => {
+                area.memory.write(given);
+                Vec::new()
+            }
+            _ => {
+                area.memory.write(&given[..own.start]);
+                let behind = given.get(own.end..)?;
+                area.memory.slice(own.end as u64, behind.len() as u64)?.write(behind);
+                given[own].to_vec()
+            }
+        };
+        let sink = sink(values / self.element.max(1));
+        let lent = Some(Lent { area, own, sink, outcome: outcome.clone() });
+        Some(Input { bytes: Bytes::new(), outgoing: None, lent })
+    }
+}
+
+/// A result that is put together.
+struct Values<T> {
+    values: Vec<T>,
+    /// How many there will be.
+    count: usize,
+}
+
+impl<T: Datum> Values<T> {
+    fn sink(count: usize) -> Box<dyn Sink> {
+        Box::new(Self { values: Vec::new(), count })
+    }
+
+    fn room(&mut self) -> &mut Vec<T> {
+        // Not before there is something to put there.
+        if self.values.capacity() == 0 {
+            self.values.reserve_exact(self.count);
+        }
+        &mut self.values
+    }
+}
+
+impl<T: Datum> Sink for Values<T> {
+    fn shared(&mut self, part: SharedSlice) {
+        part.append_values(self.room());
+    }
+
+    fn private(&mut self, part: &[u8]) {
+        match <[T]>::ref_from_bytes(part) {
+            Ok(values) => self.room().extend_from_slice(values),
+            Err(_) => self.room().extend(values_in::<T>(part)),
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Box<dyn Any + Send> {
+        Box::new(self.values)
+    }
+}
+
+pub(super) fn put_together<T: Datum>(result: Box<dyn Any + Send>) -> Vec<T> {
+    result.downcast().map_or_else(|_| Vec::new(), |values| *values)
+}
+
+pub(super) fn first_of<T: Datum>(result: Box<dyn Any + Send>) -> T {
+    put_together(result).first().copied().unwrap_or_else(T::new_zeroed)
+}
+
+pub(super) fn values_in<T: Datum>(bytes: &[u8]) -> impl Iterator<Item = T> + '_ {
+    let read = |bytes: &[u8]| T::read_from_bytes(bytes).unwrap_or_else(|_| T::new_zeroed());
+    bytes.chunks_exact(size_of::<T>().max(1)).map(read)
+}
+
+/// The places of blocks of these counts, in bytes, and behind the last.
+pub(super) fn places(counts: &[usize], element: usize) -> Places {
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count * element;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}

@@ -1,0 +1,342 @@
+//! Long collective operations of members that share memory: lent to each other where they lie, as messages where there is
+//! no room for that, and both in one operation.
+
+mod support;
+
+use posthaste_core::{Fault, Messager, Rank};
+use posthaste_protocols::collective::Algorithm;
+use posthaste_protocols::{CollectiveError, Group, Reduce};
+use std::future::Future;
+use std::pin::Pin;
+use support::{Random, Setup, run, values};
+
+/// Operations after which a group has its boards, in whatever order things come.
+const WARM: usize = 12;
+
+fn fault_of<T: std::fmt::Debug>(result: Result<T, CollectiveError>) -> Fault {
+    match result {
+        Err(CollectiveError::Fault(fault)) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Gives the other ranks a turn, so often.
+async fn wait(turns: usize) {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn warm(group: &Group) {
+    for _ in 0..WARM {
+        group.barrier().await.unwrap();
+    }
+}
+
+type Check = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Starts the operation with that number; what is given checks its result.
+fn start(group: &Group, number: u64) -> Check {
+    let (size, me) = (group.size(), group.rank());
+    // Of one more than a multiple of the size, of fewer than pages have, of several chunks.
+    let len = [8_191, 12_345, 40_000, 70_001, 160_003][(number / 5 % 5) as usize];
+    let all = move |len: usize| (0..size).map(move |rank| values(number, rank, len));
+    let total = move |len: usize| {
+        all(len).reduce(|mut sum, one| {
+            sum.iter_mut().zip(one).for_each(|(sum, one)| *sum = sum.wrapping_add(one));
+            sum
+        })
+    };
+    let each = len / size;
+    match number % 5 {
+        0 => {
+            let sum = group.all_reduce(&values(number, me, len), &Reduce::sum());
+            Box::pin(async move { assert!(Some(sum.await.unwrap()) == total(len), "{number} {me}/{size}") })
+        }
+        1 => {
+            // Of code of the user's.
+            let sum = Reduce::by(|a: u64, b: u64| a.wrapping_add(b));
+            let sum = group.all_reduce(&values(number, me, len), &sum);
+            Box::pin(async move { assert!(Some(sum.await.unwrap()) == total(len), "{number} {me}/{size}") })
+        }
+        2 => {
+            let sum = group.reduce_scatter(&values(number, me, each * size), &Reduce::sum());
+            Box::pin(async move {
+                let expected = total(each * size).unwrap()[me * each..][..each].to_vec();
+                assert!(sum.await.unwrap() == expected, "{number} {me}/{size}");
+            })
+        }
+        3 => {
+            let gathered = group.all_gather(&values(number, me, len));
+            Box::pin(async move {
+                let expected: Vec<u64> = all(len).flatten().collect();
+                assert!(gathered.await.unwrap() == expected, "{number} {me}/{size}");
+            })
+        }
+        _ => {
+            let exchanged = group.all_to_all(&values(number, me, each * size));
+            Box::pin(async move {
+                let expected: Vec<u64> =
+                    all(each * size).flat_map(|all| all[me * each..][..each].to_vec()).collect();
+                assert!(exchanged.await.unwrap() == expected, "{number} {me}/{size}");
+            })
+        }
+    }
+}
+
+fn one_by_one(setup: &Setup, sizes: &[u32], operations: u64) {
+    for size in sizes {
+        run(*size, setup.clone(), async |member| {
+            let world = member.collectives.world();
+            let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
+            let mut random = Random(u64::from(member.rank.0));
+            for number in 0..operations {
+                if random.below(4) == 0 {
+                    wait(random.below(20)).await;
+                }
+                start(&world, number).await;
+                if number % 3 == 0 {
+                    start(&backwards, number).await;
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn results_are_those_of_the_oracle() {
+    one_by_one(&Setup::new(), &[2, 3, 5, 8], 50);
+    one_by_one(&Setup::new(), &[17], 15);
+}
+
+#[test]
+fn little_room_for_messages_changes_nothing() {
+    one_by_one(&Setup::tiny(), &[2, 3, 5], 25);
+}
+
+#[test]
+fn without_room_for_all_some_are_sent_as_messages() {
+    let mut setup = Setup::new();
+    // Enough for boards, and for the stages of some lengths.
+    setup.limits.segment = 700 << 10;
+    one_by_one(&setup, &[2, 4], 50);
+}
+
+#[test]
+fn who_has_no_memory_sends_messages_and_reads_what_others_lend() {
+    run(4, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let device = member.client.device_for(member.rank).unwrap().clone();
+        let mut taken = Vec::new();
+        if member.rank.0 == 2 {
+            for len in [1 << 20, 4096] {
+                while let Ok(allocation) = device.allocate(len) {
+                    taken.push(allocation);
+                }
+            }
+        }
+        for number in 0..25 {
+            start(&world, number).await;
+        }
+        taken.into_iter().for_each(|taken| device.free(taken));
+    });
+}
+
+/// Dozens under way before the first is awaited, some dropped, in an order that differs by rank.
+fn overlapping(setup: Setup, size: u32) {
+    run(size, setup, async |member| {
+        let world = member.collectives.world();
+        let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
+        let mut random = Random(member.rank.0.into());
+        for turn in 0..3u64 {
+            let mut under_way = Vec::new();
+            for number in 0..40 {
+                let group = if number % 2 == 0 { &world } else { &backwards };
+                under_way.push(start(group, turn * 1000 + number));
+                if random.below(10) == 0 {
+                    wait(3).await;
+                }
+            }
+            while !under_way.is_empty() {
+                let next = under_way.swap_remove(random.below(under_way.len()));
+                match random.below(8) {
+                    0 => drop(next),
+                    _ => next.await,
+                }
+            }
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn dozens_overlap_and_some_are_dropped() {
+    overlapping(Setup::new(), 2);
+    overlapping(Setup::new(), 5);
+    overlapping(Setup::tiny(), 3);
+}
+
+#[test]
+fn what_is_lent_stays_until_all_have_read_it() {
+    // Whoever is late reads what was lent to it before the others went on.
+    run(4, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let mut random = Random(7 + u64::from(member.rank.0));
+        for turn in 0..40u64 {
+            let mut several: Vec<Check> = (0..3).map(|_| start(&world, turn)).collect();
+            wait(random.below(60)).await;
+            while let Some(next) = several.pop() {
+                next.await;
+            }
+        }
+        // There is something that can be lent.
+        let device = member.client.device_for(member.rank).unwrap();
+        assert!(device.allocate((16 << 20) - (1 << 20)).is_err(), "nothing was ever lent");
+    });
+}
+
+#[test]
+fn calls_that_do_not_match_are_told_to_all() {
+    type Wrong = fn(&Group) -> Pin<Box<dyn Future<Output = Result<Vec<u64>, CollectiveError>>>>;
+    let wrong: [Wrong; 7] = [
+        |group| Box::pin(group.all_gather(&vec![0u64; 20_000])),
+        |group| Box::pin(group.all_reduce(&vec![0u64; 20_001], &Reduce::sum())),
+        |group| Box::pin(group.all_reduce(&vec![0u64; 20_000], &Reduce::max())),
+        |group| Box::pin(group.all_reduce(&[0u64], &Reduce::sum())),
+        |group| {
+            let forced = group.schedule(Algorithm::Pairwise);
+            Box::pin(forced.all_reduce(&vec![0u64; 20_000], &Reduce::sum()))
+        },
+        |group| {
+            let barrier = group.barrier();
+            Box::pin(async { barrier.await.map(|()| Vec::new()) })
+        },
+        |group| Box::pin(group.broadcast(0, &vec![0u64; 20_000])),
+    ];
+    for (number, wrong) in wrong.into_iter().enumerate() {
+        // Who is wrong comes first, in the middle, or last; with a stage to lend from or without.
+        for (late, room) in [(0, true), (1, true), (40, true), (0, false), (40, false)] {
+            run(4, Setup::new(), async |member| {
+                let world = member.collectives.world();
+                let child = world.split(Some(0), 0).await.unwrap().unwrap();
+                warm(&child).await;
+                let device = member.client.device_for(member.rank).unwrap().clone();
+                let taken = (!room && member.rank.0 % 2 == 0).then(|| device.allocate(15 << 20).unwrap());
+                let is_wrong = member.rank.0 == 3;
+                wait(if is_wrong { late } else { 20 }).await;
+                let first = match is_wrong {
+                    true => wrong(&child).await,
+                    false => child.all_reduce(&vec![1u64; 20_000], &Reduce::sum()).await,
+                };
+                let fault = fault_of(first);
+                let Fault::CollectiveMismatch { ranks, .. } = fault else { panic!("{number}: {fault:?}") };
+                assert!(ranks.contains(&Rank(3)), "{number}: {ranks:?}");
+                assert!(matches!(fault_of(child.barrier().await), Fault::CollectiveMismatch { .. }));
+                world.barrier().await.unwrap();
+                taken.into_iter().for_each(|taken| device.free(taken));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_code_of_the_users_ends_it_for_all() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let is_it = member.rank.0 == 1;
+        let sum = Reduce::by(move |a: u64, b: u64| if is_it { panic!("on purpose") } else { a + b });
+        let fault = fault_of(world.all_reduce(&vec![1; 30_000], &sum).await);
+        assert_eq!(fault, Fault::RemotePanicked(Rank(1)));
+    });
+}
+
+#[test]
+fn whoever_dies_every_long_one_of_every_survivor_ends() {
+    for seed in 0..30u64 {
+        run(4, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            let turned = world.split(Some(0), 9 - member.rank.0).await.unwrap().unwrap();
+            let mut random = Random(seed);
+            let (victim, at) = (random.below(4) as u32, random.below(30));
+            let mut own = Random(seed * 5 + u64::from(member.rank.0));
+            for turn in 0.. {
+                let group = if random.below(3) == 0 { &turned } else { &world };
+                let len = 10_000 + random.below(20_000);
+                let several: Vec<_> =
+                    (0..2).map(|add| group.all_reduce(&vec![1 + add; len], &Reduce::sum())).collect();
+                if member.rank.0 == victim && turn == at {
+                    // What is lent is lent.
+                    member.fabric.kill(member.rank);
+                    return;
+                }
+                wait(own.below(6)).await;
+                let mut failed = None;
+                for (add, one) in several.into_iter().enumerate() {
+                    match one.await {
+                        Ok(sum) => assert!(sum == vec![4 * (1 + add); len], "a sum is wrong"),
+                        Err(error) => failed = Some(error),
+                    }
+                }
+                if let Some(error) = failed {
+                    assert_eq!(error, CollectiveError::Fault(Fault::PeerLost(Rank(victim))));
+                    break;
+                }
+                assert!(turn < 100_000, "nobody notices");
+            }
+            for group in [&world, &turned] {
+                let fault = fault_of(group.all_reduce(&vec![1u64; 10_000], &Reduce::sum()).await);
+                assert_eq!(fault, Fault::PeerLost(Rank(victim)));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_in_order_has_lent_its_part() {
+    run(4, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let sum = world.all_reduce(&vec![1u64; 50_000], &Reduce::sum());
+        if member.rank.0 == 0 {
+            assert!(sum.await.unwrap() == vec![4; 50_000]);
+            member.client.close().await;
+        } else {
+            wait(member.rank.index() * 10).await;
+            assert!(sum.await.unwrap() == vec![4; 50_000]);
+            let fault = fault_of(world.all_reduce(&vec![1u64; 50_000], &Reduce::sum()).await);
+            assert_eq!(fault, Fault::PeerClosed(Rank(0)));
+        }
+    });
+}
+
+#[test]
+fn stages_of_groups_that_are_gone_go_back() {
+    let mut setup = Setup::new();
+    setup.limits.segment = 2 << 20;
+    run(3, setup, async |member| {
+        let world = member.collectives.world();
+        for turn in 0..30u32 {
+            let group = world.split(Some(0), turn).await.unwrap().unwrap();
+            warm(&group).await;
+            // Of lengths that take several stages.
+            for len in [5_000, 20_000, 5_000, 40_000] {
+                let sum = group.all_reduce(&vec![1u64; len], &Reduce::sum()).await.unwrap();
+                assert!(sum == vec![3; len], "{turn} {len}");
+            }
+        }
+        world.barrier().await.unwrap();
+        // What the others still hold is released soon.
+        let device = member.client.device_for(member.rank).unwrap().clone();
+        let most = loop {
+            match device.allocate((2 << 20) - (64 << 10)) {
+                Ok(allocation) => break allocation,
+                Err(_) => wait(1).await,
+            }
+        };
+        device.free(most);
+        world.barrier().await.unwrap();
+    });
+}
