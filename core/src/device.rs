@@ -229,6 +229,13 @@ pub trait Port: Inject + Send {
     /// Back from sleep.
     fn disarm(&mut self);
 
+    /// Whether packets of the rank have come that [`advance`](Self::advance) would deliver. A device that keeps no more than a
+    /// few thousand of an endpoint, and delivers all of them in one `advance` that may, need not tell.
+    fn has_packets_of(&self, rank: Rank) -> bool {
+        let _ = rank;
+        false
+    }
+
     /// A peer is gone for good: give back what it held, take nothing from it any more.
     fn peer_down(&mut self, rank: Rank);
 

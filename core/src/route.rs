@@ -323,6 +323,10 @@ impl Port for RoutePort {
         }
     }
 
+    fn has_packets_of(&self, rank: Rank) -> bool {
+        self.ports.iter().any(|port| port.has_packets_of(rank))
+    }
+
     fn peer_down(&mut self, rank: Rank) {
         for port in &mut self.ports {
             port.peer_down(rank);

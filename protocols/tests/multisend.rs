@@ -8,6 +8,7 @@ use posthaste_protocols::multisend::{ConnectionManager, ManyError, ManyToMany, P
 use posthaste_protocols::{Message, handler};
 use std::sync::{Arc, Mutex};
 use support::{Random, Setup, run, values};
+use tokio::task::unconstrained;
 
 fn bytes(seed: u64, rank: usize, len: usize) -> Bytes {
     values(seed, rank, len.div_ceil(8)).iter().flat_map(|word| word.to_le_bytes()).take(len).collect()
@@ -84,11 +85,13 @@ fn multicasts_stay_in_order(setup: Setup) {
             async move {
                 let word = number.to_ne_bytes();
                 match number % 3 {
-                    0 => news.multicast(others.iter().copied(), word).await.unwrap(),
-                    1 => news.multicast(others.iter().copied(), word.repeat(12)).await.unwrap(),
+                    0 => unconstrained(news.multicast(others.iter().copied(), word)).await.unwrap(),
+                    1 => {
+                        unconstrained(news.multicast(others.iter().copied(), word.repeat(12))).await.unwrap()
+                    }
                     _ => {
                         // All are started at once, however much this task has done.
-                        let sends = others.iter().map(|to| tokio::task::unconstrained(news.send(*to, word)));
+                        let sends = others.iter().map(|to| unconstrained(news.send(*to, word)));
                         futures::future::try_join_all(sends).await.unwrap();
                     }
                 }

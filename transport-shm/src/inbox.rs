@@ -57,6 +57,13 @@ impl<W: Words, X> Inbox<W, X> {
         self.lanes.get_mut(source)?.as_deref_mut()
     }
 
+    /// Whether a lane that was found has a record to be taken.
+    #[must_use]
+    pub fn has_any(&self, source: usize) -> bool {
+        let lane = self.lanes.get(source).and_then(Option::as_deref);
+        lane.is_some_and(|lane| !lane.dead && !lane.held && lane.consumer.has_any())
+    }
+
     /// Whether a sender has set a bit.
     #[inline]
     #[must_use]

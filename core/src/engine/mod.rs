@@ -48,8 +48,10 @@ use crate::wire;
 use dispatch::Dispatcher;
 use peer::Peer;
 
-/// More packets than any device keeps of one endpoint.
-const RECORDS_OF_A_LANE: usize = 1 << 13;
+/// More packets than most devices keep of one endpoint.
+const PACKETS_OF_A_LANE: usize = 1 << 13;
+/// Times that so many are taken from every lane, before a peer that still has packets is no further waited for.
+const DRAINS: usize = 256;
 
 /// Settings of a context that the job fixes.
 #[derive(Clone, Copy, Debug)]
@@ -369,26 +371,29 @@ impl Engine {
     #[cold]
     fn take_goodbyes(&mut self) {
         while let Some(rank) = self.state.leaving.pop() {
-            self.drain();
+            self.drain(rank);
             self.state.peer_down(rank, Fault::PeerClosed(rank));
         }
     }
 
-    /// Takes all that has been sent so far.
+    /// Takes all that a rank has sent so far.
     #[cold]
-    fn drain(&mut self) {
+    fn drain(&mut self, rank: Rank) {
         self.refresh_handlers();
         let Engine { port, state, handlers, .. } = self;
-        // Every lane has its share of the budget: each is empty after this, whatever peers go on to send meanwhile.
-        let budget = RECORDS_OF_A_LANE * state.shape.endpoints();
-        for _ in 0..2 {
+        // Every lane has its share of the budget, whatever peers go on to send meanwhile.
+        let budget = PACKETS_OF_A_LANE * state.shape.endpoints();
+        for round in 0..DRAINS {
             port.advance(budget, &mut Dispatcher { state, handlers });
+            if round > 0 && !port.has_packets_of(rank) {
+                break;
+            }
         }
     }
 
     fn peer_down(&mut self, rank: Rank, fault: Fault) {
         // What the peer sent while it lived is delivered first.
-        self.drain();
+        self.drain(rank);
         self.port.peer_down(rank);
         self.state.peer_down(rank, fault);
     }

@@ -21,8 +21,9 @@ use posthaste_core::{Fault, Handle, ProtocolId, Rank, SendError};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use thiserror::Error;
+use tokio::task::coop::poll_proceed;
 
 /// Some messages of a multisend could not be sent; all others were.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -265,7 +266,17 @@ impl<F: Face> Future for Multisend<'_, F> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.multicast_at_once() { Poll::Ready(Ok(())) } else { self.go_on(cx) }
+        // Whoever only sends lets other tasks of the runtime have their turn now and then.
+        let coop = ready!(poll_proceed(cx));
+        if self.multicast_at_once() {
+            coop.made_progress();
+            return Poll::Ready(Ok(()));
+        }
+        let polled = self.go_on(cx);
+        if polled.is_ready() {
+            coop.made_progress();
+        }
+        polled
     }
 }
 

@@ -4,7 +4,7 @@ use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::MAX_INFO;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
-use posthaste_core::{Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
+use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::sync::{Arc, Mutex};
 
 /// Messages of every length at which something might change, between all pairs.
@@ -208,4 +208,37 @@ pub fn refused_sends_give_the_payload_back<H: Harness>(harness: H) {
     assert_eq!(fails(Rank(1), ProtocolId(9), &[], b"x"), SendError::Unregistered(ProtocolId(9)));
     world.handle(at(Rank(0))).shut_down();
     assert_eq!(fails(Rank(1), protocol, &[], b"x"), SendError::Fault(Fault::Shutdown));
+}
+
+/// A word for several ranks goes at once to those only for whom nothing waits, also when there is room for it by now.
+pub fn a_multicast_overtakes_nothing_that_waits<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.fifo_slots = 8);
+    let log = Log::default();
+    let protocol = world.record("news", &log);
+    let (from, slow, quick) = (at(Rank(0)), Rank(1), Rank(2));
+    let word = |number: u64| number.to_ne_bytes().to_vec();
+    let known: Vec<_> = [slow, quick].map(|to| Message::new(to, protocol, word(0))).into();
+    world.send_all(&mut [Outbox::new(from, known)]);
+    world.until("both know the protocol", |_| log.len() == 2);
+    world.pause(slow);
+    let mut number = 1;
+    let mut outbox = Outbox::new(from, []);
+    while outbox.queued() == 0 {
+        assert!(number < 1 << 22, "no end of room");
+        outbox.queue.extend((0..64).map(|n| Message::new(slow, protocol, word(number + n))));
+        number += 64;
+        outbox.pump(&world);
+    }
+    // The receiver makes room, and the sender does not look.
+    world.pause(Rank(0));
+    world.resume(slow);
+    world.a_while();
+    let mut ranks = [slow, quick];
+    let left = world.enter(from, |scope| scope.multicast_word(&mut ranks, ContextId(0), protocol, number));
+    assert!(ranks[..left].contains(&slow), "it went before what waits");
+    world.resume(Rank(0));
+    world.send_all(&mut [outbox]);
+    world.until("all that was sent arrives", |_| log.of(from, at(slow)).len() == number as usize);
+    let numbers = log.of(from, at(slow)).into_iter().map(|received| received.bytes);
+    assert!(numbers.eq((0..number).map(word)), "out of order");
 }

@@ -124,6 +124,7 @@ pub fn run_seeds<H: Harness>(name: &str, seeds: Range<u64>, make: impl Fn(u64) -
 macro_rules! conformance_suite {
     (mod $name:ident, seeds $seeds:expr, $make:expr) => {
         $crate::conformance_suite! { @tests $name, $seeds, $make;
+            messages::a_multicast_overtakes_nothing_that_waits,
             messages::every_size_arrives_once_and_in_order,
             messages::every_length_of_info_arrives,
             messages::protocols_keep_their_common_order,

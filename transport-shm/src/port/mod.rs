@@ -127,6 +127,11 @@ impl Port for ShmPort {
         self.tx.set_waiting(false);
     }
 
+    fn has_packets_of(&self, rank: Rank) -> bool {
+        let ShmPort { tx, rx } = self;
+        (0..tx.lanes.len()).any(|index| tx.home.endpoint(index).rank == rank && rx.inbox.has_any(index))
+    }
+
     fn peer_down(&mut self, rank: Rank) {
         let ShmPort { tx, rx } = self;
         for index in 0..tx.lanes.len() {
