@@ -1,37 +1,14 @@
 //! Small collective operations of members that share memory: by boards, by messages, and by both at once.
 
+mod near;
 mod support;
 
 use futures::future::join_all;
+use near::{Check, Overlap, fault_of, one_by_one, overlapping, wait, warm};
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::Algorithm;
 use posthaste_protocols::{CollectiveError, Group, InFlight, Reduce};
-use std::future::Future;
-use std::pin::Pin;
 use support::{Random, Setup, run, values};
-
-/// Operations after which a group has its boards, in whatever order things come.
-const WARM: usize = 12;
-
-fn fault_of<T: std::fmt::Debug>(result: Result<T, CollectiveError>) -> Fault {
-    match result {
-        Err(CollectiveError::Fault(fault)) => fault,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Gives the other ranks a turn, so often.
-async fn wait(turns: usize) {
-    for _ in 0..turns {
-        tokio::task::yield_now().await;
-    }
-}
-
-async fn warm(group: &Group) {
-    for _ in 0..WARM {
-        group.barrier().await.unwrap();
-    }
-}
 
 /// Floats whose sum depends on the order in which they are added.
 fn uneven(seed: u64, rank: usize, len: usize) -> Vec<f64> {
@@ -40,8 +17,6 @@ fn uneven(seed: u64, rank: usize, len: usize) -> Vec<f64> {
         .map(|value| value as f64 * 2f64.powi((value % 61) as i32 - 30))
         .collect()
 }
-
-type Check = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Starts the operation with that number; what is given checks its result.
 fn start(group: &Group, number: u64) -> Check {
@@ -81,69 +56,27 @@ fn start(group: &Group, number: u64) -> Check {
     }
 }
 
-fn sums(setup: &Setup, sizes: &[u32], operations: u64) {
-    for size in sizes {
-        run(*size, setup.clone(), async |member| {
-            let world = member.collectives.world();
-            let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
-            let mut random = Random(u64::from(member.rank.0));
-            for number in 0..operations {
-                if random.below(4) == 0 {
-                    wait(random.below(20)).await;
-                }
-                start(&world, number).await;
-                start(&backwards, number).await;
-            }
-        });
-    }
-}
-
 #[test]
 fn every_member_gets_the_sum_in_the_order_of_the_ranks() {
-    sums(&Setup::new(), &[2, 3, 5, 8, 16, 32, 33], 60);
+    one_by_one(&Setup::new(), &[2, 3, 5, 8, 16, 32, 33], 60, 1, start);
 }
 
 #[test]
 fn little_room_changes_nothing() {
-    sums(&Setup::tiny(), &[2, 3, 5, 9], 120);
+    one_by_one(&Setup::tiny(), &[2, 3, 5, 9], 120, 1, start);
 }
 
-/// Hundreds under way before the first is awaited, some dropped, in an order that differs by rank.
-fn overlapping(setup: Setup, size: u32) {
-    run(size, setup, async |member| {
-        let world = member.collectives.world();
-        let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
-        let mut random = Random(member.rank.0.into());
-        for turn in 0..6u64 {
-            let mut under_way = Vec::new();
-            for number in 0..150 {
-                let group = if number % 2 == 0 { &world } else { &backwards };
-                under_way.push(start(group, turn * 1000 + number));
-                if random.below(30) == 0 {
-                    wait(3).await;
-                }
-            }
-            while !under_way.is_empty() {
-                let next = under_way.swap_remove(random.below(under_way.len()));
-                match random.below(8) {
-                    0 => drop(next),
-                    _ => next.await,
-                }
-            }
-        }
-        world.barrier().await.unwrap();
-    });
-}
+const HUNDREDS: Overlap = Overlap { turns: 6, at_once: 150, pauses: 30 };
 
 #[test]
 fn hundreds_overlap_and_some_are_dropped() {
-    overlapping(Setup::new(), 2);
-    overlapping(Setup::new(), 5);
+    overlapping(Setup::new(), 2, &HUNDREDS, start);
+    overlapping(Setup::new(), 5, &HUNDREDS, start);
 }
 
 #[test]
 fn hundreds_overlap_with_little_room() {
-    overlapping(Setup::tiny(), 4);
+    overlapping(Setup::tiny(), 4, &HUNDREDS, start);
 }
 
 #[test]
