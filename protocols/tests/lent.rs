@@ -1,39 +1,16 @@
 //! Long collective operations of members that share memory: lent to each other where they lie, as messages where there is
 //! no room for that, and both in one operation.
 
+mod near;
 mod support;
 
+use near::{Check, Overlap, fault_of, one_by_one, overlapping, wait, warm};
 use posthaste_core::{Fault, Messager, Rank};
 use posthaste_protocols::collective::Algorithm;
 use posthaste_protocols::{CollectiveError, Group, Reduce};
 use std::future::Future;
 use std::pin::Pin;
-use support::{Random, Setup, run, values};
-
-/// Operations after which a group has its boards, in whatever order things come.
-const WARM: usize = 12;
-
-fn fault_of<T: std::fmt::Debug>(result: Result<T, CollectiveError>) -> Fault {
-    match result {
-        Err(CollectiveError::Fault(fault)) => fault,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Gives the other ranks a turn, so often.
-async fn wait(turns: usize) {
-    for _ in 0..turns {
-        tokio::task::yield_now().await;
-    }
-}
-
-async fn warm(group: &Group) {
-    for _ in 0..WARM {
-        group.barrier().await.unwrap();
-    }
-}
-
-type Check = Pin<Box<dyn Future<Output = ()>>>;
+use support::{Member, Random, Setup, run, values};
 
 /// Starts the operation with that number; what is given checks its result.
 fn start(group: &Group, number: u64) -> Check {
@@ -84,34 +61,15 @@ fn start(group: &Group, number: u64) -> Check {
     }
 }
 
-fn one_by_one(setup: &Setup, sizes: &[u32], operations: u64) {
-    for size in sizes {
-        run(*size, setup.clone(), async |member| {
-            let world = member.collectives.world();
-            let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
-            let mut random = Random(u64::from(member.rank.0));
-            for number in 0..operations {
-                if random.below(4) == 0 {
-                    wait(random.below(20)).await;
-                }
-                start(&world, number).await;
-                if number % 3 == 0 {
-                    start(&backwards, number).await;
-                }
-            }
-        });
-    }
-}
-
 #[test]
 fn results_are_those_of_the_oracle() {
-    one_by_one(&Setup::new(), &[2, 3, 5, 8], 50);
-    one_by_one(&Setup::new(), &[17], 15);
+    one_by_one(&Setup::new(), &[2, 3, 5, 8], 50, 3, start);
+    one_by_one(&Setup::new(), &[17], 15, 3, start);
 }
 
 #[test]
 fn little_room_for_messages_changes_nothing() {
-    one_by_one(&Setup::tiny(), &[2, 3, 5], 25);
+    one_by_one(&Setup::tiny(), &[2, 3, 5], 25, 3, start);
 }
 
 #[test]
@@ -119,7 +77,7 @@ fn without_room_for_all_some_are_sent_as_messages() {
     let mut setup = Setup::new();
     // Enough for boards, and for the stages of some lengths.
     setup.limits.segment = 700 << 10;
-    one_by_one(&setup, &[2, 4], 50);
+    one_by_one(&setup, &[2, 4], 50, 3, start);
 }
 
 #[test]
@@ -143,38 +101,32 @@ fn who_has_no_memory_sends_messages_and_reads_what_others_lend() {
     });
 }
 
-/// Dozens under way before the first is awaited, some dropped, in an order that differs by rank.
-fn overlapping(setup: Setup, size: u32) {
-    run(size, setup, async |member| {
-        let world = member.collectives.world();
-        let backwards = world.split(Some(0), u32::MAX - member.rank.0).await.unwrap().unwrap();
-        let mut random = Random(member.rank.0.into());
-        for turn in 0..3u64 {
-            let mut under_way = Vec::new();
-            for number in 0..40 {
-                let group = if number % 2 == 0 { &world } else { &backwards };
-                under_way.push(start(group, turn * 1000 + number));
-                if random.below(10) == 0 {
-                    wait(3).await;
-                }
-            }
-            while !under_way.is_empty() {
-                let next = under_way.swap_remove(random.below(under_way.len()));
-                match random.below(8) {
-                    0 => drop(next),
-                    _ => next.await,
-                }
-            }
-        }
-        world.barrier().await.unwrap();
-    });
-}
+const DOZENS: Overlap = Overlap { turns: 3, at_once: 40, pauses: 10 };
 
 #[test]
 fn dozens_overlap_and_some_are_dropped() {
-    overlapping(Setup::new(), 2);
-    overlapping(Setup::new(), 5);
-    overlapping(Setup::tiny(), 3);
+    overlapping(Setup::new(), 2, &DOZENS, start);
+    overlapping(Setup::new(), 5, &DOZENS, start);
+    overlapping(Setup::tiny(), 3, &DOZENS, start);
+}
+
+#[test]
+fn the_first_long_operations_of_a_group_are_enough() {
+    run(4, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        // Of the longest.
+        for number in 20..23 {
+            start(&world, number).await;
+            wait(50).await;
+        }
+        something_was_lent(&member);
+    });
+}
+
+/// The stage that a member lends from is part of its memory.
+fn something_was_lent(member: &Member) {
+    let device = member.client.device_for(member.rank).unwrap();
+    assert!(device.allocate((16 << 20) - (1 << 20)).is_err(), "nothing was ever lent");
 }
 
 #[test]
@@ -191,9 +143,7 @@ fn what_is_lent_stays_until_all_have_read_it() {
                 next.await;
             }
         }
-        // There is something that can be lent.
-        let device = member.client.device_for(member.rank).unwrap();
-        assert!(device.allocate((16 << 20) - (1 << 20)).is_err(), "nothing was ever lent");
+        something_was_lent(&member);
     });
 }
 

@@ -245,7 +245,7 @@ impl Hub {
         }
         state = self.take_from_boards(scope, state, at, operation);
         if (is_small || lends) && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
-            self.count_small(scope, &mut state, at);
+            self.count_call(scope, &mut state, at, is_small);
         }
         let (mut state, ended) = self.progress(scope, state, at, operation);
         self.announce(scope, &mut state, at);

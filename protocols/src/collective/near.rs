@@ -24,7 +24,8 @@ pub(crate) const MOST_NEAR: usize = 32;
 /// Operations of a member that are on its board at once.
 const SLOTS: usize = 32;
 const BOARD_BYTES: u64 = board_bytes(SLOTS);
-/// Small operations of a group before it makes boards: those that call fewer need none.
+/// Small operations of a group before it makes boards: those that call fewer need none. A long one, which as messages costs
+/// so much more, counts as many.
 const CALLS: u32 = 4;
 /// The same at most, after it got no memory: twice as many each time.
 const MOST_CALLS: u32 = 1 << 10;
@@ -166,10 +167,16 @@ impl Hub {
         self.home.get().and_then(Weak::upgrade)
     }
 
-    /// A small operation was called while there are no boards.
-    pub(super) fn count_small(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
+    /// An operation for which there are boards as a rule, a small one or one that is lent, was called while there are none.
+    pub(super) fn count_call(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        state: &mut State,
+        at: usize,
+        is_small: bool,
+    ) {
         let near = &mut state.groups[at].near;
-        near.calls = near.calls.saturating_add(1);
+        near.calls = near.calls.saturating_add(if is_small { 1 } else { CALLS });
         let least = CALLS.checked_shl(near.refused).unwrap_or(MOST_CALLS).min(MOST_CALLS);
         if near.calls >= least && !near.begun {
             self.make_board(scope, state, at);
