@@ -123,7 +123,7 @@ fn multicasts_stay_in_order(setup: Setup) {
 }
 
 #[test]
-fn a_multicast_stays_behind_what_waits_for_a_target() {
+fn multicasts_and_sends_arrive_in_order_with_little_room() {
     multicasts_stay_in_order(Setup::new());
     // Devices with little room, behind long queues.
     multicasts_stay_in_order(Setup { limits: Setup::tiny().limits, ..Setup::new() });

@@ -1,6 +1,7 @@
 //! Runs of recorded sends of middle length: copied to a page and published by one record.
 
-use super::{Tx, descriptor_words};
+use super::Tx;
+use super::replay::descriptor_words;
 use crate::batch::Batch;
 use crate::lane::{Header, KIND_BATCH};
 use posthaste_core::memory::{SharedSlice, Words};

@@ -1,18 +1,21 @@
 //! The sending half: lanes, page grants, puts and gets.
 
 mod batch;
+mod pages;
+mod replay;
 
-use super::COPY_FLAG;
+use pages::SharedPage;
+use replay::replay_puts;
+
 use crate::grants::Grants;
-use crate::lane::{Header, KIND_PAGE, KIND_SHORT, LightFence, Producer, max_short};
+use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short};
 use crate::link::{ClientLink, LoanHome};
-use crate::pages::{Page, PagePool, Taken};
+use crate::pages::PagePool;
 use crate::ready::ReadySet;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
-use posthaste_core::memory::{SharedSlice, SharedWords, WordCopier, Words};
-use posthaste_core::sync::lock;
+use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Descriptor, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
 
@@ -34,13 +37,6 @@ pub(super) struct Tx {
     pub ended: Vec<(Ticket, Value)>,
     /// The lane that took no more last, until its reader was seen to move.
     full: Option<usize>,
-}
-
-/// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
-struct SharedPage {
-    address: usize,
-    len: usize,
-    page: Page,
 }
 
 pub(super) struct TxLane {
@@ -72,56 +68,6 @@ impl TxLane {
         };
         self.producer.push(header, send.cookie, info, |ring, at| ring.write_shared(at, payload))
     }
-}
-
-/// Carries out the puts of single words at the front of a run that are like the first one but for their places; returns how
-/// many.
-#[inline]
-fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
-    let Some(first) = run.first() else { return 0 };
-    if first.len != 8 {
-        return 0;
-    }
-    // Everything but the places is compared at once: as words, and in one branch.
-    let &[kind, target, ..] = descriptor_words(first);
-    let local = first.source[0];
-    let differs = |put: &Descriptor| {
-        let &[put_kind, put_target, len, _, _, _, put_local, _] = descriptor_words(put);
-        (put_kind ^ kind) | (put_target ^ target) | (len ^ 8) | (put_local ^ local)
-    };
-    let done = |put: &&Descriptor| differs(put) == 0 && words.copy(put.offset, put.source[1]);
-    run.iter().take_while(done).count()
-}
-
-/// A descriptor as words: op to rank; context to region; length; offset; ticket; cookie; source.
-#[inline(always)]
-fn descriptor_words(descriptor: &Descriptor) -> &[u64; 8] {
-    zerocopy::transmute_ref!(descriptor)
-}
-
-/// Whether a send is of one word without a cookie, and like another one but for where its payload is.
-#[inline]
-fn is_word_like(send: &Descriptor, other: &Descriptor) -> bool {
-    let &[kind, target, ..] = descriptor_words(other);
-    let &[send_kind, send_target, len, _, _, cookie, local, _] = descriptor_words(send);
-    ((send_kind ^ kind) | (send_target ^ target) | (len ^ 8) | cookie | (local ^ other.source[0])) == 0
-}
-
-/// Carries out the puts at the front of a run that have the same source and the same target; returns how many.
-#[inline]
-fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &SharedSlice) -> usize {
-    let Some(first) = run.first() else { return 0 };
-    let (region, local) = (first.region, first.source[0]);
-    let same = |put: &Descriptor| {
-        put.op == Op::Put
-            && put.source_kind == SourceKind::Region
-            && put.region == region
-            && put.source[0] == local
-    };
-    let done = target.words_from(source).map_or(0, |words| replay_words(run, &words));
-    let is_done =
-        |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
-    done + run[done..].iter().take_while(is_done).count()
 }
 
 fn full(taken: usize) -> Injected {
@@ -261,54 +207,6 @@ impl Tx {
         Ok(sent)
     }
 
-    /// Sends the messages at the front of a run that come out of the same region, are short, have no info and go to the
-    /// same endpoint; returns how many, and whether the lane had room for all of them.
-    fn replay_sends(&mut self, run: &[Descriptor], source: &SharedSlice) -> Result<(usize, bool), Fault> {
-        let Some(first) = run.first() else { return Ok((0, true)) };
-        let (target, local) = (first.target(), first.source[0]);
-        let (fence, max_short, index) = (self.fence, self.max_short as u64, self.shape.index(target));
-        let same = |send: &Descriptor| {
-            send.op == Op::Send
-                && send.source_kind == SourceKind::Region
-                && send.info_len == 0
-                && send.len <= max_short
-                && send.target() == target
-                && send.source[0] == local
-        };
-        self.lane(index)?;
-        let (mut done, mut room, mut pages) = (0, true, true);
-        while let Some(send) = run.get(done).filter(|send| same(send)) {
-            if pages && let Some(batched) = self.send_batch(index, &run[done..], source)? {
-                done += batched;
-                // The rest goes through the ring, which tells when there is room.
-                pages = batched > 0;
-                continue;
-            }
-            let lane = self.lane(index)?;
-            let words = run[done..].iter().map_while(|next| {
-                is_word_like(next, send).then(|| source.try_read_u64(next.source[1])).flatten()
-            });
-            let pushed = lane.producer.push_words(send.protocol.0, words);
-            if pushed > 0 {
-                done += pushed;
-                continue;
-            }
-            let Some(payload) = source.slice(send.source[1], send.len) else { break };
-            room = lane.push_shared(send, &[], payload);
-            if !room {
-                lane.blocked = true;
-                break;
-            }
-            done += 1;
-        }
-        let lane = self.lane(index)?;
-        // One look for all: a reader that has said before this that it wants to be told has not seen the last one.
-        if done > 0 && lane.producer.reader_wants_notice(fence) {
-            self.announce_to(index);
-        }
-        Ok((done, room))
-    }
-
     /// A payload that goes into the record.
     #[inline]
     fn send_short(
@@ -345,108 +243,6 @@ impl Tx {
         Ok(true)
     }
 
-    /// A payload that goes into a page of this side's pool (or is there already, as a loan), named by a record.
-    #[inline(never)]
-    fn send_page(
-        &mut self,
-        index: usize,
-        descriptor: &Descriptor,
-        sources: &Sources<'_>,
-        source: Payload<'_>,
-    ) -> Result<bool, Fault> {
-        self.lane(index)?;
-        self.settle(index);
-        if self.lanes[index].as_ref().is_none_or(|lane| lane.grants.is_far_ahead()) {
-            self.block(index);
-            return Ok(false);
-        }
-        let there = self.page_of(source);
-        let (page, lent) = match (source, there) {
-            (Payload::Loan(key, _), _) => (Page::from_word(key), true),
-            (_, Some(page)) => {
-                self.pool.share(page);
-                (page, false)
-            }
-            _ => match self.take_page(descriptor.len)? {
-                Some(page) => (page, false),
-                None => {
-                    self.block(index);
-                    return Ok(false);
-                }
-            },
-        };
-        // After the page, which may have to be looked for: that frees numbers, too.
-        let Some((number, life)) = self.next_grant(index) else {
-            if !lent {
-                self.pool.give_back(page);
-            }
-            self.block(index);
-            return Ok(false);
-        };
-        let memory = self.memory.slice(page.offset, descriptor.len);
-        match (source, memory) {
-            _ if there.is_some() => {}
-            (Payload::Private(bytes), Some(memory)) => {
-                memory.write(bytes);
-                if self.multicast {
-                    self.keep_for_others(bytes, page);
-                }
-            }
-            (Payload::Shared(slice), Some(memory)) => memory.copy_from(slice),
-            _ => {}
-        }
-        posthaste_core::failpoint!("grant.written");
-        let scarce = self.pool.is_scarce();
-        let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
-        let copy = if scarce || lane.grants.are_kept() { COPY_FLAG } else { 0 };
-        let header = Header {
-            kind: KIND_PAGE,
-            info_len: descriptor.info_len,
-            protocol: descriptor.protocol.0,
-            len: descriptor.len as u32,
-            cookie: descriptor.cookie != 0,
-        };
-        let sent = lane.producer.push(header, descriptor.cookie, sources.info, |ring, at| {
-            ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
-            let word = life | (number as u64) << 40 | copy;
-            ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
-        });
-        if sent {
-            lane.grants.grant(number, life, page, lane.producer.tail());
-            posthaste_core::failpoint!("grant.sent");
-            if lane.producer.reader_wants_notice(self.fence) {
-                self.announce_to(index);
-            }
-        } else {
-            lane.blocked = true;
-            if !lent {
-                self.pool.give_back(page);
-            }
-        }
-        Ok(sent)
-    }
-
-    /// The page that a multicast has put this payload into.
-    #[inline]
-    fn page_of(&self, source: Payload<'_>) -> Option<Page> {
-        let (Some(shared), Payload::Private(bytes)) = (&self.shared, source) else { return None };
-        let same = (shared.address, shared.len) == (bytes.as_ptr().addr(), bytes.len());
-        same.then_some(shared.page)
-    }
-
-    /// The page serves the others of the multicast, too.
-    fn keep_for_others(&mut self, bytes: &[u8], page: Page) {
-        self.forget_shared();
-        self.pool.share(page);
-        self.shared = Some(SharedPage { address: bytes.as_ptr().addr(), len: bytes.len(), page });
-    }
-
-    fn forget_shared(&mut self) {
-        if let Some(SharedPage { page, .. }) = self.shared.take() {
-            self.pool.give_back(page);
-        }
-    }
-
     /// A multicast begins, or ends.
     pub fn multicast(&mut self, begins: bool) {
         self.forget_shared();
@@ -467,79 +263,6 @@ impl Tx {
         if let Some(lane) = &mut self.lanes[index] {
             lane.blocked = true;
         }
-    }
-
-    /// A free number and life for a grant; `None` if all are in use.
-    fn next_grant(&mut self, index: usize) -> Option<(usize, u64)> {
-        let next = self.lanes[index].as_ref()?.grants.next();
-        if next.is_none() {
-            self.sweep(index);
-            return self.lanes[index].as_ref()?.grants.next();
-        }
-        next
-    }
-
-    /// Looks how far a reader has got, if that is worth while.
-    fn settle(&mut self, index: usize) {
-        let Tx { lanes, pool, .. } = self;
-        if let Some(lane) = &mut lanes[index]
-            && lane.grants.worth_a_look()
-        {
-            let TxLane { producer, grants, .. } = &mut **lane;
-            let head = producer.consumed();
-            grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
-        }
-    }
-
-    /// A page for `len` bytes; `None`: all are in use.
-    fn take_page(&mut self, len: u64) -> Result<Option<Page>, Fault> {
-        // Rather than touch ever more memory, look what has come back.
-        if self.pool.is_large() && !self.pool.has_warm(len) {
-            self.sweep_all();
-        }
-        let mut taken = self.pool.take(len);
-        if taken.is_none() {
-            self.sweep_all();
-            let returned = std::mem::take(&mut *lock(&self.home.returned_loans));
-            for word in returned {
-                self.pool.give_back(Page::from_word(word));
-            }
-            taken = self.pool.take(len);
-        }
-        match taken {
-            None => Ok(None),
-            Some(Taken::Warm(page)) => Ok(Some(page)),
-            Some(Taken::Fresh(page)) => {
-                match self.home.link.arena.commit(self.pool_at + page.offset, page.len()) {
-                    Ok(()) => Ok(Some(page)),
-                    Err(error) => {
-                        self.pool.never_mind(page);
-                        tracing::warn!(%error, "no memory for a page");
-                        Err(Fault::OutOfMemory("for a page; see the log"))
-                    }
-                }
-            }
-        }
-    }
-
-    #[cold]
-    fn sweep_all(&mut self) {
-        for index in 0..self.lanes.len() {
-            self.sweep(index);
-        }
-    }
-
-    /// Takes back all the pages that the reader of a lane has returned.
-    fn sweep(&mut self, index: usize) -> bool {
-        let Tx { lanes, pool, .. } = self;
-        let Some(lane) = &mut lanes[index] else { return false };
-        if !lane.grants.any() {
-            return false;
-        }
-        let TxLane { producer, grants, .. } = &mut **lane;
-        let head = producer.consumed();
-        let settled = grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
-        grants.sweep(|number| producer.returned(number), |page| pool.give_back(page)) || settled
     }
 
     /// Puts and gets of mapped memory: one copy each, done when this returns.

@@ -1,0 +1,171 @@
+//! The lane: a single-producer single-consumer ring of variable-size records, one per ordered pair of endpoints.
+//!
+//! ```text
+//!  control page                                         ring
+//!   word  0  state: 1 once the lane is open (writer)     +--------+--------+------+---------+---+--------+
+//!   word  1  waiting: the writer wants to be rung        | header | cookie | info | payload | 0 | stale  |
+//!   word 16  head: bytes consumed (reader)               +--------+--------+------+---------+---+--------+
+//!   word 17  notify: the reader wants to be told          ^ written last, with release        ^ the writer
+//!   word 64  return words of the page grants (reader)                                            zeroed it first
+//! ```
+//! A record's header is its publication flag. Before a header is published the writer zeroes the word *behind* the
+//! record, so the reader never meets a stale header and never has to clear what it consumed: a lap of the ring
+//! costs each line one transfer to the reader and one back. The reader returns credit (head) in quarters of the ring.
+//!
+//! ```text
+//!  header   63        62..32     31..16     15..8      7..0
+//!          +--------+----------+----------+----------+------+
+//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap, 4 batch
+//!          +--------+----------+----------+----------+------+
+//! ```
+
+mod reader;
+mod writer;
+
+pub use reader::{Consumer, Look, Peek};
+pub use writer::Producer;
+
+use posthaste_core::MAX_INFO;
+use posthaste_core::memory::Words;
+use posthaste_core::sync::{Ordering, fence};
+
+const STATE: usize = 0;
+const WAITING: usize = 1;
+const HEAD: usize = 16;
+const NOTIFY: usize = 17;
+const GRANTS: usize = 64;
+
+/// Page grants that a lane can have outstanding: their return words fill the control page.
+#[cfg(not(posthaste_loom))]
+pub const GRANT_COUNT: usize = 448;
+/// loom has to look at every word.
+#[cfg(posthaste_loom)]
+pub const GRANT_COUNT: usize = 64;
+/// Words of the control page that are used.
+pub const CONTROL_WORDS: usize = GRANTS + GRANT_COUNT;
+
+/// The payload is in the record.
+pub const KIND_SHORT: u8 = 1;
+/// The record names a page of the sender's pool.
+pub const KIND_PAGE: u8 = 2;
+const KIND_WRAP: u64 = 3;
+/// The record names a page with several messages; its length is that of each.
+pub const KIND_BATCH: u8 = 4;
+
+/// The header of a record with a payload of one word and without info; the protocol and the cookie's bit are to be
+/// added.
+const WORD_HEADER: u64 = 8 << 32 | KIND_SHORT as u64;
+/// The bits that are to be added.
+const WORD_FREE_BITS: u64 = COOKIE_BIT | 0xffff << 16;
+/// A cookie word follows the header.
+const COOKIE_BIT: u64 = 1 << 63;
+
+/// How the publishing side orders "record stored" before "does the reader want to be told?".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LightFence {
+    /// The sleeper makes a barrier on all processors, so a compiler fence will do.
+    Compiler,
+    /// Both sides fence.
+    Full,
+}
+
+impl LightFence {
+    /// Keeps what follows from being done before what precedes.
+    #[inline(always)]
+    pub fn issue(self) {
+        match self {
+            #[cfg(not(posthaste_loom))]
+            LightFence::Compiler => std::sync::atomic::compiler_fence(Ordering::SeqCst),
+            // loom knows no barrier on another thread's behalf: it models both sides with fences.
+            #[cfg(posthaste_loom)]
+            LightFence::Compiler => fence(Ordering::SeqCst),
+            LightFence::Full => fence(Ordering::SeqCst),
+        }
+    }
+}
+
+/// A record's header in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// [`KIND_SHORT`], [`KIND_PAGE`] or [`KIND_BATCH`].
+    pub kind: u8,
+    /// Bytes of message info, 0 to 112.
+    pub info_len: u8,
+    /// The sender's number of the protocol.
+    pub protocol: u16,
+    /// Payload bytes.
+    pub len: u32,
+    /// A cookie word follows.
+    pub cookie: bool,
+}
+
+impl Header {
+    #[inline]
+    fn pack(self) -> u64 {
+        u64::from(self.kind)
+            | u64::from(self.info_len) << 8
+            | u64::from(self.protocol) << 16
+            | u64::from(self.len) << 32
+            | u64::from(self.cookie) << 63
+    }
+
+    #[inline]
+    fn unpack(word: u64) -> Header {
+        Header {
+            kind: word as u8,
+            info_len: (word >> 8) as u8,
+            protocol: (word >> 16) as u16,
+            len: (word >> 32) as u32 & 0x7fff_ffff,
+            cookie: word >> 63 != 0,
+        }
+    }
+
+    /// Bytes of the whole record.
+    #[inline]
+    fn record_bytes(self) -> u64 {
+        let body = match self.kind {
+            KIND_SHORT => u64::from(self.len).next_multiple_of(8),
+            KIND_BATCH => 24,
+            _ => 16,
+        };
+        8 + 8 * u64::from(self.cookie) + u64::from(self.info_len).next_multiple_of(8) + body
+    }
+}
+
+/// The longest payload that a record of a ring of `ring` bytes can carry, whatever its info and cookie: a record
+/// takes at most a quarter of the ring, so that an empty ring always has room for one.
+#[must_use]
+pub const fn max_short(ring: u64) -> usize {
+    let room = (ring as usize / 4).saturating_sub(16 + MAX_INFO);
+    if room > 2048 { 2048 } else { room }
+}
+
+/// Bytes in pages after which the reader tells how far it is, however short their records are.
+const PAGE_STRIDE: u64 = 64 << 10;
+
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
+
+/// Records of one word that are published together, or taken together.
+pub const WORD_GROUP: usize = 32;
+
+/// The shortest ring that works, in bytes.
+pub const MIN_RING: u64 = 1024;
+
+/// Gives a page grant back, from any thread: one idempotent store. Returns whether the writer wants to be rung.
+#[inline]
+pub fn return_grant<W: Words>(control: &W, grant: usize, life: u64, fence: LightFence) -> bool {
+    // Release: this side's reads of the page are done.
+    control.store(GRANTS + grant, life, Ordering::Release);
+    fence.issue();
+    control.load(WAITING, Ordering::Relaxed) != 0
+}
+
+/// Whether a lane has been opened by its writer.
+pub fn is_open<W: Words>(control: &W) -> bool {
+    control.load(STATE, Ordering::Acquire) == 1
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+#[allow(unsafe_code)]
+mod tests;

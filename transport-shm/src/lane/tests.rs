@@ -1,0 +1,150 @@
+//! Random records against oracles, and garbage.
+
+use super::*;
+use posthaste_core::memory::SharedSlice;
+
+fn memory(len: usize) -> SharedSlice {
+    let words: &'static mut [u64] = vec![0u64; len / 8].leak();
+    // SAFETY: leaked memory stays valid and is used through the slice only.
+    unsafe { SharedSlice::from_raw(words.as_mut_ptr().cast(), len) }
+}
+
+#[test]
+fn random_records_arrive_as_an_oracle_says() {
+    for (seed, ring) in [(1u64, 1024u64), (2, 4096), (3, 16384)] {
+        let (control, ring_memory) = (memory(4096), memory(ring as usize));
+        let mut producer = Producer::open(control, ring_memory);
+        let mut consumer = Consumer::new(control, ring_memory);
+        let mut oracle = std::collections::VecDeque::new();
+        let mut state = seed;
+        let mut random = move |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        let mut received = 0;
+        for step in 0..200_000u64 {
+            if random(2) == 0 {
+                let len = random(max_short(ring) as u64 + 1) as u32 / (1 + random(40) as u32);
+                let info: Vec<u8> = (0..random(113)).map(|i| (i + step) as u8).collect();
+                let payload: Vec<u8> = (0..len).map(|i| (u64::from(i) * 3 + step) as u8).collect();
+                let mut cookie = random(3);
+                let mut header = Header {
+                    kind: KIND_SHORT,
+                    info_len: info.len() as u8,
+                    protocol: step as u16,
+                    len,
+                    cookie: cookie != 0,
+                };
+                let (mut info, mut payload) = (info, payload);
+                if random(8) == 0 {
+                    // Three words, whatever the length of each message.
+                    header = Header { kind: KIND_BATCH, info_len: 0, cookie: false, ..header };
+                    payload = (0..24).map(|i| (i * 5 + step) as u8).collect();
+                    (cookie, info) = (0, Vec::new());
+                }
+                if producer.push(header, cookie, &info, |ring, at| ring.write_bytes(at, &payload)) {
+                    oracle.push_back((header, cookie, info, payload));
+                } else {
+                    assert!(!oracle.is_empty(), "an empty ring has room for any record");
+                }
+            } else {
+                match consumer.peek() {
+                    Peek::Empty => assert!(oracle.is_empty()),
+                    Peek::Corrupt => panic!("corrupt at step {step}"),
+                    Peek::Record(header) => {
+                        let expected = oracle.pop_front().expect("sent");
+                        let mut info = [0; MAX_INFO];
+                        let len = if header.kind == KIND_BATCH { 24 } else { header.len as usize };
+                        let mut payload = vec![0; len];
+                        let (cookie, ()) =
+                            consumer.record(header, &mut info, |ring, at| ring.read_bytes(at, &mut payload));
+                        let info = info[..header.info_len as usize].to_vec();
+                        assert_eq!((header, cookie, info, payload), expected);
+                        consumer.consume(header, LightFence::Full);
+                        received += 1;
+                    }
+                }
+            }
+        }
+        assert!(received > 50_000);
+    }
+}
+
+#[test]
+fn groups_of_words_arrive_as_an_oracle_says() {
+    for size in [1024u64, 2048, 16384] {
+        let (control, ring) = (memory(4096), memory(size as usize));
+        let mut producer = Producer::open(control, ring);
+        let mut consumer = Consumer::new(control, ring);
+        let (mut sent, mut seen, mut state) = (0u64, 0u64, size);
+        let mut random = move |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        while seen < 300_000 {
+            match random(4) {
+                0 => sent += u64::from(producer.push_word(9, 0, sent)),
+                1 => {
+                    let pushed = producer.push_words(9, sent..sent + random(40)) as u64;
+                    assert!(pushed <= WORD_GROUP as u64);
+                    sent += pushed;
+                }
+                _ => match consumer.look() {
+                    Look::Empty => assert_eq!(seen, sent),
+                    Look::Word { protocol, .. } if random(2) == 0 => {
+                        let mut payloads = [0; WORD_GROUP];
+                        let found = consumer.words(protocol, &mut payloads);
+                        let taken = 1 + random(found as u64) as usize;
+                        for payload in &payloads[..taken] {
+                            assert_eq!(*payload, seen);
+                            seen += 1;
+                        }
+                        consumer.consume_words(taken, LightFence::Full);
+                    }
+                    Look::Word { payload, .. } => {
+                        assert_eq!(payload, seen);
+                        seen += 1;
+                        consumer.consume_word(false, LightFence::Full);
+                    }
+                    Look::Other => {
+                        let Peek::Record(header) = consumer.peek() else { panic!("no record at {seen}") };
+                        let read = |ring: &SharedSlice, at| Words::load(ring, at, Ordering::Relaxed);
+                        let (_, payload) = consumer.record(header, &mut [0; MAX_INFO], read);
+                        assert_eq!(payload, seen);
+                        seen += 1;
+                        consumer.consume(header, LightFence::Full);
+                    }
+                },
+            }
+        }
+    }
+}
+
+#[test]
+fn garbage_is_told_and_never_read_out_of_bounds() {
+    let mut state = 99u64;
+    for _ in 0..200_000 {
+        let (control, ring) = (memory_pool(0), memory_pool(1));
+        for word in 0..128 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ring.write_u64(word * 8, if state & 3 == 0 { state >> 20 & 0xffff } else { state });
+        }
+        let mut consumer = Consumer::new(control, ring);
+        for _ in 0..8 {
+            let Peek::Record(header) = consumer.peek() else { break };
+            let mut info = [0; MAX_INFO];
+            consumer.record(header, &mut info, |ring, at| {
+                if header.kind == KIND_SHORT {
+                    ring.read_bytes(at, &mut vec![0; header.len as usize]);
+                }
+            });
+            consumer.consume(header, LightFence::Full);
+        }
+    }
+}
+
+fn memory_pool(which: usize) -> SharedSlice {
+    use std::sync::OnceLock;
+    static POOL: OnceLock<[SharedSlice; 2]> = OnceLock::new();
+    POOL.get_or_init(|| [memory(4096), memory(1024)])[which]
+}

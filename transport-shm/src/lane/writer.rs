@@ -1,0 +1,204 @@
+//! The writing end of a lane.
+
+use super::{
+    COOKIE_BIT, GRANTS, HEAD, Header, KIND_SHORT, KIND_WRAP, LightFence, MIN_RING, NOTIFY, STATE, WAITING,
+    WORD_GROUP, WORD_HEADER,
+};
+use posthaste_core::memory::Words;
+use posthaste_core::sync::Ordering;
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer<W> {
+    control: W,
+    ring: W,
+    size: u64,
+    /// Bytes ever written.
+    tail: u64,
+    /// The reader's head when it was last looked at.
+    head: u64,
+}
+
+impl<W: Words> Producer<W> {
+    /// The writing end of a fresh (zeroed) lane; nobody else may write to it. Opens the lane.
+    pub fn open(control: W, ring: W) -> Self {
+        let size = ring.words() as u64 * 8;
+        debug_assert!(size.is_power_of_two() && size >= MIN_RING.min(size));
+        // The reader does not poll a lane it has not heard of: it wants to be told.
+        control.store(NOTIFY, 1, Ordering::Relaxed);
+        // Release: whoever sees the lane open sees its words zero.
+        control.store(STATE, 1, Ordering::Release);
+        Self { control, ring, size, tail: 0, head: 0 }
+    }
+
+    /// Room for a record of `bytes` at the tail: where it starts. The reader's head is looked at only if the last
+    /// known one is not enough.
+    fn reserve(&mut self, bytes: u64) -> Option<u64> {
+        let offset = self.tail & (self.size - 1);
+        let skip = if offset + bytes > self.size { self.size - offset } else { 0 };
+        // One word more for the zero behind the record.
+        let needed = skip + bytes + 8;
+        if self.tail + needed - self.head > self.size {
+            // Acquire pairs with the release of `Consumer::publish`: the consumed bytes may be overwritten. A head that
+            // makes no sense (a lying reader) is not taken over.
+            let head = self.control.load(HEAD, Ordering::Acquire);
+            if head > self.head && head <= self.tail {
+                self.head = head;
+            }
+            if self.tail + needed - self.head > self.size {
+                return None;
+            }
+        }
+        Some(self.tail + skip)
+    }
+
+    #[inline]
+    fn word(&self, position: u64) -> usize {
+        ((position & (self.size - 1)) / 8) as usize
+    }
+
+    /// Writes a record and publishes it; false: no room. `body` gets the ring and the word at which to write.
+    #[inline]
+    pub fn push(&mut self, header: Header, cookie: u64, info: &[u8], body: impl FnOnce(&W, usize)) -> bool {
+        let bytes = header.record_bytes();
+        let Some(start) = self.reserve(bytes) else { return false };
+        // Behind the record: the word where the next header will be looked for.
+        self.ring.store(self.word(start + bytes), 0, Ordering::Relaxed);
+        let mut at = self.word(start) + 1;
+        if header.cookie {
+            self.ring.store(at, cookie, Ordering::Relaxed);
+            at += 1;
+        }
+        if !info.is_empty() {
+            self.ring.write_bytes(at, info);
+            at += info.len().div_ceil(8);
+        }
+        body(&self.ring, at);
+        posthaste_core::failpoint!("lane.push.written");
+        // Release pairs with the acquire of `Consumer::peek`: the record is whole once its header is seen.
+        self.ring.store(self.word(start), header.pack(), Ordering::Release);
+        if start != self.tail {
+            posthaste_core::failpoint!("lane.push.wrap");
+            self.ring.store(self.word(self.tail), KIND_WRAP, Ordering::Release);
+        }
+        self.tail = start + bytes;
+        posthaste_core::failpoint!("lane.push.published");
+        true
+    }
+
+    /// [`push`](Self::push) for the most frequent record: a payload of one word, without info.
+    #[inline(always)]
+    pub fn push_word(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
+        let offset = self.tail & (self.size - 1);
+        let bytes = if cookie == 0 { 16 } else { 24 };
+        // As a rule the record and the zero behind it are contiguous, and fit by the last known head.
+        if offset + bytes >= self.size || self.tail + bytes + 8 - self.head > self.size {
+            return self.push_word_slowly(protocol, cookie, payload);
+        }
+        let at = (offset / 8) as usize;
+        let header = WORD_HEADER | u64::from(protocol) << 16;
+        if cookie == 0 {
+            self.ring.store(at + 2, 0, Ordering::Relaxed);
+            self.ring.store(at + 1, payload, Ordering::Relaxed);
+            posthaste_core::failpoint!("lane.push.written");
+            // As in `push`.
+            self.ring.store(at, header, Ordering::Release);
+        } else {
+            self.ring.store(at + 3, 0, Ordering::Relaxed);
+            self.ring.store(at + 1, cookie, Ordering::Relaxed);
+            self.ring.store(at + 2, payload, Ordering::Relaxed);
+            posthaste_core::failpoint!("lane.push.written");
+            self.ring.store(at, header | COOKIE_BIT, Ordering::Release);
+        }
+        self.tail += bytes;
+        posthaste_core::failpoint!("lane.push.published");
+        true
+    }
+
+    /// Writes records of one word each, without cookies, and publishes them together: the header of the first one is stored
+    /// last, so that the reader does not fetch lines which are still being written. Takes no more of the words than there
+    /// is room for in one piece, and at most [`WORD_GROUP`]; returns how many, perhaps none.
+    #[inline]
+    pub fn push_words(&mut self, protocol: u16, words: impl Iterator<Item = u64>) -> usize {
+        let offset = self.tail & (self.size - 1);
+        if self.tail + WORD_GROUP as u64 * 16 + 8 - self.head > self.size {
+            self.consumed();
+        }
+        // One word more for the zero behind the records.
+        let in_piece = (self.size - offset - 8) / 16;
+        let credit = (self.size - (self.tail - self.head)).saturating_sub(8) / 16;
+        let room = in_piece.min(credit).min(WORD_GROUP as u64) as usize;
+        let first = (offset / 8) as usize;
+        let header = WORD_HEADER | u64::from(protocol) << 16;
+        let mut count = 0;
+        for payload in words.take(room) {
+            let at = first + 2 * count;
+            self.ring.store(at + 1, payload, Ordering::Relaxed);
+            if count > 0 {
+                // Nobody looks at it before the first one is published.
+                self.ring.store(at, header, Ordering::Relaxed);
+            }
+            count += 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        self.ring.store(first + 2 * count, 0, Ordering::Relaxed);
+        posthaste_core::failpoint!("lane.push.written");
+        // As in `push`, for all of them.
+        self.ring.store(first, header, Ordering::Release);
+        self.tail += 16 * count as u64;
+        posthaste_core::failpoint!("lane.push.published");
+        count
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_word_slowly(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
+        let header = Header { kind: KIND_SHORT, info_len: 0, protocol, len: 8, cookie: cookie != 0 };
+        self.push(header, cookie, &[], |ring, at| ring.store(at, payload, Ordering::Relaxed))
+    }
+
+    /// Bytes ever written.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// How far the reader says it has read.
+    #[inline]
+    pub fn consumed(&mut self) -> u64 {
+        // As in `reserve`.
+        let head = self.control.load(HEAD, Ordering::Acquire);
+        if head > self.head && head <= self.tail {
+            self.head = head;
+        }
+        self.head
+    }
+
+    /// After publishing: whether the reader wants to be told.
+    #[inline]
+    pub fn reader_wants_notice(&self, fence: LightFence) -> bool {
+        // Between the header's store and this load; partner: the heavy fence of the reader that goes to sleep.
+        fence.issue();
+        self.control.load(NOTIFY, Ordering::Relaxed) != 0
+    }
+
+    /// The writer goes to sleep and wants to be rung when there is room or a page comes back.
+    pub fn set_waiting(&self, waiting: bool) {
+        self.control.store(WAITING, u64::from(waiting), Ordering::Relaxed);
+    }
+
+    /// Whether an empty-handed writer could go on: the reader has moved since the writer last looked.
+    pub fn reader_moved(&self) -> bool {
+        // As in `reserve`: a head that makes no sense must not keep the writer awake.
+        let head = self.control.load(HEAD, Ordering::Acquire);
+        head > self.head && head <= self.tail
+    }
+
+    /// The return word of a page grant. Acquire pairs with the release of [`return_grant`](super::return_grant): the page may be reused.
+    #[inline]
+    pub fn returned(&self, grant: usize) -> u64 {
+        self.control.load(GRANTS + grant, Ordering::Acquire)
+    }
+}
