@@ -7,9 +7,7 @@ mod common;
 
 use clap::Parser;
 use common::{Result, share};
-use futures::FutureExt;
-use futures::stream::{FuturesUnordered, TryStreamExt};
-use posthaste::{Rank, Reduce, Window};
+use posthaste::{Rank, Reduce, Window, WordUpdate};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -26,9 +24,6 @@ struct Arguments {
     /// Updates by all ranks together, for each word of the table
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     updates: u32,
-    /// Updates that a rank has under way at once
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    at_once: u32,
 }
 
 fn main() -> std::process::ExitCode {
@@ -48,7 +43,7 @@ async fn update(arguments: Arguments) -> Result<()> {
 
     job.barrier().await?;
     let start = Instant::now();
-    run(&table, n, own.clone(), arguments.at_once).await?;
+    run(&table, n, own.clone()).await?;
     job.barrier().await?; // each awaited its own updates, so all are done
     let seconds = start.elapsed().as_secs_f64();
     let changed = table.to_vec();
@@ -61,7 +56,7 @@ async fn update(arguments: Arguments) -> Result<()> {
             alone[at] ^= bits;
         }
     }
-    run(&table, n, own, arguments.at_once).await?;
+    run(&table, n, own).await?;
     job.barrier().await?;
     let wrong = [changed.iter().zip(&alone), table.to_vec().iter().zip(&first)]
         .map(|pairs| pairs.filter(|(there, expected)| there != expected).count() as u64);
@@ -70,38 +65,17 @@ async fn update(arguments: Arguments) -> Result<()> {
         return Err(format!("{} words are wrong, and {} after doing all twice", wrong[0], wrong[1]).into());
     }
     if me == Rank(0) {
-        println!(
-            "{words} words on each of {n} ranks, {} updates at once: {:.4} GUPS",
-            arguments.at_once,
-            all as f64 / seconds / 1e9
-        );
+        println!("{words} words on each of {n} ranks: {:.4} GUPS", all as f64 / seconds / 1e9);
         println!("{all} updates: every word is right, and doing all twice gives the first table back");
     }
     Ok(job.leave().await?)
 }
 
-/// Does the updates of these numbers, so many at a time: all are made before the first is awaited, so that their words are
-/// on their way. In memory that is mapped each is done when it is polled, of others they go on beside each other.
-async fn run(table: &Window<u64>, ranks: usize, numbers: Range<usize>, at_once: u32) -> Result<()> {
+/// Does the updates of these numbers.
+async fn run(table: &Window<u64>, ranks: usize, numbers: Range<usize>) -> Result<()> {
     let words = table.len(Rank(0));
-    let mut updates = numbers.map(|number| {
-        let (rank, at, bits) = target(number, ranks, words);
-        table.xor(rank, at, bits)
-    });
-    let (mut made, mut under_way) = (Vec::new(), FuturesUnordered::new());
-    loop {
-        made.extend(updates.by_ref().take(at_once as usize));
-        if made.is_empty() {
-            return Ok(());
-        }
-        for mut update in made.drain(..) {
-            match (&mut update).now_or_never() {
-                Some(done) => done?,
-                None => under_way.push(update),
-            }
-        }
-        while under_way.try_next().await?.is_some() {}
-    }
+    let updates = numbers.map(|number| target(number, ranks, words));
+    Ok(table.update_each(WordUpdate::Xor, updates).await?)
 }
 
 /// The word that an update changes, and the bits that it turns around: anything without a pattern (splitmix64).

@@ -67,10 +67,10 @@ pub use posthaste_core::{
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
-    ConnectionManager, Control, Counter, Element, Fifo, Fill, First, Group, InFlight, ManyToMany, Message,
-    MessageStream, Multisend, MultisendError, OwnedMessage, Part, Pattern, PutSignal, Received, Recorder,
-    Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, Service, ServiceOptions,
-    Signal, Window, Word, Words,
+    ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Group, InFlight, ManyToMany,
+    Message, MessageStream, Multisend, MultisendError, OwnedMessage, Part, Pattern, PutSignal, Received,
+    Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, Service,
+    ServiceOptions, Signal, UpdateEach, Window, Word, WordIndex, WordUpdate, Words,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

@@ -47,6 +47,7 @@ pub use send::SendMessage;
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
-    AtomicFetch, AtomicUpdate, Element, Get, GetInto, GetTyped, Put, PutElement, PutSignal, PutTyped, Region,
-    RegionKey, RegionSlice, RemoteRegion, Signal, Window, Word, Words,
+    AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTyped, Put, PutElement, PutSignal,
+    PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal, UpdateEach, Window, Word, WordIndex,
+    WordUpdate, Words,
 };

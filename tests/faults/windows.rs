@@ -1,7 +1,7 @@
 //! Members of a window that are killed while others work on it.
 
 use crate::support::{options, run, soon, wait_for};
-use posthaste::{Error, Fault, Job, Rank, Region, RmaError, Window};
+use posthaste::{Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -45,6 +45,13 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
         added += 1000;
         assert_eq!(window.swap(other, 1, 0).await.unwrap(), added, "none was lost and none done twice");
         assert_eq!(window.atomic_store(Rank(2), 0, 1).await, Err(RmaError::Fault(lost)));
+        // A call of many updates ends with the loss, too; those of a living rank that are before it are done.
+        let many = (0..500).map(|number| (if number == 400 { Rank(2) } else { other }, 1, 1));
+        let told = soon("the loss", window.update_each(WordUpdate::Add, many)).await;
+        assert_eq!(told, Err(RmaError::Fault(lost)));
+        let added =
+            soon("the others", window.fetch_each(WordUpdate::Replace, [(other, 1, 0)])).await.unwrap();
+        assert!((400..500).contains(&added[0]), "{added:?}");
         // What waits on a word of its own can still be woken.
         let (woken, stored) =
             tokio::join!(window.wait_until(3, |value| value == 9), window.atomic_store(me, 3, 9));

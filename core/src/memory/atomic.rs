@@ -97,6 +97,16 @@ pub struct WordOp {
 }
 
 impl SharedSlice {
+    /// Whether the slice is one aligned word of that length, which atomic operations can be carried out on.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_word(&self, len: WordLen) -> bool {
+        match len {
+            WordLen::Eight => self.whole_word().is_some(),
+            WordLen::Four => self.whole_half().is_some(),
+        }
+    }
+
     /// Carries out an atomic operation on the slice, which is one word, and returns the old value. What this side wrote
     /// before is visible to whoever sees the result.
     ///

@@ -1,10 +1,10 @@
 //! Atomic operations on words of windows and regions.
 
-use super::{Element, Memory, RemoteRegion, Stage, Window};
+use super::{Element, Memory, Part, RemoteRegion, Stage, Window};
 use crate::operation::Pending;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
-use posthaste_core::memory::{AtomicOp, WordLen, WordOp};
+use posthaste_core::memory::{AtomicOp, SharedSlice, WordLen, WordOp};
 use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope, Value};
 use std::future::Future;
 use std::marker::PhantomData;
@@ -17,9 +17,10 @@ use tokio::task::coop::poll_proceed;
 mod sealed {
     pub trait Sealed {}
 }
+pub(super) use sealed::Sealed;
 
 /// What atomic operations work on: integers of 32 and 64 bits.
-pub trait Word: Element + sealed::Sealed {
+pub trait Word: Element + Sealed {
     #[doc(hidden)]
     const LEN: WordLen;
     #[doc(hidden)]
@@ -30,7 +31,7 @@ pub trait Word: Element + sealed::Sealed {
 
 macro_rules! word {
     ($($word:ty, $bits:ty, $len:ident;)*) => {$(
-        impl sealed::Sealed for $word {}
+        impl Sealed for $word {}
 
         impl Word for $word {
             const LEN: WordLen = WordLen::$len;
@@ -56,6 +57,22 @@ word! {
 }
 
 impl Memory {
+    /// The part of a rank, if the word lies within it and is aligned.
+    #[inline]
+    pub(super) fn check_word(
+        &self,
+        part: usize,
+        rank: Rank,
+        offset: u64,
+        len: u64,
+    ) -> Result<&Part, RmaError> {
+        let part = self.check(part, rank, offset, len)?;
+        if !part.place.wrapping_add(offset).is_multiple_of(len) {
+            return Err(RmaError::Misaligned { rank, offset, len });
+        }
+        Ok(part)
+    }
+
     /// Asks for the line of a word that is about to be changed.
     #[inline(always)]
     fn prefetch_write(&self, part: usize, offset: u64) {
@@ -64,16 +81,22 @@ impl Memory {
         }
     }
 
-    /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
+    /// A word that an atomic operation may be carried out on at once, and the part that it is in.
     #[inline(always)]
-    fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
+    pub(super) fn atomic_word(&self, part: usize, offset: u64, len: WordLen) -> Option<(&Part, SharedSlice)> {
         let part = self.parts.get(part)?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
         }
         // What cannot be roused is not written at once.
         part.rouser.as_ref()?;
-        let word = part.mapped?.slice(offset, op.len.bytes())?;
+        Some((part, part.mapped?.slice(offset, len.bytes())?))
+    }
+
+    /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
+    #[inline(always)]
+    fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
+        let (part, word) = self.atomic_word(part, offset, op.len)?;
         let old = if fetch { word.apply(op)? } else { word.apply_unread(op).map(|()| 0)? };
         if op.op != AtomicOp::Load {
             part.rouse();
@@ -141,13 +164,10 @@ impl<'w> Access<'w> {
     }
 
     #[cold]
-    fn start(&mut self, fetch: bool) -> Result<(), RmaError> {
+    pub fn start(&mut self, fetch: bool) -> Result<(), RmaError> {
         let Access { memory, part, rank, offset, op, .. } = *self;
         let len = op.len.bytes();
-        let part = memory.check(part, rank, offset, len)?;
-        if !part.place.wrapping_add(offset).is_multiple_of(len) {
-            return Err(RmaError::Misaligned { rank, offset, len });
-        }
+        let part = memory.check_word(part, rank, offset, len)?;
         let (handle, remote) = (memory.handle.clone(), part.remote);
         let target = Endpoint::new(part.rank, handle.me().context);
         let owner = handle.clone();
@@ -307,7 +327,7 @@ impl RemoteRegion {
 impl<'w, W: Word> Words<'w, W> {
     /// Which part of the memory is the rank's.
     #[inline(always)]
-    fn part(&self, rank: Rank) -> usize {
+    pub(super) fn part(&self, rank: Rank) -> usize {
         match self.only {
             None => rank.index(),
             Some(only) if only == rank => 0,

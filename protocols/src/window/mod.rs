@@ -1,6 +1,7 @@
 //! Memory that peers write and read: windows of all ranks, and regions of one.
 
 mod atomic;
+mod each;
 mod get;
 mod group;
 mod own;
@@ -10,6 +11,7 @@ mod signal;
 mod typed;
 
 pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
+pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
 pub use get::{Get, GetInto};
 pub(crate) use group::WindowHome;
 pub use put::{Put, PutElement};
@@ -27,7 +29,7 @@ use group::GroupOrigin;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
 use posthaste_core::engine::{Gates, PatternError};
-use posthaste_core::memory::SharedSlice;
+use posthaste_core::memory::{SharedSlice, SharedWords, Words as _};
 use posthaste_core::{
     Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError,
     WindowId,
@@ -54,7 +56,7 @@ pub(crate) struct Part {
     /// Rouses those who wait for what is written there; as long as it is mapped.
     rouser: Option<Arc<dyn Rouse>>,
     /// What says whether there are any.
-    sign: Option<SharedSlice>,
+    sign: Option<SharedWords>,
     /// Which incarnation of the rank has it.
     pub incarnation: u32,
 }
@@ -67,7 +69,7 @@ impl Part {
             || (rank == handle.me().rank).then(|| Arc::new(OwnRouser(handle.clone())) as Arc<dyn Rouse>);
         let rouser = mapped.and_then(|_| device.rouser(target).or_else(own));
         // What cannot be roused is not written at once.
-        let sign = rouser.as_ref().and_then(|rouser| rouser.sign());
+        let sign = rouser.as_ref().and_then(|rouser| rouser.sign()).map(SharedWords::new);
         Part { rank, mapped, len, place, remote, rouser, sign, incarnation }
     }
 
@@ -76,7 +78,7 @@ impl Part {
     fn rouse(&self) {
         if let Some(sign) = self.sign {
             compiler_fence(Ordering::SeqCst);
-            if sign.read_u64(0) == 0 {
+            if sign.load(0, Ordering::Relaxed) == 0 {
                 return;
             }
         }

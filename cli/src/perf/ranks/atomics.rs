@@ -2,13 +2,7 @@
 
 use super::*;
 use crate::limits;
-use futures::stream::TryStreamExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// How many updates ahead a word is asked for, in mapped memory.
-const AHEAD: usize = 16;
-/// Updates under way at once where they take time.
-const UPDATES: usize = 64;
 
 impl<F: ContextFace> Bench<F> {
     /// Additions to a word of the peer, which adds to it all the time.
@@ -56,29 +50,15 @@ impl<F: ContextFace> Bench<F> {
         let rounds = AtomicU64::new(0);
         let batch = || async {
             rounds.fetch_add(1, Ordering::Relaxed);
-            let stream = || limits::random_words(u64::from(self.me.0));
             let place = |word: u64| {
                 let at = word as usize & (words * ranks - 1);
-                (Rank((at / words) as u32), at % words)
+                (Rank((at >> words.trailing_zeros()) as u32), at & (words - 1))
             };
-            if self.maps() {
-                // Each word is asked for some time before its update, so that it comes while others change.
-                for (word, later) in stream().zip(stream().skip(AHEAD)).take(batch_len) {
-                    let (rank, at) = place(later);
-                    table.prefetch(rank, at);
-                    let (rank, at) = place(word);
-                    table.xor(rank, at, word).await?;
-                }
-            } else {
-                let updates = stream().take(batch_len).map(|word| {
-                    let (rank, at) = place(word);
-                    table.xor(rank, at, word)
-                });
-                futures::stream::iter(updates)
-                    .map(Ok)
-                    .try_for_each_concurrent(UPDATES, std::convert::identity)
-                    .await?;
-            }
+            let updates = limits::random_words(u64::from(self.me.0)).take(batch_len).map(|word| {
+                let (rank, at) = place(word);
+                (rank, at, word)
+            });
+            table.update_each(posthaste::WordUpdate::Xor, updates).await?;
             // All ranks' updates are done, and their number is known: nobody is measured alone.
             Ok(self.job.world().barrier().await?)
         };

@@ -1,0 +1,325 @@
+//! Many atomic operations by one call.
+
+use super::Part;
+use super::atomic::{Access, Word, Words};
+use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
+use posthaste_core::{Rank, RmaError};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::iter::Fuse;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
+
+/// How many updates ahead a word is asked for, in mapped memory: by then it has come from another processor's cache.
+const AHEAD: usize = 16;
+/// Updates of mapped memory that count as one step of a task's budget.
+const STEP: usize = 256;
+/// Updates under way at once where they take messages.
+const UNDER_WAY: usize = 256;
+
+/// What [`update_each`](super::Window::update_each) does to a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WordUpdate {
+    /// Adds, wrapping around.
+    Add,
+    /// Bitwise and.
+    And,
+    /// Bitwise or.
+    Or,
+    /// Bitwise exclusive or.
+    Xor,
+    /// Puts the value in the word's place.
+    Replace,
+}
+
+impl WordUpdate {
+    fn op(self, fetch: bool) -> AtomicOp {
+        match self {
+            WordUpdate::Add => AtomicOp::Add,
+            WordUpdate::And => AtomicOp::And,
+            WordUpdate::Or => AtomicOp::Or,
+            WordUpdate::Xor => AtomicOp::Xor,
+            WordUpdate::Replace if fetch => AtomicOp::Swap,
+            WordUpdate::Replace => AtomicOp::Store,
+        }
+    }
+}
+
+/// How a word is named: by its offset in bytes, or by its index among elements.
+pub trait WordIndex: Copy + super::atomic::Sealed {
+    /// The part of the rank's.
+    #[doc(hidden)]
+    fn part<W: Word>(words: &Words<'_, W>, rank: Rank) -> usize;
+    /// The offset in bytes among words of that length. Saturates: an absurd index is out of range, not wrapped around into it.
+    #[doc(hidden)]
+    fn offset(self, len: u64) -> u64;
+}
+
+impl super::atomic::Sealed for usize {}
+
+impl WordIndex for usize {
+    #[inline(always)]
+    fn part<W: Word>(_: &Words<'_, W>, rank: Rank) -> usize {
+        // Elements are those of windows.
+        rank.index()
+    }
+
+    #[inline(always)]
+    fn offset(self, len: u64) -> u64 {
+        (self as u64).saturating_mul(len)
+    }
+}
+
+impl WordIndex for u64 {
+    #[inline(always)]
+    fn part<W: Word>(words: &Words<'_, W>, rank: Rank) -> usize {
+        words.part(rank)
+    }
+
+    #[inline(always)]
+    fn offset(self, _: u64) -> u64 {
+        self
+    }
+}
+
+/// An update that may be done at once: its word has been asked for.
+#[derive(Clone, Copy)]
+struct Ready<'w> {
+    part: &'w Part,
+    word: SharedSlice,
+    operand: u64,
+    number: usize,
+}
+
+impl Ready<'_> {
+    #[inline(always)]
+    fn apply<const FETCH: bool, W: Word>(&self, op: AtomicOp, found: &mut impl FnMut(usize, W)) {
+        let op = WordOp { op, len: W::LEN, operand: self.operand, expected: self.operand };
+        // It is an aligned word of that length: that was looked at when it was found.
+        if !FETCH {
+            let _: Option<()> = self.word.apply_unread(&op);
+        } else if let Some(old) = self.word.apply(&op) {
+            found(self.number, W::from_bits(old));
+        }
+        self.part.rouse();
+    }
+}
+
+/// Updates, and how far they are done.
+struct Each<'w, I, W> {
+    words: Words<'w, W>,
+    update: WordUpdate,
+    updates: Fuse<I>,
+    /// How many were taken.
+    taken: usize,
+    /// Those that take messages, with their numbers.
+    under_way: VecDeque<(usize, Access<'w>)>,
+    /// No more will come.
+    ended: bool,
+}
+
+impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W> {
+    fn new(words: Words<'w, W>, update: WordUpdate, updates: I) -> Self {
+        let (updates, under_way) = (updates.fuse(), VecDeque::new());
+        Self { words, update, updates, taken: 0, under_way, ended: false }
+    }
+
+    fn poll<const FETCH: bool>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut found: impl FnMut(usize, W),
+    ) -> Poll<Result<(), RmaError>> {
+        loop {
+            while !self.ended && self.under_way.len() < UNDER_WAY {
+                let coop = ready!(poll_proceed(cx));
+                self.step::<FETCH>(&mut found)?;
+                coop.made_progress();
+            }
+            let Some((number, access)) = self.under_way.front_mut() else { return Poll::Ready(Ok(())) };
+            let old = ready!(access.poll(cx, FETCH)?);
+            found(*number, W::from_bits(old));
+            self.under_way.pop_front();
+        }
+    }
+
+    /// Does or starts some of them. All that were made ready are done when it returns.
+    fn step<const FETCH: bool>(&mut self, found: &mut impl FnMut(usize, W)) -> Result<(), RmaError> {
+        let op = self.update.op(FETCH);
+        let mut ahead = [None::<Ready<'w>>; AHEAD];
+        let (mut turn, mut end, mut outcome) = (0, STEP, Ok(()));
+        while turn < end + AHEAD {
+            let mut later = None;
+            if turn < end {
+                match self.take(op, FETCH) {
+                    Ok(taken) => later = taken,
+                    Err(error) => outcome = Err(error),
+                }
+                if self.ended || outcome.is_err() {
+                    end = turn;
+                }
+            }
+            if let Some(ready) = std::mem::replace(&mut ahead[turn % AHEAD], later) {
+                ready.apply::<FETCH, W>(op, found);
+            }
+            turn += 1;
+        }
+        outcome
+    }
+
+    /// Takes the next update, finds its word, and asks for it. What cannot be done at once is started.
+    #[inline(always)]
+    fn take(&mut self, op: AtomicOp, fetch: bool) -> Result<Option<Ready<'w>>, RmaError> {
+        let Some((rank, index, value)) = self.updates.next() else {
+            self.ended = true;
+            return Ok(None);
+        };
+        let (memory, number, operand) = (self.words.memory(), self.taken, value.to_bits());
+        self.taken += 1;
+        let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
+        match memory.atomic_word(part, offset, W::LEN) {
+            Some((part, word)) if word.is_word(W::LEN) => {
+                word.prefetch_write(0);
+                Ok(Some(Ready { part, word, operand, number }))
+            }
+            _ => {
+                let op = WordOp { op, len: W::LEN, operand, expected: operand };
+                let mut access = Access::new(memory, part, rank, offset, op);
+                access.start(fetch)?;
+                self.under_way.push_back((number, access));
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl<I, W> std::fmt::Debug for Each<'_, I, W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Each")
+            .field("update", &self.update)
+            .field("taken", &self.taken)
+            .field("under_way", &self.under_way.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Many atomic updates whose old values are not wanted. Ready when all are done at their targets.
+///
+/// # Cancel safety
+/// Dropped before it was polled, nothing is done. Dropped later, some are done, each at most once: which ones is not known.
+#[must_use = "atomic operations do nothing until they are awaited"]
+#[derive(Debug)]
+pub struct UpdateEach<'w, I, W> {
+    each: Each<'w, I, W>,
+}
+
+// The iterator is never pinned.
+impl<I, W> Unpin for UpdateEach<'_, I, W> {}
+
+impl<X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Future for UpdateEach<'_, I, W> {
+    type Output = Result<(), RmaError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.get_mut().each.poll::<false>(cx, |_, _| {})
+    }
+}
+
+/// Many atomic updates whose old values are wanted. Ready with them, in the updates' order.
+///
+/// # Cancel safety
+/// As for [`UpdateEach`].
+#[must_use = "atomic operations do nothing until they are awaited"]
+#[derive(Debug)]
+pub struct FetchEach<'w, I, W> {
+    each: Each<'w, I, W>,
+    old: Vec<W>,
+}
+
+// The iterator is never pinned.
+impl<I, W> Unpin for FetchEach<'_, I, W> {}
+
+impl<X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Future for FetchEach<'_, I, W> {
+    type Output = Result<Vec<W>, RmaError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { each, old } = self.get_mut();
+        ready!(each.poll::<true>(cx, |number, value| {
+            if old.len() <= number {
+                old.resize(number + 1, W::from_bits(0));
+            }
+            old[number] = value;
+        })?);
+        Poll::Ready(Ok(std::mem::take(old)))
+    }
+}
+
+impl<'w, W: Word> Words<'w, W> {
+    /// Updates many words, each given by rank, offset in bytes and operand, as [`Window::update_each`] does.
+    ///
+    /// # Errors
+    /// As for [`Window::update_each`].
+    ///
+    /// [`Window::update_each`]: super::Window::update_each
+    pub fn update_each<U>(&self, update: WordUpdate, updates: U) -> UpdateEach<'w, U::IntoIter, W>
+    where
+        U: IntoIterator<Item = (Rank, u64, W)>,
+    {
+        UpdateEach { each: Each::new(*self, update, updates.into_iter()) }
+    }
+
+    /// Updates many words, and gives their old values in the updates' order.
+    ///
+    /// # Errors
+    /// As for [`Window::update_each`](super::Window::update_each).
+    pub fn fetch_each<U>(&self, update: WordUpdate, updates: U) -> FetchEach<'w, U::IntoIter, W>
+    where
+        U: IntoIterator<Item = (Rank, u64, W)>,
+    {
+        FetchEach { each: Each::new(*self, update, updates.into_iter()), old: Vec::new() }
+    }
+}
+
+impl<T: Word> super::Window<T> {
+    /// Updates many elements of many ranks, each given by rank, index and operand: one future for all of them.
+    ///
+    /// It is the quickest way to do thousands of small updates: in mapped memory a word is asked for while those before it
+    /// change, and elsewhere hundreds are under way at once. They are done in any order, after the puts and atomic operations
+    /// of this rank that precede and before those that follow. The iterator is asked a few updates ahead.
+    ///
+    /// # Errors
+    /// That of the first update that fails; all about them is said at [`Words`]. Those before it are done, or on their way
+    /// to it; of those behind it none is begun but where a target is lost meanwhile.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::WordUpdate;
+    /// let job = posthaste::solo().await?;
+    /// let counts = job.shmalloc::<u64>(8).await?;
+    /// let me = job.rank();
+    /// counts.update_each(WordUpdate::Add, (0..1000).map(|number| (me, number % 7, 1))).await?;
+    /// assert_eq!(counts.fetch_each(WordUpdate::Or, [(me, 3, 1), (me, 4, 1)]).await?, [143, 143]);
+    /// assert!(counts.update_each(WordUpdate::Add, [(me, 8, 1), (me, 7, 1)]).await.is_err());
+    /// assert_eq!(counts.load(7), Some(0));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn update_each<U>(&self, update: WordUpdate, updates: U) -> UpdateEach<'_, U::IntoIter, T>
+    where
+        U: IntoIterator<Item = (Rank, usize, T)>,
+    {
+        UpdateEach { each: Each::new(self.elements(), update, updates.into_iter()) }
+    }
+
+    /// Updates many elements, and gives their old values in the updates' order; with [`WordUpdate::Replace`] it swaps.
+    ///
+    /// # Errors
+    /// As for [`update_each`](Self::update_each).
+    pub fn fetch_each<U>(&self, update: WordUpdate, updates: U) -> FetchEach<'_, U::IntoIter, T>
+    where
+        U: IntoIterator<Item = (Rank, usize, T)>,
+    {
+        FetchEach { each: Each::new(self.elements(), update, updates.into_iter()), old: Vec::new() }
+    }
+}
