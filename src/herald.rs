@@ -199,7 +199,7 @@ impl Ear {
             }
             Err((error, bulletin)) => {
                 tracing::warn!(%error, "this rank cannot serve the news of the other ranks");
-                Some(Ear { bulletin: bulletin?, socket, server, devices, shape, ports, serving })
+                Some(Ear { bulletin: *bulletin?, socket, server, devices, shape, ports, serving })
             }
         }
     }
@@ -214,7 +214,7 @@ impl Ear {
             }
             Err((error, bulletin)) => {
                 tracing::warn!(%error, %rank, %place, "the rank that serves the news cannot be reached");
-                Some(Ear { bulletin, socket, server, devices, shape, ports, serving })
+                Some(Ear { bulletin: *bulletin, socket, server, devices, shape, ports, serving })
             }
         }
     }

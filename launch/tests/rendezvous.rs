@@ -449,7 +449,7 @@ fn who_cannot_serve_says_so_and_another_is_asked() {
     assert_eq!(heard(&mut one, 2), [Notice::Left(0), Notice::Serve { gone: gone.clone() }]);
     // No interface of this machine.
     let (_, one) = one.serve(&gone, [192, 0, 2, 1].into(), None).unwrap_err();
-    let mut one = one.expect("it goes on listening");
+    let mut one = *one.expect("it goes on listening");
     assert_eq!(heard(&mut two, 2), [Notice::Left(0), Notice::Serve { gone: gone.clone() }]);
     let (second, mut two) = two.serve(&gone, [127, 0, 0, 1].into(), None).unwrap();
     assert_eq!(news(&mut one), [Notice::Move { rank: 2, place: second.address() }]);

@@ -22,6 +22,7 @@ fn be_a_rank() {
     let ended = match std::env::var(ROLE).as_deref() {
         Ok("forsaken") => runtime.block_on(forsaken_rank()),
         Ok("orphan") => runtime.block_on(orphan_rank()),
+        Ok("parent") => runtime.block_on(parent_rank()),
         Ok("phoenix") => runtime.block_on(phoenix_rank()),
         _ => runtime.block_on(rank()),
     };
@@ -96,6 +97,17 @@ async fn orphan_rank() -> posthaste::Result<()> {
         // Without a word to anybody.
         std::process::exit(0);
     }
+    job.leave().await
+}
+
+/// Starts a program that joins, too, as any program of this library may be.
+async fn parent_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    job.barrier().await?;
+    let own = std::env::current_exe().unwrap();
+    let child = Command::new(own).args(std::env::args().skip(1)).env(ROLE, "rank").output().unwrap();
+    println!("rank {} of pid {} has a child: {}", job.rank(), std::process::id(), text(&child));
+    job.barrier().await?;
     job.leave().await
 }
 
@@ -487,6 +499,37 @@ fn mpirun_of_open_mpi_starts_a_job() {
     be_a_rank();
     let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "4"];
     under("mpirun.openmpi", &arguments, "mpirun_of_open_mpi_starts_a_job", 4);
+}
+
+/// What a rank starts is told that it is none.
+fn parents_under(launcher: &str, arguments: &[&str], test: &str, why: impl Fn(u32, &str) -> String) {
+    let mut rank = command(test);
+    rank.env(ROLE, "parent").env("POSTHASTE_JOIN_TIMEOUT", "20");
+    let Some(output) = told_under(launcher, arguments, rank) else { return };
+    let all = text(&output);
+    for rank in 0..2 {
+        let start = format!("rank {rank} of pid ");
+        let said = all.split_once(&start).unwrap_or_else(|| panic!("{all}")).1;
+        let pid = said.split_once(' ').unwrap().0;
+        assert!(output.status.success() && all.contains(&why(rank, pid)), "{}:\n{all}", why(rank, pid));
+    }
+}
+
+#[test]
+fn a_process_that_a_rank_of_open_mpi_starts_is_told_whose_place_it_is() {
+    be_a_rank();
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "2"];
+    let test = "a_process_that_a_rank_of_open_mpi_starts_is_told_whose_place_it_is";
+    parents_under("mpirun.openmpi", &arguments, test, |rank, pid| {
+        format!("not joined: rank {rank} is already claimed by pid {pid}")
+    });
+}
+
+#[test]
+fn a_process_that_a_rank_of_mpich_starts_is_told_that_it_is_none() {
+    be_a_rank();
+    let test = "a_process_that_a_rank_of_mpich_starts_is_told_that_it_is_none";
+    parents_under("mpiexec.hydra", &["-n", "2"], test, |_, _| "not joined: PMI_FD is ".to_owned());
 }
 
 #[test]

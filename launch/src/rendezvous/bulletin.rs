@@ -58,6 +58,9 @@ pub struct Bulletin {
     seat: Seat,
 }
 
+/// Why a rank does not serve the news, and what it goes on listening with unless that is lost.
+pub type NotServed = (io::Error, Option<Box<Bulletin>>);
+
 /// Whose bulletin it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Seat {
@@ -183,7 +186,7 @@ impl Bulletin {
         gone: &[(u32, bool)],
         address: IpAddr,
         ports: Option<RangeInclusive<u16>>,
-    ) -> Result<(Rendezvous, Bulletin), (io::Error, Option<Bulletin>)> {
+    ) -> Result<(Rendezvous, Bulletin), NotServed> {
         let Seat { rank, size, job, key } = self.seat.clone();
         let prepared = listen(address, ports).and_then(|listener| {
             Rendezvous::check_room(size).map_err(io::Error::other)?;
@@ -193,7 +196,7 @@ impl Bulletin {
             Ok(prepared) => prepared,
             Err(error) => {
                 let told = self.say(Kind::Serving, &[]);
-                return Err((error, told.is_ok().then_some(self)));
+                return Err((error, told.is_ok().then(|| Box::new(self))));
             }
         };
         // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
@@ -212,7 +215,7 @@ impl Bulletin {
     ///
     /// # Errors
     /// It cannot be reached; the bulletin as it was comes with the error.
-    pub fn follow(mut self, place: SocketAddr) -> Result<Bulletin, (io::Error, Bulletin)> {
+    pub fn follow(mut self, place: SocketAddr) -> Result<Bulletin, (io::Error, Box<Bulletin>)> {
         let Seat { rank, size, key, .. } = &self.seat;
         match hear_at(place, *rank, *size, key) {
             Ok(next) => {
@@ -220,7 +223,7 @@ impl Bulletin {
                 let _ = self.say(Kind::Moved, &[]);
                 Ok(next)
             }
-            Err(error) => Err((error, self)),
+            Err(error) => Err((error, Box::new(self))),
         }
     }
 

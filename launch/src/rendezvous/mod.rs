@@ -42,7 +42,7 @@ use crate::meeting::MeetingError;
 use gathering::Gathering;
 use server::{Server, Stop};
 
-pub use bulletin::{Bulletin, Notice};
+pub use bulletin::{Bulletin, NotServed, Notice};
 pub use client::RendezvousClient;
 
 /// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
