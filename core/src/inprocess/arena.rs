@@ -85,11 +85,11 @@ fn forget_pages(memory: SharedSlice) {
     let (first, end) = (start.next_multiple_of(page), (start + memory.len()) / page * page);
     if first < end {
         let at = memory.as_ptr().wrapping_add(first - start);
-        // SAFETY: the pages lie in private anonymous memory that belongs to an arena for the life of the process and is
-        // reached through shared slices only, whose bytes may become others, as these become zero, at any moment.
-        if let Err(error) =
-            unsafe { rustix::mm::madvise(at.cast(), end - first, rustix::mm::Advice::LinuxDontNeed) }
-        {
+        let advice = rustix::mm::Advice::LinuxDontNeed;
+        // SAFETY: the pages belong to an arena for the life of the process and are reached through shared slices only, whose
+        // bytes may become others, as these become zero, at any moment.
+        let told = unsafe { rustix::mm::madvise(at.cast(), end - first, advice) };
+        if let Err(error) = told {
             tracing::debug!(%error, "memory stays with the process");
         }
     }
