@@ -187,7 +187,7 @@ async fn places_that_are_not_used_go_back_while_everybody_sleeps() {
     let config = EngineConfig { rendezvous_bytes: Some(1000), ..EngineConfig::default() };
     let (_fabric, clients, log) = job_with(limits, config).await;
     send(&clients[0], 1, 1, &[], &[7; 100_000], false).await;
-    while log.len() < 1 {
+    while log.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(clients[0].contexts()[0].stats().rendezvous, 1);
