@@ -83,7 +83,8 @@ pub enum ForeignError {
     },
     /// Another process has taken this rank's place, as a rank does that starts programs which join, too.
     #[error(
-        "rank {rank} is already claimed by pid {pid}: {launcher} gave one process that place, and what it starts inherits          the variables but not the place; unset them for that program, or let the launcher start it as a rank of its own"
+        "rank {rank} is already claimed by pid {pid}: {launcher} gave one process that place, and what it starts inherits \
+         the variables but not the place; unset them for that program, or let the launcher start it as a rank of its own"
     )]
     Claimed {
         /// The launcher.
