@@ -2,10 +2,13 @@
 //! were started again.
 
 use crate::join::listens;
+use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Fault, JobShape, Rank};
-use posthaste_launch::{Bulletin, Notice};
+use posthaste_launch::{Bulletin, Notice, Rendezvous};
 use posthaste_tcp::{PeerAddress, TcpDevice};
 use std::io;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
@@ -19,37 +22,36 @@ pub(crate) struct Herald {
     farewell: oneshot::Sender<Return>,
 }
 
-/// How long the task may take to hand over what it listens with.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the task may take to hand over what it listens with: it may be about to listen elsewhere.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 /// The way back for what the task listens with.
 type Return = SyncSender<Bulletin>;
 
+/// Where a server of the news is put, if this rank becomes one.
+pub(crate) type Serving = Arc<Mutex<Option<Rendezvous>>>;
+
+/// What a herald is made for.
+pub(crate) struct HeraldParts {
+    pub bulletin: Bulletin,
+    /// The rank that serves the news, if one does; their end without a word is its end.
+    pub server: Option<Rank>,
+    /// The devices of all clients.
+    pub devices: Vec<Arc<TcpDevice>>,
+    pub shape: JobShape,
+    /// The ports where this rank may listen, if not all.
+    pub ports: Option<RangeInclusive<u16>>,
+    pub serving: Serving,
+}
+
 impl Herald {
-    /// Listens for the devices of all clients. `server`: the rank that serves the news, if one does; their end without a
-    /// word is its end.
-    pub fn start(
-        bulletin: Bulletin,
-        server: Option<Rank>,
-        devices: Vec<Arc<TcpDevice>>,
-        shape: JobShape,
-    ) -> io::Result<Herald> {
+    /// Listens in a task of this runtime.
+    pub fn start(parts: HeraldParts) -> io::Result<Herald> {
+        let HeraldParts { bulletin, server, devices, shape, ports, serving } = parts;
         let socket = TcpStream::from_std(bulletin.socket()?)?;
         let (farewell, leaving) = oneshot::channel::<Return>();
-        let task = tokio::spawn(async move {
-            let mut bulletin = bulletin;
-            tokio::select! {
-                biased;
-                asked = leaving => {
-                    if let Ok(asked) = asked {
-                        // Whoever asked waits for it.
-                        let _ = asked.send(bulletin);
-                    }
-                }
-                () = listen(&socket, &mut bulletin, server, &devices, shape) => {}
-            }
-        });
-        Ok(Herald { task, farewell })
+        let ear = Ear { bulletin, socket, server, devices, shape, ports, serving };
+        Ok(Herald { task: tokio::spawn(ear.listen(leaving)), farewell })
     }
 
     /// Tells the others that this rank leaves in order. Blocks for a moment.
@@ -67,62 +69,170 @@ impl Herald {
     }
 }
 
-async fn listen(
-    socket: &TcpStream,
-    bulletin: &mut Bulletin,
+/// What the task has.
+struct Ear {
+    bulletin: Bulletin,
+    /// The bulletin's.
+    socket: TcpStream,
     server: Option<Rank>,
-    devices: &[Arc<TcpDevice>],
+    devices: Vec<Arc<TcpDevice>>,
     shape: JobShape,
-) {
-    let tell = |rank: u32, fault: fn(Rank) -> Fault| {
-        for device in devices {
-            device.gone(Rank(rank), fault(Rank(rank)));
+    ports: Option<RangeInclusive<u16>>,
+    serving: Serving,
+}
+
+/// Where the news come from next.
+enum Next {
+    Here,
+    /// From this rank itself.
+    Own {
+        gone: Vec<(u32, bool)>,
+    },
+    There {
+        rank: Rank,
+        place: SocketAddr,
+    },
+    Nowhere,
+}
+
+impl Ear {
+    /// Until the news end, or somebody asks for the bulletin.
+    async fn listen(mut self, mut leaving: oneshot::Receiver<Return>) {
+        // Something may have come before anybody waited for the socket.
+        let mut news = self.bulletin.read();
+        loop {
+            let next = self.pass_on(news);
+            // Not given up half-way: whoever wants to leave tells it where the news are heard then.
+            let ear = match next {
+                Next::Here => Some(self),
+                Next::Own { gone } => self.serve(gone).await,
+                Next::There { rank, place } => self.follow(rank, place).await,
+                Next::Nowhere => None,
+            };
+            let Some(ear) = ear else { return };
+            self = ear;
+            news = tokio::select! {
+                biased;
+                asked = &mut leaving => {
+                    if let Ok(asked) = asked {
+                        // Whoever asked waits for it.
+                        let _ = asked.send(self.bulletin);
+                    }
+                    return;
+                }
+                news = hear(&self.socket, &mut self.bulletin) => news,
+            };
         }
-    };
-    let restarted = |rank: u32, incarnation: u32, part: &[u8]| {
-        let Some(listens) = listens(part, shape) else {
-            tracing::warn!(rank, "a rank was started again and does not say where it listens");
-            return;
-        };
-        for (device, address) in devices.iter().zip(listens) {
-            device.restarted(Rank(rank), PeerAddress { address, incarnation: incarnation.into() });
-        }
-    };
-    // Something may have come before anybody waited for the socket.
-    let mut news = bulletin.read();
-    loop {
+    }
+
+    /// Tells the devices what has come.
+    fn pass_on(&self, news: io::Result<Vec<Notice>>) -> Next {
+        let mut next = Next::Here;
         match news {
             Ok(news) => {
                 for notice in news {
                     match notice {
-                        Notice::Ended(rank) => tell(rank, Fault::PeerLost),
-                        Notice::Left(rank) => tell(rank, Fault::PeerClosed),
-                        Notice::Arrived { rank, incarnation, part } => restarted(rank, incarnation, &part),
+                        Notice::Ended(rank) | Notice::Left(rank) => {
+                            let left = matches!(notice, Notice::Left(_));
+                            self.gone(Rank(rank), left);
+                            if let Next::Own { gone } = &mut next {
+                                gone.push((rank, left));
+                            }
+                        }
+                        Notice::Arrived { rank, incarnation, part } => {
+                            self.restarted(rank, incarnation, &part)
+                        }
+                        Notice::Serve { gone } => next = Next::Own { gone },
+                        Notice::Move { rank, place } => next = Next::There { rank: Rank(rank), place },
                         // The rank that serves them has left in order, with whatever it still had to tell.
                         _ => {
-                            if let Some(server) = server {
-                                tell(server.0, Fault::PeerClosed);
+                            if let Some(server) = self.server {
+                                self.gone(server, true);
                             }
-                            return;
+                            return Next::Nowhere;
                         }
                     }
                 }
+                next
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => next,
             Err(error) => {
                 tracing::debug!(%error, "there are no more news of the other ranks");
-                if let Some(server) = server {
-                    tell(server.0, Fault::PeerLost);
+                if let Some(server) = self.server {
+                    self.gone(server, false);
                 }
-                return;
+                Next::Nowhere
             }
         }
-        let ready = socket.readable().await;
-        let read = socket.try_io(tokio::io::Interest::READABLE, || {
-            let news = bulletin.read()?;
-            // So that the runtime waits for the socket again.
-            if news.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(news) }
-        });
-        news = ready.and(read);
     }
+
+    fn gone(&self, rank: Rank, left: bool) {
+        let fault = if left { Fault::PeerClosed(rank) } else { Fault::PeerLost(rank) };
+        for device in &self.devices {
+            device.gone(rank, fault);
+        }
+    }
+
+    fn restarted(&self, rank: u32, incarnation: u32, part: &[u8]) {
+        let Some(listens) = listens(part, self.shape) else {
+            tracing::warn!(rank, "a rank was started again and does not say where it listens");
+            return;
+        };
+        for (device, address) in self.devices.iter().zip(listens) {
+            device.restarted(Rank(rank), PeerAddress { address, incarnation: incarnation.into() });
+        }
+    }
+
+    /// Serves the news to the others from here on.
+    async fn serve(self, gone: Vec<(u32, bool)>) -> Option<Ear> {
+        let Ear { bulletin, socket, server, devices, shape, ports, serving } = self;
+        // Where the others reach this rank anyway.
+        let address = devices.first()?.address().ip();
+        let range = ports.clone();
+        let served = tokio::task::spawn_blocking(move || bulletin.serve(&gone, address, range)).await.ok()?;
+        match served {
+            Ok((rendezvous, bulletin)) => {
+                tracing::debug!(place = %rendezvous.address(), "serves the news of the other ranks from here on");
+                *lock(&serving) = Some(rendezvous);
+                let socket = heard_through(&bulletin)?;
+                Some(Ear { bulletin, socket, server: None, devices, shape, ports, serving })
+            }
+            Err((error, bulletin)) => {
+                tracing::warn!(%error, "this rank cannot serve the news of the other ranks");
+                Some(Ear { bulletin: *bulletin?, socket, server, devices, shape, ports, serving })
+            }
+        }
+    }
+
+    /// Hears the news from another rank from here on.
+    async fn follow(self, rank: Rank, place: SocketAddr) -> Option<Ear> {
+        let Ear { bulletin, socket, server, devices, shape, ports, serving } = self;
+        match tokio::task::spawn_blocking(move || bulletin.follow(place)).await.ok()? {
+            Ok(bulletin) => {
+                let socket = heard_through(&bulletin)?;
+                Some(Ear { bulletin, socket, server: Some(rank), devices, shape, ports, serving })
+            }
+            Err((error, bulletin)) => {
+                tracing::warn!(%error, %rank, %place, "the rank that serves the news cannot be reached");
+                Some(Ear { bulletin: *bulletin, socket, server, devices, shape, ports, serving })
+            }
+        }
+    }
+}
+
+fn heard_through(bulletin: &Bulletin) -> Option<TcpStream> {
+    let socket = bulletin.socket().and_then(TcpStream::from_std);
+    socket
+        .inspect_err(|error| tracing::warn!(%error, "the news of the other ranks cannot be listened to"))
+        .ok()
+}
+
+/// Waits for something to come.
+async fn hear(socket: &TcpStream, bulletin: &mut Bulletin) -> io::Result<Vec<Notice>> {
+    socket.readable().await?;
+    socket.try_io(tokio::io::Interest::READABLE, || {
+        let news = bulletin.read()?;
+        // So that the runtime waits for the socket again.
+        if news.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(news) }
+    })
 }

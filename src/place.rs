@@ -1,10 +1,10 @@
 //! What a process has of its job: who it is, and its devices.
 
 use crate::error::JoinError;
-use crate::herald::Herald;
+use crate::herald::{Herald, HeraldParts, Serving};
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, Device, JobShape, LinuxSysdep, Personality, Rank, Sysdep};
-use posthaste_launch::{Bulletin, InheritedFds, Meeting, Settings};
+use posthaste_launch::{Bulletin, InheritedFds, Meeting, Rendezvous, Settings};
 use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
 use posthaste_tcp::TcpDevice;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub(crate) struct Place {
     far: Vec<Arc<TcpDevice>>,
     /// Hears which ranks are gone; they may never have been met.
     herald: Mutex<Option<Herald>>,
+    /// Serves the news, if this rank does so in the place of one that has left.
+    serving: Serving,
     /// What the ranks met through, where its service wants to hear of the end.
     meeting: Mutex<Option<Box<dyn Meeting>>>,
     /// The node of each rank as all ranks count them, also one that has come again since.
@@ -77,6 +79,7 @@ impl Place {
             near,
             far: Vec::new(),
             herald: Mutex::new(None),
+            serving: Serving::default(),
             meeting: Mutex::new(None),
             hosts,
             clients: AtomicU32::new(0),
@@ -129,17 +132,30 @@ impl Place {
     }
 
     /// Listens, in a task of this runtime, to who is gone.
-    fn listen(&self, bulletin: Bulletin, server: Option<Rank>) -> std::io::Result<()> {
-        *lock(&self.herald) = Some(Herald::start(bulletin, server, self.far.clone(), self.shape())?);
+    pub fn listen(&self, bulletin: Bulletin, server: Option<Rank>) -> Result<(), JoinError> {
+        let herald = Herald::start(HeraldParts {
+            bulletin,
+            server,
+            devices: self.far.clone(),
+            shape: self.shape(),
+            ports: self.settings.tcp_ports.clone(),
+            serving: self.serving.clone(),
+        });
+        let herald = herald.map_err(|source| JoinError::System { what: "listen to who is gone", source })?;
+        *lock(&self.herald) = Some(herald);
         Ok(())
+    }
+
+    /// Serves the news of the others until this rank leaves.
+    pub fn serve(&self, server: Rendezvous) {
+        *lock(&self.serving) = Some(server);
     }
 
     /// Keeps the meeting, and listens to what it tells of the others.
     pub fn attend(&self, mut meeting: Box<dyn Meeting>, served_by: Option<Rank>) -> Result<(), JoinError> {
         // A bulletin is asked for in a few bytes that the server's socket has room for.
         if let Some(bulletin) = meeting.bulletin() {
-            let refused = |source| JoinError::System { what: "listen to who is gone", source };
-            self.listen(bulletin, served_by).map_err(refused)?;
+            self.listen(bulletin, served_by)?;
         }
         self.keep(meeting);
         Ok(())
@@ -155,9 +171,9 @@ impl Place {
         if let Some(herald) = lock(&self.herald).take() {
             herald.leave();
         }
-        // Rank 0 may serve it, and then it ends when all have what they are due.
-        let meeting = lock(&self.meeting).take();
-        drop(meeting);
+        // If this rank serves it, it ends when all have what they are due, or another rank serves them.
+        let (serving, meeting) = (lock(&self.serving).take(), lock(&self.meeting).take());
+        drop((serving, meeting));
     }
 
     /// A client has left, or could not be opened; whether it was the last one of those that were handed out. Says so once.
@@ -191,10 +207,11 @@ impl Drop for Place {
     /// Nobody has left the job, but nobody takes part any more. The end of a meeting may have to wait for the others: not in a
     /// task, where other tasks would wait with it. The runtime waits for that as it ends, as the end of the process did.
     fn drop(&mut self) {
-        if let Some(meeting) = lock(&self.meeting).take()
+        let ended = (lock(&self.serving).take(), lock(&self.meeting).take());
+        if (ended.0.is_some() || ended.1.is_some())
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let _ended_later = runtime.spawn_blocking(move || drop(meeting));
+            let _ended_later = runtime.spawn_blocking(move || drop(ended));
         }
     }
 }

@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// What is counted, operation by operation.
-const KINDS: [&str; 6] = ["send", "put", "get", "replay", "mixture", "call"];
+const KINDS: [&str; 7] = ["send", "put", "slice", "get", "replay", "mixture", "call"];
 /// Operations are counted in batches. A rank that has to wait for another may fall asleep, which takes system calls and
 /// now and then an allocation; on a busy machine it often does. What an operation costs by itself it costs in every
 /// batch, so the batch that cost least tells it.
@@ -89,7 +89,12 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
                         arrived.reach(done).await;
                     }
                     "put" => window.put(peer, 1, number).await.unwrap(),
-                    "get" => assert!(window.get(peer, 2).await.unwrap() == 0),
+                    // 8 to 112 bytes.
+                    "slice" => {
+                        let words = [number; 14];
+                        window.put_slice(peer, 1, &words[..1 + number as usize % 14]).await.unwrap();
+                    }
+                    "get" => assert!(window.get(peer, 15).await.unwrap() == 0),
                     "replay" => {
                         source.write(0, &number.to_ne_bytes()).unwrap();
                         pattern.replay().await.unwrap();

@@ -69,6 +69,11 @@ impl TimerWheel {
         TimerKey { index, tick, ticket }
     }
 
+    /// Sets a timer for so many milliseconds after the time at which the wheel stands.
+    pub(crate) fn set_in(&mut self, after: u64, ticket: Ticket) -> TimerKey {
+        self.set(self.now + after, ticket)
+    }
+
     /// Cancels a timer; false if it has expired.
     pub fn cancel(&mut self, key: TimerKey) -> bool {
         match self.entries.get(key.index as usize) {

@@ -384,6 +384,82 @@ fn after_the_meeting_ranks_hear_who_is_gone() {
     common::eventually("the connection ends", || zero.read().is_err());
 }
 
+/// So many news, in as many pieces as they come.
+fn heard(bulletin: &mut Bulletin, count: usize) -> Vec<Notice> {
+    let mut heard = news(bulletin);
+    while heard.len() < count {
+        heard.extend(news(bulletin));
+    }
+    heard
+}
+
+#[test]
+fn whoever_serves_passes_the_news_on_and_none_is_lost() {
+    let _dog = watchdog();
+    let place = serve(5);
+    place.pass_on();
+    let mut bulletins = ranks(&place, &[0, 1, 2, 3, 4], 5, |_, mut seat| {
+        seat.all_gather(b"", within(20_000)).unwrap();
+        seat.bulletin().unwrap()
+    });
+    let [mut four, mut three, mut two, mut one, zero] =
+        std::array::from_fn(|_| bulletins.pop().expect("one of each"));
+    let left = |rank| Notice::Left(rank);
+    zero.leave().unwrap();
+    assert_eq!(news(&mut one), [left(0)]);
+    let first = std::thread::spawn(move || drop(place));
+    // The first that is asked ends, the second serves; what ends meanwhile it hears from the first server.
+    assert_eq!(news(&mut one), [Notice::Serve { gone: vec![(0, true)] }]);
+    drop(one);
+    let gone = vec![(0, true), (1, false)];
+    assert_eq!(heard(&mut two, 3), [left(0), Notice::Ended(1), Notice::Serve { gone: gone.clone() }]);
+    let (second, mut two) = two.serve(&gone, [127, 0, 0, 1].into(), None).unwrap();
+    let to_second = Notice::Move { rank: 2, place: second.address() };
+    for other in [&mut three, &mut four] {
+        assert_eq!(heard(other, 3), [left(0), Notice::Ended(1), to_second.clone()]);
+    }
+    let mut three = three.follow(second.address()).unwrap();
+    assert!(!first.is_finished(), "one has not moved");
+    assert_eq!(heard(&mut three, 2), [left(0), Notice::Ended(1)]);
+    drop(four);
+    first.join().unwrap();
+    assert_eq!(news(&mut three), [Notice::Ended(4)]);
+    assert_eq!(heard(&mut two, 3), [left(0), Notice::Ended(1), Notice::Ended(4)]);
+    // Alone, a rank needs no news.
+    two.leave().unwrap();
+    assert_eq!(news(&mut three), [left(2)]);
+    drop(second);
+    assert_eq!(news(&mut three), [Notice::Closed]);
+}
+
+#[test]
+fn who_cannot_serve_says_so_and_another_is_asked() {
+    let _dog = watchdog();
+    let place = serve(3);
+    place.pass_on();
+    let mut bulletins = ranks(&place, &[0, 1, 2], 3, |_, mut seat| {
+        seat.all_gather(b"", within(20_000)).unwrap();
+        seat.bulletin().unwrap()
+    });
+    let [mut two, one, zero] = std::array::from_fn(|_| bulletins.pop().expect("one of each"));
+    zero.leave().unwrap();
+    let first = std::thread::spawn(move || drop(place));
+    let mut one = one;
+    let gone = vec![(0, true)];
+    assert_eq!(heard(&mut one, 2), [Notice::Left(0), Notice::Serve { gone: gone.clone() }]);
+    // No interface of this machine.
+    let (_, one) = one.serve(&gone, [192, 0, 2, 1].into(), None).unwrap_err();
+    let mut one = *one.expect("it goes on listening");
+    assert_eq!(heard(&mut two, 2), [Notice::Left(0), Notice::Serve { gone: gone.clone() }]);
+    let (second, mut two) = two.serve(&gone, [127, 0, 0, 1].into(), None).unwrap();
+    assert_eq!(news(&mut one), [Notice::Move { rank: 2, place: second.address() }]);
+    let one = one.follow(second.address()).unwrap();
+    first.join().unwrap();
+    one.leave().unwrap();
+    assert_eq!(heard(&mut two, 2), [Notice::Left(0), Notice::Left(1)]);
+    drop(second);
+}
+
 #[test]
 fn after_the_meeting_a_rank_that_died_comes_again_and_the_others_hear_of_it() {
     let _dog = watchdog();

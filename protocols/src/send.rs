@@ -144,6 +144,12 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 
 /// A send. Ready when the source is reusable and the message is on its way, in order.
 ///
+/// # Order
+/// Messages to a target are handled in the order in which their sends were taken (D15): one that was awaited before the
+/// next is begun comes first. Of sends that are under way at once, of several tasks or polled by turns in one, one that is
+/// told to wait for credit or room is not taken yet, keeps its payload, and may be passed by another that begins as room
+/// comes free; those that wait are let in one after the other, and none waits for ever.
+///
 /// # Cancel safety
 /// Dropped before it was polled, or while it waits for credit or room, nothing is sent. Dropped later, the message
 /// goes on; its payload is kept until it is on its way.

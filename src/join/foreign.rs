@@ -58,6 +58,7 @@ fn keep(
     }
     Rendezvous::check_room(size)?;
     let server = serve(appointment, key)?;
+    server.pass_on();
     // By its address: the name may mean something else to this rank's resolver.
     let own = facing_itself(server.address()).to_string();
     let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until)?);
@@ -102,7 +103,7 @@ fn facing_itself(listening: SocketAddr) -> SocketAddr {
 
 /// Rank 0's seat at the meeting that it serves.
 struct Host {
-    // Before the server, whose end waits until every rank has what it is due.
+    // Before the server, whose end waits until every rank has what it is due, or another rank serves those that go on.
     seat: Box<dyn Meeting>,
     _server: Rendezvous,
 }

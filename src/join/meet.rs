@@ -18,14 +18,18 @@ use super::network::{Network, NetworkParts, Whereabouts, own_address};
 use crate::error::JoinError;
 use crate::place::{Place, layout_of, sizes_of};
 use posthaste_core::{JobShape, Rank};
-use posthaste_launch::{DeviceChoice, HostBroker, HostFds, InheritedFds, JobId, JobKey, Meeting, Settings};
+use posthaste_launch::{
+    DeviceChoice, HostBroker, HostFds, InheritedFds, JobId, JobKey, Meeting, Rendezvous, Settings,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// How long to try to hear who is gone, where that is not said by the meeting.
+const NEWS: Duration = Duration::from_secs(20);
 /// Of what the blobs say; ranks of another version are refused.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// A meeting, and how long it may take.
 pub(crate) struct Party {
@@ -56,6 +60,8 @@ struct Card {
     /// The node of its first incarnation.
     node: u32,
     listens: Vec<SocketAddr>,
+    /// Where rank 0 tells who is gone, if the meeting does not.
+    news: Option<SocketAddr>,
 }
 
 impl Party {
@@ -165,7 +171,8 @@ pub(crate) async fn join_given(given: Given, party: Party) -> Result<Place, Join
         None => ((0..shape.ranks).collect(), alone(shape, &settings)?),
     };
     let place = Place::new(rank, shape, nodes, fds, neighbours, settings, 0)?;
-    let finish = Finish { job, key: &key, whereabouts: &whereabouts, served_by: None, restart };
+    let news = News::OfMeeting(None);
+    let finish = Finish { job, key: &key, whereabouts: &whereabouts, news, restart };
     finish.run(place, party).await
 }
 
@@ -216,6 +223,7 @@ async fn join_again(
         contexts: shape.contexts,
         node: place.node_of(rank),
         listens: network.addresses(),
+        news: None,
     };
     let party = party.come_again(&mine).await?;
     place.add_network(network.into_devices());
@@ -246,8 +254,8 @@ pub(crate) async fn join_found(
         let whereabouts = whereabouts.unwrap_or(Whereabouts::Anywhere);
         return join_again(party, shape, job, &key, &whereabouts, settings, Some(Rank(0))).await;
     }
-    // A place of ours, which rank 0 serves.
-    let served_by = said.as_ref().map(|_| Rank(0));
+    // A launcher's own meeting tells nobody's end.
+    let news = if said.is_some() { News::OfMeeting(Some(Rank(0))) } else { News::OfRank0 };
     let drawn = match said {
         None if rank == 0 => {
             let refused = |source| JoinError::System { what: "draw the job's key", source };
@@ -296,7 +304,7 @@ pub(crate) async fn join_found(
         None => Whereabouts::Anywhere,
     };
     let place = Place::new(Rank(rank), shape, nodes, fds, group.len(), settings, 0)?;
-    let finish = Finish { job, key: &key, whereabouts: &whereabouts, served_by, restart: false };
+    let finish = Finish { job, key: &key, whereabouts: &whereabouts, news, restart: false };
     finish.run(place, party).await
 }
 
@@ -350,13 +358,20 @@ async fn share(
     Ok((party, Shared { fds, by_rank }))
 }
 
+/// Who tells of ranks that are gone.
+enum News {
+    /// Whoever serves the meeting; its end is that of this rank, if one does.
+    OfMeeting(Option<Rank>),
+    /// Rank 0, at a place of its own.
+    OfRank0,
+}
+
 /// The last step of joining.
 struct Finish<'a> {
     job: JobId,
     key: &'a JobKey,
     whereabouts: &'a Whereabouts,
-    /// Whose end is that of the meeting, if it is served by a rank.
-    served_by: Option<Rank>,
+    news: News,
     /// Ranks that share memory listen, too: one of them may come again.
     restart: bool,
 }
@@ -383,12 +398,28 @@ impl Finish<'_> {
                 near: place.near_devices(),
             })?);
         }
+        let listens = network.as_ref().map(Network::addresses).unwrap_or_default();
+        let mut server = None;
+        if let (Rank(0), News::OfRank0, Some(listens)) = (rank, &self.news, listens.first()) {
+            let served = Rendezvous::tell(
+                listens.ip(),
+                place.settings.tcp_ports.clone(),
+                shape.ranks,
+                self.key,
+                self.job,
+            );
+            match served {
+                Ok(served) => server = Some(served),
+                Err(error) => tracing::warn!(%error, "nobody is told of ranks that end unmet"),
+            }
+        }
         let mine = Card {
             version: VERSION,
             clients: shape.clients,
             contexts: shape.contexts,
             node: place.node_of(rank),
-            listens: network.as_ref().map(Network::addresses).unwrap_or_default(),
+            listens,
+            news: server.as_ref().map(Rendezvous::address),
         };
         let (party, cards) = party.gather("where it listens", &mine).await?;
         for (other, card) in cards.iter().enumerate() {
@@ -404,7 +435,31 @@ impl Finish<'_> {
         match network {
             Some(network) => {
                 place.add_network(network.into_devices());
-                place.attend(party.meeting, self.served_by)?;
+                if let Some(server) = server {
+                    place.serve(server);
+                }
+                match self.news {
+                    News::OfMeeting(server) => place.attend(party.meeting, server)?,
+                    News::OfRank0 => {
+                        if let Some(news) = cards.first().and_then(|card| card.news) {
+                            let (key, until) = (self.key.clone(), Instant::now() + NEWS);
+                            let heard = move || {
+                                let place = [news.to_string()];
+                                let seat = Rendezvous::meet(&place, rank.0, shape.ranks, &key, until);
+                                Ok(seat.map(|mut seat| seat.bulletin()))
+                            };
+                            match blocking(heard).await? {
+                                Ok(Some(bulletin)) => place.listen(bulletin, Some(Rank(0)))?,
+                                Ok(None) => {
+                                    tracing::warn!(%news, "rank 0 has ended where it tells who is gone")
+                                }
+                                // The job can do without them.
+                                Err(error) => tracing::warn!(%error, "this rank does not hear who is gone"),
+                            }
+                        }
+                        place.keep(party.meeting);
+                    }
+                }
             }
             None => place.keep(party.meeting),
         }

@@ -23,6 +23,10 @@ fn at(rank: u32) -> Endpoint {
 }
 
 async fn job(limits: Limits) -> (Arc<Fabric>, Vec<Client>, Log) {
+    job_with(limits, EngineConfig { fifo_slots: 4, ..EngineConfig::default() }).await
+}
+
+async fn job_with(limits: Limits, config: EngineConfig) -> (Arc<Fabric>, Vec<Client>, Log) {
     let fabric = InProcessFabric::with_limits(SHAPE, limits);
     let mut clients = Vec::new();
     let log = Log::default();
@@ -31,7 +35,7 @@ async fn job(limits: Limits) -> (Arc<Fabric>, Vec<Client>, Log) {
             id: ClientId(0),
             devices: vec![fabric.device(ClientId(0), rank)],
             sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, SHAPE), None)),
-            config: EngineConfig { fifo_slots: 4, ..EngineConfig::default() },
+            config,
             spin: Some(Duration::ZERO),
             driver_thread: false,
         })
@@ -174,4 +178,25 @@ async fn nothing_is_lost_between_threads() {
     let _dog = watched("two threads");
     calls_and_floods().await;
     a_crash_wakes_who_waits().await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn places_that_are_not_used_go_back_while_everybody_sleeps() {
+    let _dog = watched("idle places");
+    let limits = Limits { segment: 256 << 10, ..Limits::default() };
+    let config = EngineConfig { rendezvous_bytes: Some(1000), ..EngineConfig::default() };
+    let (_fabric, clients, log) = job_with(limits, config).await;
+    send(&clients[0], 1, 1, &[], &[7; 100_000], false).await;
+    while log.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(clients[0].contexts()[0].stats().rendezvous, 1);
+    // All of the memory can be had once nothing of it is kept for the next message.
+    let device = &clients[1].devices()[0];
+    loop {
+        match device.allocate(256 << 10) {
+            Ok(all) => return device.free(all),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
 }

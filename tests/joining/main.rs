@@ -21,6 +21,8 @@ fn be_a_rank() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ended = match std::env::var(ROLE).as_deref() {
         Ok("forsaken") => runtime.block_on(forsaken_rank()),
+        Ok("orphan") => runtime.block_on(orphan_rank()),
+        Ok("parent") => runtime.block_on(parent_rank()),
         Ok("phoenix") => runtime.block_on(phoenix_rank()),
         _ => runtime.block_on(rank()),
     };
@@ -65,6 +67,47 @@ async fn forsaken_rank() -> posthaste::Result<()> {
         let fault = tokio::time::timeout(Duration::from_secs(40), faults.recv()).await;
         println!("rank {} heard {:?}", job.rank(), fault.expect("news").expect("a fault"));
     }
+    job.leave().await
+}
+
+/// The ranks that serve the news leave one after the other; the others, which have never met each other, go on being told.
+async fn orphan_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
+    job.on_error(move |fault| {
+        // Whoever has heard enough listens no more.
+        let _ = sender.send(fault);
+    });
+    let me = job.rank();
+    // Rank 0 leaves at once; 1 when it has heard that, and 2 then; 3 dies when all of them have left.
+    let heard = if me.0 < 3 {
+        me.0
+    } else if me == Rank(3) {
+        3
+    } else {
+        4
+    };
+    for _ in 0..heard {
+        let fault = tokio::time::timeout(Duration::from_secs(60), faults.recv()).await;
+        println!("rank {me} heard {:?}", fault.expect("news").expect("a fault"));
+    }
+    // So that whoever left has not served the others only because they left together.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    if me == Rank(3) {
+        // Without a word to anybody.
+        std::process::exit(0);
+    }
+    job.leave().await
+}
+
+/// Starts a program that joins, too, as any program of this library may be.
+async fn parent_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    job.barrier().await?;
+    let own = std::env::current_exe().unwrap();
+    let child = Command::new(own).args(std::env::args().skip(1)).env(ROLE, "rank").output().unwrap();
+    println!("rank {} of pid {} has a child: {}", job.rank(), std::process::id(), text(&child));
+    job.barrier().await?;
     job.leave().await
 }
 
@@ -230,6 +273,22 @@ fn fault_the_leave_of_the_rank_that_serves_the_meeting_is_told() {
 }
 
 #[test]
+fn fault_news_go_on_when_the_ranks_that_serve_them_leave() {
+    be_a_rank();
+    let outputs = job("fault_news_go_on_when_the_ranks_that_serve_them_leave", 6, |_, command| {
+        command.env(ROLE, "orphan").env("POSTHASTE_DEVICE", "tcp");
+    });
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}:\n{}", text(output));
+        let left = (0..rank.min(3)).map(|other| format!("rank {rank} heard PeerClosed(Rank({other}))"));
+        let died = (rank > 3).then(|| format!("rank {rank} heard PeerLost(Rank(3))"));
+        for expected in left.chain(died) {
+            assert!(text(output).contains(&expected), "{expected}:\n{}", text(output));
+        }
+    }
+}
+
+#[test]
 fn fault_a_rank_of_another_launcher_comes_again_and_once_only() {
     be_a_rank();
     let test = "fault_a_rank_of_another_launcher_comes_again_and_once_only";
@@ -385,11 +444,20 @@ fn shared_memory_alone_does_not_reach_everywhere() {
 
 /// Runs ranks under a launcher that may not be installed.
 fn under(launcher: &str, arguments: &[&str], test: &str, ranks: usize) {
+    if let Some(output) = told_under(launcher, arguments, command(test)) {
+        for rank in 0..ranks {
+            let expected = format!("rank {rank} of {ranks} by {}", vec!["shm"; ranks].join(","));
+            assert!(output.status.success() && text(&output).contains(&expected), "{}", text(&output));
+        }
+    }
+}
+
+/// What ranks say under a launcher; none if it is not installed.
+fn told_under(launcher: &str, arguments: &[&str], rank: Command) -> Option<Output> {
     if Command::new(launcher).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         eprintln!("skipped: {launcher} is not installed");
-        return;
+        return None;
     }
-    let rank = command(test);
     let mut command = Command::new(launcher);
     command.args(arguments).arg(rank.get_program()).args(rank.get_args());
     for (name, value) in rank.get_envs() {
@@ -399,11 +467,31 @@ fn under(launcher: &str, arguments: &[&str], test: &str, ranks: usize) {
         };
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = ended(vec![command.spawn().unwrap()]).remove(0);
-    for rank in 0..ranks {
-        let expected = format!("rank {rank} of {ranks} by {}", vec!["shm"; ranks].join(","));
+    Some(ended(vec![command.spawn().unwrap()]).remove(0))
+}
+
+/// Ranks whose launcher tells nobody's end hear of it all the same.
+fn hear_under(launcher: &str, arguments: &[&str], test: &str) {
+    let mut rank = command(test);
+    rank.env(ROLE, "forsaken").env("POSTHASTE_DEVICE", "tcp");
+    let Some(output) = told_under(launcher, arguments, rank) else { return };
+    for rank in 1..4 {
+        let expected = format!("rank {rank} heard PeerClosed(Rank(0))");
         assert!(output.status.success() && text(&output).contains(&expected), "{}", text(&output));
     }
+}
+
+#[test]
+fn fault_a_leave_is_told_under_open_mpi() {
+    be_a_rank();
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "4"];
+    hear_under("mpirun.openmpi", &arguments, "fault_a_leave_is_told_under_open_mpi");
+}
+
+#[test]
+fn fault_a_leave_is_told_under_mpich() {
+    be_a_rank();
+    hear_under("mpiexec.hydra", &["-n", "4"], "fault_a_leave_is_told_under_mpich");
 }
 
 #[test]
@@ -411,6 +499,37 @@ fn mpirun_of_open_mpi_starts_a_job() {
     be_a_rank();
     let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "4"];
     under("mpirun.openmpi", &arguments, "mpirun_of_open_mpi_starts_a_job", 4);
+}
+
+/// What a rank starts is told that it is none.
+fn parents_under(launcher: &str, arguments: &[&str], test: &str, why: impl Fn(u32, &str) -> String) {
+    let mut rank = command(test);
+    rank.env(ROLE, "parent").env("POSTHASTE_JOIN_TIMEOUT", "20");
+    let Some(output) = told_under(launcher, arguments, rank) else { return };
+    let all = text(&output);
+    for rank in 0..2 {
+        let start = format!("rank {rank} of pid ");
+        let said = all.split_once(&start).unwrap_or_else(|| panic!("{all}")).1;
+        let pid = said.split_once(' ').unwrap().0;
+        assert!(output.status.success() && all.contains(&why(rank, pid)), "{}:\n{all}", why(rank, pid));
+    }
+}
+
+#[test]
+fn a_process_that_a_rank_of_open_mpi_starts_is_told_whose_place_it_is() {
+    be_a_rank();
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "-n", "2"];
+    let test = "a_process_that_a_rank_of_open_mpi_starts_is_told_whose_place_it_is";
+    parents_under("mpirun.openmpi", &arguments, test, |rank, pid| {
+        format!("not joined: rank {rank} is already claimed by pid {pid}")
+    });
+}
+
+#[test]
+fn a_process_that_a_rank_of_mpich_starts_is_told_that_it_is_none() {
+    be_a_rank();
+    let test = "a_process_that_a_rank_of_mpich_starts_is_told_that_it_is_none";
+    parents_under("mpiexec.hydra", &["-n", "2"], test, |_, _| "not joined: PMI_FD is ".to_owned());
 }
 
 #[test]

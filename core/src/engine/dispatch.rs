@@ -1,28 +1,27 @@
 //! The way in: from a device's packet to a protocol's handler.
 
-use super::peer::{Assembly, Incoming as IncomingState};
-use super::send::owned_info;
+use super::peer::Incoming as IncomingState;
+use super::streamed::append;
 use super::{Scope, State};
 use crate::device::{Body, Inject, Packet, PacketHead, Payloads, Sink, Verdict};
 use crate::error::Fault;
 use crate::ids::{Endpoint, ProtocolId, Rank};
-use crate::memory::{SharedSlice, expect_all_of};
+use crate::memory::SharedSlice;
 use crate::protocol::{Accept, ArrivedWords, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
 use crate::slot::{Outcome, Ticket, Value};
 use crate::sync::Arc;
 use crate::wire;
-use bytes::{Bytes, BytesMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// What has to be known of a message whose handler panicked.
-struct Arrived {
-    source: Endpoint,
-    protocol: ProtocolId,
-    life: u16,
-    cookie: u64,
-    flow: Flow,
-    bytes: u64,
+pub(super) struct Arrived {
+    pub source: Endpoint,
+    pub protocol: ProtocolId,
+    pub life: u16,
+    pub cookie: u64,
+    pub flow: Flow,
+    pub bytes: u64,
 }
 
 /// Where packets go: to the handlers, with the state.
@@ -364,7 +363,7 @@ impl Scope<'_> {
     }
 
     #[cold]
-    fn panicked(&mut self, arrived: &Arrived) {
+    pub(super) fn panicked(&mut self, arrived: &Arrived) {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
@@ -396,74 +395,9 @@ impl Scope<'_> {
         }
     }
 
-    /// A streamed message that went into a buffer or nowhere is consumed, if it was credited.
-    fn used_up(&mut self, index: usize, credit: Credit) {
-        if let Resolution::Local(_, Flow::Credited) = self.resolve(index, credit.protocol) {
-            self.consumed(credit);
-        }
-    }
-
-    #[cold]
-    fn system_packet(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
-        let rank = packet.source.rank;
-        let body = std::mem::replace(&mut packet.body, Body::Short(&[]));
-        let understood = match packet.protocol.0 {
-            wire::REPLY => {
-                self.answered(index, rank, packet.cookie, body);
-                Some(Verdict::Taken)
-            }
-            wire::STREAM_DATA => self.stream_data(index, &body),
-            wire::PUT if packet.info.is_empty() => self.put_arrived(index, packet.cookie, &body),
-            wire::GET_DATA => self.get_data(index, packet.info, body),
-            what => {
-                let Body::Short(bytes) = body else {
-                    self.cut_off(rank);
-                    return Verdict::Taken;
-                };
-                match what {
-                    wire::DECLARE => self.declared(index, bytes),
-                    wire::GRANT => self.granted(index, bytes),
-                    wire::REFUSE => self.refused(index, rank, packet.cookie, bytes),
-                    wire::REQUEST_TO_SEND => self.asked_to_send(index, packet.info, bytes),
-                    wire::CLEAR_TO_SEND => self.cleared_to_send(index, bytes),
-                    wire::SENT => self.landed(index),
-                    wire::CONTROL => {
-                        packet.body = Body::Short(bytes);
-                        self.control_arrived(index, packet.cookie, bytes)
-                    }
-                    wire::PUT_DONE => self.put_done(index, packet.cookie, bytes),
-                    wire::GET if packet.info.is_empty() => self.get_asked(index, packet.cookie, bytes),
-                    wire::PUT | wire::GET => {
-                        let fetch = packet.protocol.0 == wire::GET;
-                        self.atomic_asked(index, packet.cookie, packet.info, bytes, fetch)
-                    }
-                    wire::STREAM_BEGIN => self.stream_begin(index, packet, bytes),
-                    wire::FLUSH if self.state.peer(index).has_aside() => {
-                        packet.body = Body::Short(bytes);
-                        Some(self.set_aside(index, packet))
-                    }
-                    wire::FLUSH => {
-                        let to = ReplyTo::new(packet.source, self.state.peer(index).life, packet.cookie);
-                        self.reply(to, Ok(super::Payload::Borrowed(&[])));
-                        Some(Verdict::Taken)
-                    }
-                    wire::GOODBYE => {
-                        self.state.leaves(rank);
-                        Some(Verdict::Taken)
-                    }
-                    _ => None,
-                }
-            }
-        };
-        understood.unwrap_or_else(|| {
-            self.cut_off(rank);
-            Verdict::Taken
-        })
-    }
-
     /// The answer to a request. A cookie that names nothing is an answer that came too late.
     #[inline]
-    fn answered(&mut self, index: usize, rank: Rank, cookie: u64, body: Body<'_>) {
+    pub(super) fn answered(&mut self, index: usize, rank: Rank, cookie: u64, body: Body<'_>) {
         let Some(ticket) = Ticket::from_word(cookie) else { return };
         if tracing::enabled!(tracing::Level::TRACE) {
             let peer = self.state.shape.endpoint(index);
@@ -478,218 +412,11 @@ impl Scope<'_> {
     }
 
     #[inline]
-    fn end_request(&mut self, index: usize, rank: Rank, ticket: Ticket, outcome: Outcome) {
+    pub(super) fn end_request(&mut self, index: usize, rank: Rank, ticket: Ticket, outcome: Outcome) {
         if let Some(note) = self.state.completer.complete_from(rank, ticket, outcome)
             && let Some(number) = (note >> 40).checked_sub(1)
         {
             self.state.request_answered(index, number as usize, note & ((1 << 40) - 1));
-        }
-    }
-
-    fn declared(&mut self, index: usize, bytes: &[u8]) -> Option<Verdict> {
-        let (declare, name) = wire::Declare::read_from_prefix(bytes).ok()?;
-        let name = std::str::from_utf8(name).ok()?;
-        let number = usize::from(declare.index.get());
-        if number >= crate::protocol::MAX_PROTOCOLS
-            || name.is_empty()
-            || name.len() > crate::protocol::MAX_NAME
-        {
-            return None;
-        }
-        let incoming = &mut self.state.peer(index).incoming;
-        while incoming.len() <= number {
-            incoming.push(IncomingState::Unknown);
-        }
-        if !matches!(incoming[number], IncomingState::Unknown) {
-            return None;
-        }
-        incoming[number] = IncomingState::Declared {
-            name: name.to_owned(),
-            schema: declare.schema.get(),
-            flow: declare.flow,
-        };
-        Some(Verdict::Taken)
-    }
-
-    fn granted(&mut self, index: usize, bytes: &[u8]) -> Option<Verdict> {
-        let grant = wire::Grant::read_from_bytes(bytes).ok()?;
-        let number = usize::from(grant.index.get());
-        let config = self.state.config;
-        let out = self.state.peer(index).outgoing.get_mut(number)?;
-        // A peer cannot give more than there is: that keeps the memory of *other* receivers out of its reach and the
-        // arithmetic in range.
-        out.credits = out.credits.saturating_add(grant.messages.get()).min(config.credits);
-        let given = i64::try_from(grant.bytes.get()).unwrap_or(i64::MAX);
-        out.bytes = out.bytes.saturating_add(given).min(config.credit_bytes as i64);
-        self.state.hand_out_credit(index, number);
-        Some(Verdict::Taken)
-    }
-
-    fn refused(&mut self, index: usize, rank: Rank, cookie: u64, bytes: &[u8]) -> Option<Verdict> {
-        let refuse = wire::Refuse::read_from_bytes(bytes).ok()?;
-        let fault = wire::fault_of(refuse.code.get(), rank);
-        if let Some(ticket) = Ticket::from_word(cookie) {
-            self.end_request(index, rank, ticket, Err(fault));
-        }
-        if cookie == 0 && refuse.index.get() == u16::MAX {
-            // It was a control.
-            self.state.report(fault);
-        }
-        if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
-            out.open = false;
-            if out.refused.replace(fault).is_none() {
-                let waiters = std::mem::take(&mut out.waiters);
-                for ticket in waiters {
-                    self.state.completer.complete(ticket, Err(fault));
-                }
-                if cookie == 0 {
-                    self.state.report(fault);
-                }
-            }
-        }
-        Some(Verdict::Taken)
-    }
-
-    fn stream_begin(&mut self, index: usize, packet: &Packet<'_>, bytes: &[u8]) -> Option<Verdict> {
-        let begin = wire::StreamBegin::read_from_bytes(bytes).ok()?;
-        let (protocol, total) = (ProtocolId(begin.protocol.get()), begin.total.get());
-        if self.state.peer(index).assembly.is_some() || total > self.state.config.max_message {
-            return None;
-        }
-        let mut assembly = Assembly {
-            protocol,
-            cookie: begin.cookie.get(),
-            info: owned_info(packet.info),
-            total,
-            received: 0,
-            into: Accept::Whole,
-            whole: Vec::new(),
-            landing: None,
-            refuse: None,
-            settled: false,
-        };
-        if protocol.0 >= wire::FIRST_USER {
-            let behind = self.state.peer(index).has_aside();
-            match self.resolve(index, protocol) {
-                Resolution::Local(local, _) if behind && !self.state.overtakes(local) => {
-                    return Some(Verdict::Hold);
-                }
-                Resolution::Local(local, flow) => {
-                    if let Some(handler) = self.state.registry.get(local)
-                        && handler.chooses_buffer()
-                    {
-                        let source = packet.source;
-                        let first = FirstPacket { source, info: packet.info, total };
-                        let accept = catch_unwind(AssertUnwindSafe(|| handler.accept(self, &first)));
-                        assembly.into = accept.unwrap_or_else(|_| {
-                            let cookie = begin.cookie.get();
-                            let life = self.state.peer(index).life;
-                            self.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: total });
-                            // It has been answered, and its credit is back.
-                            assembly.settled = true;
-                            Accept::Discard
-                        });
-                    }
-                }
-                Resolution::Hold => return Some(Verdict::Hold),
-                Resolution::Refused(why) => {
-                    assembly.into = Accept::Discard;
-                    assembly.refuse = Some(why);
-                }
-                Resolution::Corrupt => return None,
-            }
-        } else if protocol.0 != wire::REPLY {
-            return None;
-        }
-        self.state.peer(index).assembly = Some(assembly);
-        Some(Verdict::Taken)
-    }
-
-    fn stream_data(&mut self, index: usize, body: &Body<'_>) -> Option<Verdict> {
-        let assembly = self.state.peer(index).assembly.as_mut()?;
-        let len = body.len() as u64;
-        if len == 0 || len > assembly.total - assembly.received || assembly.landing.is_some() {
-            return None;
-        }
-        match &mut assembly.into {
-            Accept::Whole => {
-                // The room grows with what has arrived, not with what was announced.
-                if assembly.whole.capacity() < assembly.whole.len() + body.len() {
-                    let more = (assembly.whole.len() as u64).max(4 << 20).max(len);
-                    assembly.whole.reserve_exact(more.min(assembly.total - assembly.received) as usize);
-                    expect_all_of(&mut assembly.whole);
-                }
-                append_vec(&mut assembly.whole, body);
-            }
-            Accept::Fill { buffer, limit, .. } => {
-                let had = assembly.received.min(*limit as u64) as usize;
-                append(buffer, body, *limit - had);
-            }
-            Accept::Discard => {}
-        }
-        assembly.received += len;
-        if assembly.received == assembly.total {
-            self.stream_end(index);
-        }
-        Some(Verdict::Taken)
-    }
-
-    fn stream_end(&mut self, index: usize) {
-        let Some(assembly) = self.state.peer(index).assembly.take() else { return };
-        let source = self.state.shape.endpoint(index);
-        let life = self.state.peer(index).life;
-        let Assembly { protocol, cookie, info, total, into, whole, refuse, settled, .. } = assembly;
-        if let Some(fault) = refuse {
-            self.refuse(index, protocol, cookie, fault);
-            return;
-        }
-        if protocol.0 == wire::REPLY {
-            self.answered(index, source.rank, cookie, Body::Owned(Bytes::from(whole)));
-            return;
-        }
-        match into {
-            Accept::Whole => {
-                if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
-                    let body = Body::Owned(Bytes::from(whole));
-                    let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
-                    self.dispatch_late(message, local, flow);
-                }
-            }
-            Accept::Fill { buffer, done, .. } => {
-                self.state.stats.received(buffer.len() as u64);
-                if catch_unwind(AssertUnwindSafe(|| done(self, buffer))).is_err() {
-                    // Its credit goes back below in any case.
-                    let flow = Flow::Inline;
-                    self.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: 0 });
-                }
-                self.used_up(index, Credit { endpoint: source, protocol, life, bytes: total });
-            }
-            Accept::Discard if settled => {}
-            Accept::Discard => self.used_up(index, Credit { endpoint: source, protocol, life, bytes: total }),
-        }
-    }
-}
-
-/// Appends at most `limit` bytes of the body.
-fn append(buffer: &mut BytesMut, body: &Body<'_>, limit: usize) {
-    let len = body.len().min(limit);
-    match body {
-        Body::Short(bytes) => buffer.extend_from_slice(&bytes[..len]),
-        Body::Owned(bytes) => buffer.extend_from_slice(&bytes[..len]),
-        Body::Lease(lease) => {
-            let start = buffer.len();
-            buffer.resize(start + len, 0);
-            lease.memory().read(&mut buffer[start..]);
-        }
-    }
-}
-
-fn append_vec(whole: &mut Vec<u8>, body: &Body<'_>) {
-    match body {
-        Body::Short(bytes) => whole.extend_from_slice(bytes),
-        Body::Owned(bytes) => whole.extend_from_slice(bytes),
-        Body::Lease(lease) => {
-            lease.memory().append_to(whole);
         }
     }
 }

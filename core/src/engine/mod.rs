@@ -19,10 +19,12 @@ mod oversend;
 mod pattern;
 mod peer;
 mod queue;
+mod records;
 mod rendezvous;
 mod restart;
 mod rma;
 mod send;
+mod streamed;
 mod watch;
 
 pub use control::ControlSent;
@@ -165,6 +167,8 @@ pub struct State {
     pub(crate) gates: Arc<Gates>,
     pub(crate) memory: std::sync::Arc<dyn Memory>,
     pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
+    /// Until when landings were last seen in use, while a timer is set for that.
+    landings_seen: Option<u64>,
     /// Messages up to this length in bytes go in one packet.
     pub(crate) eager: usize,
     /// Room for what is read out of shared memory to go into a packet.
@@ -282,6 +286,7 @@ impl Engine {
                 parts.memory.clone(),
                 parts.config.landing_bytes,
             )),
+            landings_seen: None,
             memory: parts.memory,
             eager: 0,
             scratch: Vec::new(),
@@ -442,9 +447,17 @@ impl Engine {
     /// Wakes operations whose deadline has passed: their futures end them. `now` in milliseconds.
     pub fn expire(&mut self, now: u64) {
         let State { timers, completer, .. } = &mut self.state;
+        let mut landings = false;
         timers.advance(now, |ticket| {
-            completer.nudge(ticket);
+            if ticket == rendezvous::LANDINGS {
+                landings = true;
+            } else {
+                completer.nudge(ticket);
+            }
         });
+        if landings {
+            self.state.landings_in_time(now);
+        }
         self.look_in_time(now);
     }
 

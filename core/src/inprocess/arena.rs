@@ -66,10 +66,31 @@ impl Arena {
         Ok(Allocation { offset, len: taken })
     }
 
-    /// Gives memory of a rank back.
+    /// Gives memory of a rank back. Its pages go back to the system, where that can be told so.
     pub fn free(&self, rank: Rank, allocation: &Allocation) {
+        #[cfg(target_os = "linux")]
+        if let Some(memory) = self.slice(rank, allocation.offset, allocation.len) {
+            forget_pages(memory);
+        }
         if let Some(heap) = self.heaps.get(rank.index()) {
             locked(heap).give_back(allocation.offset, allocation.len);
+        }
+    }
+}
+
+/// Gives the pages that lie within the memory back to the system: they are zero from then on.
+#[cfg(target_os = "linux")]
+fn forget_pages(memory: SharedSlice) {
+    let (start, page) = (memory.as_ptr() as usize, rustix::param::page_size());
+    let (first, end) = (start.next_multiple_of(page), (start + memory.len()) / page * page);
+    if first < end {
+        let at = memory.as_ptr().wrapping_add(first - start);
+        let advice = rustix::mm::Advice::LinuxDontNeed;
+        // SAFETY: the pages belong to an arena for the life of the process and are reached through shared slices only, whose
+        // bytes may become others, as these become zero, at any moment.
+        let told = unsafe { rustix::mm::madvise(at.cast(), end - first, advice) };
+        if let Err(error) = told {
+            tracing::debug!(%error, "memory stays with the process");
         }
     }
 }
@@ -77,6 +98,26 @@ impl Arena {
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_go_back_to_the_system() {
+        let resident = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").expect("it is there");
+            let pages: usize = statm.split(' ').nth(1).expect("the second").parse().expect("a number");
+            pages * rustix::param::page_size()
+        };
+        const LEN: u64 = 256 << 20;
+        let arena = Arena::new(1, LEN);
+        let all = arena.allocate(Rank(0), LEN).expect("room");
+        let before = resident();
+        arena.free(Rank(0), &all);
+        // Other tests may take some at the same time.
+        let freed = before.saturating_sub(resident());
+        assert!(freed > LEN as usize / 2, "{freed} bytes went back");
+        let again = arena.allocate(Rank(0), LEN).expect("room");
+        assert_eq!(arena.slice(Rank(0), again.offset, again.len).expect("inside").sum_words(), 0);
+    }
 
     #[test]
     fn memory_comes_as_zero_and_ranks_do_not_share_it() {

@@ -81,6 +81,19 @@ pub enum ForeignError {
         /// What was found.
         problem: &'static str,
     },
+    /// Another process has taken this rank's place, as a rank does that starts programs which join, too.
+    #[error(
+        "rank {rank} is already claimed by pid {pid}: {launcher} gave one process that place, and what it starts inherits \
+         the variables but not the place; unset them for that program, or let the launcher start it as a rank of its own"
+    )]
+    Claimed {
+        /// The launcher.
+        launcher: &'static str,
+        /// The rank.
+        rank: u32,
+        /// The process that has the place.
+        pid: i32,
+    },
     /// The launcher is reached by a library that is not there.
     #[error(
         "the job was started by a PMIx launcher but libpmix.so.2 cannot be loaded ({reason}); install it \

@@ -13,6 +13,7 @@
 //! other; if one of them is Slurm, the other counts, else it is an error. What shows a launcher and is not complete is an error and never
 //! passed over: a rank must not believe that it is alone, nor that it is another.
 
+mod claim;
 mod error;
 mod hostlist;
 mod kubernetes;

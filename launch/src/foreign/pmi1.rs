@@ -27,6 +27,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zeroize::Zeroizing;
 
+use super::claim::{self, Claimed};
 use super::error::ForeignError;
 use super::pmi1_wire::{Line, Wire, refused};
 use super::values::{Claim, Env, Reader, host_port, split_host_port};
@@ -115,6 +116,8 @@ fn reader(env: Env<'_>) -> Reader<'_> {
 pub(super) struct Pmi1 {
     wire: Wire,
     claim: Claim,
+    /// Where the process manager is reached by its port; an inherited socket can be taken once.
+    _claimed: Option<Claimed>,
     kvs: String,
     /// The most bytes of a value.
     value: usize,
@@ -129,20 +132,26 @@ impl Pmi1 {
         match &door.way {
             Way::Descriptor(fd, claim) => {
                 let socket = adopt::adopt_socket(*fd)?;
-                Ok(Self::open(Wire::new(socket), *claim, until)?)
+                Ok(Self::open(Wire::new(socket), *claim, None, until)?)
             }
             Way::Port { host, port, id } => {
+                let claimed = claim::claim(LAUNCHER, &format!("{host}:{port}"), *id as u32)?;
                 let mut wire = Wire::new(dial(host, *port, until)?);
                 let told = introduce(&mut wire, *id, until)?;
                 if let Some(claim) = door.claim.filter(|claim| *claim != told) {
                     return Err(contradiction(claim, told));
                 }
-                Ok(Self::open(wire, told, until)?)
+                Ok(Self::open(wire, told, Some(claimed), until)?)
             }
         }
     }
 
-    fn open(mut wire: Wire, claim: Claim, until: Instant) -> Result<Self, MeetingError> {
+    fn open(
+        mut wire: Wire,
+        claim: Claim,
+        claimed: Option<Claimed>,
+        until: Instant,
+    ) -> Result<Self, MeetingError> {
         wire.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", until)?;
         let maxes = wire.ask("cmd=get_maxes", "maxes", until)?;
         let (key, value) = (maxes.number("keylen_max")?, maxes.number("vallen_max")?);
@@ -157,7 +166,7 @@ impl Pmi1 {
             return Err(refused(format!("its key-value space has a name of {} bytes", kvs.len())));
         }
         let value = room(value.min(MAX_VALUE) as usize, &kvs);
-        Ok(Self { wire, claim, kvs, value, rounds: 0, broken: false })
+        Ok(Self { wire, claim, _claimed: claimed, kvs, value, rounds: 0, broken: false })
     }
 
     fn gather(&mut self, blob: &[u8], until: Instant) -> Result<Vec<Vec<u8>>, MeetingError> {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
+use super::claim::{self, Claimed};
 use super::error::ForeignError;
 use super::pmi1::MAX_BLOB;
 use super::pmix::{CallError, Client, OpenError};
@@ -75,6 +76,7 @@ type Gathered = Result<Vec<Vec<u8>>, CallError>;
 /// The ranks of one PMIx job.
 pub(super) struct Pmix {
     claim: Claim,
+    _claimed: Claimed,
     /// None once a call failed or was given up.
     thread: Option<Caller>,
 }
@@ -88,6 +90,7 @@ struct Caller {
 
 impl Pmix {
     pub(super) fn connect(told: &Told, until: Instant) -> Result<Self, ForeignError> {
+        let claimed = claim::claim(LAUNCHER, &told.namespace, told.rank)?;
         let (say, opened) = channel();
         let (blobs, to_give) = channel::<Blob>();
         let (give, gathered) = channel();
@@ -120,7 +123,7 @@ impl Pmix {
         let thread = Some(Caller { blobs, gathered, ended });
         let size = size.map_err(failed)?;
         // Dropped on an error below, it says farewell.
-        let meeting = Self { claim: Claim { rank, size }, thread };
+        let meeting = Self { claim: Claim { rank, size }, _claimed: claimed, thread };
         told.agrees(&namespace, meeting.claim)?;
         Ok(meeting)
     }

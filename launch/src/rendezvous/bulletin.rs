@@ -1,12 +1,18 @@
 //! What a rank hears of the others once the meeting is over: who is gone, and who is there again.
 
 use std::io::{self, ErrorKind, Read};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use crate::key::{JobId, JobKey};
+use crate::meeting::Meeting;
+use crate::rendezvous::Rendezvous;
 use crate::rendezvous::client::Connection;
+use crate::rendezvous::gathering::Gathering;
+use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
-use crate::rendezvous::wire::{HEADER, Header, Kind, MAX_RECORD, message};
+use crate::rendezvous::wire::{HEADER, Header, Kind, MAX_RECORD, message, take_address, take_gone};
 
 /// How long the server may take to take a message of a few bytes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,6 +33,19 @@ pub enum Notice {
         /// What it gave in place of its predecessor's part of the last round.
         part: Vec<u8>,
     },
+    /// This rank is asked to serve the news from here on: whoever serves them ends. See
+    /// [`Bulletin::serve`].
+    Serve {
+        /// Who is gone, and whether it had said so.
+        gone: Vec<(u32, bool)>,
+    },
+    /// The news are served by another rank from here on. See [`Bulletin::follow`].
+    Move {
+        /// Which rank.
+        rank: u32,
+        /// Where it serves them.
+        place: SocketAddr,
+    },
     /// Nobody's end will be told any more: whoever served the meeting ends in order.
     Closed,
 }
@@ -36,6 +55,19 @@ pub enum Notice {
 pub struct Bulletin {
     connection: Connection,
     input: Vec<u8>,
+    seat: Seat,
+}
+
+/// Why a rank does not serve the news, and what it goes on listening with unless that is lost.
+pub type NotServed = (io::Error, Option<Box<Bulletin>>);
+
+/// Whose bulletin it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Seat {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) job: JobId,
+    pub(crate) key: JobKey,
 }
 
 impl std::fmt::Debug for Connection {
@@ -46,14 +78,14 @@ impl std::fmt::Debug for Connection {
 
 impl Bulletin {
     /// None if the connection is gone, so that nothing would be heard.
-    pub(crate) fn new(mut connection: Connection, watching: bool) -> Option<Bulletin> {
+    pub(crate) fn new(mut connection: Connection, watching: bool, seat: Seat) -> Option<Bulletin> {
         if !watching {
             let until = Instant::now() + PATIENCE;
             connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
         }
         connection.stream.set_nonblocking(true).ok()?;
         connection.forget_taken();
-        Some(Bulletin { connection, input: Vec::new() })
+        Some(Bulletin { connection, input: Vec::new(), seat })
     }
 
     /// The socket, to be waited for; to be read by [`read`](Self::read) alone.
@@ -120,6 +152,10 @@ impl Bulletin {
                 (Kind::Arrived, incarnation) if incarnation > 0 => {
                     Notice::Arrived { rank: header.first, incarnation, part: body.to_vec() }
                 }
+                (Kind::Serve, _) => Notice::Serve { gone: take_gone(body).ok_or_else(garbage)? },
+                (Kind::Move, _) => {
+                    Notice::Move { rank: header.first, place: take_address(body).ok_or_else(garbage)? }
+                }
                 (Kind::Closed, _) => Notice::Closed,
                 _ => return Err(garbage()),
             });
@@ -133,7 +169,81 @@ impl Bulletin {
     /// # Errors
     /// The server does not hear it any more.
     pub fn leave(mut self) -> io::Result<()> {
-        self.connection.stream.set_nonblocking(false)?;
-        self.connection.send(&message(Kind::Leave, 0, 0, &[]), Instant::now() + PATIENCE)
+        self.say(Kind::Leave, &[])
     }
+
+    /// Serves the news to the other ranks in the place of whoever asked for it, on a port of that address, one of those
+    /// given if any are. What is left to be told there, the new server hears and tells.
+    ///
+    /// Returns the server, which [passes the news on](Rendezvous::pass_on) in its turn, and where this rank hears them from
+    /// here on. Blocks for a moment.
+    ///
+    /// # Errors
+    /// There is no port, descriptor or thread to be had. The bulletin as it was comes with the error unless it is lost; whoever
+    /// asked is told to ask another.
+    pub fn serve(
+        mut self,
+        gone: &[(u32, bool)],
+        address: IpAddr,
+        ports: Option<RangeInclusive<u16>>,
+    ) -> Result<(Rendezvous, Bulletin), NotServed> {
+        let Seat { rank, size, job, key } = self.seat.clone();
+        let prepared = listen(address, ports).and_then(|listener| {
+            Rendezvous::check_room(size).map_err(io::Error::other)?;
+            Ok((listener.local_addr()?, listener))
+        });
+        let (place, listener) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let told = self.say(Kind::Serving, &[]);
+                return Err((error, told.is_ok().then(|| Box::new(self))));
+            }
+        };
+        // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
+        if let Err(error) = self.say(Kind::Serving, place.to_string().as_bytes()) {
+            return Err((error, None));
+        }
+        let server =
+            Rendezvous::start(listener, key.clone(), job, Gathering::taken_over(size, gone), Some(self))
+                .map_err(|error| (error, None))?;
+        server.pass_on();
+        let own = hear_at(place, rank, size, &key).map_err(|error| (error, None))?;
+        Ok((server, own))
+    }
+
+    /// Hears the news from whoever serves them from here on. Blocks for a moment.
+    ///
+    /// # Errors
+    /// It cannot be reached; the bulletin as it was comes with the error.
+    pub fn follow(mut self, place: SocketAddr) -> Result<Bulletin, (io::Error, Box<Bulletin>)> {
+        let Seat { rank, size, key, .. } = &self.seat;
+        match hear_at(place, *rank, *size, key) {
+            Ok(next) => {
+                // Whoever served before may have ended: then it is no news either.
+                let _ = self.say(Kind::Moved, &[]);
+                Ok(next)
+            }
+            Err(error) => Err((error, Box::new(self))),
+        }
+    }
+
+    fn say(&mut self, kind: Kind, body: &[u8]) -> io::Result<()> {
+        self.connection.stream.set_nonblocking(false)?;
+        let said = self.connection.send(&message(kind, 0, 0, body), Instant::now() + PATIENCE);
+        self.connection.stream.set_nonblocking(true)?;
+        said
+    }
+
+    /// The socket, to be polled.
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.connection.stream
+    }
+}
+
+/// A rank's seat at the place where the news are served from here on.
+fn hear_at(place: SocketAddr, rank: u32, size: u32, key: &JobKey) -> io::Result<Bulletin> {
+    let until = Instant::now() + PATIENCE;
+    let mut seat =
+        Rendezvous::meet(&[place.to_string()], rank, size, key, until).map_err(io::Error::other)?;
+    seat.bulletin().ok_or_else(|| ErrorKind::NotConnected.into())
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::key::{JobId, JobKey};
 use crate::meeting::{Meeting, MeetingError};
-use crate::rendezvous::bulletin::Bulletin;
+use crate::rendezvous::bulletin::{Bulletin, Seat};
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
 use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::wire::{ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message};
@@ -259,7 +259,8 @@ impl Meeting for RendezvousClient {
     }
 
     fn bulletin(&mut self) -> Option<Bulletin> {
-        Bulletin::new(self.connection.take()?, self.watching)
+        let seat = Seat { rank: self.rank, size: self.size, job: self.job, key: self.key.clone() };
+        Bulletin::new(self.connection.take()?, self.watching, seat)
     }
 }
 

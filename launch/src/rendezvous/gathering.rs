@@ -49,13 +49,44 @@ impl Gathering {
         }
     }
 
+    /// The state of a meeting that another has served, in which nobody is expected but those who are not gone.
+    pub(crate) fn taken_over(size: u32, gone: &[(u32, bool)]) -> Self {
+        let mut gathering = Self::new(size);
+        gathering.over = true;
+        for (rank, said) in gone {
+            gathering.told_gone(*rank, *said);
+        }
+        gathering
+    }
+
+    /// A rank is gone that may never have come here; whether that is news.
+    pub(crate) fn told_gone(&mut self, rank: u32, said: bool) -> bool {
+        match self.seats.get_mut(rank as usize) {
+            Some(seat @ Seat::Empty) => {
+                *seat = Seat::Left("a process that another rank knew".into(), said);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a rank has still to come for the first time.
+    pub(crate) fn is_expecting(&self) -> bool {
+        self.seats.iter().any(|seat| matches!(seat, Seat::Empty))
+    }
+
+    /// Whether a rank is part of the job, so that there is no further round.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over
+    }
+
     /// A rank has proven the key; which incarnation of it that is, or why it cannot stay.
     pub(crate) fn join(&mut self, hello: Hello, who: &str) -> Result<u32, Failure> {
         let size = self.seats.len() as u32;
         if hello.size != size || hello.rank >= size {
             let failure = Failure::Size { rank: hello.rank, size, said: hello.size };
             // The others would wait for it in vain; once all are there it is a stranger's error.
-            if self.seats.iter().any(|seat| matches!(seat, Seat::Empty)) {
+            if !self.over && self.is_expecting() {
                 self.fail(failure.clone());
             }
             return Err(failure);

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
 
 use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
-use crate::rendezvous::wire::{Failure, HEADER, Header, Kind, MAX_RECORD, message};
+use crate::rendezvous::wire::{Failure, HEADER, Header, Kind, MAX_RECORD, message, put_gone, take_address};
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
 const OUTPUT: usize = 64 << 10;
@@ -34,6 +34,10 @@ pub(crate) struct Member {
     shut: bool,
     /// It has said that it leaves.
     pub(crate) left: bool,
+    /// It has been told who serves the news from here on.
+    pub(crate) told_to_move: bool,
+    /// It hears them there: its end here is no news.
+    pub(crate) moved: bool,
 }
 
 /// Where a rank is in a round.
@@ -59,11 +63,24 @@ enum Outgoing {
 
 /// What a rank says.
 pub(crate) enum Said {
-    Blob { round: u32, milliseconds: u32, blob: Vec<u8> },
-    Taken { round: u32 },
+    Blob {
+        round: u32,
+        milliseconds: u32,
+        blob: Vec<u8>,
+    },
+    Taken {
+        round: u32,
+    },
     Watch,
     Leave,
-    Return { part: Vec<u8> },
+    Return {
+        part: Vec<u8>,
+    },
+    /// It serves the news from here on, there; none if it cannot.
+    Serving {
+        place: Option<SocketAddr>,
+    },
+    Moved,
 }
 
 /// Why there is no more to read.
@@ -87,6 +104,8 @@ impl Member {
             closing: None,
             shut: false,
             left: false,
+            told_to_move: false,
+            moved: false,
         }
     }
 
@@ -135,6 +154,18 @@ impl Member {
     /// Tells it that it will hear nothing more.
     pub(crate) fn tell_closed(&mut self) {
         self.queue.push_back(Outgoing::Message(message(Kind::Closed, 0, 0, &[])));
+    }
+
+    /// Asks it to serve the news from here on, and tells it who is gone.
+    pub(crate) fn ask_to_serve(&mut self, gone: impl Iterator<Item = (u32, bool)>) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Serve, 0, 0, &put_gone(gone))));
+    }
+
+    /// Tells it that this rank serves the news from here on, and where.
+    pub(crate) fn tell_to_move(&mut self, to: u32, place: SocketAddr) {
+        self.told_to_move = true;
+        let place = place.to_string();
+        self.queue.push_back(Outgoing::Message(message(Kind::Move, to, 0, place.as_bytes())));
     }
 
     /// Tells it why there is nothing more for it, and lets it go at the latest then.
@@ -261,6 +292,12 @@ fn take_messages(content: &mut Vec<u8>, said: &mut Vec<Said>) -> Result<(), Over
             Kind::Watch => Said::Watch,
             Kind::Leave => Said::Leave,
             Kind::Return => Said::Return { part: body.to_vec() },
+            Kind::Serving if body.is_empty() => Said::Serving { place: None },
+            Kind::Serving => {
+                let place = take_address(body).ok_or(Over::Garbage("a place that is none"))?;
+                Said::Serving { place: Some(place) }
+            }
+            Kind::Moved => Said::Moved,
             _ => return Err(Over::Garbage("a message that is not a rank's to send")),
         });
         content.drain(..HEADER + header.length as usize);

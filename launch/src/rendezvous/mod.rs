@@ -15,6 +15,7 @@
 mod bulletin;
 mod client;
 mod gathering;
+mod handover;
 mod member;
 mod noise;
 mod server;
@@ -25,9 +26,10 @@ mod tests;
 mod wire;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -37,9 +39,10 @@ use crate::env::MAX_RANKS;
 use crate::fds::room_for;
 use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
-use server::Server;
+use gathering::Gathering;
+use server::{Server, Stop};
 
-pub use bulletin::{Bulletin, Notice};
+pub use bulletin::{Bulletin, NotServed, Notice};
 pub use client::RendezvousClient;
 
 /// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
@@ -57,7 +60,7 @@ const BACKLOG: i32 = 4096;
 pub struct Rendezvous {
     address: SocketAddr,
     job: JobId,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,12 +77,23 @@ impl Rendezvous {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let job = job.map_or_else(JobId::random, Ok)?;
+        Self::start(listener, key, job, Gathering::new(size), None)
+    }
+
+    fn start(
+        listener: TcpListener,
+        key: JobKey,
+        job: JobId,
+        gathering: Gathering,
+        predecessor: Option<Bulletin>,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         // Again, with room for all ranks at once: the standard library asks for less.
         rustix::net::listen(&listener, BACKLOG)?;
         let address = listener.local_addr()?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let server = Server::new(listener, Arc::clone(&stop), job, key, size);
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(Stop { bell, pass_on: AtomicBool::new(false) });
+        let server = Server::new(listener, Arc::clone(&stop), job, key, gathering, predecessor);
         let thread = std::thread::Builder::new().name("rendezvous".into()).spawn(move || server.run())?;
         Ok(Self { address, job, stop, thread: Some(thread) })
     }
@@ -90,6 +104,35 @@ impl Rendezvous {
     /// As [`serve`](Self::serve), and the address cannot be had.
     pub fn bind(address: SocketAddr, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
         Self::serve(TcpListener::bind(address)?, size, key, job)
+    }
+
+    /// Serves the [`Bulletin`] of ranks that have met elsewhere, on a port of that address, one of those given if any are; it
+    /// [passes the news on](Self::pass_on).
+    ///
+    /// # Errors
+    /// There is no port, descriptor or thread to be had.
+    pub fn tell(
+        address: IpAddr,
+        ports: Option<RangeInclusive<u16>>,
+        size: u32,
+        key: &JobKey,
+        job: JobId,
+    ) -> io::Result<Self> {
+        Self::check_room(size).map_err(io::Error::other)?;
+        let listener = handover::listen(address, ports)?;
+        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[]), None)?;
+        told.pass_on();
+        Ok(told)
+    }
+
+    /// From here on its end is not that of the news: one of the ranks that go on serves the others. For a rank that serves
+    /// the place, and may leave before the others.
+    ///
+    /// Dropping it then takes as long as they need to move, ten seconds at most: they have a fifth of a second to leave
+    /// together with whoever serves, and then are asked.
+    pub fn pass_on(&self) {
+        // Relaxed: the server looks at it after the bell has been rung.
+        self.stop.pass_on.store(true, Ordering::Relaxed);
     }
 
     /// Whether this process may open as many descriptors as a meeting of `size` ranks takes.
@@ -133,7 +176,7 @@ impl Rendezvous {
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.stop.bell, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +13,9 @@ use rustix::io::Errno;
 
 use crate::bounded_log::BoundedLog;
 use crate::key::{JobId, JobKey};
+use crate::rendezvous::bulletin::{Bulletin, Notice};
 use crate::rendezvous::gathering::{Gathering, gives_up};
+use crate::rendezvous::handover::Handover;
 use crate::rendezvous::member::{Member, Over, Said, State};
 use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::stranger::{Proven, Step, Stranger};
@@ -32,40 +35,63 @@ const LINGER: Duration = Duration::from_secs(5);
 
 pub(crate) struct Server {
     listener: TcpListener,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Stop>,
     job: JobId,
     key: JobKey,
-    gathering: Gathering,
+    pub(crate) gathering: Gathering,
     strangers: VecDeque<Stranger>,
-    members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
+    /// Tells what comes to nobody's ears here: the server that this one follows, until its end.
+    predecessor: Option<Bulletin>,
     log: BoundedLog,
     /// The listener is left alone until then.
     closed_until: Option<Instant>,
     /// When to end even if somebody has not taken what it is due.
     ending: Option<Instant>,
+    /// Or how far the ranks that go on are on their way to another server.
+    pub(crate) handover: Option<Handover>,
+}
+
+/// How a server is told to end.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    /// Can be read from when it is to end.
+    pub(crate) bell: OwnedFd,
+    /// Whether another rank is to serve the news from then on.
+    pub(crate) pass_on: AtomicBool,
 }
 
 /// What a sleep has found.
 struct Found {
     stop: bool,
     connecting: bool,
+    predecessor: bool,
     strangers: Vec<bool>,
     members: Vec<bool>,
 }
 
 impl Server {
-    pub(crate) fn new(listener: TcpListener, stop: Arc<OwnedFd>, job: JobId, key: JobKey, size: u32) -> Self {
+    pub(crate) fn new(
+        listener: TcpListener,
+        stop: Arc<Stop>,
+        job: JobId,
+        key: JobKey,
+        gathering: Gathering,
+        predecessor: Option<Bulletin>,
+    ) -> Self {
         Self {
             listener,
             stop,
             job,
             key,
-            gathering: Gathering::new(size),
+            gathering,
             strangers: VecDeque::new(),
             members: Vec::new(),
+            predecessor,
             log: BoundedLog::new(Instant::now()),
             closed_until: None,
             ending: None,
+            handover: None,
         }
     }
 
@@ -83,7 +109,17 @@ impl Server {
             let now = Instant::now();
             // What has been said before the end counts: whoever serves may have left a moment ago.
             self.serve_members(&found.members, now);
-            if found.stop && self.ending.is_none() {
+            if found.predecessor {
+                self.hear_predecessor();
+            }
+            // Relaxed: the bell, which was rung behind it, orders it.
+            let pass_on = found.stop && self.gathering.is_over() && self.stop.pass_on.load(Ordering::Relaxed);
+            if pass_on && !self.is_ending() {
+                self.handover = Some(Handover::new(now));
+            }
+            let over = self.hand_over(now);
+            if over || (found.stop && !self.is_ending()) {
+                self.handover = None;
                 self.ending = Some(now + LINGER);
                 self.strangers.clear();
                 self.gathering.fail(Failure::Refused("whoever served the meeting has called it off".into()));
@@ -93,7 +129,7 @@ impl Server {
                 };
                 self.members.iter_mut().filter(there).for_each(Member::tell_closed);
             }
-            if self.ending.is_none() {
+            if self.lets_in() {
                 self.serve_strangers(&found.strangers, now);
                 if found.connecting {
                     self.accept(now);
@@ -114,15 +150,16 @@ impl Server {
         if self.closed_until.is_some_and(|until| until <= now) {
             self.closed_until = None;
         }
-        let open = self.closed_until.is_none() && self.ending.is_none();
-        let stop = if self.ending.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        let open = self.closed_until.is_none() && self.lets_in();
+        let stop = if self.is_ending() { PollFlags::empty() } else { PollFlags::IN };
         let listener = if open { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(&*self.stop, stop), PollFd::new(&self.listener, listener)];
+        let mut fds = vec![PollFd::new(&self.stop.bell, stop), PollFd::new(&self.listener, listener)];
         fds.extend(self.strangers.iter().map(|stranger| PollFd::new(stranger.stream(), PollFlags::IN)));
         fds.extend(self.members.iter().map(|member| {
             let output = if member.has_output() { PollFlags::OUT } else { PollFlags::empty() };
             PollFd::new(member.stream(), PollFlags::IN | output)
         }));
+        fds.extend(self.predecessor.as_ref().map(|before| PollFd::new(before.stream(), PollFlags::IN)));
         let next = self
             .strangers
             .front()
@@ -132,6 +169,7 @@ impl Server {
             .chain(self.members.iter().filter_map(|member| member.closing))
             .chain(self.closed_until)
             .chain(self.ending)
+            .chain(self.handover.as_ref().map(Handover::deadline))
             .min();
         let timeout = next.map(|next| {
             let left = next.saturating_duration_since(now);
@@ -142,9 +180,41 @@ impl Server {
             Err(errno) => return Err(errno.into()),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let (strangers, members) = ready[2..].split_at(self.strangers.len());
+        let (strangers, rest) = ready[2..].split_at(self.strangers.len());
+        let (members, predecessor) = rest.split_at(self.members.len());
         let (strangers, members) = (strangers.to_vec(), members.to_vec());
-        Ok(Found { stop: ready[0], connecting: ready[1] && open, strangers, members })
+        let (connecting, predecessor) = (ready[1] && open, predecessor.contains(&true));
+        Ok(Found { stop: ready[0], connecting, predecessor, strangers, members })
+    }
+
+    /// Whether it has been told to end.
+    fn is_ending(&self) -> bool {
+        self.ending.is_some() || self.handover.is_some()
+    }
+
+    /// Whether somebody may still come.
+    fn lets_in(&self) -> bool {
+        self.ending.is_none() && (self.handover.is_none() || self.gathering.is_expecting())
+    }
+
+    /// Passes on what the server before this one tells of those who have not come here.
+    fn hear_predecessor(&mut self) {
+        let Some(before) = &mut self.predecessor else { return };
+        let news = before.read().unwrap_or_else(|_| vec![Notice::Closed]);
+        for notice in news {
+            let (rank, said) = match notice {
+                Notice::Ended(rank) => (rank, false),
+                Notice::Left(rank) => (rank, true),
+                Notice::Closed => {
+                    self.predecessor = None;
+                    continue;
+                }
+                _ => continue,
+            };
+            if self.gathering.told_gone(rank, said) {
+                self.watching().for_each(|other| other.tell_gone(rank, said));
+            }
+        }
     }
 
     fn accept(&mut self, now: Instant) {
@@ -287,6 +357,14 @@ impl Server {
                 }
                 Ok(())
             }
+            (Said::Serving { place }, State::Watching) => {
+                self.serving(rank, place);
+                Ok(())
+            }
+            (Said::Moved, State::Watching) if member.told_to_move => {
+                member.moved = true;
+                Ok(())
+            }
             (Said::Leave, State::Watching) => {
                 member.left = true;
                 Ok(())
@@ -313,7 +391,10 @@ impl Server {
                 if matches!(over, Over::Ended) && member.read(&mut said).is_ok() {
                     member.read(&mut said).ok();
                 }
-                member.left |= said.drain(..).any(|said| matches!(said, Said::Leave));
+                for said in said.drain(..) {
+                    member.left |= matches!(said, Said::Leave);
+                    member.moved |= matches!(said, Said::Moved);
+                }
                 gone.push((at, over));
             }
         }
@@ -330,7 +411,7 @@ impl Server {
             if let Over::Garbage(what) = over {
                 tracing::warn!(rank = member.rank, what, "a rank broke the rules of the rendezvous");
             }
-            if let Some(rank) = member.rank {
+            if let Some(rank) = member.rank.filter(|_| !member.moved) {
                 self.gathering.leave(rank, member.left);
                 self.watching().for_each(|other| other.tell_gone(rank, member.left));
             }

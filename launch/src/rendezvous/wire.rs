@@ -15,6 +15,13 @@
 //!   │ ── Leave ─────────────────────────────────▶ │
 //!   │ ◀─ Closed ───────────────────────────────── │  the server ends, and nobody's end will be told any more
 //! ```
+//! A rank that serves and leaves passes the news on to another:
+//! ```text
+//!   │ ◀─ Serve(who is gone) ───────────────────── │  to one rank, which goes on listening
+//!   │ ── Serving(where), or nowhere ────────────▶ │
+//!   │ ◀─ Move(who serves, where) ──────────────── │  to the others
+//!   │ ── Moved ─────────────────────────────────▶ │  they have a seat there; their end here is no news
+//! ```
 //! A rank that comes again after the meeting, because its process had died, is told so, and who is there:
 //! ```text
 //!   │ ◀─ Welcome(job, incarnation) ────────────── │
@@ -26,6 +33,7 @@
 
 use std::net::SocketAddr;
 
+use crate::env::MAX_RANKS;
 use crate::meeting::MeetingError;
 
 /// Bytes of a blob at most.
@@ -51,6 +59,8 @@ const MAGIC: [u8; 20] = *b"posthaste rendezvous";
 const VERSION: u16 = 1;
 /// The longest description of a failure: the list of all ranks of the largest job.
 const MAX_FAILURE: usize = 32 << 10;
+/// The longest address: IPv6 with a scope, and a port.
+const MAX_ADDRESS: usize = 64;
 /// The longest text in one.
 const MAX_TEXT: usize = 400;
 
@@ -117,6 +127,10 @@ pub(crate) enum Kind {
     Closed = 10,
     Return = 11,
     Arrived = 12,
+    Serve = 13,
+    Serving = 14,
+    Move = 15,
+    Moved = 16,
 }
 
 /// The header of a message; what a kind does not use is zero.
@@ -160,6 +174,10 @@ impl Header {
             10 => (Kind::Closed, 0),
             11 => (Kind::Return, MAX_BLOB),
             12 => (Kind::Arrived, MAX_BLOB),
+            13 => (Kind::Serve, 8 * MAX_RANKS as usize),
+            14 => (Kind::Serving, MAX_ADDRESS),
+            15 => (Kind::Move, MAX_ADDRESS),
+            16 => (Kind::Moved, 0),
             _ => return None,
         };
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
@@ -256,6 +274,22 @@ impl Failure {
     }
 }
 
+/// Who is gone, and whether it has said so, as a body.
+pub(crate) fn put_gone(gone: impl Iterator<Item = (u32, bool)>) -> Vec<u8> {
+    gone.flat_map(|(rank, said)| [rank, u32::from(said)]).flat_map(u32::to_le_bytes).collect()
+}
+
+/// What [`put_gone`] has written; none if it is not that.
+pub(crate) fn take_gone(body: &[u8]) -> Option<Vec<(u32, bool)>> {
+    let (pairs, []) = body.as_chunks::<8>() else { return None };
+    Some(pairs.iter().map(|pair| (word(pair, 0), word(pair, 4) != 0)).collect())
+}
+
+/// An address as a body; none if it is not one.
+pub(crate) fn take_address(body: &[u8]) -> Option<SocketAddr> {
+    std::str::from_utf8(body).ok()?.parse().ok()
+}
+
 /// A process as others are told of it.
 pub(crate) fn who(address: SocketAddr, pid: u32) -> String {
     format!("{address} (pid {pid})")
@@ -313,7 +347,7 @@ mod tests {
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
         }
-        for kind in [0, 13, 255] {
+        for kind in [0, 17, 255] {
             let mut bytes = [0; HEADER];
             bytes[0] = kind;
             assert_eq!(Header::decode(&bytes), None);

@@ -10,9 +10,11 @@ use super::run::{Input, Outgoing, Run, Sent};
 use super::schedule::{Kind, Place, Program, Schedule};
 use super::state::Notice;
 use bytes::Bytes;
+use posthaste_core::Rank;
 use posthaste_core::device::Body;
+use posthaste_core::inprocess::Arena;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// SplitMix64 (Steele et al. 2014).
 struct Random(u64);
@@ -158,6 +160,12 @@ impl World {
                 }
                 let at = self.random.below(self.wires.len());
                 let (from, to, phase, slice, payload) = self.wires.swap_remove(at);
+                let other_lengths = [payload.len() + 1, payload.len() + 4, payload.len().saturating_sub(1)];
+                for other in other_lengths.into_iter().filter(|other| *other != payload.len()) {
+                    let lent = LENT.slice(Rank(0), 0, other as u64).expect("as long as any");
+                    let misfit = self.runs[to].arrive(from, phase, slice, &Part::Lent(lent));
+                    assert!(misfit.is_err(), "{other} bytes are lent where {} belong", payload.len());
+                }
                 self.runs[to]
                     .arrive(from, phase, slice, &Part::Body(&Body::Owned(payload.clone())))
                     .expect("it fits");
@@ -170,6 +178,9 @@ impl World {
         (self.runs.into_iter().map(Run::into_result).collect(), self.long)
     }
 }
+
+/// Memory of some rank.
+static LENT: LazyLock<Arena> = LazyLock::new(|| Arena::new(1, 16 << 20));
 
 /// A composition of two maps of a small set: associative and not commutative, so that the order of the ranks shows.
 fn compose(first: u32, second: u32) -> u32 {

@@ -19,7 +19,6 @@ pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
 
-use crate::buffer::Buffer;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, PART_BYTES};
 use crate::operation::Pending;
@@ -356,12 +355,13 @@ impl<T: Element> Window<T> {
         PutElement { memory: &self.memory, rank, offset: Self::offset(index), value, slow: None }
     }
 
-    /// Puts consecutive elements.
+    /// Puts consecutive elements. They are copied first: up to 192 bytes of them into the future, longer ones into memory of
+    /// their own, which [`put_bytes`](Self::put_bytes) spares.
     ///
     /// # Cancel safety
     /// See [`Put`].
     pub fn put_slice(&self, rank: Rank, index: usize, values: &[T]) -> Put<'_> {
-        Put::new(&self.memory, rank.index(), rank, Self::offset(index), Buffer::copy(values.as_bytes()))
+        Put::copying(&self.memory, rank, Self::offset(index), values.as_bytes())
     }
 
     /// Puts owned bytes at an element's place, without a copy of them on the way.

@@ -1,7 +1,7 @@
 //! Puts: one element, consecutive ones, owned bytes.
 
 use super::{Element, Memory, Stage};
-use crate::buffer::{Buffer, Kind};
+use crate::buffer::{Buffer, INLINE, Kind};
 use crate::operation::Pending;
 use bytes::Bytes;
 use posthaste_core::context::Face;
@@ -55,7 +55,7 @@ impl<'w, T: Element> PutElement<'w, T> {
 
     #[cold]
     fn general(&self) -> Put<'w> {
-        Put::new(self.memory, self.rank.index(), self.rank, self.offset, Buffer::copy(self.value.as_bytes()))
+        Put::copying(self.memory, self.rank, self.offset, self.value.as_bytes())
     }
 
     #[cold]
@@ -97,8 +97,41 @@ pub struct Put<'w> {
     part: usize,
     rank: Rank,
     offset: u64,
-    payload: Option<Buffer>,
+    payload: Source,
     stage: Stage,
+}
+
+/// Longest copied payload in bytes that is kept in the future of its put: up to there a copy costs less than an allocation.
+const SHORT: usize = 192;
+
+/// What is put.
+enum Source {
+    Short {
+        len: u8,
+        bytes: [u8; SHORT],
+    },
+    Buffer(Buffer),
+    /// It was handed over.
+    Gone,
+}
+
+impl Source {
+    #[inline]
+    fn len(&self) -> usize {
+        match self {
+            Source::Short { len, .. } => usize::from(*len),
+            Source::Buffer(buffer) => buffer.len(),
+            Source::Gone => 0,
+        }
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self {
+            Source::Short { len, bytes } => Bytes::copy_from_slice(&bytes[..usize::from(len)]),
+            Source::Buffer(buffer) => buffer.into_bytes(),
+            Source::Gone => Bytes::new(),
+        }
+    }
 }
 
 impl std::fmt::Debug for Put<'_> {
@@ -116,7 +149,20 @@ impl<'w> Put<'w> {
         offset: u64,
         payload: Buffer,
     ) -> Self {
-        Self { memory, part, rank, offset, payload: Some(payload), stage: Stage::Start }
+        Self { memory, part, rank, offset, payload: Source::Buffer(payload), stage: Stage::Start }
+    }
+
+    /// A put of bytes that are copied first.
+    #[inline]
+    pub(super) fn copying(memory: &'w Arc<Memory>, rank: Rank, offset: u64, source: &[u8]) -> Self {
+        let payload = if (INLINE + 1..=SHORT).contains(&source.len()) {
+            let mut bytes = [0; SHORT];
+            bytes[..source.len()].copy_from_slice(source);
+            Source::Short { len: source.len() as u8, bytes }
+        } else {
+            Source::Buffer(Buffer::copy(source))
+        };
+        Self { memory, part: rank.index(), rank, offset, payload, stage: Stage::Start }
     }
 
     /// The earlier stage: ready when the source is reusable, with the future of the later one.
@@ -143,14 +189,18 @@ impl<'w> Put<'w> {
     /// Does a put that was not started, if nothing stands in the way of doing it at once.
     #[inline(always)]
     pub(super) fn try_at_once(&mut self) -> Result<bool, RmaError> {
-        let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
+        let len = self.payload.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, len)?;
         let Some(target) = self.memory.inline(part, self.offset, len) else { return Ok(false) };
-        match self.payload.take().map(|buffer| buffer.0) {
-            Some(Kind::Inline { len, bytes }) => target.write(&bytes[..len as usize]),
-            Some(Kind::Bytes(bytes)) => target.write(&bytes),
-            Some(Kind::Loan(loan)) => target.copy_from(loan.memory),
-            None => {}
+        match &self.payload {
+            Source::Short { len, bytes } => target.write(&bytes[..usize::from(*len)]),
+            Source::Buffer(Buffer(Kind::Inline { len, bytes })) => target.write(&bytes[..usize::from(*len)]),
+            Source::Buffer(Buffer(Kind::Bytes(bytes))) => target.write(bytes),
+            Source::Buffer(Buffer(Kind::Loan(loan))) => target.copy_from(loan.memory),
+            Source::Gone => {}
+        }
+        if let Source::Buffer(_) = self.payload {
+            self.payload = Source::Gone;
         }
         self.stage = Stage::Done;
         Ok(true)
@@ -178,12 +228,12 @@ impl<'w> Put<'w> {
 
     #[cold]
     fn start_slowly(&mut self) -> Result<(), RmaError> {
-        let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
+        let len = self.payload.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, len)?;
         let (remote, rank) = (part.remote, part.rank);
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
-        let payload = self.payload.take().map_or_else(Bytes::new, Buffer::into_bytes);
+        let payload = std::mem::replace(&mut self.payload, Source::Gone).into_bytes();
         let (offset, len) = (self.offset, payload.len() as u64);
         let owner = handle.clone();
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {

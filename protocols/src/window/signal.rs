@@ -2,7 +2,6 @@
 
 use super::atomic::Access;
 use super::{Element, Memory, Put, Window, Word, Words};
-use crate::buffer::Buffer;
 use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::future::Future;
@@ -96,8 +95,7 @@ impl<T: Element> Window<T> {
         values: &[T],
         signal: Signal<'w>,
     ) -> PutSignal<'w> {
-        let payload = Buffer::copy(values.as_bytes());
-        let put = Put::new(&self.memory, rank.index(), rank, Self::offset(index), payload);
+        let put = Put::copying(&self.memory, rank, Self::offset(index), values.as_bytes());
         PutSignal { put: Some(put), signal: Some(signal.access(rank)), starting: true }
     }
 }

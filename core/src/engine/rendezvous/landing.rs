@@ -2,12 +2,21 @@
 //! asks and given back when the message has been read.
 
 use crate::device::{Allocation, Lease, LeaseOwner, Memory};
+use crate::engine::State;
 use crate::ids::Rank;
 use crate::memory::SharedSlice;
+use crate::slot::Ticket;
 use crate::sync::{Mutex, lock};
 use slab::Slab;
 use std::sync::Arc;
 
+/// Milliseconds after which what is kept for the next message is given back if there was none; twice that at most.
+const IDLE: u64 = 1000;
+/// The timer that looks for it: no operation has this ticket.
+pub(crate) const LANDINGS: Ticket = match Ticket::from_word(u64::MAX) {
+    Some(ticket) => ticket,
+    None => unreachable!(),
+};
 /// What is kept for the next message rather than given back to the device, which would have to make it anew.
 const KEPT: u64 = 64 << 20;
 /// Landings are multiples of this, so that they fit the next message of about the same length.
@@ -35,6 +44,10 @@ struct Inner {
     free: Vec<Allocation>,
     free_bytes: u64,
     ahead_bytes: u64,
+    /// Places taken so far.
+    taken: u64,
+    /// Nothing was taken for a while: nothing is kept until something is.
+    idle: bool,
 }
 
 /// A place for one message. Dropped, it is given back.
@@ -88,6 +101,8 @@ impl Landings {
             return None;
         };
         inner.used_bytes += allocation.len;
+        inner.taken += 1;
+        inner.idle = false;
         let key = inner.used.insert(allocation);
         Some(Landing { owner: self.clone(), key, place, slice, exposed: true, leased: false, ahead: false })
     }
@@ -104,6 +119,20 @@ impl Landings {
         Some(landing)
     }
 
+    /// Gives back what is kept, unless a place was taken since so many had been. `Err`: how many have been by now.
+    fn end_keeping(&self, taken: u64) -> Result<(), u64> {
+        let mut inner = lock(&self.inner);
+        if inner.taken != taken {
+            return Err(inner.taken);
+        }
+        inner.idle = true;
+        inner.free_bytes = 0;
+        let kept = std::mem::take(&mut inner.free);
+        drop(inner);
+        kept.into_iter().for_each(|allocation| self.memory.free(allocation));
+        Ok(())
+    }
+
     fn give_back(&self, key: usize, exposed: bool) {
         if exposed {
             // Whoever was to write there broke the rules and may go on writing: it is never used again (I3), and counts.
@@ -112,12 +141,43 @@ impl Landings {
         let mut inner = lock(&self.inner);
         let Some(allocation) = inner.used.try_remove(key) else { return };
         inner.used_bytes -= allocation.len;
-        if inner.free_bytes + allocation.len <= KEPT {
+        if !inner.idle && inner.free_bytes + allocation.len <= KEPT {
             inner.free_bytes += allocation.len;
             inner.free.push(allocation);
         } else {
             drop(inner);
             self.memory.free(allocation);
+        }
+    }
+}
+
+impl State {
+    /// A place for `len` bytes; `None` if there is no room.
+    pub(super) fn take_landing(&mut self, len: u64) -> Option<Landing> {
+        self.time_landings();
+        self.landings.take(len)
+    }
+
+    /// A place for a message that has not asked yet; `None` if there is no room.
+    pub(super) fn take_landing_ahead(&mut self, len: u64) -> Option<Landing> {
+        self.time_landings();
+        self.landings.take_ahead(len)
+    }
+
+    /// Sees to it that somebody looks whether places are still used.
+    fn time_landings(&mut self) {
+        if self.landings_seen.is_none() {
+            self.landings_seen = Some(0);
+            self.timers.set_in(IDLE, LANDINGS);
+        }
+    }
+
+    /// The time has come to look whether places are still used.
+    pub(in crate::engine) fn landings_in_time(&mut self, now: u64) {
+        let Some(seen) = self.landings_seen else { return };
+        self.landings_seen = self.landings.end_keeping(seen).err();
+        if self.landings_seen.is_some() {
+            self.timers.set(now + IDLE, LANDINGS);
         }
     }
 }
@@ -177,6 +237,55 @@ mod tests {
     use crate::ids::{ClientId, JobShape};
     use crate::inprocess::InProcessFabric;
     use crate::route::Routes;
+
+    /// Memory that counts what is taken of it.
+    struct Counted(Box<dyn Memory>, Arc<std::sync::atomic::AtomicU64>);
+
+    impl Memory for Counted {
+        fn allocate(&self, len: u64) -> Result<Allocation, crate::error::MemoryError> {
+            let allocation = self.0.allocate(len)?;
+            self.1.fetch_add(allocation.len, std::sync::atomic::Ordering::Relaxed);
+            Ok(allocation)
+        }
+
+        fn free(&self, allocation: Allocation) {
+            self.1.fetch_sub(allocation.len, std::sync::atomic::Ordering::Relaxed);
+            self.0.free(allocation);
+        }
+
+        fn map(&self, owner: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+            self.0.map(owner, offset, len)
+        }
+    }
+
+    #[test]
+    fn what_is_kept_goes_back_when_nothing_was_taken_for_a_while() {
+        let fabric = InProcessFabric::new(JobShape { ranks: 1, clients: 1, contexts: 1 });
+        let routes = Routes::new(vec![fabric.device(ClientId(0), Rank(0))], 1).expect("it reaches itself");
+        let taken = Arc::default();
+        let memory = Counted(Box::new(routes.memory(Rank(0))), Arc::clone(&taken));
+        let landings = Arc::new(Landings::new(Rank(0), Arc::new(memory), 8 * STEP));
+        let bytes = || taken.load(std::sync::atomic::Ordering::Relaxed);
+        let take = || {
+            let mut landing = landings.take(STEP).expect("there is room");
+            landing.settle();
+            landing
+        };
+        drop((take(), take()));
+        assert_eq!(bytes(), 2 * STEP, "both are kept");
+        assert_eq!(landings.end_keeping(0), Err(2), "they were used meanwhile");
+        assert_eq!(bytes(), 2 * STEP);
+        let held = take();
+        assert_eq!(landings.end_keeping(2), Err(3));
+        assert_eq!(landings.end_keeping(3), Ok(()));
+        assert_eq!(bytes(), STEP, "but for the one that is in use");
+        drop(held);
+        assert_eq!(bytes(), 0, "nobody would look again for this one");
+        drop(take());
+        assert_eq!(bytes(), STEP, "it is kept again");
+        drop(landings);
+        assert_eq!(bytes(), 0);
+    }
 
     #[test]
     fn what_was_kept_counts_when_it_is_used_again() {

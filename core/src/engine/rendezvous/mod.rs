@@ -22,7 +22,7 @@
 mod ahead;
 mod landing;
 
-pub(crate) use landing::{Landing, Landings};
+pub(crate) use landing::{LANDINGS, Landing, Landings};
 
 use super::dispatch::Resolution;
 use super::peer::{Assembly, Peer};
@@ -278,7 +278,7 @@ impl Scope<'_> {
             Resolution::Local(local, _) => {
                 let behind = self.state.peer(index).has_aside() && !self.state.overtakes(local);
                 let chooses = self.state.registry.get(local).is_none_or(|handler| handler.chooses_buffer());
-                if behind || chooses { None } else { self.state.landings.take(total) }
+                if behind || chooses { None } else { self.state.take_landing(total) }
             }
             // Streams know what becomes of it.
             Resolution::Hold | Resolution::Refused(_) => None,
