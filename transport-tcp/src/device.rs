@@ -2,7 +2,7 @@
 
 use crate::bell::Bell;
 use crate::book::{AddressBook, PeerAddress};
-use crate::config::{Mode, TcpConfig};
+use crate::config::{Limits, Mode, TcpConfig};
 use crate::gate::Gate;
 use crate::hub::{Door, Hub};
 use crate::port::TcpPort;
@@ -134,7 +134,7 @@ fn bind(config: &TcpConfig) -> io::Result<TcpListener> {
     };
     let mut last = io::Error::new(io::ErrorKind::AddrInUse, "the range of ports is empty");
     for port in ports {
-        match listen(SocketAddr::new(config.bind.ip(), port)) {
+        match listen(SocketAddr::new(config.bind.ip(), port), &config.limits) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
@@ -144,12 +144,13 @@ fn bind(config: &TcpConfig) -> io::Result<TcpListener> {
 
 /// As the standard library does it, but for a queue that is long enough for a flood: connections that do not fit into it
 /// are tried again by their kernels a second later only.
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen(address: SocketAddr, limits: &Limits) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     // Before it listens: what it accepts is born with it.
     socket::unpaced((&socket).into(), address.ip());
+    socket::fitted((&socket).into(), limits);
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())

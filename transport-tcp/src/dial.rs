@@ -1,5 +1,6 @@
 //! Connecting to a peer: a task per connection, off the hot path.
 
+use crate::config::Limits;
 use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
 use crate::hub::{Hub, Settled};
 use crate::socket;
@@ -90,7 +91,7 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
         return Err(AttemptError::GivenUp);
     }
     let attempt = async {
-        let mut stream = connect(target.address).await?;
+        let mut stream = connect(target.address, &hub.limits).await?;
         stream.set_nodelay(true)?;
         let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
         stream.write_all(&hello).await?;
@@ -110,9 +111,10 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
     timeout(hub.times.handshake, attempt).await.map_err(late)?
 }
 
-async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(address: SocketAddr, limits: &Limits) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket::unpaced((&socket).into(), address.ip());
+    socket::fitted((&socket).into(), limits);
     socket.connect(address).await
 }
 

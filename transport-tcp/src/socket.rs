@@ -15,6 +15,12 @@ const PLAIN: &[u8] = b"reno";
 #[cfg(target_os = "freebsd")]
 const PLAIN: &[u8] = b"newreno";
 
+/// Beyond it, and below, a system may refuse to limit segments.
+#[cfg(unix)]
+const LONGEST_SEGMENT: usize = 32 << 10;
+#[cfg(unix)]
+const SHORTEST_SEGMENT: usize = 536;
+
 /// Makes the socket what a port wants: no delays, no blocking, and an end if the other host vanishes.
 pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io::Result<()> {
     stream.set_nodelay(true)?;
@@ -64,6 +70,21 @@ pub(crate) fn unpaced(socket: SockRef<'_>, address: IpAddr) {
     let _ = (socket, address);
 }
 
+/// Says, before a socket connects or listens, that segments are to fit into small buffers: a kernel that has something for
+/// a whole segment sends no part of it to a window that is smaller, until its persist timer has run out, which takes a
+/// fifth of a second. Within a host segments are of 32 KiB and more.
+pub(crate) fn fitted(socket: SockRef<'_>, limits: &Limits) {
+    #[cfg(unix)]
+    if let Some(bytes) = limits.socket_buffers.filter(|bytes| *bytes < 2 * LONGEST_SEGMENT)
+        && let Err(error) = socket.set_tcp_mss((bytes / 2).max(SHORTEST_SEGMENT) as u32)
+    {
+        // It is slow then.
+        tracing::debug!(%error, "segments stay as long as they are");
+    }
+    #[cfg(not(unix))]
+    let _ = (socket, limits);
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
@@ -96,5 +117,32 @@ mod tests {
         let (far, _) = listener.accept().expect("it is there");
         assert!(control(&far).starts_with(PLAIN));
         assert_eq!(control(&near), usual, "the other side chooses for itself");
+    }
+
+    #[test]
+    fn segments_fit_into_small_buffers() {
+        let segment = |buffers: Option<usize>| {
+            let limits = Limits { socket_buffers: buffers, ..Limits::default() };
+            let fresh = || {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+                fitted((&socket).into(), &limits);
+                socket
+            };
+            let listener = fresh();
+            listener.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+            listener.listen(1).expect("it listens");
+            let near = fresh();
+            near.connect(&listener.local_addr().expect("it has one")).expect("it is accepted");
+            let (far, _) = listener.accept().expect("it is there");
+            [near, far].map(|socket| socket.tcp_mss().expect("it has one") as usize)
+        };
+        let usual = segment(None);
+        // A window is less than its buffer.
+        for bytes in [1, 4096, 20_000] {
+            assert!(segment(Some(bytes)).iter().all(|len| *len <= (bytes / 2).max(536)), "{bytes}");
+        }
+        for bytes in [64 << 10, 4 << 20] {
+            assert_eq!(segment(Some(bytes)), usual, "{bytes}");
+        }
     }
 }
