@@ -211,7 +211,9 @@ impl Gate {
             Ok(Step::Wait) => {}
             Ok(Step::Proven(claim, channel)) => {
                 let proven = self.waiting.remove(key);
-                if let Err(why) = self.settle(proven.stream, claim, *channel) {
+                // What comes for its port is not to wake this task, nor to be taken for news of who gets its key next.
+                let left = self.watch.remove(&proven.stream, key as u64).map_err(TurnedAway::Io);
+                if let Err(why) = left.and_then(|()| self.settle(proven.stream, claim, *channel)) {
                     self.tell(&why);
                 }
             }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Rank};
+use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Messager, Rank};
 use posthaste_tcp::handshake::{
     ANSWER_LEN, FINISH_LEN, HELLO_LEN, HandshakeError, Identity, Initiator, VERDICT_LEN, Verdict, respond,
 };
@@ -409,6 +409,35 @@ async fn a_second_connection_of_a_pair_is_refused() {
     one.call(0, b"hello").await.expect("it is let in");
     let _second = shake_hands(&of(1, Mode::HandshakeOnly), victim.address(), Verdict::Spent);
     assert_eq!(one.call(0, b"still here").await.expect("it lives"), b"still here");
+}
+
+/// The end of a connection that was let in is nobody else's: not of a socket that has come after it and takes its time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_its_time_is_not_taken_for_who_has_left() {
+    let _dog = watched("takes its time");
+    let mut config = of(0, Mode::HandshakeOnly);
+    config.times.handshake = Duration::from_secs(60);
+    let victim = Victim::open(config).await;
+    let one = Member::open(of(1, Mode::HandshakeOnly), victim.book(victim.address()), &Log::default()).await;
+    one.call(0, b"hello").await.expect("it is let in");
+    let (initiator, hello) =
+        Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1)
+            .expect("random numbers");
+    let mut slow = TcpStream::connect(victim.address()).expect("it listens");
+    slow.write_all(&hello).expect("a small write");
+    let mut answer = [0; ANSWER_LEN];
+    slow.read_exact(&mut answer).expect("an answer");
+    // Now it is where the other one was before it was let in.
+    one.client.close().await;
+    while victim.member.errors().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let (mut channel, finish) = initiator.answered(&answer).expect("the same key");
+    slow.write_all(&finish).expect("it is still open");
+    let mut verdict = [0; VERDICT_LEN];
+    slow.read_exact(&mut verdict).expect("it is answered");
+    assert_eq!(channel.heard(&verdict), Ok(Verdict::Spent));
 }
 
 /// The two forms of a hello that a listener sees most: for another rank, and of a rank to itself.

@@ -37,6 +37,12 @@ impl Watch {
         Ok(())
     }
 
+    /// Takes out a socket that somebody else has from now on.
+    pub fn remove(&self, socket: impl AsFd, _key: u64) -> io::Result<()> {
+        epoll::delete(&self.epoll, socket)?;
+        Ok(())
+    }
+
     /// Reports what has changed, up to a limit; true if there may be more.
     pub fn look(&self, mut report: impl FnMut(Readiness)) -> bool {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -34,6 +34,11 @@ impl Watch {
         self.add(socket, key)
     }
 
+    pub fn remove<S>(&self, _socket: S, key: u64) -> io::Result<()> {
+        lock(&self.keys).retain(|known| *known != key);
+        Ok(())
+    }
+
     pub fn look(&self, mut report: impl FnMut(Readiness)) -> bool {
         for &key in lock(&self.keys).iter() {
             report(Readiness { key, readable: true, writable: true, ended: false });
