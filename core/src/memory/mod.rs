@@ -442,21 +442,62 @@ mod tests {
         use std::io::{Read, Write};
         let (near, mut far) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
         let shared = leaked(64);
+        let mut behind = [0; 3];
         far.write_all(b"0123456789").expect("room");
-        assert_eq!(shared.slice(3, 7).expect("inside").read_from(&near).expect("it is there"), 7);
+        assert_eq!(shared.slice(3, 7).expect("inside").read_from(&mut [], &near).expect("it is there"), 7);
         assert_eq!(shared.slice(0, 12).expect("inside").to_vec(), b"\0\0\x000123456\0\0");
-        assert_eq!(shared.read_from(&near).expect("the rest"), 3);
+        assert_eq!(shared.read_from(&mut behind, &near).expect("the rest"), 3);
         assert_eq!(shared.slice(0, 7).expect("inside").write_behind(b"ab", &near).expect("room"), 9);
         let mut back = [0; 9];
         far.read_exact(&mut back).expect("it is there");
         assert_eq!(&back, b"ab7890123");
-        far.write_all(b"abcdefgh").expect("room");
+        far.write_all(b"0123456789").expect("room");
+        assert_eq!(shared.slice(60, 4).expect("inside").read_from(&mut behind, &near).expect("both"), 7);
+        assert_eq!((shared.slice(60, 4).expect("inside").to_vec(), &behind), (b"0123".to_vec(), b"456"));
+        assert_eq!(shared.slice(0, 9).expect("inside").read_from(&mut behind, &near).expect("the rest"), 3);
         let parts = [(30, 2), (40, 0), (20, 3), (50, 9)]
             .map(|(offset, len)| shared.slice(offset, len).expect("inside"));
-        assert_eq!(read_scattered(&parts, &near).expect("it is there"), 8);
-        assert_eq!(parts.map(|part| part.to_vec()), [&b"ab"[..], b"", b"cde", b"fgh\0\0\0\0\0\0"]);
+        for (sent, whole) in [("abcdefgh", "fgh\0\0\0\0\0\0"), ("ABCDEFGHIJKLMNOP", "FGHIJKLMN")] {
+            far.write_all(sent.as_bytes()).expect("room");
+            assert_eq!(read_scattered(&parts, &mut behind, &near).expect("it is there"), sent.len());
+            let got = parts.each_ref().map(|part| part.to_vec());
+            assert_eq!(got, [&sent.as_bytes()[..2], b"", &sent.as_bytes()[2..5], whole.as_bytes()]);
+        }
+        assert_eq!(&behind, b"OP6");
         near.set_nonblocking(true).expect("it can be");
-        assert_eq!(shared.read_from(&near).expect_err("nothing").kind(), std::io::ErrorKind::WouldBlock);
+        let nothing = shared.read_from(&mut behind, &near).expect_err("nothing");
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn more_slices_than_the_system_takes_are_read_in_order() {
+        use std::io::Write;
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let shared = leaked(MOST_PARTS + 1);
+        let sent: Vec<u8> = (0..MOST_PARTS + 4).map(|at| (at * 7) as u8).collect();
+        far.write_all(&sent).expect("room");
+        let parts: Vec<_> = (0..=MOST_PARTS).map(|at| shared.slice(at as u64, 1).expect("inside")).collect();
+        let mut behind = [0; 3];
+        assert_eq!(read_scattered(&parts, &mut behind, &near).expect("it is there"), MOST_PARTS);
+        assert_eq!(read_scattered(&parts[MOST_PARTS..], &mut behind, &near).expect("the rest"), 4);
+        assert!(shared.to_vec() == sent[..=MOST_PARTS] && behind == sent[MOST_PARTS + 1..]);
+    }
+
+    #[test]
+    fn a_vector_takes_what_it_has_room_for() {
+        use std::io::Write;
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        far.write_all(b"0123456789").expect("room");
+        let mut bytes = Vec::with_capacity(64);
+        let room = bytes.capacity();
+        bytes.extend_from_slice(&vec![b'.'; room - 4]);
+        let mut behind = *b"---";
+        // No room for the limit: what follows belongs to the vector's bytes and must not go elsewhere.
+        assert_eq!(read_behind(&mut bytes, 5, &mut behind, &near).expect("it is there"), 4);
+        assert_eq!((&bytes[room - 4..], &behind), (&b"0123"[..], b"---"));
+        bytes.truncate(1);
+        assert_eq!(read_behind(&mut bytes, 4, &mut behind, &near).expect("the rest"), 6);
+        assert_eq!((bytes.as_slice(), &behind), (&b".4567"[..], b"89-"));
     }
 
     #[test]

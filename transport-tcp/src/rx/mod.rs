@@ -19,13 +19,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Reads of one connection before another one gets its turn.
+/// Reads of one connection before another one gets its turn, and what is written is.
 const READS: usize = 8;
+/// Bytes of long payloads after which it is enough, too.
+const SHARE: usize = 256 << 10;
 /// What is asked for when long payloads come one after the other: the next header, so that its payload can be read
 /// straight to where it belongs.
 const PEEK: usize = 256;
-/// A rest of a payload from this length on is read straight to where it belongs; so are slices of this mean length.
-const DIRECT: usize = 4 << 10;
 /// What is read at a time if it goes to short slices: the kernel is slower with these than a copy out of a near cache is.
 const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
@@ -75,8 +75,8 @@ enum Parsed {
 }
 
 enum Pulled {
-    /// Something came; `true`: there is no more now.
-    Some(bool),
+    /// So many bytes came; `true`: there is no more now.
+    Some(usize, bool),
     Nothing,
     /// The end of the stream, or a broken connection.
     End,
@@ -111,7 +111,7 @@ impl RxLink {
         spare: &mut Vec<Vec<u8>>,
     ) -> (usize, Option<End>) {
         let mut events = 0;
-        let mut reads = 0;
+        let (mut reads, mut bytes) = (0, 0);
         let mut moved = false;
         if self.plain.bytes.is_empty()
             && let Some(bytes) = spare.pop()
@@ -139,11 +139,14 @@ impl RxLink {
             }
             reads += 1;
             match self.pull(&tx.hub.limits) {
-                Ok(Pulled::Some(dry)) => {
+                Ok(Pulled::Some(count, dry)) => {
                     moved = true;
+                    bytes += count;
                     if dry && !self.ended {
                         reads = READS;
                         self.ready = false;
+                    } else if bytes >= SHARE {
+                        reads = READS;
                     }
                 }
                 Ok(Pulled::Nothing) => {
@@ -181,7 +184,7 @@ impl RxLink {
             behind.append(self.plain.data());
             self.plain = behind;
             match pulled {
-                Ok(Pulled::Some(_)) => {}
+                Ok(Pulled::Some(..)) => {}
                 Ok(Pulled::Nothing) => return None,
                 Ok(Pulled::End) => {
                     self.left |= self.plain.data().ends_with(Header::control(LEAVE, 0, 0).as_bytes());
@@ -202,33 +205,14 @@ impl RxLink {
             return self.pull_records(limits);
         }
         if self.plain.len() == 0
-            && let Some(Fill::Message { bytes, len, .. } | Fill::Answer { bytes, len }) = &mut self.fill
-            && *len - bytes.len() >= DIRECT
+            && let Some(fill) = &mut self.fill
+            && let Some((asked, behind)) = fill.direct()
         {
-            let asked = *len - bytes.len();
-            return Ok(pulled(read_behind(&self.stream, bytes, asked), asked));
-        }
-        #[cfg(all(unix, not(feature = "portable")))]
-        if self.plain.len() == 0
-            && let Some(Fill::Memory { memory, at, .. }) = &mut self.fill
-            && memory.len() - *at >= DIRECT
-            && let Some(rest) = memory.slice(*at as u64, (memory.len() - *at) as u64)
-        {
-            let read = rest.read_from(&*self.stream);
-            *at += *read.as_ref().unwrap_or(&0);
-            return Ok(pulled(read, rest.len()));
-        }
-        #[cfg(all(unix, not(feature = "portable")))]
-        if self.plain.len() == 0
-            && let Some(fill @ Fill::Placed { .. }) = &mut self.fill
-            && let Fill::Placed { slices, full, missing, .. } = &*fill
-            && *missing >= DIRECT * (slices.len() - full)
-        {
-            let slices = &slices[*full..];
-            let asked = slices.iter().take(posthaste_core::memory::MOST_PARTS).map(SharedSlice::len).sum();
-            let read = posthaste_core::memory::read_scattered(slices, &*self.stream);
-            fill.came(*read.as_ref().unwrap_or(&0));
-            return Ok(pulled(read, asked));
+            let read = fill.read(&mut self.plain.room(limits.read_buffer)[..behind], &self.stream);
+            if let Ok(count) = read {
+                self.plain.end = count.saturating_sub(asked);
+            }
+            return Ok(pulled(read, asked + behind));
         }
         let room = self.plain.room(limits.read_buffer);
         let most = match &self.fill {
@@ -247,7 +231,7 @@ impl RxLink {
     /// Reads records, and opens one of them.
     fn pull_records(&mut self, limits: &Limits) -> Result<Pulled, Malformed> {
         let Some(key) = &mut self.key else { return Ok(Pulled::Nothing) };
-        let mut pulled_now = Pulled::Some(false);
+        let mut pulled_now = Pulled::Some(0, false);
         loop {
             let (start, end) = (self.cipher.start, self.cipher.end);
             if let Some((range, total)) = key.open(&mut self.cipher.bytes[start..end])? {
@@ -261,10 +245,10 @@ impl RxLink {
                 self.plain.append(&record[taken..]);
                 self.cipher.consume(total);
                 // There may be more records, so that it is not dry in any case.
-                return Ok(Pulled::Some(false));
+                return Ok(Pulled::Some(0, false));
             }
             match pulled_now {
-                Pulled::Some(false) => {}
+                Pulled::Some(_, false) => {}
                 other => return Ok(other),
             }
             let room = self.cipher.room(limits.read_buffer.max(4 * (MAX_PLAIN + OVERHEAD)));
@@ -274,7 +258,7 @@ impl RxLink {
                 self.cipher.end += count;
             }
             pulled_now = pulled(read, asked);
-            if !matches!(pulled_now, Pulled::Some(_)) {
+            if !matches!(pulled_now, Pulled::Some(..)) {
                 return Ok(pulled_now);
             }
         }
@@ -321,7 +305,8 @@ impl RxLink {
                 let info = usize::from(header.info);
                 let short = len <= tx.hub.limits.max_inline;
                 if rest.len() < info + if short { len } else { 0 } {
-                    self.long = false;
+                    // Of a long one it is the info that is missing.
+                    self.long = len >= LONG;
                     return Ok(Parsed::More);
                 }
                 if short {
@@ -486,28 +471,12 @@ pub(crate) enum End {
 fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
     match read {
         Ok(0) => Pulled::End,
-        Ok(count) => Pulled::Some(count < asked),
+        Ok(count) => Pulled::Some(count, count < asked),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Pulled::Nothing,
-        Err(error) if error.kind() == ErrorKind::Interrupted => Pulled::Some(false),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Pulled::Some(0, false),
         Err(error) => {
             tracing::debug!(%error, "reading failed");
             Pulled::End
         }
     }
-}
-
-/// Reads once to the end of a vector that has the capacity for it, at most `asked` bytes.
-#[cfg(all(unix, not(feature = "portable")))]
-fn read_behind(stream: &TcpStream, bytes: &mut Vec<u8>, asked: usize) -> std::io::Result<usize> {
-    posthaste_core::memory::read_behind(bytes, asked, stream)
-}
-
-/// Reads once to the end of a vector, at most `asked` bytes.
-#[cfg(not(all(unix, not(feature = "portable"))))]
-fn read_behind(mut stream: &TcpStream, bytes: &mut Vec<u8>, asked: usize) -> std::io::Result<usize> {
-    let had = bytes.len();
-    bytes.resize(had + asked, 0);
-    let read = stream.read(&mut bytes[had..]);
-    bytes.truncate(had + *read.as_ref().unwrap_or(&0));
-    read
 }

@@ -88,9 +88,7 @@ impl Tx {
                 Destination::Short
             }
             Landing::Value(so_far) => {
-                if so_far.is_empty() {
-                    so_far.reserve_exact(get.len as usize);
-                }
+                so_far.reserve_exact((get.len as usize).saturating_sub(so_far.len()));
                 Destination::Bytes(std::mem::take(so_far))
             }
             Landing::Region(slice) => match slice.slice(get.received, len) {
