@@ -17,6 +17,8 @@ pub(crate) struct Pending {
     ticket: Option<Ticket>,
     pub wait: Option<Wait>,
     deadline: Option<u64>,
+    /// It is left to the driver to look for its end, if that one can.
+    moves: bool,
     /// Others have their turn before it spins for the first time: they may have more to start.
     yields: bool,
 }
@@ -26,13 +28,14 @@ impl Pending {
         if let Some(at) = deadline {
             handle.set_deadline(at, ticket);
         }
-        Self { handle, ticket: Some(ticket), wait, deadline, yields: false }
+        Self { handle, ticket: Some(ticket), wait, deadline, moves: false, yields: false }
     }
 
     /// The operation moves so many bytes: whoever started it may have as much to start behind it, which would wait as long
     /// as this one spins.
     pub fn moving(mut self, bytes: u64) -> Self {
-        self.yields = bytes >= LONG;
+        self.moves = bytes >= LONG;
+        self.yields = self.moves;
         self
     }
 
@@ -44,11 +47,15 @@ impl Pending {
     /// Waits for the end, or for the deadline. After `Ready` the operation is spent.
     pub fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Outcome> {
         let Some(ticket) = self.ticket else { return Poll::Ready(Err(Fault::Shutdown)) };
-        if std::mem::take(&mut self.yields) {
+        let polled = if self.moves && !face.owns() && self.handle.relies_on_driver() {
+            self.handle.slots().poll(ticket, cx)
+        } else if std::mem::take(&mut self.yields) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
-        }
-        if let Poll::Ready(outcome) = poll_ticket(face, cx, ticket) {
+        } else {
+            poll_ticket(face, cx, ticket)
+        };
+        if let Poll::Ready(outcome) = polled {
             self.ticket = None;
             return Poll::Ready(outcome);
         }

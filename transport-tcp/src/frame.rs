@@ -15,14 +15,15 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the frames and of the handshake.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Length of a frame's header in bytes.
 pub const HEADER: usize = size_of::<Header>();
 /// Longest payload of a [`PUT`]; longer puts are several.
 pub const MAX_PUT: u32 = 1 << 30;
 /// Kinds from here on are the device's own.
 pub const CONTROL: u8 = 0xf0;
-/// Bytes for the target's memory; the word is the first byte's offset.
+/// Bytes for the target's memory; the word is the first byte's offset. In place of the protocol is how many puts of this
+/// connection precede it of which the sender has not heard yet that they are done.
 pub const PUT: u8 = 0xf1;
 /// So many puts of this connection are done; the word counts them from the beginning.
 pub const DONE: u8 = 0xf2;
@@ -48,7 +49,7 @@ pub struct Header {
     pub kind: u8,
     /// Length of the message info in bytes.
     pub info: u8,
-    /// The protocol, as the sender counts it; 0 if it is not a message.
+    /// The protocol, as the sender counts it. Of a [`PUT`] what it says there, and otherwise 0 if it is not a message.
     pub protocol: U16,
     /// Cookie of a message, offset in memory, or count.
     pub word: U64,
@@ -93,6 +94,12 @@ impl Header {
         Header { len: (len as u32).into(), kind, info: 0, protocol: 0.into(), word: word.into() }
     }
 
+    /// A [`PUT`] behind so many that are not confirmed.
+    pub(crate) fn put(len: usize, offset: u64, unconfirmed: u64) -> Header {
+        let unconfirmed = u16::try_from(unconfirmed).unwrap_or(u16::MAX);
+        Header { protocol: unconfirmed.into(), ..Header::control(PUT, len, offset) }
+    }
+
     /// Checks everything that can be checked without knowing the connection's state. Nothing has been allocated for
     /// the frame then.
     ///
@@ -112,7 +119,7 @@ impl Header {
         if self.info != 0 {
             return Err(Malformed::Info(self.info));
         }
-        if self.protocol.get() != 0 {
+        if self.protocol.get() != 0 && self.kind != PUT {
             return Err(Malformed::Reserved);
         }
         let fits = match self.kind {
@@ -156,6 +163,10 @@ mod tests {
         assert_eq!(Header::control(GET, 7, 0).check(&limits), Err(Malformed::Length(7)));
         assert_eq!(Header::control(DONE, 1, 0).check(&limits), Err(Malformed::Length(1)));
         assert_eq!(Header::control(LEAVE, 0, 1).check(&limits), Err(Malformed::Reserved));
+        let protocol = Header { protocol: 1.into(), ..Header::control(GET, 8, 0) };
+        assert_eq!(protocol.check(&limits), Err(Malformed::Reserved));
+        let last = Header::put(8, 0, 1 << 20);
+        assert_eq!((last.protocol.get(), last.check(&limits)), (u16::MAX, Ok(())));
         let info = Header { info: 1, ..Header::control(PUT, 8, 0) };
         assert_eq!(info.check(&limits), Err(Malformed::Info(1)));
     }

@@ -48,6 +48,10 @@
 //! put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB become visible whole; of longer ones a
 //! reader may see part of a word where a packet ended.
 //!
+//! The rest of a long payload and the next frame's header are read by one system call. A put says how many precede it that
+//! are not confirmed: behind one of a row, or an answer of one, a connection that has run dry is left alone for 20 us, so
+//! that the next few come together and one word confirms them.
+//!
 //! # The end
 //! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave*,
 //! end its half of the stream, and read until the peer ends the other. The end of a stream after *leave* is

@@ -1,6 +1,6 @@
 //! What goes to one peer: the bytes that wait, how they are written, and what was asked for.
 
-use crate::frame::{ABSENT, DONE, GET, HEADER, Header, MAX_PUT, PUT};
+use crate::frame::{ABSENT, DONE, GET, HEADER, Header, MAX_PUT};
 use crate::outgoing::{GATHER, Outgoing};
 use crate::record::{MAX_PLAIN, RecordKey};
 use bytes::Bytes;
@@ -375,7 +375,7 @@ impl TxLink {
                         PutSource::Region(_) => (*len - *sent).min(PIECE),
                         PutSource::Held(_) => (*len - *sent).min(u64::from(MAX_PUT)),
                     };
-                    let header = Header::control(PUT, now as usize, *offset + *sent);
+                    let header = Header::put(now as usize, *offset + *sent, self.puts - self.puts_done);
                     let piece = match source {
                         PutSource::Region(slice) => slice.slice(*sent, now).map(Piece::Memory),
                         PutSource::Held(bytes) => {

@@ -122,7 +122,9 @@ impl TcpPort {
 
     fn drain_link(&mut self, index: usize, budget: usize, sink: &mut dyn Sink) -> usize {
         let Some(mut link) = self.links[index].take() else { return 0 };
-        let (events, end) = link.drain(index, budget, &mut self.tx, sink, &mut self.spare);
+        // Nobody else is kept waiting.
+        let patient = self.open.len() == 1;
+        let (events, end) = link.drain(index, budget, patient, &mut self.tx, sink, &mut self.spare);
         let Some(end) = end else {
             // That there is more to read is an event, too: it was reported once and will not be again, so that nobody
             // may go, or stay, asleep.

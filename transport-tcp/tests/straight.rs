@@ -190,3 +190,56 @@ async fn a_get_fills_the_memory_that_it_was_given() {
         }
     }
 }
+
+/// Many long puts under way at once, and then as many gets: each is whole, and all of them end.
+#[tokio::test]
+async fn rows_of_long_puts_and_gets_are_whole() {
+    const LEN: u64 = 20_000;
+    const PLACES: u64 = MEMORY / LEN;
+    const COUNT: u64 = 20 * PLACES;
+    for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
+        let (members, _log) = job(2, mode, Limits::default()).await;
+        let remote = RemoteMemory {
+            rank: Rank(1),
+            offset: members[1].memory,
+            len: MEMORY,
+            mapped: None,
+            incarnation: 0,
+        };
+        let key = members[0].enter(|scope| scope.table().remote.insert(remote)).await;
+        let bytes = |number: u64| Bytes::from(vec![number as u8 + 1; LEN as usize]);
+        let mut tickets = Vec::new();
+        for number in 0..COUNT {
+            let mut payload = Some(bytes(number));
+            let started = members[0]
+                .enter(|scope| {
+                    let put = Rma::Put(Payload::Owned(payload.take().expect("entered once")));
+                    scope.rma(at(1), key, number % PLACES * LEN, put).expect("it is started")
+                })
+                .await;
+            tickets.extend(started);
+        }
+        for ticket in tickets.drain(..) {
+            members[0].ends(ticket).await.expect("it lives");
+        }
+        for place in 0..PLACES {
+            let there = &members[1].memory(1)[(place * LEN) as usize..][..LEN as usize];
+            assert!(there == bytes(COUNT - PLACES + place), "{mode:?}");
+        }
+        for number in 0..COUNT {
+            let started = members[0]
+                .enter(|scope| {
+                    let get = Rma::GetTo(Vec::with_capacity(LEN as usize), LEN);
+                    scope.rma(at(1), key, number % PLACES * LEN, get).expect("it is started")
+                })
+                .await;
+            tickets.extend(started);
+        }
+        assert_eq!(tickets.len() as u64, COUNT, "each has a value");
+        for (number, ticket) in tickets.into_iter().enumerate() {
+            let value = members[0].ends(ticket).await.expect("it lives");
+            let expected = bytes(COUNT - PLACES + number as u64 % PLACES);
+            assert!(value.as_bytes() == expected, "{mode:?}");
+        }
+    }
+}

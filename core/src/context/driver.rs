@@ -151,6 +151,9 @@ impl Driver {
         }
         let time = shared.sysdep.now();
         let now = time.as_millis() as u64;
+        if shared.reliance.take(self.multi_thread) {
+            self.until = self.until.max(time + shared.spin.limit());
+        }
         let seen = self.events;
         let handle = Handle { shared: shared.clone() };
         let round = handle.enter(|engine| {

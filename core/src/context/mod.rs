@@ -8,6 +8,7 @@
 //! will poll it again in any case, or *armed*, when peers ring the doorbell it sleeps on.
 
 mod driver;
+mod reliance;
 mod wait;
 
 pub use driver::Driver;
@@ -78,6 +79,7 @@ pub struct Shared {
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
     watching: AtomicBool,
+    reliance: reliance::Reliance,
 }
 
 impl std::fmt::Debug for Shared {
@@ -119,6 +121,7 @@ impl Shared {
             parked: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
+            reliance: reliance::Reliance::default(),
         })
     }
 

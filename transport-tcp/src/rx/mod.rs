@@ -17,6 +17,7 @@ use posthaste_core::{Endpoint, Fault, ProtocolId};
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Reads of one connection before another one gets its turn, and what is written is.
@@ -30,6 +31,11 @@ const PEEK: usize = 256;
 const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
 const LONG: usize = 16 << 10;
+/// How long a connection is left alone that brings a row of long payloads faster than they are sent: about as long as two
+/// of them take to come. Each look on its own costs both sides a good part of what a payload does.
+const REST: Duration = Duration::from_micros(20);
+/// Payloads of a row that have to be on their way then, so that nobody waits for word on them meanwhile.
+const ROW: usize = 4;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
 const LAST_WORDS: usize = 64 << 20;
 
@@ -62,6 +68,10 @@ pub(crate) struct RxLink {
     left: bool,
     /// The last payload was a long one.
     long: bool,
+    /// So many puts or answers preceded the last one of which nobody had heard when it was sent, or are to follow it.
+    row: usize,
+    /// It is left alone until then.
+    rests_until: Option<Instant>,
 }
 
 /// How far parsing got.
@@ -98,6 +108,8 @@ impl RxLink {
             ended: false,
             left: false,
             long: false,
+            row: 0,
+            rests_until: None,
         }
     }
 
@@ -106,12 +118,21 @@ impl RxLink {
         &mut self,
         index: usize,
         budget: usize,
+        patient: bool,
         tx: &mut Tx,
         sink: &mut dyn Sink,
         spare: &mut Vec<Vec<u8>>,
     ) -> (usize, Option<End>) {
         let mut events = 0;
         let (mut reads, mut bytes) = (0, 0);
+        if let Some(until) = self.rests_until {
+            if patient && !self.ended && Instant::now() < until {
+                // Nobody goes to sleep meanwhile.
+                self.ready = true;
+                return (0, None);
+            }
+            self.rests_until = None;
+        }
         let mut moved = false;
         if self.plain.bytes.is_empty()
             && let Some(bytes) = spare.pop()
@@ -157,6 +178,9 @@ impl RxLink {
                 Err(malformed) => break Some(End::Malformed(malformed)),
             }
         };
+        if patient && self.long && events > 0 && self.row >= ROW && !self.ready {
+            self.rests_until = Some(Instant::now() + REST);
+        }
         if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
             spare.push(std::mem::take(&mut self.plain).bytes);
         }
@@ -329,6 +353,7 @@ impl RxLink {
                 let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
                 self.plain.consume(HEADER + usize::from(header.info));
                 self.long = len >= LONG;
+                self.row = 0;
                 let named = if self.long { sink.place(&head(self.source, &header, &info)) } else { None };
                 self.fill = Some(match named {
                     Some(slices) if slices.iter().map(SharedSlice::len).sum::<usize>() == len => {
@@ -346,12 +371,14 @@ impl RxLink {
                         None => return Err(Malformed::Memory),
                     };
                     self.long = len >= LONG;
+                    self.row = usize::from(header.protocol.get());
                     self.plain.consume(HEADER);
                     self.fill = Some(fill);
                 }
                 DATA => {
                     let destination = tx.expect(index, header.word.get(), len as u64)?;
                     self.long = len >= LONG;
+                    self.row = tx.outstanding(index);
                     match destination {
                         Destination::Short if len <= rest.len() => {
                             tx.answered(index, AnswerPart::Short(&rest[..len]), sink);

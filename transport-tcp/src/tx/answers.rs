@@ -98,6 +98,11 @@ impl Tx {
         })
     }
 
+    /// Gets that are not answered in full.
+    pub fn outstanding(&self, index: usize) -> usize {
+        self.links[index].as_ref().map_or(0, |link| link.gets.len())
+    }
+
     /// That part has come. Returns what has ended with it.
     pub fn answered(&mut self, index: usize, part: AnswerPart<'_>, sink: &mut dyn Sink) {
         let Some(link) = &mut self.links[index] else { return };

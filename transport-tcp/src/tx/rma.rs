@@ -1,7 +1,7 @@
 //! Puts and gets of a peer's memory, and the peer's word on them.
 
 use super::{Tx, defect, payload};
-use crate::frame::{HEADER, Header, Malformed, PUT};
+use crate::frame::{HEADER, Header, Malformed};
 use crate::link::{Get, Job, Landing, PIECE, Payload, PutSource, TxLink};
 use posthaste_core::descriptor::SourceKind;
 use posthaste_core::device::{Sources, Stop};
@@ -52,7 +52,7 @@ impl Tx {
                 link.work(limit, 0, 0);
             }
             None => {
-                let header = Header::control(PUT, payload.len(), offset);
+                let header = Header::put(payload.len(), offset, link.puts - link.puts_done);
                 match payload {
                     Payload::Shared(memory) => link.push_memory(header, memory),
                     payload => {
