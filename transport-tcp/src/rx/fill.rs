@@ -1,6 +1,8 @@
 //! A payload on its way from a socket to where it belongs.
 
-use crate::frame::{HEADER, Header};
+#[cfg(all(unix, not(feature = "portable")))]
+use crate::frame::HEADER;
+use crate::frame::Header;
 use posthaste_core::descriptor::Info;
 use posthaste_core::memory::SharedSlice;
 #[cfg(all(unix, not(feature = "portable")))]
