@@ -7,7 +7,9 @@
 //!   line 2 + s  stamp | 6 words of payload                             operations whose number is s, modulo the slots
 //! ```
 //! A stamp says which operation, what was called, and how many bytes there are; it is stored last, with release. A slot is
-//! written anew when the operation in it has ended for every member, and so never under a reader.
+//! written anew when the operation in it has ended for every member, and so never under a reader. What is longer than a slot
+//! lies in memory of its owner's that the others can read, and the slot says where: the stamp publishes it as well, and it
+//! stays as it is for as long as the slot does.
 //!
 //! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
 //! A writer stores its stamp, fences, and reads *told*. So either the one sees the stamp or the other sees that it has to
@@ -27,6 +29,8 @@ const SLOTS: usize = 2 * LINE;
 /// Bits of a call's mark in a stamp, and of its length above.
 const MARK_BITS: u32 = 19;
 const LEN_BITS: u32 = 6;
+/// In place of a length: the payload says where the part lies, and how long it is.
+const ELSEWHERE: usize = (1 << LEN_BITS) - 1;
 
 /// Bytes of a member's board with so many slots, a power of two.
 #[must_use]
@@ -39,11 +43,14 @@ pub const fn board_bytes(slots: usize) -> u64 {
 pub struct Entry {
     /// What was called: 1 to 2^19 - 1.
     pub mark: u32,
-    /// Bytes of payload, at most [`MOST_BYTES`] of an honest member.
+    /// Bytes of payload, at most [`MOST_BYTES`] of an honest member, or [`Entry::ELSEWHERE`].
     pub len: usize,
 }
 
 impl Entry {
+    /// The length of what lies elsewhere, as [`Blackboard::reference`] tells.
+    pub const ELSEWHERE: usize = ELSEWHERE;
+
     fn stamp(self, operation: u64) -> u64 {
         (operation + 1) << (MARK_BITS + LEN_BITS) | (self.len as u64) << MARK_BITS | u64::from(self.mark)
     }
@@ -111,6 +118,12 @@ impl<W: Words> Blackboard<W> {
         (0..self.members()).map(|member| self.ended(member)).min().unwrap_or(0)
     }
 
+    /// This member is about to write its part of an operation: the others read the line of that slot last.
+    #[inline]
+    pub fn prepare(&self, operation: u64) {
+        self.boards[self.me].prefetch_write(self.slot(operation));
+    }
+
     /// Writes this member's part of an operation below [`room`](Self::room). Afterwards, whoever
     /// [wants to be told](Self::wants_message) is sent it, too.
     ///
@@ -125,8 +138,21 @@ impl<W: Words> Blackboard<W> {
             word[..bytes.len()].copy_from_slice(bytes);
             board.store(slot + 1 + at, u64::from_ne_bytes(word), Ordering::Relaxed);
         }
-        let stamp = Entry { mark, len: payload.len() }.stamp(operation);
-        board.store(slot, stamp, Ordering::Release);
+        self.publish(operation, Entry { mark, len: payload.len() });
+    }
+
+    /// The same of a part that lies elsewhere, as it is from now on until the operation has ended for all: `offset` says where,
+    /// in a way that the others understand, and `len` how many bytes.
+    pub fn refer(&self, operation: u64, mark: u32, offset: u64, len: u64) {
+        let (board, slot) = (&self.boards[self.me], self.slot(operation));
+        board.store(slot + 1, offset, Ordering::Relaxed);
+        board.store(slot + 2, len, Ordering::Relaxed);
+        self.publish(operation, Entry { mark, len: ELSEWHERE });
+    }
+
+    #[inline(always)]
+    fn publish(&self, operation: u64, entry: Entry) {
+        self.boards[self.me].store(self.slot(operation), entry.stamp(operation), Ordering::Release);
         // Partner: that in `ask`.
         fence(Ordering::SeqCst);
     }
@@ -157,6 +183,14 @@ impl<W: Words> Blackboard<W> {
             let word = board.load(slot + 1 + at, Ordering::Relaxed).to_ne_bytes();
             bytes.copy_from_slice(&word[..bytes.len()]);
         }
+    }
+
+    /// Where the part of a member lies, and how many bytes it has, as the member says, for an operation that has not ended
+    /// here and whose entry says that it lies elsewhere.
+    #[must_use]
+    pub fn reference(&self, member: usize, operation: u64) -> (u64, u64) {
+        let (board, slot) = (&self.boards[member], self.slot(operation));
+        (board.load(slot + 1, Ordering::Relaxed), board.load(slot + 2, Ordering::Relaxed))
     }
 
     /// Before which operation all have ended for a member, as it says.
@@ -221,6 +255,15 @@ mod tests {
                 assert_eq!((board.look(1, len as u64 + 2), board.look(0, len as u64)), (None, None));
             }
         }
+    }
+
+    #[test]
+    fn what_lies_elsewhere_is_told_apart() {
+        let boards = boards(2);
+        boards[0].refer(0, 9, u64::MAX - 1, 1 << 33);
+        assert_eq!(boards[1].look(0, 0), Some(Entry { mark: 9, len: Entry::ELSEWHERE }));
+        assert_eq!(boards[1].reference(0, 0), (u64::MAX - 1, 1 << 33));
+        const { assert!(Entry::ELSEWHERE > MOST_BYTES) };
     }
 
     #[test]

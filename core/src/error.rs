@@ -115,6 +115,19 @@ pub enum Fault {
         /// What each of them called.
         calls: [Collective; 2],
     },
+    /// A rank called a collective operation with values that it cannot be carried out with, and takes no part in it.
+    #[error("rank {rank} called {call} with values of a length that does not fit, and takes no part in it")]
+    CollectiveRefused {
+        /// The rank.
+        rank: Rank,
+        /// What it called.
+        call: Collective,
+    },
+    /// A member of a group dropped it before an operation that others called.
+    #[error(
+        "rank {0} has dropped the group: all members call its operations, and drop it after the same one"
+    )]
+    GroupLeft(Rank),
 }
 
 impl Fault {
@@ -131,6 +144,8 @@ impl Fault {
             | Fault::Busy(rank)
             | Fault::Undecodable(rank)
             | Fault::NoSuchMemory(rank)
+            | Fault::CollectiveRefused { rank, .. }
+            | Fault::GroupLeft(rank)
             | Fault::StaleHandle { rank, .. } => Some(rank),
             _ => None,
         }

@@ -8,7 +8,7 @@ use crate::error::EnvError;
 use crate::values::{bytes, interface, number, ports, read, seconds};
 use crate::vars::{
     CORES, CREDITS, DEVICE, DRIVER, JOIN_TIMEOUT, KEY_FILE, LANE_BYTES, MEMORY_LIMIT, OVERSEND,
-    RENDEZVOUS_BYTES, SEGMENT, SPIN_US, TCP_INTERFACE, TCP_MODE, TCP_PORTS, TCP_TIMEOUT, Vars,
+    RENDEZVOUS_BYTES, SEGMENT, SPIN_US, STAGE_BYTES, TCP_INTERFACE, TCP_MODE, TCP_PORTS, TCP_TIMEOUT, Vars,
 };
 
 /// Who waits for the doorbell while no future is being polled.
@@ -66,6 +66,7 @@ pub enum TcpMode {
 /// | `POSTHASTE_JOIN_TIMEOUT` | seconds to wait for all ranks, at least 0.001 | 60 |
 /// | `POSTHASTE_OVERSEND` | `auto` or `always` | `auto` |
 /// | `POSTHASTE_RENDEZVOUS_BYTES` | bytes, at least 1, with K, M or G, or `never` | the library decides |
+/// | `POSTHASTE_STAGE_BYTES` | bytes per group and rank, at least 1, with K, M or G, or `never` | 32M |
 /// | `POSTHASTE_KEY_FILE` | a file of 64 hexadecimal digits that only its owner, this user, may read | none |
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -101,6 +102,9 @@ pub struct Settings {
     /// From how many bytes on a send asks the receiver where to (`POSTHASTE_RENDEZVOUS_BYTES`); `u64::MAX` for never,
     /// none: the library decides.
     pub rendezvous_bytes: Option<u64>,
+    /// Bytes of a rank's memory that a group's stages may take, where members that share memory lay what they give to each
+    /// other in collective operations (`POSTHASTE_STAGE_BYTES`); 0 for never: it goes as messages.
+    pub stage_bytes: u64,
     /// A file with the job's secret (`POSTHASTE_KEY_FILE`), for jobs whose launcher sets none;
     /// [`JobKey::from_file`](crate::JobKey::from_file) reads it.
     pub key_file: Option<PathBuf>,
@@ -124,6 +128,7 @@ impl Default for Settings {
             join_timeout: Duration::from_secs(60),
             oversend: false,
             rendezvous_bytes: None,
+            stage_bytes: 32 << 20,
             key_file: None,
         }
     }
@@ -227,6 +232,13 @@ impl Settings {
                 "`never`, or a number of bytes, at least 1, optionally with the suffix K, M or G",
                 |text| if text == "never" { Some(u64::MAX) } else { bytes(text) },
             )?,
+            stage_bytes: read(
+                vars,
+                STAGE_BYTES,
+                "`never`, or a number of bytes, at least 1, optionally with the suffix K, M or G",
+                |text| if text == "never" { Some(0) } else { bytes(text) },
+            )?
+            .unwrap_or(default.stage_bytes),
             key_file: read(vars, KEY_FILE, "the path of a file", |text| {
                 (!text.is_empty()).then(|| PathBuf::from(text))
             })?,

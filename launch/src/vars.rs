@@ -36,6 +36,7 @@ pub(crate) const TCP_TIMEOUT: &str = "POSTHASTE_TCP_TIMEOUT";
 pub(crate) const JOIN_TIMEOUT: &str = "POSTHASTE_JOIN_TIMEOUT";
 pub(crate) const OVERSEND: &str = "POSTHASTE_OVERSEND";
 pub(crate) const RENDEZVOUS_BYTES: &str = "POSTHASTE_RENDEZVOUS_BYTES";
+pub(crate) const STAGE_BYTES: &str = "POSTHASTE_STAGE_BYTES";
 pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 
 /// What the launcher sets for each rank.
@@ -44,7 +45,7 @@ pub(crate) const JOB_VARIABLES: [&str; 11] =
 /// Those that a user sets, too, where another launcher starts the ranks.
 const LOOSE_VARIABLES: [&str; 4] = [CONTEXTS, CLIENTS, KEY, RENDEZVOUS];
 /// What a user may set.
-pub(crate) const SETTING_VARIABLES: [&str; 16] = [
+pub(crate) const SETTING_VARIABLES: [&str; 17] = [
     LANE_BYTES,
     CREDITS,
     SPIN_US,
@@ -60,6 +61,7 @@ pub(crate) const SETTING_VARIABLES: [&str; 16] = [
     JOIN_TIMEOUT,
     OVERSEND,
     RENDEZVOUS_BYTES,
+    STAGE_BYTES,
     KEY_FILE,
 ];
 

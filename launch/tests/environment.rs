@@ -252,6 +252,8 @@ fn values_out_of_range_are_refused_by_name() {
         ("POSTHASTE_OVERSEND", "never"),
         ("POSTHASTE_RENDEZVOUS_BYTES", "0"),
         ("POSTHASTE_RENDEZVOUS_BYTES", "always"),
+        ("POSTHASTE_STAGE_BYTES", "0"),
+        ("POSTHASTE_STAGE_BYTES", "much"),
         ("POSTHASTE_KEY_FILE", ""),
     ] {
         match with(name, value).unwrap_err() {
@@ -298,9 +300,11 @@ fn settings_need_no_job() {
         ("POSTHASTE_JOIN_TIMEOUT", "90"),
         ("POSTHASTE_OVERSEND", "always"),
         ("POSTHASTE_RENDEZVOUS_BYTES", "256K"),
+        ("POSTHASTE_STAGE_BYTES", "8M"),
         ("POSTHASTE_KEY_FILE", "/run/secrets/key"),
     ]))
     .unwrap();
+    assert_eq!(read.stage_bytes, 8 << 20);
     assert_eq!((read.lane_bytes, read.credits), (1024, 65536));
     assert_eq!((read.spin, read.cores), (Some(Duration::ZERO), Some(7)));
     assert_eq!((read.memory_limit, read.segment), (Some(3 << 30), Some(64 << 10)));
@@ -312,6 +316,7 @@ fn settings_need_no_job() {
     assert_eq!(read.key_file, Some("/run/secrets/key".into()));
     let never = Settings::parse(variables(&[("POSTHASTE_RENDEZVOUS_BYTES", "never")])).unwrap();
     assert_eq!(never.rendezvous_bytes, Some(u64::MAX));
+    assert_eq!(Settings::parse(variables(&[("POSTHASTE_STAGE_BYTES", "never")])).unwrap().stage_bytes, 0);
     let default = Settings::default();
     assert_eq!((default.tcp_timeout.as_secs(), default.join_timeout.as_secs()), (5, 60));
     assert_eq!(Settings::parse([]).unwrap(), Settings::default());

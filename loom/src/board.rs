@@ -5,6 +5,8 @@ use crate::memory::Memory;
 use crate::model;
 use loom::thread;
 use posthaste_core::blackboard::{Blackboard, Entry};
+use posthaste_core::memory::Words;
+use posthaste_core::sync::Ordering;
 
 /// The words that a board of one slot uses: *told*, *ended*, the stamp, and one of payload.
 const BOARD: [usize; 4] = [0, 8, 16, 17];
@@ -108,5 +110,49 @@ fn a_slot_is_written_anew_only_when_nobody_reads_in_it() {
             assert!(look(&reader, operation), "overwritten before it was read");
             reader.end(operation + 1);
         }
+    });
+}
+
+/// A word of a stage that is used for one operation after the other, each as soon as the one before has ended for all.
+#[test]
+fn what_is_laid_out_stays_until_all_have_read_it() {
+    const BOARD: [usize; 8] = [0, 8, 16, 17, 18, 24, 25, 26];
+    model(|| {
+        let boards = [Memory::sparse(32, &BOARD), Memory::sparse(32, &BOARD)];
+        let [writer, reader] =
+            [0, 1].map(|me| Blackboard::new(Box::new(boards.clone()), me).expect("boards of two slots"));
+        let stage = Memory::sparse(1, &[0]);
+        let laid_out = stage.clone();
+        let writing = thread::spawn(move || {
+            let mut next = 0;
+            for _ in 0..3 {
+                if next < 2 && writer.ended_by_all() >= next {
+                    laid_out.store(0, 100 + next, Ordering::Relaxed);
+                    writer.refer(next, 7, 64 * next, 8);
+                    next += 1;
+                    writer.end(next);
+                } else {
+                    thread::yield_now();
+                }
+            }
+        });
+        let mut next = 0;
+        for _ in 0..3 {
+            match reader.look(0, next) {
+                Some(entry) => {
+                    assert_eq!(entry, Entry { mark: 7, len: Entry::ELSEWHERE });
+                    assert_eq!(reader.reference(0, next), (64 * next, 8));
+                    assert_eq!(
+                        stage.load(0, Ordering::Relaxed),
+                        100 + next,
+                        "laid out anew before it was read"
+                    );
+                    next += 1;
+                    reader.end(next);
+                }
+                None => thread::yield_now(),
+            }
+        }
+        writing.join().expect("it ends");
     });
 }

@@ -15,6 +15,8 @@ pub(crate) fn put_cause(bytes: &mut BytesMut, cause: Fault) {
         Fault::PeerCorrupt(rank) => (3, [rank; 2], [Collective::Barrier; 2]),
         Fault::CollectiveMismatch { ranks, calls } => (4, ranks, calls),
         Fault::RemotePanicked(rank) => (5, [rank; 2], [Collective::Barrier; 2]),
+        Fault::GroupLeft(rank) => (7, [rank; 2], [Collective::Barrier; 2]),
+        Fault::CollectiveRefused { rank, call } => (8, [rank; 2], [call; 2]),
         _ => (6, [Rank(0); 2], [Collective::Barrier; 2]),
     };
     bytes.put_u32_le(code);
@@ -45,6 +47,8 @@ pub(crate) fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
         4 => Fault::CollectiveMismatch { ranks: [one.0, other.0], calls: [one.1, other.1] },
         5 => Fault::RemotePanicked(one.0),
         6 => Fault::OutOfMemory("on another rank, in a collective operation"),
+        7 => Fault::GroupLeft(one.0),
+        8 => Fault::CollectiveRefused { rank: one.0, call: one.1 },
         _ => return None,
     })
 }

@@ -42,6 +42,11 @@ impl Inner {
     pub fn size(&self) -> usize {
         self.membership.size()
     }
+
+    /// The rank in the job of a member.
+    pub fn rank_of(&self, place: usize) -> Option<Rank> {
+        self.membership.members.get(place).copied()
+    }
 }
 
 /// How the members are laid out on hosts.
@@ -121,6 +126,15 @@ impl Collectives {
         self.hub.set_home(&home);
         let windows = Some(home);
         Ok(Collectives { windows, ..self })
+    }
+
+    /// Sets how many bytes of this rank's memory that others reach its stages may take, for each group: where members that
+    /// share memory lay what they give to each other. 0: none, and what has no room on a board goes as messages. 32 MiB
+    /// unless this is called. A group keeps what it has.
+    #[must_use]
+    pub fn with_stage_bytes(self, bytes: u64) -> Collectives {
+        self.hub.set_stage_bytes(bytes);
+        self
     }
 
     /// This rank was started again, and what the others call their world has another incarnation of it: all operations of

@@ -260,6 +260,9 @@ fn boards_of_groups_that_are_gone_go_back() {
     setup.limits.segment = 256 << 10;
     run(3, setup, async |member| {
         let world = member.collectives.world();
+        // What it has for good, it has from the start.
+        warm(&world).await;
+        world.all_gather(&[1u64]).await.unwrap();
         for turn in 0..200u32 {
             let group = world.split(Some(0), turn).await.unwrap().unwrap();
             warm(&group).await;

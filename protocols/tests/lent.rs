@@ -268,6 +268,9 @@ fn stages_of_groups_that_are_gone_go_back() {
     setup.limits.segment = 2 << 20;
     run(3, setup, async |member| {
         let world = member.collectives.world();
+        // What it has for good, it has from the start.
+        warm(&world).await;
+        world.all_gather(&[1u64]).await.unwrap();
         for turn in 0..30u32 {
             let group = world.split(Some(0), turn).await.unwrap().unwrap();
             warm(&group).await;

@@ -88,6 +88,7 @@ impl Job {
         let many = ManyToMany::new(&client)?;
         let collectives = Collectives::new(&client, place.hosts())?;
         let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
+        let collectives = collectives.with_stage_bytes(settings.stage_bytes);
         let persistent = persistent::Registration::new(&client)?;
         let incarnation = place.incarnation();
         if incarnation > 0 {

@@ -82,6 +82,66 @@ fn fault_calls_that_differ_end_with_both_names_on_all_ranks() {
 }
 
 #[test]
+fn fault_whoever_dies_every_short_exchange_ends_with_that_loss() {
+    let rank = std::env::var_os("POSTHASTE_JOB").is_some();
+    for number in 0..if rank { 1 } else { 8 } {
+        let number = std::env::var("POSTHASTE_TEST_SEED").unwrap_or_else(|_| format!("{number}"));
+        let seeded = options().body_leaves().killed(1).env("POSTHASTE_TEST_SEED", &number);
+        run(4, seeded, async |job| {
+            let seed: u64 = std::env::var("POSTHASTE_TEST_SEED").unwrap().parse().unwrap();
+            let (world, me) = (job.world(), u64::from(job.rank().0));
+            let last = 5 + Random(seed).below(200);
+            for turn in 0u64.. {
+                let values: Vec<u64> = (0..4 * 128).map(|at| turn << 32 | me << 16 | (at / 128)).collect();
+                let exchange = world.all_to_all(&values);
+                if me == 1 && turn == last {
+                    // Its part is there for the others to read, or is on its way.
+                    let pid = std::process::id().to_string();
+                    std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+                }
+                match soon("an exchange", exchange).await {
+                    Ok(got) => {
+                        let right =
+                            |(at, value): (usize, &u64)| *value == turn << 32 | (at as u64 / 128) << 16 | me;
+                        assert!(got.len() == 512 && got.iter().enumerate().all(right), "turn {turn}");
+                    }
+                    Err(error) => {
+                        assert!(turn >= last, "turn {turn}: {error}");
+                        assert_eq!(error, CollectiveError::Fault(Fault::PeerLost(Rank(1))));
+                        break;
+                    }
+                }
+            }
+            let gathered = soon("a gathering", world.all_gather(&[me])).await;
+            assert_eq!(gathered, Err(CollectiveError::Fault(Fault::PeerLost(Rank(1)))));
+            job.leave().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn fault_a_group_that_one_rank_drops_ends_for_the_others_with_its_name() {
+    run(4, options(), async |job| {
+        let world = job.world();
+        for turn in 0..20u64 {
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            for _ in 0..turn % 7 {
+                soon("a barrier", group.barrier()).await.unwrap();
+            }
+            let leaver = Rank(turn as u32 % 4);
+            if job.rank() == leaver {
+                drop(group);
+            } else {
+                let left = Err(CollectiveError::Fault(Fault::GroupLeft(leaver)));
+                assert_eq!(soon("an exchange", group.all_to_all(&[0u64; 400])).await.map(drop), left);
+                assert_eq!(soon("a barrier", group.barrier()).await, left);
+            }
+        }
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
+}
+
+#[test]
 fn fault_a_multicast_tells_whom_it_did_not_reach() {
     run(4, options().body_leaves().killed(3), async |job| {
         let heard = job.counter();

@@ -1,8 +1,10 @@
 //! Collective operations on groups, between processes.
 
-use crate::support::{options, run, soon};
+use crate::support::{Random, options, run, soon};
 use posthaste::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
 use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 /// Values that follow from a rank and a seed.
@@ -219,4 +221,74 @@ fn m_d22_small_operations_of_ranks_that_share_memory_need_no_messages() {
             }
         }
     });
+}
+
+/// Many of several kinds under way at once, awaited in another order by each rank, some dropped.
+async fn mixture(group: &Group, operations: u64) {
+    let (me, size) = (group.rank(), group.size());
+    let sum = Reduce::sum();
+    let mut under_way: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+    for number in 0..operations {
+        let of = move |rank, len| values(number, rank, len);
+        under_way.push(match number % 5 {
+            0 => {
+                let exchanged = group.all_to_all(&of(me, 128 * size));
+                Box::pin(async move {
+                    let expected: Vec<u64> =
+                        (0..size).flat_map(|rank| of(rank, 128 * size)[me * 128..][..128].to_vec()).collect();
+                    assert!(exchanged.await.unwrap() == expected, "exchange {number}");
+                })
+            }
+            1 => {
+                let barrier = group.barrier();
+                Box::pin(async move { barrier.await.unwrap() })
+            }
+            2 => {
+                let total = group.all_reduce(&of(me, 1), &sum);
+                Box::pin(async move { assert_eq!(total.await.unwrap(), sum_of(size, |rank| of(rank, 1))) })
+            }
+            3 => {
+                let total = group.reduce_scatter(&of(me, 9 * size), &sum);
+                Box::pin(async move {
+                    let expected = sum_of(size, |rank| of(rank, 9 * size))[me * 9..][..9].to_vec();
+                    assert_eq!(total.await.unwrap(), expected, "reduce-scatter {number}");
+                })
+            }
+            _ => {
+                let total = group.all_reduce(&of(me, 100), &sum);
+                Box::pin(async move { assert_eq!(total.await.unwrap(), sum_of(size, |rank| of(rank, 100))) })
+            }
+        });
+    }
+    let mut random = Random(me as u64);
+    while !under_way.is_empty() {
+        let next = under_way.swap_remove(random.below(under_way.len() as u64) as usize);
+        if random.below(10) != 0 {
+            soon("an operation", next).await;
+        }
+    }
+}
+
+#[test]
+fn m_d24_a_thousand_short_operations_of_all_kinds_overlap() {
+    run(4, options(), async |job| {
+        let world = job.world();
+        mixture(&world, 20).await;
+        mixture(&world, 1000).await;
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
+}
+
+#[test]
+fn m_d23_without_memory_for_stages_messages_do() {
+    for most in ["never", "4K", "100K"] {
+        run(3, options().env("POSTHASTE_STAGE_BYTES", most), async |job| {
+            let world = job.world();
+            for seed in 0..4 {
+                for len in [1, 200, 5000, 40_000] {
+                    assert_eq!(all_kinds(&world, len, seed).await, 9);
+                }
+            }
+        });
+    }
 }

@@ -27,6 +27,10 @@ pub trait Words {
     fn write_shared(&self, index: usize, source: SharedSlice) {
         self.write_bytes(index, &source.to_vec());
     }
+    /// Asks for the line of a word to be fetched into this processor's cache, to be written. A hint.
+    fn prefetch_write(&self, index: usize) {
+        let _ = index;
+    }
 }
 
 /// Shared memory as aligned words: what rings are made of. One comparison per access.
@@ -106,6 +110,14 @@ impl Words for SharedWords {
         let to = self.bytes_at(index, source.len);
         // SAFETY: both ranges are valid for source.len bytes.
         unsafe { copy_shared(to, source.base, source.len) }
+    }
+    #[inline(always)]
+    fn prefetch_write(&self, index: usize) {
+        let word = self.bytes_at(index, 8);
+        #[cfg(target_arch = "x86_64")]
+        super::x86::prefetch_write(word);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
     }
 }
 

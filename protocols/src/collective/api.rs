@@ -5,7 +5,6 @@ use super::call::Stage;
 use super::call::{CollectiveError, InFlight};
 use super::executor::Call;
 use super::layout::{CHUNK, Layout, Lengths};
-use super::plan::Unfit;
 use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
@@ -282,6 +281,11 @@ impl Group {
         typed: Option<fn(Box<dyn Any + Send>) -> T>,
     ) -> (u64, InFlight<T>) {
         let inner = self.inner();
+        if let (None, true, Some(typed)) = (self.choice(), inner.near, typed)
+            && let Some((exchange, sink)) = spec.exchange(self.size())
+        {
+            return self.begin_staged(spec, exchange, sink, convert, typed);
+        }
         let (choice, lends) = match self.choice() {
             Some(choice) => (choice.clone(), None),
             None => match spec.lends(self.size()).filter(|_| inner.near) {
@@ -297,11 +301,7 @@ impl Group {
         {
             Ok(reserved) => reserved,
             Err(unfit) => {
-                let schedule = choice.schedule().name().to_owned();
-                let error = match unfit {
-                    Unfit::NotOffered => CollectiveError::NotOffered { schedule, kind: spec.kind },
-                    Unfit::Broken(why) => CollectiveError::BadSchedule { schedule, why },
-                };
+                let error = CollectiveError::unfit(unfit, &choice, spec.kind);
                 return (u64::MAX, InFlight::refused(inner, error, convert));
             }
         };
@@ -347,6 +347,7 @@ impl Group {
             plan,
             is_small: false,
             lends: lends.is_some(),
+            share: None,
         };
         let stage = Stage::start(&inner.hub, &inner.handle, inner.at, operation, call);
         (operation, InFlight::new(inner, stage, None, result, convert))

@@ -2,8 +2,10 @@
 
 use super::executor::{Begun, Call, Hub};
 use super::flat::{Looking, fold_parts};
+use super::plan::Unfit;
 use super::reduce::Combiner;
 use super::stage::Outcome;
+use super::state::{Choice, MOST_UNDER_WAY};
 use crate::group::Inner;
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted, poll_look};
@@ -56,7 +58,8 @@ pub enum CollectiveError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// What was given has not the length that the operation needs. The others are told that this rank does not take part.
+    /// What was given has not the length that the operation needs. The others are told that this rank takes no part in it:
+    /// theirs ends with [`Fault::CollectiveRefused`], as do all later ones of the group, here too.
     #[error("{what}: {len} values were given where {expected} are needed")]
     Length {
         /// What was given.
@@ -66,9 +69,30 @@ pub enum CollectiveError {
         /// How many are needed.
         expected: usize,
     },
+    /// As many operations of the group are under way on this rank as can be told apart. The others are not told: await some,
+    /// and call it again.
+    #[error(
+        "{most} operations of the group are under way on this rank: await some of them, and call it again"
+    )]
+    TooManyUnderWay {
+        /// How many there may be.
+        most: usize,
+    },
     /// The operation was started and ended with a fault.
     #[error(transparent)]
     Fault(#[from] Fault),
+}
+
+impl CollectiveError {
+    /// Why an operation by that schedule was not started.
+    pub(super) fn unfit(unfit: Unfit, choice: &Choice, kind: Kind) -> CollectiveError {
+        let schedule = choice.schedule().name().to_owned();
+        match unfit {
+            Unfit::NotOffered => CollectiveError::NotOffered { schedule, kind },
+            Unfit::Broken(why) => CollectiveError::BadSchedule { schedule, why },
+            Unfit::TooMany => CollectiveError::TooManyUnderWay { most: MOST_UNDER_WAY },
+        }
+    }
 }
 
 /// A started operation whose ticket has an owner.
@@ -170,11 +194,16 @@ impl<T> InFlight<T> {
         Self::new(group, Stage::Refused(error), None, None, convert)
     }
 
+    /// The result, if it was put together where others have laid it out.
+    #[inline]
+    fn put_together(&self) -> Option<T> {
+        let (outcome, typed) = self.lent.as_ref()?;
+        lock(outcome).take().map(typed)
+    }
+
     fn result(&self, value: Value) -> T {
-        if let Some((outcome, typed)) = &self.lent
-            && let Some(result) = lock(outcome).take()
-        {
-            return typed(result);
+        if let Some(result) = self.put_together() {
+            return result;
         }
         // Whoever gets it may keep it. If not, the next operation has it.
         let bytes = if let Value::Bytes(bytes) = &value { Some(bytes.clone()) } else { None };
@@ -210,7 +239,11 @@ impl<T> Future for InFlight<T> {
                 Stage::Looking(looking) => match ready!(looking.poll(&this.group, this.fold.as_ref(), cx)) {
                     Ok(value) => {
                         this.stage = Stage::Over;
-                        return Poll::Ready(Ok((this.convert)(value)));
+                        let result = match this.put_together() {
+                            Some(result) => result,
+                            None => (this.convert)(value),
+                        };
+                        return Poll::Ready(Ok(result));
                     }
                     Err(stage) => this.stage = stage,
                 },

@@ -11,8 +11,11 @@ use super::plan::{Plan, Unfit};
 use super::reduce::Combiner;
 use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
-use super::stage::Area;
-use super::state::{Choice, GroupState, Membership, Notice, Op, Slot, State, WINDOW, value_of};
+use super::stage::{Area, LEAST_LENT, MOST_STAGED};
+use super::staged::Share;
+use super::state::{
+    Choice, GroupState, MOST_UNDER_WAY, Membership, Notice, Op, Slot, State, WINDOW, value_of,
+};
 use super::wire::{Record, parse_part_info};
 use crate::window::WindowHome;
 use posthaste_core::protocol::{Incoming, Protocol};
@@ -20,6 +23,7 @@ use posthaste_core::slot::Value;
 use posthaste_core::sync::lock;
 use posthaste_core::{Collective, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 const NAME: &str = "posthaste.collective";
@@ -33,6 +37,8 @@ pub(crate) struct Hub {
     /// What boards are made of. Weak, because it has a handle of the context.
     pub(super) home: OnceLock<Weak<WindowHome>>,
     pub(super) buffers: Buffers,
+    /// Bytes of a group's stages, at most.
+    stage_bytes: AtomicU64,
 }
 
 /// What is under way, for whoever looks why a job hangs.
@@ -62,6 +68,8 @@ pub(crate) struct Call {
     pub is_small: bool,
     /// It is one whose members lend each other their parts, as far as they can.
     pub lends: bool,
+    /// Which part of what others have laid out is for this rank, where boards tell of that.
+    pub share: Option<Share>,
 }
 
 /// How an operation started.
@@ -157,12 +165,18 @@ impl Hub {
             nodes: all.into(),
             home: OnceLock::new(),
             buffers: Buffers::default(),
+            stage_bytes: AtomicU64::new(MOST_STAGED),
         });
         let id = messager.register(Arc::new(Registered(hub.clone())))?;
         let context = Arc::downgrade(handle.shared_state());
         // Set once: this hub was made here.
         let _set = hub.outlet.set(Outlet { context, id });
         Ok(hub)
+    }
+
+    /// From now on stages have so many bytes at most.
+    pub fn set_stage_bytes(&self, bytes: u64) {
+        self.stage_bytes.store(bytes, Ordering::Relaxed);
     }
 
     #[inline]
@@ -174,7 +188,7 @@ impl Hub {
     /// this rank's stage for so many bytes, if they are to be lent and there is one.
     ///
     /// # Errors
-    /// If the schedule has no plan for it; no number is taken then.
+    /// If the schedule has no plan for it, or too many are under way; no number is taken then.
     pub fn reserve(
         &self,
         at: usize,
@@ -186,10 +200,14 @@ impl Hub {
         let mut state = self.lock();
         loop {
             let Some(group) = state.groups.get_mut(at) else { return Err(Unfit::NotOffered) };
+            if group.slots.len() >= MOST_UNDER_WAY {
+                return Err(Unfit::TooMany);
+            }
             if let Some(plan) = group.plan(kind, root, choice) {
                 let operation = group.next();
                 group.slots.push_back(Slot::Reserved);
-                let area = lends.and_then(|len| group.stage(&*self.home()?, operation, len));
+                let most = self.stage_bytes.load(Ordering::Relaxed);
+                let area = lends.and_then(|len| group.stage(&*self.home()?, operation, len, most));
                 return Ok((operation, plan, area));
             }
             // A schedule may be code of the user's.
@@ -214,11 +232,12 @@ impl Hub {
             self.give_up(&mut state, at, operation);
             return Begun::Failed(fault);
         }
-        if let Some(fault) = group.down.values().next().copied() {
+        if let Some(fault) = group.absence(operation) {
             self.give_up(&mut state, at, operation);
             drop(self.break_from(scope, state, at, operation, fault));
             return Begun::Failed(fault);
         }
+        let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
         let run = Run::new(call.plan, call.layout, call.input, call.combiner);
         let notices: Vec<_> = match (call.lends, run.lends()) {
             (true, true) => Vec::new(),
@@ -226,8 +245,8 @@ impl Hub {
             (true, false) => run.long_sends().into_iter().map(|peer| (peer, Notice::Ask)).collect(),
             (false, _) => run.long_receipts().collect(),
         };
-        let Call { is_small, lends, .. } = call;
-        let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small };
+        let Call { is_small, lends, share, .. } = call;
+        let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small, share };
         group.started = group.started.max(operation + 1);
         if let Some(slot) = group.slot(operation) {
             *slot = Slot::Running(Box::new(op));
@@ -245,7 +264,7 @@ impl Hub {
         }
         state = self.take_from_boards(scope, state, at, operation);
         if (is_small || lends) && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
-            self.count_call(scope, &mut state, at, is_small);
+            self.count_call(scope, &mut state, at, !is_long);
         }
         let (mut state, ended) = self.progress(scope, state, at, operation);
         self.announce(scope, &mut state, at);
@@ -281,7 +300,7 @@ impl Hub {
         };
         let hub = self.clone();
         handle.post_run(move |scope| {
-            let cause = Fault::CollectiveMismatch { ranks: [hub.me; 2], calls: [name; 2] };
+            let cause = Fault::CollectiveRefused { rank: hub.me, call: name };
             drop(hub.break_from(scope, hub.lock(), at, operation, cause));
         });
     }

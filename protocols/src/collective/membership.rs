@@ -126,8 +126,8 @@ impl Hub {
         }
     }
 
-    /// The last handle of a group is gone. As a rule all members drop it after the same operation; where something went
-    /// wrong this one may be the only one, and tells the others.
+    /// The last handle of a group is gone. As a rule all members drop it after the same operation. Those who do not, hear of
+    /// it: they may call another one, and where something went wrong they hear of that.
     pub fn abandon(self: &Arc<Self>, handle: &Handle, at: usize) {
         let hub = self.clone();
         handle.post_run(move |scope| {
@@ -143,6 +143,13 @@ impl Hub {
             };
             if let Some(cause) = cause.or_else(lost) {
                 state = hub.break_from(scope, state, at, next, cause);
+            } else {
+                // Whoever calls another tells all.
+                let record = Record::Left { id: group.membership.id, first: next }.encode();
+                let to: Vec<Rank> =
+                    group.neighbours().into_iter().map(|place| group.membership.members[place]).collect();
+                let mut way = Way { hub: &hub, scope, peers: &mut state.peers };
+                to.into_iter().for_each(|member| way.record(member, &record));
             }
             if let Some(group) = state.groups.get_mut(at) {
                 group.abandoned = true;

@@ -32,8 +32,10 @@ mod schedule;
 mod simulation;
 mod spec;
 mod stage;
+mod staged;
 mod state;
 mod trouble;
+mod unboarded;
 pub(crate) mod wire;
 
 pub use algorithm::Algorithm;

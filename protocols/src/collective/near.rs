@@ -95,11 +95,11 @@ impl GroupState {
     /// The boards, if this member's part of an operation that it calls now can be written there.
     #[inline]
     pub fn writes(&mut self, operation: u64) -> Option<&Arc<GroupBoard>> {
-        let near = &mut self.near;
-        let boards = near.boards.as_ref().filter(|_| near.open)?;
-        if self.broken.is_some() || !self.down.is_empty() {
+        if !self.near.open || self.broken.is_some() || self.absence(operation).is_some() {
             return None;
         }
+        let near = &mut self.near;
+        let boards = near.boards.as_ref()?;
         if operation >= near.limit {
             near.limit = boards.board.room();
         }
@@ -114,7 +114,7 @@ impl GroupState {
         }
         for early in self.take_early(operation) {
             let place = early.place();
-            if !matches!(early, Early::Part { .. }) || !self.is_written(place, operation) {
+            if matches!(early, Early::Notice { .. }) || !self.is_written(place, operation) {
                 // There was room for it before.
                 self.keep(operation, place, early);
             }

@@ -76,6 +76,8 @@ pub(crate) enum Unfit {
     NotOffered,
     /// The schedule's program is not one that could be carried out.
     Broken(&'static str),
+    /// As many operations are under way as can be told apart.
+    TooMany,
 }
 
 /// FNV-1a.

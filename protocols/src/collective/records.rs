@@ -28,6 +28,7 @@ impl Hub {
                 self.introduced(scope, state, source, (group, id, origin), members);
             }
             Record::Broken { id, first, cause } => self.broken(scope, state, source, (id, first), cause),
+            Record::Left { id, first } => self.left(scope, state, source, id, first),
             Record::Clear { group, .. }
             | Record::Ask { group, .. }
             | Record::Started { group, .. }
@@ -86,7 +87,7 @@ impl Hub {
                     group.wanted = true;
                 }
             }
-            Record::Introduce { .. } | Record::Broken { .. } => {}
+            Record::Introduce { .. } | Record::Left { .. } | Record::Broken { .. } => {}
         }
     }
 
@@ -111,7 +112,7 @@ impl Hub {
                 state = self.take_in(scope, state, at, operation, early);
                 drop(self.go_on(scope, state, at, operation));
             }
-            Some(Slot::Out | Slot::Ended) => {}
+            Some(Slot::Reading | Slot::Out | Slot::Ended) => {}
             None if operation < base => {}
             _ => {
                 if group.failure(operation).is_none() && !group.keep(operation, place, early) {
@@ -151,6 +152,30 @@ impl Hub {
             if member.asked && operation >= member.started + WINDOW {
                 break;
             }
+        }
+    }
+
+    /// A member has dropped a group.
+    fn left(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'_>,
+        source: Rank,
+        id: u64,
+        first: u64,
+    ) {
+        let fault = Fault::GroupLeft(source);
+        let Some(at) = state.ids.get(&id).copied() else { return state.note_left(id, first, fault) };
+        let group = &mut state.groups[at];
+        if group.membership.place_of(source).is_none() {
+            return self.corrupt(scope, state, source);
+        }
+        group.note_left(first, fault);
+        // As a rule nobody calls another.
+        if (first.max(group.base)..group.next())
+            .any(|operation| !matches!(group.slot_of(operation), None | Some(Slot::Ended)))
+        {
+            drop(self.break_from(scope, state, at, first, fault));
         }
     }
 

@@ -216,7 +216,7 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
             let plan = match Plan::new(&*case.algorithm, kind, &place) {
                 Ok(plan) => plan,
                 Err(Unfit::NotOffered) => return None,
-                Err(Unfit::Broken(why)) => panic!("{:?} {kind:?}: {why}", case.algorithm),
+                Err(unfit) => panic!("{:?} {kind:?}: {unfit:?}", case.algorithm),
             };
             let lengths = match kind {
                 Kind::Barrier => Lengths::Same(0),

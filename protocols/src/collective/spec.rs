@@ -6,11 +6,13 @@ use super::plan::Plan;
 use super::reduce::{Combiner, Datum};
 use super::run::Input;
 use super::schedule::Kind;
-use super::stage::{Area, LEAST_LENT, LEAST_OF_TWO, Lent, Outcome, Sink};
+use super::stage::{Area, LEAST_LENT, LEAST_OF_TWO, LENT_CHUNK, Lent, MOST_COMBINED, Outcome, Sink};
+use super::staged::Exchange;
 use bytes::Bytes;
 use posthaste_core::Collective;
 use posthaste_core::memory::SharedSlice;
 use std::any::Any;
+use std::marker::PhantomData;
 use zerocopy::FromBytes;
 
 /// Where blocks lie, and behind the last.
@@ -30,6 +32,8 @@ pub(super) struct Spec<'v> {
     pub tables: Option<[Places; 2]>,
     /// Makes a place for so many values of the result, where it is a row of them.
     sink: Option<fn(usize) -> Box<dyn Sink>>,
+    /// Makes one in which such a row is combined out of those of all members.
+    total: Option<fn(Combiner) -> Box<dyn Sink>>,
 }
 
 /// What goes into an operation.
@@ -41,7 +45,7 @@ pub(super) enum Given<'v> {
 }
 
 impl Given<'_> {
-    fn as_bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         match self {
             Given::Kept(bytes) | Given::New(bytes) => bytes,
             Given::Owned(bytes) => bytes,
@@ -59,14 +63,38 @@ impl Given<'_> {
 
 impl<'v> Spec<'v> {
     pub fn new(kind: Kind, name: fn(u32) -> Collective) -> Self {
-        let (combiner, tables, sink) = (None, None, None);
+        let (combiner, tables, sink, total) = (None, None, None, None);
         let input = Given::Owned(Bytes::new());
-        Self { kind, root: 0, name, bytes: 0, element: 1, input, combiner, tables, sink }
+        Self { kind, root: 0, name, bytes: 0, element: 1, input, combiner, tables, sink, total }
     }
 
     /// For operations of values of a type.
     pub fn of<T: Datum>(kind: Kind, name: fn(u32) -> Collective) -> Self {
-        Self { element: size_of::<T>(), sink: Some(Values::<T>::sink), ..Self::new(kind, name) }
+        let (sink, total) = (Some(Values::<T>::sink as _), Some(Total::<T>::sink as _));
+        Self { element: size_of::<T>(), sink, total, ..Self::new(kind, name) }
+    }
+
+    /// What members of a group of so many give to each other, and where its result is put together, if they are to lay it
+    /// into their stages for each other and to tell of that on their boards; the same on all members.
+    pub fn exchange(&self, size: usize) -> Option<(Exchange, Box<dyn Sink>)> {
+        let block = self.bytes;
+        if self.tables.is_some() || !(1..=LENT_CHUNK).contains(&block) {
+            return None;
+        }
+        let (kind, bytes) = match self.kind {
+            Kind::AllToAll | Kind::ReduceScatter => (Kind::AllToAll, block.checked_mul(size)?),
+            Kind::AllGather | Kind::AllReduce => (Kind::AllGather, block),
+            _ => return None,
+        };
+        let sink = match &self.combiner {
+            None => self.sink?(size * block / self.element.max(1)),
+            // Each combines what is for it out of all stages: no more than that is faster than to share that work.
+            Some(combiner) if !combiner.is_users() && size * block <= MOST_COMBINED => {
+                self.total?(combiner.clone())
+            }
+            Some(_) => return None,
+        };
+        Some((Exchange { kind, block, bytes }, sink))
     }
 
     /// Bytes of all values that a rank gives to such an operation, if its members are to lend them to each other: where it
@@ -143,6 +171,43 @@ impl<T: Datum> Sink for Values<T> {
 
     fn finish(self: Box<Self>) -> Box<dyn Any + Send> {
         Box::new(self.values)
+    }
+}
+
+/// A result that is combined, in the order of what comes.
+struct Total<T> {
+    combiner: Combiner,
+    total: Vec<u8>,
+    /// One that comes.
+    part: Vec<u8>,
+    values: PhantomData<fn() -> T>,
+}
+
+impl<T: Datum> Total<T> {
+    fn sink(combiner: Combiner) -> Box<dyn Sink> {
+        Box::new(Self { combiner, total: Vec::new(), part: Vec::new(), values: PhantomData })
+    }
+}
+
+impl<T: Datum> Sink for Total<T> {
+    fn shared(&mut self, part: SharedSlice) {
+        if self.total.is_empty() {
+            return part.append_to(&mut self.total);
+        }
+        self.part.clear();
+        part.append_to(&mut self.part);
+        self.combiner.run(&mut self.total, &self.part, false);
+    }
+
+    fn private(&mut self, part: &[u8]) {
+        match self.total.is_empty() {
+            true => self.total.extend_from_slice(part),
+            false => self.combiner.run(&mut self.total, part, false),
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Box<dyn Any + Send> {
+        Box::new(values_in::<T>(&self.total).collect::<Vec<T>>())
     }
 }
 

@@ -23,12 +23,16 @@ use std::sync::{Arc, Mutex};
 pub(super) const LEAST_LENT: usize = 16 << 10;
 /// The same for an allreduce of two.
 pub(super) const LEAST_OF_TWO: usize = 192 << 10;
+/// Bytes that a member reads to combine a vector out of the stages of all, instead of a part of it for all.
+pub(super) const MOST_COMBINED: usize = 64 << 10;
 /// Bytes of a block that one message tells of.
 pub(super) const LENT_CHUNK: usize = 1 << 20;
 /// Tells these operations apart from others by the same schedule.
 pub(super) const LENT_MARK: u32 = 0x6c65_6e74;
-/// Bytes of a group's stages on one rank, together.
-const MOST_STAGED: u64 = 32 << 20;
+/// Bytes of a group's stages on one rank, together, unless the settings say otherwise.
+pub(super) const MOST_STAGED: u64 = 32 << 20;
+/// Bytes of a stage, so that several short operations are under way at once.
+const LEAST_STAGE: u64 = 32 << 10;
 /// Operations whose inputs a stage has room for: of one that is read still, and of the next.
 const AT_ONCE: u64 = 2;
 /// Areas begin at a multiple of this, which keeps them out of each other's lines.
@@ -65,20 +69,20 @@ impl Stage {
         while self.used.front().is_some_and(|(user, _)| *user < ended) {
             self.used.pop_front();
         }
+        self.take_free(operation, len)
+    }
+
+    /// The same, but for what has ended meanwhile.
+    fn take_free(&mut self, operation: u64, len: u64) -> Option<Area> {
         let (room, whole) = (len.next_multiple_of(ALIGN), self.memory.len() as u64);
-        let start = match (self.used.front(), self.used.back()) {
-            (Some((_, first)), Some((_, last))) if last.start >= first.start => {
-                match last.end + room <= whole {
-                    true => last.end,
-                    // Again from the start.
-                    false if room <= first.start => 0,
-                    false => return None,
-                }
-            }
-            (Some((_, first)), Some((_, last))) if last.end + room <= first.start => last.end,
-            (None, _) if room <= whole => 0,
-            _ => return None,
+        let last = self.used.back().map_or(0, |(_, last)| last.end);
+        // Where there is room for two and no more, neither lies in the middle.
+        let starts = if 3 * room > whole { [0, whole / 2] } else { [last, 0] };
+        let is_free = |start: &u64| {
+            let end = start + room;
+            end <= whole && self.used.iter().all(|(_, used)| used.end <= *start || end <= used.start)
         };
+        let start = starts.into_iter().find(is_free)?;
         let memory = self.memory.slice(start, len)?;
         self.used.push_back((operation, start..start + room));
         Some(Area { memory, offset: self.offset + start })
@@ -99,7 +103,7 @@ pub(super) struct Stages {
 impl GroupState {
     /// Room in this rank's stage for the input of an operation that is called now, if all others look at its boards, by
     /// which it hears that they have read it.
-    pub fn stage(&mut self, home: &WindowHome, operation: u64, len: usize) -> Option<Area> {
+    pub fn stage(&mut self, home: &WindowHome, operation: u64, len: usize, most: u64) -> Option<Area> {
         if self.broken.is_some() || !self.down.is_empty() {
             return None;
         }
@@ -107,23 +111,31 @@ impl GroupState {
         let Near { stages, boards, open, .. } = &mut self.near;
         let boards = boards.as_ref().filter(|_| *open)?;
         let len = len as u64;
-        if let Some(stage) = &mut stages.current
-            && let Some(area) = stage.take(operation, len, boards.board.ended_by_all())
-        {
-            return Some(area);
+        if let Some(stage) = &mut stages.current {
+            // To ask how far the others are is to look at a line of each.
+            let free = stage.take_free(operation, len);
+            let free = free.or_else(|| stage.take(operation, len, boards.board.ended_by_all()));
+            if free.is_some() {
+                return free;
+            }
         }
         let wanted = AT_ONCE * len.next_multiple_of(ALIGN);
         let has = stages.current.as_ref().map_or(0, |stage| stage.memory.len() as u64);
-        if wanted <= has || wanted > MOST_STAGED - stages.bytes || operation < stages.refused_until {
+        let most = most.saturating_sub(stages.bytes);
+        if wanted <= has || wanted > most || operation < stages.refused_until {
             return None;
         }
-        let Some((own, memory)) = home.lend(wanted) else {
+        // One that is larger than it has to be serves operations that get longer and longer, too.
+        let ample = wanted.next_power_of_two().max(LEAST_STAGE);
+        let Some((own, memory)) =
+            [ample, wanted].into_iter().filter(|len| *len <= most).find_map(|len| home.lend(len))
+        else {
             stages.refused_until = operation + PATIENCE;
             return None;
         };
         let offset = own.1.offset;
         home.exchange().hold_more(key, own);
-        stages.bytes += wanted;
+        stages.bytes += memory.len() as u64;
         stages.current.insert(Stage { memory, offset, used: VecDeque::new() }).take(operation, len, 0)
     }
 }
@@ -169,13 +181,17 @@ mod tests {
         let mut stage = Stage { memory, offset: 1 << 16, used: VecDeque::new() };
         let mut take = |operation, len, ended| Some(stage.take(operation, len, ended)?.offset - (1 << 16));
         assert_eq!(take(0, 8 * ALIGN + 1, 0), None);
-        assert_eq!(take(0, 3 * ALIGN, 0), Some(0));
-        assert_eq!(take(1, 3 * ALIGN - 5, 0), Some(3 * ALIGN));
-        assert_eq!((take(2, 3 * ALIGN, 0), take(2, 2 * ALIGN, 0)), (None, Some(6 * ALIGN)));
-        assert_eq!((take(3, 1, 0), take(3, 4 * ALIGN, 1)), (None, None), "operation 1 is read");
-        assert_eq!((take(3, 2 * ALIGN, 1), take(4, 2 * ALIGN, 1)), (Some(0), None));
-        assert_eq!(take(4, ALIGN, 1), Some(2 * ALIGN));
-        assert_eq!((take(5, 1, 1), take(5, 3 * ALIGN, 2)), (None, Some(3 * ALIGN)));
-        assert_eq!(take(6, 8 * ALIGN, 6), Some(0));
+        assert_eq!(take(0, 2 * ALIGN, 0), Some(0));
+        assert_eq!(take(1, 2 * ALIGN - 5, 0), Some(2 * ALIGN));
+        assert_eq!(take(2, 2 * ALIGN, 0), Some(4 * ALIGN));
+        assert_eq!((take(3, 1, 1), take(3, 2 * ALIGN, 1)), (Some(6 * ALIGN), Some(0)));
+        assert_eq!((take(4, 2 * ALIGN, 1), take(4, ALIGN, 1)), (None, None), "operation 1 is read");
+        assert_eq!((take(5, 2 * ALIGN, 4), take(6, 2 * ALIGN, 4)), (Some(0), Some(2 * ALIGN)));
+        // Of the longest there is room for two, wherever shorter ones lay before.
+        assert_eq!((take(7, ALIGN, 7), take(8, ALIGN, 7)), (Some(0), Some(ALIGN)));
+        for operation in 9..20 {
+            let place = (operation % 2) * 4 * ALIGN;
+            assert_eq!(take(operation, 4 * ALIGN, operation - 1), Some(place), "{operation}");
+        }
     }
 }

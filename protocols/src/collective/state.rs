@@ -6,6 +6,7 @@ use super::near::Near;
 use super::plan::Plan;
 use super::run::Run;
 use super::schedule::{Kind, Place, Schedule};
+use super::staged::Share;
 use super::wire::Origin;
 use bytes::Bytes;
 use posthaste_core::engine::Wait;
@@ -21,6 +22,14 @@ use std::task::Waker;
 pub(super) const WINDOW: u64 = 64;
 /// Bytes of a member's parts of operations that are still to be started here, past which it has broken the rules.
 const MOST_EARLY: usize = 8 << 20;
+/// Operations of a group that are under way on a rank. Parts of them name the low bits of their numbers.
+pub(super) const MOST_UNDER_WAY: usize = 1 << 15;
+/// By how many operations a part may be late that nobody has waited for.
+const LATE: u64 = 1 << 14;
+const _: () = assert!(LATE + MOST_UNDER_WAY as u64 + 2 * WINDOW <= 1 << 16);
+/// Groups that members have dropped and that are still to be made here, as far as that is known: those that are gone here, too,
+/// are among them.
+const MOST_LEFT: usize = 1 << 12;
 /// Groups that a peer may introduce before anybody here asks for them.
 pub(super) const MOST_OFFERED: usize = 1024;
 /// Plans that a group keeps.
@@ -113,6 +122,8 @@ pub(super) struct Op {
     pub ticket: Option<Ticket>,
     /// Its parts may come from the boards, too, and one of them twice.
     pub is_small: bool,
+    /// What the boards say is where parts lie, and this is what is for this rank.
+    pub share: Option<Share>,
 }
 
 /// The place of an operation.
@@ -123,6 +134,8 @@ pub(super) enum Slot {
     Running(Box<Op>),
     /// It is on the group's boards, and its caller looks there.
     OnBoard(OnBoard),
+    /// Its caller reads what all have laid out for it.
+    Reading,
     /// Somebody works on it and puts it back.
     Out,
     Ended,
@@ -185,6 +198,8 @@ pub(super) struct GroupState {
     pub early: HashMap<u64, Vec<Early>>,
     pub down: BTreeMap<usize, Fault>,
     pub broken: Option<(u64, Fault)>,
+    /// From which operation on a member takes no part, because it has dropped the group.
+    left: Option<(u64, Fault)>,
     /// The group, and its operation, from which this one was made.
     pub parent: Option<(u64, u64)>,
     plans: Vec<(Kind, usize, Choice, Arc<Plan>)>,
@@ -206,6 +221,7 @@ impl GroupState {
             early: HashMap::new(),
             down: BTreeMap::new(),
             broken: None,
+            left: None,
             parent,
             plans: Vec::new(),
             wanted: false,
@@ -237,11 +253,26 @@ impl GroupState {
         self.base + self.slots.len() as u64
     }
 
-    /// The whole number of an operation, from its low bits.
+    /// The whole number of an operation, from its low bits: of one that is under way here, or is to be called next, or was
+    /// over a short while ago.
     #[inline]
     pub fn whole_number(&self, low: u16) -> u64 {
-        let next = self.next();
-        next.wrapping_add_signed(i64::from(low.wrapping_sub(next as u16) as i16))
+        let least = self.base.wrapping_sub(LATE);
+        least.wrapping_add(u64::from(low.wrapping_sub(least as u16)))
+    }
+
+    /// Who takes no part in an operation that is called now, if anybody: it is gone, or has dropped the group.
+    #[inline]
+    pub fn absence(&self, operation: u64) -> Option<Fault> {
+        let left = || self.left.filter(|(first, _)| *first <= operation).map(|(_, fault)| fault);
+        self.down.values().next().copied().or_else(left)
+    }
+
+    /// A member has dropped the group, and takes no part in operations from `first` on.
+    pub fn note_left(&mut self, first: u64, fault: Fault) {
+        if self.left.is_none_or(|(known, _)| first < known) {
+            self.left = Some((first, fault));
+        }
     }
 
     #[inline]
@@ -401,6 +432,8 @@ pub(super) struct State {
     pub unclaimed: HashMap<u64, Vec<Unclaimed>>,
     /// Groups that are broken and are still to be made here.
     pub broken: HashMap<u64, (u64, Fault)>,
+    /// Who has dropped which groups that are not here, from which operation on, the latest last.
+    pub left: VecDeque<(u64, u64, Fault)>,
     pub offers: VecDeque<Offer>,
     pub waiters: Vec<Waker>,
     pub down: BTreeMap<Rank, Fault>,
@@ -422,6 +455,7 @@ impl State {
             peers,
             unclaimed: HashMap::new(),
             broken: HashMap::new(),
+            left: VecDeque::new(),
             offers: VecDeque::new(),
             waiters: Vec::new(),
             down: BTreeMap::new(),
@@ -472,9 +506,23 @@ impl State {
             }
         }
         group.broken = self.broken.remove(&id);
+        self.left.retain(|(left, first, fault)| {
+            if *left == id {
+                group.note_left(*first, *fault);
+            }
+            *left != id
+        });
         let at = self.groups.insert(group);
         self.ids.insert(id, at);
         Some(at)
+    }
+
+    /// A member has dropped a group that is not here: it is still to be made, or is gone.
+    pub fn note_left(&mut self, id: u64, first: u64, fault: Fault) {
+        if self.left.len() >= MOST_LEFT {
+            self.left.pop_front();
+        }
+        self.left.push_back((id, first, fault));
     }
 
     /// Removes a group that nobody here can name any more.
@@ -491,5 +539,44 @@ pub(super) fn value_of(result: Option<Bytes>) -> Value {
         None => Value::Unit,
         Some(bytes) if bytes.len() <= posthaste_core::slot::SMALL_VALUE => Value::copy(&bytes),
         Some(bytes) => Value::Bytes(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group() -> GroupState {
+        let membership = Membership::new(7, vec![Rank(0), Rank(1)], Rank(0), &[0, 0]).expect("a group");
+        GroupState::new(Arc::new(membership), None)
+    }
+
+    #[test]
+    fn low_bits_name_every_operation_that_can_be_under_way() {
+        let mut group = group();
+        for base in [0, 1, 40_000, 65_535, 1 << 20, (1 << 40) + 77] {
+            group.base = base;
+            let most = base + MOST_UNDER_WAY as u64 + 2 * WINDOW;
+            for operation in base.saturating_sub(LATE)..most {
+                assert_eq!(group.whole_number(operation as u16), operation, "{base}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_dropped_a_group_is_known_when_it_is_made() {
+        let mut state = State::new(Rank(0), 2);
+        let world = Membership::new(0, vec![Rank(0), Rank(1)], Rank(0), &[0, 0]).expect("a group");
+        state.add(GroupState::new(Arc::new(world), None));
+        for id in 0..2 * MOST_LEFT as u64 {
+            state.note_left(1000 + id, 3, Fault::GroupLeft(Rank(1)));
+        }
+        assert_eq!(state.left.len(), MOST_LEFT);
+        state.note_left(7, 5, Fault::GroupLeft(Rank(1)));
+        state.note_left(7, 4, Fault::GroupLeft(Rank(1)));
+        let at = state.add(group()).expect("room");
+        assert_eq!(state.groups[at].absence(3), None);
+        assert_eq!(state.groups[at].absence(4), Some(Fault::GroupLeft(Rank(1))));
+        assert_eq!(state.left.len(), MOST_LEFT - 2);
     }
 }

@@ -62,7 +62,7 @@ impl Hub {
                     }
                     Slot::Reserved => *slot = Slot::Reserved,
                     // Whoever looks at the boards looks here, too.
-                    Slot::OnBoard(_) | Slot::Out | Slot::Ended => {}
+                    Slot::OnBoard(_) | Slot::Reading | Slot::Out | Slot::Ended => {}
                 }
             }
             group.sweep();

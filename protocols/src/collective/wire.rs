@@ -29,6 +29,7 @@ const BROKEN: u32 = 5;
 const BOARD: u32 = 6;
 const LOOKING: u32 = 7;
 const ASK: u32 = 8;
+const LEFT: u32 = 9;
 
 const HEADER: usize = 24;
 
@@ -135,6 +136,8 @@ pub(crate) enum Record {
     Board { group: u16, offset: u64 },
     /// The sender knows the boards of all and looks there.
     Looking { group: u16 },
+    /// The sender has dropped the group, and takes no part in its operations from `first` on.
+    Left { id: u64, first: u64 },
     /// No operation of the group from `first` on can end well.
     Broken { id: u64, first: u64, cause: Fault },
 }
@@ -194,6 +197,7 @@ impl Record {
             Record::Want { group, operations } => header(WANT, *group, *operations, 0),
             Record::Board { group, offset } => header(BOARD, *group, *offset, 0),
             Record::Looking { group } => header(LOOKING, *group, 0, 0),
+            Record::Left { id, first } => header(LEFT, 0, *id, *first),
             Record::Broken { id, first, cause } => {
                 header(BROKEN, 0, *id, *first);
                 put_cause(&mut bytes, *cause);
@@ -231,6 +235,7 @@ impl Record {
             WANT => Record::Want { group, operations: a },
             BOARD => Record::Board { group, offset: a },
             LOOKING => Record::Looking { group },
+            LEFT => Record::Left { id: a, first: b },
             BROKEN => Record::Broken { id: a, first: b, cause: parse_cause(bytes)? },
             _ => return None,
         })
@@ -281,6 +286,7 @@ mod tests {
             Record::Want { group: 7, operations: 65 },
             Record::Board { group: 8, offset: 1 << 40 },
             Record::Looking { group: 9 },
+            Record::Left { id: 1 << 45, first: 1 << 40 },
         ];
         for cause in [
             Fault::PeerLost(Rank(4)),
@@ -288,6 +294,8 @@ mod tests {
             Fault::PeerCorrupt(Rank(6)),
             Fault::RemotePanicked(Rank(7)),
             mismatch,
+            Fault::GroupLeft(Rank(3)),
+            Fault::CollectiveRefused { rank: Rank(8), call: Collective::AllToAll(12) },
         ] {
             records.push(Record::Broken { id: 1, first: 2, cause });
         }
