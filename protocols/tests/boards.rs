@@ -3,20 +3,14 @@
 mod near;
 mod support;
 
-use futures::future::join_all;
-use near::{Check, Overlap, fault_of, one_by_one, overlapping, wait, warm};
+use near::{
+    Call, Check, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, uneven, wait, warm,
+    whoever_dies,
+};
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::Algorithm;
-use posthaste_protocols::{CollectiveError, Group, InFlight, Reduce};
+use posthaste_protocols::{CollectiveError, Group, Reduce};
 use support::{Random, Setup, run, values};
-
-/// Floats whose sum depends on the order in which they are added.
-fn uneven(seed: u64, rank: usize, len: usize) -> Vec<f64> {
-    values(seed, rank, len)
-        .into_iter()
-        .map(|value| value as f64 * 2f64.powi((value % 61) as i32 - 30))
-        .collect()
-}
 
 /// Starts the operation with that number; what is given checks its result.
 fn start(group: &Group, number: u64) -> Check {
@@ -105,45 +99,28 @@ fn others_go_between_them() {
 
 #[test]
 fn calls_that_do_not_match_are_told_to_all_wherever_they_go() {
-    type Wrong = fn(&Group) -> InFlight<Vec<u64>>;
-    let wrong: [(Wrong, Collective); 6] = [
-        (|group| group.all_gather(&[0u64]), Collective::AllGather(8)),
-        (|group| group.all_reduce(&[0u64; 2], &Reduce::sum()), Collective::AllReduce(16)),
-        (|group| group.all_reduce(&[0u64; 200], &Reduce::sum()), Collective::AllReduce(1600)),
-        (|group| group.all_reduce(&[0u64], &Reduce::max()), Collective::AllReduce(8)),
+    let wrong: [(Call, Collective); 6] = [
+        (|group| outcome(group.all_gather(&[0u64])), Collective::AllGather(8)),
+        (|group| outcome(group.all_reduce(&[0u64; 2], &Reduce::sum())), Collective::AllReduce(16)),
+        (|group| outcome(group.all_reduce(&[0u64; 200], &Reduce::sum())), Collective::AllReduce(1600)),
+        (|group| outcome(group.all_reduce(&[0u64], &Reduce::max())), Collective::AllReduce(8)),
         (
-            |group| group.schedule(Algorithm::Binomial).all_reduce(&[0u64], &Reduce::sum()),
+            |group| outcome(group.schedule(Algorithm::Binomial).all_reduce(&[0u64], &Reduce::sum())),
             Collective::AllReduce(8),
         ),
         // It waits for a message of one that sends none.
-        (|group| group.broadcast(0, &[0u64]), Collective::Broadcast(8)),
+        (|group| outcome(group.broadcast(0, &[0u64])), Collective::Broadcast(8)),
     ];
-    for (number, (wrong, name)) in wrong.into_iter().enumerate() {
+    for (wrong, name) in wrong {
+        // Its length is not told by who awaits it.
+        let is_told = |calls: [Collective; 2]| {
+            let kinds = calls.map(|call| std::mem::discriminant(&call));
+            kinds.contains(&std::mem::discriminant(&name)) || kinds[0] == kinds[1]
+        };
         // Who is wrong comes first, in the middle, or last.
         for late in [0, 1, 40] {
-            run(4, Setup::new(), async |member| {
-                let world = member.collectives.world();
-                let child = world.split(Some(0), 0).await.unwrap().unwrap();
-                warm(&child).await;
-                let is_wrong = member.rank.0 == 3;
-                wait(if is_wrong { late } else { 20 }).await;
-                let first = match is_wrong {
-                    true => wrong(&child).await.map(drop),
-                    false => child.all_reduce(&[1u64], &Reduce::sum()).await.map(drop),
-                };
-                let fault = fault_of(first);
-                let Fault::CollectiveMismatch { ranks, calls } = fault else { panic!("{number}: {fault:?}") };
-                assert!(ranks.contains(&Rank(3)), "{number}: {ranks:?}");
-                // Its length is not told by who awaits it.
-                let kinds = calls.map(|call| std::mem::discriminant(&call));
-                assert!(
-                    kinds.contains(&std::mem::discriminant(&name)) || kinds[0] == kinds[1],
-                    "{number}: {calls:?}"
-                );
-                // All later ones end so, too, and another group does not.
-                assert!(matches!(fault_of(child.barrier().await), Fault::CollectiveMismatch { .. }));
-                world.barrier().await.unwrap();
-            });
+            let right = |group: &Group| outcome(group.all_reduce(&[1u64], &Reduce::sum()));
+            mismatch(late, None, right, wrong, &is_told);
         }
     }
 }
@@ -169,35 +146,11 @@ fn an_unpolled_one_tells_of_a_mismatch_as_well() {
 
 #[test]
 fn whoever_dies_every_small_one_of_every_survivor_ends() {
-    for seed in 0..40u64 {
-        run(5, Setup::new(), async |member| {
-            let world = member.collectives.world();
-            let turned = world.split(Some(0), 9 - member.rank.0).await.unwrap().unwrap();
-            let mut random = Random(seed);
-            let (victim, at) = (random.below(5) as u32, random.below(60));
-            let mut own = Random(seed * 5 + u64::from(member.rank.0));
-            for turn in 0.. {
-                let group = if random.below(3) == 0 { &turned } else { &world };
-                let several: Vec<_> =
-                    (0..1 + random.below(3)).map(|_| group.all_reduce_one(1u64, &Reduce::sum())).collect();
-                if member.rank.0 == victim && turn == at {
-                    // What is written is written.
-                    member.fabric.kill(member.rank);
-                    return;
-                }
-                wait(own.below(6)).await;
-                let results = join_all(several).await;
-                if let Some(error) = results.into_iter().find_map(Result::err) {
-                    assert_eq!(error, CollectiveError::Fault(Fault::PeerLost(Rank(victim))));
-                    break;
-                }
-                assert!(turn < 100_000, "nobody notices");
-            }
-            for group in [&world, &turned] {
-                assert_eq!(fault_of(group.barrier().await), Fault::PeerLost(Rank(victim)));
-            }
-        });
-    }
+    let several = |group: &Group, random: &mut Random, _: u64| {
+        let one = |_| outcome(group.all_reduce_one(1u64, &Reduce::sum()));
+        (0..1 + random.below(3)).map(one).collect()
+    };
+    whoever_dies(40, 5, 60, several, |group| outcome(group.barrier()));
 }
 
 #[test]

@@ -1,15 +1,19 @@
 //! Long collective operations of members that share memory: lent to each other where they lie, as messages where there is
 //! no room for that, and both in one operation.
 
+mod laid;
+#[allow(dead_code, reason = "these tests need a part of it")]
 mod near;
 mod support;
 
-use near::{Check, Overlap, fault_of, one_by_one, overlapping, wait, warm};
+use laid::{late_readers, without_memory};
+use near::{
+    Call, Check, Outcome, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, wait, warm,
+    whoever_dies,
+};
 use posthaste_core::{Fault, Messager, Rank};
 use posthaste_protocols::collective::Algorithm;
-use posthaste_protocols::{CollectiveError, Group, Reduce};
-use std::future::Future;
-use std::pin::Pin;
+use posthaste_protocols::{Group, Reduce};
 use support::{Member, Random, Setup, run, values};
 
 /// Starts the operation with that number; what is given checks its result.
@@ -82,23 +86,7 @@ fn without_room_for_all_some_are_sent_as_messages() {
 
 #[test]
 fn who_has_no_memory_sends_messages_and_reads_what_others_lend() {
-    run(4, Setup::new(), async |member| {
-        let world = member.collectives.world();
-        warm(&world).await;
-        let device = member.client.device_for(member.rank).unwrap().clone();
-        let mut taken = Vec::new();
-        if member.rank.0 == 2 {
-            for len in [1 << 20, 4096] {
-                while let Ok(allocation) = device.allocate(len) {
-                    taken.push(allocation);
-                }
-            }
-        }
-        for number in 0..25 {
-            start(&world, number).await;
-        }
-        taken.into_iter().for_each(|taken| device.free(taken));
-    });
+    without_memory(&[1 << 20, 4096], 25, start);
 }
 
 const DOZENS: Overlap = Overlap { turns: 3, at_once: 40, pauses: 10 };
@@ -131,62 +119,29 @@ fn something_was_lent(member: &Member) {
 
 #[test]
 fn what_is_lent_stays_until_all_have_read_it() {
-    // Whoever is late reads what was lent to it before the others went on.
-    run(4, Setup::new(), async |member| {
-        let world = member.collectives.world();
-        warm(&world).await;
-        let mut random = Random(7 + u64::from(member.rank.0));
-        for turn in 0..40u64 {
-            let mut several: Vec<Check> = (0..3).map(|_| start(&world, turn)).collect();
-            wait(random.below(60)).await;
-            while let Some(next) = several.pop() {
-                next.await;
-            }
-        }
-        something_was_lent(&member);
-    });
+    late_readers(40, |turn| vec![turn; 3], start, something_was_lent);
 }
 
 #[test]
 fn calls_that_do_not_match_are_told_to_all() {
-    type Wrong = fn(&Group) -> Pin<Box<dyn Future<Output = Result<Vec<u64>, CollectiveError>>>>;
-    let wrong: [Wrong; 7] = [
-        |group| Box::pin(group.all_gather(&vec![0u64; 20_000])),
-        |group| Box::pin(group.all_reduce(&vec![0u64; 20_001], &Reduce::sum())),
-        |group| Box::pin(group.all_reduce(&vec![0u64; 20_000], &Reduce::max())),
-        |group| Box::pin(group.all_reduce(&[0u64], &Reduce::sum())),
+    let wrong: [Call; 7] = [
+        |group| outcome(group.all_gather(&vec![0u64; 20_000])),
+        |group| outcome(group.all_reduce(&vec![0u64; 20_001], &Reduce::sum())),
+        |group| outcome(group.all_reduce(&vec![0u64; 20_000], &Reduce::max())),
+        |group| outcome(group.all_reduce(&[0u64], &Reduce::sum())),
         |group| {
             let forced = group.schedule(Algorithm::Pairwise);
-            Box::pin(forced.all_reduce(&vec![0u64; 20_000], &Reduce::sum()))
+            outcome(forced.all_reduce(&vec![0u64; 20_000], &Reduce::sum()))
         },
-        |group| {
-            let barrier = group.barrier();
-            Box::pin(async { barrier.await.map(|()| Vec::new()) })
-        },
-        |group| Box::pin(group.broadcast(0, &vec![0u64; 20_000])),
+        |group| outcome(group.barrier()),
+        |group| outcome(group.broadcast(0, &vec![0u64; 20_000])),
     ];
-    for (number, wrong) in wrong.into_iter().enumerate() {
+    for wrong in wrong {
         // Who is wrong comes first, in the middle, or last; with a stage to lend from or without.
-        for (late, room) in [(0, true), (1, true), (40, true), (0, false), (40, false)] {
-            run(4, Setup::new(), async |member| {
-                let world = member.collectives.world();
-                let child = world.split(Some(0), 0).await.unwrap().unwrap();
-                warm(&child).await;
-                let device = member.client.device_for(member.rank).unwrap().clone();
-                let taken = (!room && member.rank.0 % 2 == 0).then(|| device.allocate(15 << 20).unwrap());
-                let is_wrong = member.rank.0 == 3;
-                wait(if is_wrong { late } else { 20 }).await;
-                let first = match is_wrong {
-                    true => wrong(&child).await,
-                    false => child.all_reduce(&vec![1u64; 20_000], &Reduce::sum()).await,
-                };
-                let fault = fault_of(first);
-                let Fault::CollectiveMismatch { ranks, .. } = fault else { panic!("{number}: {fault:?}") };
-                assert!(ranks.contains(&Rank(3)), "{number}: {ranks:?}");
-                assert!(matches!(fault_of(child.barrier().await), Fault::CollectiveMismatch { .. }));
-                world.barrier().await.unwrap();
-                taken.into_iter().for_each(|taken| device.free(taken));
-            });
+        let most = Some(15 << 20);
+        for (late, no_room) in [(0, None), (1, None), (40, None), (0, most), (40, most)] {
+            let right = |group: &Group| outcome(group.all_reduce(&vec![1u64; 20_000], &Reduce::sum()));
+            mismatch(late, no_room, right, wrong, &|_| true);
         }
     }
 }
@@ -205,43 +160,19 @@ fn a_panic_in_code_of_the_users_ends_it_for_all() {
 
 #[test]
 fn whoever_dies_every_long_one_of_every_survivor_ends() {
-    for seed in 0..30u64 {
-        run(4, Setup::new(), async |member| {
-            let world = member.collectives.world();
-            let turned = world.split(Some(0), 9 - member.rank.0).await.unwrap().unwrap();
-            let mut random = Random(seed);
-            let (victim, at) = (random.below(4) as u32, random.below(30));
-            let mut own = Random(seed * 5 + u64::from(member.rank.0));
-            for turn in 0.. {
-                let group = if random.below(3) == 0 { &turned } else { &world };
-                let len = 10_000 + random.below(20_000);
-                let several: Vec<_> =
-                    (0..2).map(|add| group.all_reduce(&vec![1 + add; len], &Reduce::sum())).collect();
-                if member.rank.0 == victim && turn == at {
-                    // What is lent is lent.
-                    member.fabric.kill(member.rank);
-                    return;
-                }
-                wait(own.below(6)).await;
-                let mut failed = None;
-                for (add, one) in several.into_iter().enumerate() {
-                    match one.await {
-                        Ok(sum) => assert!(sum == vec![4 * (1 + add); len], "a sum is wrong"),
-                        Err(error) => failed = Some(error),
-                    }
-                }
-                if let Some(error) = failed {
-                    assert_eq!(error, CollectiveError::Fault(Fault::PeerLost(Rank(victim))));
-                    break;
-                }
-                assert!(turn < 100_000, "nobody notices");
-            }
-            for group in [&world, &turned] {
-                let fault = fault_of(group.all_reduce(&vec![1u64; 10_000], &Reduce::sum()).await);
-                assert_eq!(fault, Fault::PeerLost(Rank(victim)));
-            }
-        });
-    }
+    let several = |group: &Group, random: &mut Random, _: u64| {
+        let len = 10_000 + random.below(20_000);
+        let one = |add: u64| -> Outcome {
+            let sum = group.all_reduce(&vec![1 + add; len], &Reduce::sum());
+            Box::pin(async move {
+                let sum = sum.await?;
+                assert!(sum == vec![4 * (1 + add); len], "a sum is wrong");
+                Ok(())
+            })
+        };
+        (0..2).map(one).collect()
+    };
+    whoever_dies(30, 4, 30, several, |group| outcome(group.all_reduce(&vec![1u64; 10_000], &Reduce::sum())));
 }
 
 #[test]

@@ -1,25 +1,21 @@
 //! Collective operations of members that share memory whose parts have no room on a board: laid out in stages, as messages,
 //! and both in one operation.
 
+mod laid;
 mod near;
 mod support;
 
-use near::{Check, Overlap, fault_of, one_by_one, overlapping, wait, warm};
+use laid::{late_readers, without_memory};
+use near::{
+    Call, Check, Outcome, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, uneven, wait, warm,
+    whoever_dies,
+};
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::Algorithm;
-use posthaste_protocols::{CollectiveError, Group, Reduce};
+use posthaste_protocols::{Group, Reduce};
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::{Member, Random, Setup, run, values};
-
-/// Floats whose sum depends on the order in which they are added.
-fn uneven(seed: u64, rank: usize, len: usize) -> Vec<f64> {
-    values(seed, rank, len)
-        .into_iter()
-        .map(|value| value as f64 * 2f64.powi((value % 61) as i32 - 30))
-        .collect()
-}
 
 /// Their sum in the order of the ranks, bit by bit.
 fn total(seed: u64, size: usize, len: usize) -> Vec<u64> {
@@ -117,23 +113,7 @@ fn without_room_for_all_some_are_sent_as_messages() {
 
 #[test]
 fn who_has_no_memory_sends_messages_and_reads_what_others_have_laid_out() {
-    run(4, Setup::new(), async |member| {
-        let world = member.collectives.world();
-        warm(&world).await;
-        let device = member.client.device_for(member.rank).unwrap().clone();
-        let mut taken = Vec::new();
-        if member.rank.0 == 2 {
-            for len in [1 << 20, 4096, 64] {
-                while let Ok(allocation) = device.allocate(len) {
-                    taken.push(allocation);
-                }
-            }
-        }
-        for number in 0..50 {
-            start(&world, number).await;
-        }
-        taken.into_iter().for_each(|taken| device.free(taken));
-    });
+    without_memory(&[1 << 20, 4096, 64], 50, start);
 }
 
 const THOUSAND: Overlap = Overlap { turns: 1, at_once: 1000, pauses: 60 };
@@ -190,18 +170,7 @@ fn where_all_have_called_it_there_is_no_message() {
 
 #[test]
 fn what_is_laid_out_stays_until_all_have_read_it() {
-    run(4, Setup::new(), async |member| {
-        let world = member.collectives.world();
-        warm(&world).await;
-        let mut random = Random(7 + u64::from(member.rank.0));
-        for turn in 0..100u64 {
-            let mut several: Vec<Check> = (0..5).map(|add| start(&world, turn + add)).collect();
-            wait(random.below(60)).await;
-            while let Some(next) = several.pop() {
-                next.await;
-            }
-        }
-    });
+    late_readers(100, |turn| (turn..turn + 5).collect(), start, |_| {});
 }
 
 #[test]
@@ -221,96 +190,46 @@ fn one_that_is_dropped_is_over_when_all_have_written() {
 
 #[test]
 fn calls_that_do_not_match_are_told_to_all() {
-    type Wrong = fn(&Group) -> Pin<Box<dyn Future<Output = Result<Vec<u64>, CollectiveError>>>>;
-    let wrong: [(Wrong, Option<Collective>); 8] = [
-        (|group| Box::pin(group.all_gather(&[0u64; 100])), Some(Collective::AllGather(800))),
-        (|group| Box::pin(group.all_to_all(&[0u64; 404])), Some(Collective::AllToAll(808))),
+    let wrong: [(Call, Option<Collective>); 8] = [
+        (|group| outcome(group.all_gather(&[0u64; 100])), Some(Collective::AllGather(800))),
+        (|group| outcome(group.all_to_all(&[0u64; 404])), Some(Collective::AllToAll(808))),
         (
-            |group| Box::pin(group.reduce_scatter(&[0u64; 400], &Reduce::max())),
+            |group| outcome(group.reduce_scatter(&[0u64; 400], &Reduce::max())),
             Some(Collective::ReduceScatter(800)),
         ),
-        (|group| Box::pin(group.all_to_all(&vec![0u64; 400_000])), Some(Collective::AllToAll(800_000))),
-        (|group| Box::pin(group.all_reduce(&[0u64], &Reduce::sum())), Some(Collective::AllReduce(8))),
-        (|group| Box::pin(group.schedule(Algorithm::Pairwise).all_to_all(&[0u64; 400])), None),
-        (
-            |group| {
-                let barrier = group.barrier();
-                Box::pin(async { barrier.await.map(|()| Vec::new()) })
-            },
-            None,
-        ),
-        (|group| Box::pin(group.broadcast(0, &[0u64; 400])), None),
+        (|group| outcome(group.all_to_all(&vec![0u64; 400_000])), Some(Collective::AllToAll(800_000))),
+        (|group| outcome(group.all_reduce(&[0u64], &Reduce::sum())), Some(Collective::AllReduce(8))),
+        (|group| outcome(group.schedule(Algorithm::Pairwise).all_to_all(&[0u64; 400])), None),
+        (|group| outcome(group.barrier()), None),
+        (|group| outcome(group.broadcast(0, &[0u64; 400])), None),
     ];
-    for (number, (wrong, name)) in wrong.into_iter().enumerate() {
+    for (wrong, name) in wrong {
+        let is_told = |calls: [Collective; 2]| {
+            name.filter(|_| calls[0] != calls[1]).is_none_or(|name| calls.contains(&name))
+        };
         // Who is wrong comes first, in the middle, or last; with room for stages or without.
-        for (late, room) in [(0, true), (1, true), (40, true), (0, false), (40, false)] {
-            run(4, Setup::new(), async |member| {
-                let world = member.collectives.world();
-                let child = world.split(Some(0), 0).await.unwrap().unwrap();
-                warm(&child).await;
-                let device = member.client.device_for(member.rank).unwrap().clone();
-                let mut taken = Vec::new();
-                if !room && member.rank.0 % 2 == 0 {
-                    taken.extend(std::iter::from_fn(|| device.allocate(4096).ok()));
-                }
-                let is_wrong = member.rank.0 == 3;
-                wait(if is_wrong { late } else { 20 }).await;
-                let first = match is_wrong {
-                    true => wrong(&child).await,
-                    false => child.all_to_all(&[1u64; 400]).await,
-                };
-                let fault = fault_of(first);
-                let Fault::CollectiveMismatch { ranks, calls } = fault else { panic!("{number}: {fault:?}") };
-                assert!(ranks.contains(&Rank(3)), "{number}: {ranks:?}");
-                if let Some(name) = name.filter(|_| calls[0] != calls[1]) {
-                    assert!(calls.contains(&name), "{number}: {calls:?}");
-                }
-                assert!(matches!(fault_of(child.barrier().await), Fault::CollectiveMismatch { .. }));
-                world.barrier().await.unwrap();
-                taken.into_iter().for_each(|taken| device.free(taken));
-            });
+        for (late, no_room) in [(0, None), (1, None), (40, None), (0, Some(4096)), (40, Some(4096))] {
+            let right = |group: &Group| outcome(group.all_to_all(&[1u64; 400]));
+            mismatch(late, no_room, right, wrong, &is_told);
         }
     }
 }
 
 #[test]
 fn whoever_dies_every_one_of_every_survivor_ends() {
-    for seed in 0..40u64 {
-        run(5, Setup::new(), async |member| {
-            let world = member.collectives.world();
-            let turned = world.split(Some(0), 9 - member.rank.0).await.unwrap().unwrap();
-            let mut random = Random(seed);
-            let (victim, at) = (random.below(5) as u32, random.below(60));
-            let mut own = Random(seed * 5 + u64::from(member.rank.0));
-            for turn in 0.. {
-                let group = if random.below(3) == 0 { &turned } else { &world };
-                let len = 1 + random.below(300);
-                let several: Vec<_> =
-                    (0..1 + random.below(3)).map(|_| group.all_to_all(&vec![turn; len * 5])).collect();
-                if member.rank.0 == victim && turn == at {
-                    // What is laid out is laid out.
-                    member.fabric.kill(member.rank);
-                    return;
-                }
-                wait(own.below(6)).await;
-                let mut failed = None;
-                for one in several {
-                    match one.await {
-                        Ok(all) => assert!(all == vec![turn; len * 5], "a block is not its sender's"),
-                        Err(error) => failed = Some(error),
-                    }
-                }
-                if let Some(error) = failed {
-                    assert_eq!(error, CollectiveError::Fault(Fault::PeerLost(Rank(victim))));
-                    break;
-                }
-                assert!(turn < 100_000, "nobody notices");
-            }
-            for group in [&world, &turned] {
-                assert_eq!(fault_of(group.all_gather(&[1u64; 9]).await), Fault::PeerLost(Rank(victim)));
-            }
-        });
-    }
+    let several = |group: &Group, random: &mut Random, turn: u64| {
+        let len = 1 + random.below(300);
+        let one = |_| -> Outcome {
+            let exchanged = group.all_to_all(&vec![turn; len * 5]);
+            Box::pin(async move {
+                let all = exchanged.await?;
+                assert!(all == vec![turn; len * 5], "a block is not its sender's");
+                Ok(())
+            })
+        };
+        (0..1 + random.below(3)).map(one).collect()
+    };
+    whoever_dies(40, 5, 60, several, |group| outcome(group.all_gather(&[1u64; 9])));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use bytes::Bytes;
-use posthaste_core::device::{Body, RemoteMemory};
+use posthaste_core::device::Body;
 use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
@@ -159,13 +159,7 @@ async fn a_get_fills_the_memory_that_it_was_given() {
         let (members, _log) = job(2, mode, limits).await;
         let all: Vec<u8> = (0..MEMORY as u32).map(|at| (at * 5 + (at >> 8)) as u8).collect();
         members[0].access(&members[1], 1, 0, support::job::Access::Put(&all)).await.expect("it lives");
-        let remote = RemoteMemory {
-            rank: Rank(1),
-            offset: members[1].memory,
-            len: MEMORY,
-            mapped: None,
-            incarnation: 0,
-        };
+        let remote = members[1].memory_of_rank(1);
         let key = members[0].enter(|scope| scope.table().remote.insert(remote)).await;
         for (len, capacity) in [(100_000, 100_000), (100_000, 120_000), (100_000, 99_999), (8, 5_000), (0, 8)]
         {
@@ -199,13 +193,7 @@ async fn rows_of_long_puts_and_gets_are_whole() {
     const COUNT: u64 = 20 * PLACES;
     for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
         let (members, _log) = job(2, mode, Limits::default()).await;
-        let remote = RemoteMemory {
-            rank: Rank(1),
-            offset: members[1].memory,
-            len: MEMORY,
-            mapped: None,
-            incarnation: 0,
-        };
+        let remote = members[1].memory_of_rank(1);
         let key = members[0].enter(|scope| scope.table().remote.insert(remote)).await;
         let bytes = |number: u64| Bytes::from(vec![number as u8 + 1; LEN as usize]);
         let mut tickets = Vec::new();

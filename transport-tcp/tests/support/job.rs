@@ -153,10 +153,14 @@ impl Member {
         Ok(self.ends(ticket).await?.as_bytes().to_vec())
     }
 
+    /// Its memory as others name it, to whom it is that rank.
+    pub fn memory_of_rank(&self, rank: u32) -> RemoteMemory {
+        RemoteMemory { rank: Rank(rank), offset: self.memory, len: MEMORY, mapped: None, incarnation: 0 }
+    }
+
     /// Puts to, or gets from, the memory of another member, and waits for the end.
     pub async fn access(&self, of: &Member, to: u32, offset: u64, rma: Access<'_>) -> Outcome {
-        let remote =
-            RemoteMemory { rank: Rank(to), offset: of.memory, len: MEMORY, mapped: None, incarnation: 0 };
+        let remote = of.memory_of_rank(to);
         let started = self
             .enter(|scope| {
                 let key = scope.table().remote.insert(remote);
