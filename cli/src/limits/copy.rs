@@ -12,7 +12,7 @@ pub(super) enum Copier {
     Avx512,
     /// 32-byte loads and stores.
     Avx2,
-    /// 64-byte loads, and stores that bypass the caches.
+    /// Loads, and stores that bypass the caches, of as many bytes as the processor has at once.
     Stream,
 }
 
@@ -25,10 +25,10 @@ impl Copier {
             all.push(Self::RepMovsb);
             if is_x86_feature_detected!("avx2") {
                 all.push(Self::Avx2);
+                all.push(Self::Stream);
             }
             if is_x86_feature_detected!("avx512f") {
                 all.push(Self::Avx512);
-                all.push(Self::Stream);
             }
         }
         all
@@ -59,7 +59,13 @@ impl Copier {
             Self::Avx2 => unsafe { x86::copy256(source, target, len) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Self::Stream => unsafe { x86::stream512(source, target, len) },
+            Self::Stream => unsafe {
+                if is_x86_feature_detected!("avx512f") {
+                    x86::stream512(source, target, len);
+                } else {
+                    x86::stream256(source, target, len);
+                }
+            },
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!(),
         }
@@ -263,16 +269,38 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn copy256(source: *const u8, target: *mut u8, len: usize) {
         let mut i = 0;
+        while i + 128 <= len {
+            // SAFETY: `i + 128 <= len`, and the caller's promise.
+            unsafe {
+                let block = source.add(i);
+                let l0 = _mm256_loadu_si256(block.cast());
+                let l1 = _mm256_loadu_si256(block.add(32).cast());
+                let l2 = _mm256_loadu_si256(block.add(64).cast());
+                let l3 = _mm256_loadu_si256(block.add(96).cast());
+                let block = target.add(i);
+                _mm256_store_si256(block.cast(), l0);
+                _mm256_store_si256(block.add(32).cast(), l1);
+                _mm256_store_si256(block.add(64).cast(), l2);
+                _mm256_store_si256(block.add(96).cast(), l3);
+            }
+            i += 128;
+        }
         while i < len {
             // SAFETY: `len` is a multiple of 64, and the caller's promise.
-            unsafe {
-                let a = _mm256_loadu_si256(source.add(i).cast());
-                let b = _mm256_loadu_si256(source.add(i + 32).cast());
-                _mm256_store_si256(target.add(i).cast(), a);
-                _mm256_store_si256(target.add(i + 32).cast(), b);
-            }
-            i += 64;
+            unsafe { _mm256_store_si256(target.add(i).cast(), _mm256_loadu_si256(source.add(i).cast())) };
+            i += 32;
         }
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn stream256(source: *const u8, target: *mut u8, len: usize) {
+        let mut i = 0;
+        while i < len {
+            // SAFETY: `len` is a multiple of 64, and the caller's promise.
+            unsafe { _mm256_stream_si256(target.add(i).cast(), _mm256_loadu_si256(source.add(i).cast())) };
+            i += 32;
+        }
+        _mm_sfence();
     }
 
     #[target_feature(enable = "avx512f")]

@@ -1,16 +1,20 @@
 //! Copies and sums in assembly, which the compiler cannot reason about: what a concurrent writer changes is a value.
 //!
-//! The wide loops use the registers 16 to 31 of AVX-512, which cost other code nothing; processors without it get
-//! loops over the 16-byte registers that every x86-64 has.
+//! The wide loops use the registers 16 to 31 of AVX-512, which cost other code nothing; processors without it get those
+//! over the registers of AVX2, or else over the 16-byte registers that every x86-64 has.
 #![allow(unsafe_code)]
+
+mod half;
 
 use super::strided::Run;
 use std::arch::asm;
 
-/// From this many bytes on `rep movsb` is as fast as any loop.
-const STRING_COPY_MIN: usize = 2048;
-/// Likewise where the two ranges lie differently in their cache lines.
-const SKEWED_STRING_COPY_MIN: usize = 32 << 10;
+/// From this many bytes on `rep movsb` is as fast as any loop, where the processor says that it is fast at all: where the
+/// ranges lie alike in their cache lines, and where not. (One that does not say so was seen to copy 1 MiB that lies
+/// differently at a tenth of its speed.)
+const STRING_COPY_MIN: [usize; 2] = [2048, 32 << 10];
+/// The same where the loop has the registers of AVX2.
+const HALF_STRING_COPY_MIN: [usize; 2] = [4096, 32 << 10];
 /// From this many bytes on a copy goes past the caches: it would push out of them what it wrote first, and whoever reads it
 /// finds it in memory in either case. Stores that say so spare reading the target before.
 const STREAMED_COPY_MIN: usize = 8 << 20;
@@ -23,24 +27,42 @@ fn has_wide() -> bool {
     std::is_x86_feature_detected!("avx512f")
 }
 
+fn has_fast_strings() -> bool {
+    std::is_x86_feature_detected!("ermsb")
+}
+
 /// Copies `len` bytes, at least 64.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
 #[inline]
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
+    // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
-        // The string copy is slow to begin, and slow where source and target lie differently in their lines.
-        let skewed = !(to as usize ^ from as usize).is_multiple_of(LINE);
-        if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
-            if len >= STREAMED_COPY_MIN {
-                copy_streamed(to, from, len, has_wide());
-            } else {
-                copy_string(to, from, len);
-            }
-        } else if has_wide() {
-            copy_wide(to, from, len);
+        if len >= STREAMED_COPY_MIN {
+            copy_streamed(to, from, len, has_wide());
+        } else {
+            copy_through(to, from, len);
+        }
+    }
+}
+
+/// The same through the caches.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
+    let skewed = usize::from(!(to as usize ^ from as usize).is_multiple_of(LINE));
+    let by_string = |least: [usize; 2]| len >= least[skewed] && has_fast_strings();
+    // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
+    unsafe {
+        if has_wide() {
+            if by_string(STRING_COPY_MIN) { copy_string(to, from, len) } else { copy_wide(to, from, len) }
+        } else if half::is_there() {
+            if by_string(HALF_STRING_COPY_MIN) { copy_string(to, from, len) } else { half::copy(to, from, len) }
+        } else if by_string(STRING_COPY_MIN) {
+            copy_string(to, from, len);
         } else {
             copy_narrow(to, from, len);
         }
@@ -48,14 +70,14 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// Copies `len` bytes to a target that is not in the caches yet, and may not be wanted there: memory that was just mapped is,
-/// since the kernel has cleared it.
+/// since the kernel has cleared it. At least 64 bytes.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
 #[inline]
 pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: as promised by the caller; any two ranges can be copied piece by piece.
-    unsafe { if len >= STREAMED_COPY_MIN { copy_string(to, from, len) } else { copy(to, from, len) } }
+    // SAFETY: as promised by the caller.
+    unsafe { copy_through(to, from, len) }
 }
 
 /// # Safety
@@ -219,13 +241,14 @@ pub(super) unsafe fn copy_blocks(run: Run) {
             match run.len {
                 8 => blocks_of_words(run),
                 64 if has_wide() => blocks_of_lines(run),
+                64 if half::is_there() => half::blocks_of_lines(run),
                 $($len => each_block(run, |to, from| short(to, from, $len)),)*
                 ..=64 => blocks_of_any_length(run),
                 len => each_block(run, |to, from| copy(to, from, len)),
             }
         };
     }
-    // SAFETY: as promised by the caller; the wide loop runs only where its instructions exist.
+    // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe { of_length!(1 2 4 12 16 20 24 28 32 40 48 56) }
 }
 
@@ -385,8 +408,16 @@ pub(super) unsafe fn sum(base: *const u64, words: usize) -> (u64, usize) {
     if blocks == 0 {
         return (0, 0);
     }
-    // SAFETY: blocks of SUM_BLOCK bytes are inside; the wide loop runs only where its instructions exist.
-    let sum = unsafe { if has_wide() { sum_wide(base, blocks) } else { sum_narrow(base, blocks) } };
+    // SAFETY: blocks of SUM_BLOCK bytes are inside; a loop runs only where its instructions exist.
+    let sum = unsafe {
+        if has_wide() {
+            sum_wide(base, blocks)
+        } else if half::is_there() {
+            half::sum(base, blocks)
+        } else {
+            sum_narrow(base, blocks)
+        }
+    };
     (sum, blocks * SUM_BLOCK / 8)
 }
 
@@ -530,6 +561,9 @@ mod tests {
                 if has_wide() {
                     loops.push(copy_wide);
                 }
+                if half::is_there() {
+                    loops.push(half::copy);
+                }
                 if len >= 2 * LINE {
                     loops.push(copy_past_the_caches);
                     if has_wide() {
@@ -554,6 +588,10 @@ mod tests {
             if took > 0 {
                 // SAFETY: as above.
                 assert_eq!(unsafe { sum_narrow(words.as_ptr(), took / 32) }, got);
+                if half::is_there() {
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { half::sum(words.as_ptr(), took / 32) }, got);
+                }
             }
         }
     }

@@ -1,0 +1,172 @@
+//! The loops over the 32-byte registers of AVX2, for processors without AVX-512.
+//!
+//! They use registers that other code uses as well, and clear the upper halves behind themselves: that costs nothing where
+//! a loop has been run, and spares code of the older kind its penalty on some processors. Hence every one of the sixteen is
+//! named as changed.
+
+use super::super::strided::Run;
+use std::arch::asm;
+
+/// `asm!` that may change every vector register.
+macro_rules! vectors {
+    ($($line:literal,)* ; $($operand:tt)*) => {
+        asm!(
+            $($line,)*
+            "vzeroupper",
+            $($operand)*
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack)
+        )
+    };
+}
+
+pub(super) fn is_there() -> bool {
+    std::is_x86_feature_detected!("avx2")
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX2.
+#[inline]
+pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe { if len <= 128 { copy_few(to, from, len) } else { copy_many(to, from, len) } }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, 64 to 128; the processor must have AVX2.
+#[inline]
+unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: two registers from the start, and two up to the end.
+    unsafe {
+        vectors!(
+            "vmovdqu ymm0, [{from}]",
+            "vmovdqu ymm1, [{from} + 32]",
+            "vmovdqu ymm2, [{from} + {last}]",
+            "vmovdqu ymm3, [{from} + {last} + 32]",
+            "vmovdqu [{to}], ymm0",
+            "vmovdqu [{to} + 32], ymm1",
+            "vmovdqu [{to} + {last}], ymm2",
+            "vmovdqu [{to} + {last} + 32], ymm3",
+            ;
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 64,
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, more than 128; the processor must have AVX2.
+unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
+    // The first register goes where the target begins, the loop on from its next 32 bytes' border, and the last 128 bytes
+    // up to its end: a store that crosses a line costs two.
+    let head = 32 - to as usize % 32;
+    // SAFETY: the first 32 bytes; blocks of 128 bytes at offsets below len - 128; and the last 128.
+    unsafe {
+        vectors!(
+            "vmovdqu ymm8, [{from}]",
+            "vmovdqu ymm4, [{from} + {last}]",
+            "vmovdqu ymm5, [{from} + {last} + 32]",
+            "vmovdqu ymm6, [{from} + {last} + 64]",
+            "vmovdqu ymm7, [{from} + {last} + 96]",
+            "vmovdqu [{to}], ymm8",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu ymm2, [{from} + {at} + 64]",
+            "vmovdqu ymm3, [{from} + {at} + 96]",
+            "vmovdqa [{to} + {at}], ymm0",
+            "vmovdqa [{to} + {at} + 32], ymm1",
+            "vmovdqa [{to} + {at} + 64], ymm2",
+            "vmovdqa [{to} + {at} + 96], ymm3",
+            "add {at}, 128",
+            "cmp {at}, {last}",
+            "jb 2b",
+            "3:",
+            "vmovdqu [{to} + {last}], ymm4",
+            "vmovdqu [{to} + {last} + 32], ymm5",
+            "vmovdqu [{to} + {last} + 64], ymm6",
+            "vmovdqu [{to} + {last} + 96], ymm7",
+            ;
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 128,
+            at = inout(reg) head => _,
+        );
+    }
+}
+
+/// # Safety
+/// All blocks must be valid; they have 64 bytes. The processor must have AVX2.
+pub(super) unsafe fn blocks_of_lines(run: Run) {
+    let Run { to, from, to_stride, from_stride, count, .. } = run;
+    if count == 0 {
+        return;
+    }
+    // SAFETY: every access is inside one of the blocks; behind the last one the addresses are not used any more.
+    unsafe {
+        vectors!(
+            "2:",
+            "vmovdqu ymm0, [{from}]",
+            "vmovdqu ymm1, [{from} + 32]",
+            "add {from}, {from_stride}",
+            "vmovdqu [{to}], ymm0",
+            "vmovdqu [{to} + 32], ymm1",
+            "add {to}, {to_stride}",
+            "dec {left}",
+            "jnz 2b",
+            ;
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            from_stride = in(reg) from_stride,
+            to_stride = in(reg) to_stride,
+            left = inout(reg) count => _,
+        );
+    }
+}
+
+/// # Safety
+/// `blocks` blocks of 256 bytes must be readable, at least one; the processor must have AVX2.
+pub(super) unsafe fn sum(base: *const u64, blocks: usize) -> u64 {
+    let mut lanes = [0u64; 4];
+    // SAFETY: reads the blocks and writes the lanes; a prefetch past the end is a hint without effect. The lines come
+    // from another processor's cache: they are asked for well ahead.
+    unsafe {
+        vectors!(
+            "vpxor ymm0, ymm0, ymm0",
+            "vpxor ymm1, ymm1, ymm1",
+            "vpxor ymm2, ymm2, ymm2",
+            "vpxor ymm3, ymm3, ymm3",
+            "2:",
+            "prefetcht0 [{at} + 2048]",
+            "prefetcht0 [{at} + 2112]",
+            "prefetcht0 [{at} + 2176]",
+            "prefetcht0 [{at} + 2240]",
+            "vpaddq ymm0, ymm0, [{at}]",
+            "vpaddq ymm1, ymm1, [{at} + 32]",
+            "vpaddq ymm2, ymm2, [{at} + 64]",
+            "vpaddq ymm3, ymm3, [{at} + 96]",
+            "vpaddq ymm0, ymm0, [{at} + 128]",
+            "vpaddq ymm1, ymm1, [{at} + 160]",
+            "vpaddq ymm2, ymm2, [{at} + 192]",
+            "vpaddq ymm3, ymm3, [{at} + 224]",
+            "add {at}, 256",
+            "dec {left}",
+            "jnz 2b",
+            "vpaddq ymm0, ymm0, ymm1",
+            "vpaddq ymm2, ymm2, ymm3",
+            "vpaddq ymm0, ymm0, ymm2",
+            "vmovdqu [{lanes}], ymm0",
+            ;
+            at = inout(reg) base => _,
+            left = inout(reg) blocks => _,
+            lanes = in(reg) lanes.as_mut_ptr(),
+        );
+    }
+    lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(*lane))
+}
