@@ -321,7 +321,7 @@ impl SharedSlice {
     #[inline]
     pub fn prefetch(&self, len: usize) {
         #[cfg(target_arch = "x86_64")]
-        x86::prefetch(self.base, len.min(self.len).div_ceil(64));
+        x86::prefetch(self.base, len.min(self.len));
         #[cfg(not(target_arch = "x86_64"))]
         let _ = len;
     }

@@ -40,7 +40,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
         if len >= STREAMED_COPY_MIN {
-            copy_streamed(to, from, len, has_wide());
+            copy_streamed(to, from, len);
         } else {
             copy_through(to, from, len);
         }
@@ -60,7 +60,11 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
         if has_wide() {
             if by_string(STRING_COPY_MIN) { copy_string(to, from, len) } else { copy_wide(to, from, len) }
         } else if half::is_there() {
-            if by_string(HALF_STRING_COPY_MIN) { copy_string(to, from, len) } else { half::copy(to, from, len) }
+            if by_string(HALF_STRING_COPY_MIN) {
+                copy_string(to, from, len)
+            } else {
+                half::copy(to, from, len)
+            }
         } else if by_string(STRING_COPY_MIN) {
             copy_string(to, from, len);
         } else {
@@ -81,9 +85,29 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// # Safety
-/// Both ranges must be valid for `len` bytes, at least two cache lines; `wide` needs a processor with AVX-512.
+/// Both ranges must be valid for `len` bytes, at least two cache lines.
 #[cold]
-unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, wide: bool) {
+unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize) {
+    let stream = if has_wide() {
+        stream_wide
+    } else if half::is_there() {
+        half::stream
+    } else {
+        stream_narrow
+    };
+    // SAFETY: a loop runs only where its instructions exist.
+    unsafe { copy_streamed_by(stream, to, from, len) }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least two cache lines; the processor must have what the loop over the lines
+/// needs.
+unsafe fn copy_streamed_by(
+    stream: unsafe fn(*mut u8, *const u8, usize),
+    to: *mut u8,
+    from: *const u8,
+    len: usize,
+) {
     // SAFETY: the head is shorter than a line, and the range longer; the lines behind it are aligned in the target, and whole;
     // the rest is shorter than a line.
     unsafe {
@@ -91,11 +115,7 @@ unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, wide: bool) {
         short(to, from, head);
         let lines = (len - head) / LINE;
         let (to, from) = (to.add(head), from.add(head));
-        if wide {
-            stream_wide(to, from, lines);
-        } else {
-            stream_narrow(to, from, lines);
-        }
+        stream(to, from, lines);
         let done = lines * LINE;
         short(to.add(done), from.add(done), len - head - done);
     }
@@ -506,16 +526,32 @@ pub(super) fn prefetch_write(at: *const u8) {
     unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Asks for the first `lines` lines from an address on; any address will do.
+/// Asks for the lines of the first `len` bytes from an address on, and where there are many for up to three more; any address will
+/// do.
 #[inline]
-pub(super) fn prefetch(base: *const u8, lines: usize) {
-    for line in 0..lines {
-        // SAFETY: a hint, without effect for addresses that are not mapped.
-        unsafe {
+pub(super) fn prefetch(base: *const u8, len: usize) {
+    let lines = len.div_ceil(LINE);
+    // SAFETY: hints, without effect for addresses that are not mapped. Four lines at a time: to count them takes longer than
+    // to ask for them.
+    unsafe {
+        if lines < 4 {
+            for line in 0..lines {
+                let at = base.wrapping_add(line * LINE);
+                asm!("prefetcht0 [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+            }
+        } else {
             asm!(
+                "2:",
                 "prefetcht0 [{at}]",
-                at = in(reg) base.wrapping_add(line * 64),
-                options(nostack, preserves_flags, readonly)
+                "prefetcht0 [{at} + 64]",
+                "prefetcht0 [{at} + 128]",
+                "prefetcht0 [{at} + 192]",
+                "add {at}, 256",
+                "dec {fours}",
+                "jnz 2b",
+                at = inout(reg) base => _,
+                fours = inout(reg) lines.div_ceil(4) => _,
+                options(nostack, readonly)
             );
         }
     }
@@ -527,12 +563,17 @@ mod tests {
 
     unsafe fn copy_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller; every x86-64 has the narrow loop.
-        unsafe { copy_streamed(to, from, len, false) }
+        unsafe { copy_streamed_by(stream_narrow, to, from, len) }
+    }
+
+    unsafe fn copy_half_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: as promised by the caller, who has looked at the processor.
+        unsafe { copy_streamed_by(half::stream, to, from, len) }
     }
 
     unsafe fn copy_wide_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { copy_streamed(to, from, len, true) }
+        unsafe { copy_streamed_by(stream_wide, to, from, len) }
     }
 
     #[test]
@@ -566,6 +607,9 @@ mod tests {
                 }
                 if len >= 2 * LINE {
                     loops.push(copy_past_the_caches);
+                    if half::is_there() {
+                        loops.push(copy_half_past_the_caches);
+                    }
                     if has_wide() {
                         loops.push(copy_wide_past_the_caches);
                     }

@@ -102,6 +102,31 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// # Safety
+/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them; the processor must have AVX2.
+pub(super) unsafe fn stream(to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: every access is at an offset below that of the end. The fence orders the stores before all later ones, as
+    // others are.
+    unsafe {
+        vectors!(
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovntdq [{to} + {at}], ymm0",
+            "vmovntdq [{to} + {at} + 32], ymm1",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
+            "sfence",
+            ;
+            from = in(reg) from,
+            to = in(reg) to,
+            at = inout(reg) 0usize => _,
+            end = in(reg) lines * 64,
+        );
+    }
+}
+
+/// # Safety
 /// All blocks must be valid; they have 64 bytes. The processor must have AVX2.
 pub(super) unsafe fn blocks_of_lines(run: Run) {
     let Run { to, from, to_stride, from_stride, count, .. } = run;
