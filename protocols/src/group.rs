@@ -5,14 +5,14 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{
-    Algorithm, Choice, CollectiveError, Datum, Hub, Kind, MOST_NEAR, Membership, Origin,
+    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
 };
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
 use crate::window::WindowHome;
 use posthaste_core::context::poll_until;
 use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The collective operations of a client: makes groups. Cheap to clone.
@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     pub windows: Option<Arc<WindowHome>>,
     /// All members share memory, and small operations are done there.
     pub near: bool,
+    /// Where, from the first of them on.
+    pub boards: OnceLock<Arc<GroupBoard>>,
 }
 
 impl Inner {
@@ -231,7 +233,19 @@ impl Group {
             && (2..=MOST_NEAR).contains(&membership.size())
             && windows.as_ref().is_some_and(first_lives);
         let (hub, handle, windows) = (hub.clone(), handle.clone(), windows.clone());
-        Group { inner: Arc::new(Inner { hub, handle, at, membership, hosts, windows, near }), choice: None }
+        Group {
+            inner: Arc::new(Inner {
+                hub,
+                handle,
+                at,
+                membership,
+                hosts,
+                windows,
+                near,
+                boards: OnceLock::new(),
+            }),
+            choice: None,
+        }
     }
 
     /// A group with the same members, in the same order, that all of them add after an operation which told them its

@@ -1,7 +1,7 @@
 //! The future of a collective operation.
 
 use super::executor::{Begun, Call, Hub};
-use super::flat::{Looking, fold_parts};
+use super::flat::{Looking, fold_parts, leave};
 use super::plan::Unfit;
 use super::reduce::Combiner;
 use super::stage::Outcome;
@@ -236,17 +236,24 @@ impl<T> Future for InFlight<T> {
         let this = &mut *self;
         loop {
             match &mut this.stage {
-                Stage::Looking(looking) => match ready!(looking.poll(&this.group, this.fold.as_ref(), cx)) {
-                    Ok(value) => {
-                        this.stage = Stage::Over;
-                        let result = match this.put_together() {
-                            Some(result) => result,
-                            None => (this.convert)(value),
-                        };
-                        return Poll::Ready(Ok(result));
+                Stage::Looking(looking) => {
+                    let group = &this.group;
+                    let seen = ready!(looking.poll(group, cx));
+                    if seen && looking.lies_elsewhere() {
+                        if looking.put_together(group) && looking.finish(group) {
+                            let result = this.put_together().map(Ok);
+                            this.stage = Stage::Over;
+                            return Poll::Ready(result.unwrap_or_else(|| Err(Fault::Shutdown.into())));
+                        }
+                    } else if seen {
+                        let value = looking.value(group, this.fold.as_ref());
+                        if looking.finish(group) {
+                            this.stage = Stage::Over;
+                            return Poll::Ready(Ok((this.convert)(value)));
+                        }
                     }
-                    Err(stage) => this.stage = stage,
-                },
+                    this.stage = leave(group, looking.operation);
+                }
                 Stage::Started(Started::Pending(pending)) => {
                     let handle = &this.group.handle;
                     if this.lent.is_some() {

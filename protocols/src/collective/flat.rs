@@ -24,7 +24,7 @@ use crate::group::{Group, Inner};
 use bytes::Bytes;
 use posthaste_core::blackboard::{Entry, MOST_BYTES};
 use posthaste_core::context::{Face, poll_look};
-use posthaste_core::{Collective, Fault, Value};
+use posthaste_core::{Collective, Value};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -50,13 +50,12 @@ pub(super) struct OnBoard {
 /// The same in the hands of its caller.
 #[derive(Debug)]
 pub(super) struct Looking {
-    pub(super) boards: Arc<GroupBoard>,
     pub(super) operation: u64,
+    upsets: u32,
     mark: u32,
-    len: usize,
+    len: u32,
     /// The members before this one have written.
-    next: usize,
-    upsets: u64,
+    next: u32,
     /// It has looked at everything else since it was called.
     looked: bool,
     /// Since when it looks in vain.
@@ -70,13 +69,18 @@ enum Seen {
 
 impl Looking {
     #[inline]
-    fn look(&mut self) -> Option<Seen> {
-        let board = &self.boards.board;
-        while self.next < board.members() {
-            match board.look(self.next, self.operation) {
-                None if self.boards.upsets() != self.upsets => return Some(Seen::Upset),
+    pub(super) fn new(operation: u64, upsets: u32, mark: u32, len: usize) -> Looking {
+        Looking { operation, upsets, mark, len: len as u32, next: 0, looked: false, since: None }
+    }
+
+    #[inline]
+    fn look(&mut self, boards: &GroupBoard) -> Option<Seen> {
+        let board = &boards.board;
+        while (self.next as usize) < board.members() {
+            match board.look(self.next as usize, self.operation) {
+                None if boards.ledger.upsets() != self.upsets => return Some(Seen::Upset),
                 None => return None,
-                Some(entry) if (entry.mark, entry.len) == (self.mark, self.len) => self.next += 1,
+                Some(entry) if (entry.mark, entry.len) == (self.mark, self.len as usize) => self.next += 1,
                 // It called something else.
                 Some(_) => return Some(Seen::Upset),
             }
@@ -84,11 +88,13 @@ impl Looking {
         Some(Seen::All)
     }
 
-    fn value(&self, fold: Option<&Combiner>) -> Value {
-        let Some(combiner) = fold else { return Value::Unit };
-        let board = &self.boards.board;
+    /// What all have written, combined; there were looks until all was there.
+    #[inline]
+    pub(super) fn value(&self, inner: &Inner, fold: Option<&Combiner>) -> Value {
+        let (Some(combiner), Some(boards)) = (fold, inner.boards.get()) else { return Value::Unit };
+        let board = &boards.board;
         let (mut total, mut part) = ([0; MOST_BYTES], [0; MOST_BYTES]);
-        let (total, part) = (&mut total[..self.len], &mut part[..self.len]);
+        let (total, part) = (&mut total[..self.len as usize], &mut part[..self.len as usize]);
         board.read(0, self.operation, total);
         for member in 1..board.members() {
             board.read(member, self.operation, part);
@@ -97,43 +103,44 @@ impl Looking {
         Value::copy(total)
     }
 
-    /// `Err`: it goes on otherwise.
+    /// Whether all parts lie elsewhere.
     #[inline]
-    pub(super) fn poll(
-        &mut self,
-        inner: &Arc<Inner>,
-        fold: Option<&Combiner>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Value, Stage>> {
+    pub(super) fn lies_elsewhere(&self) -> bool {
+        self.len as usize == Entry::ELSEWHERE
+    }
+
+    /// Looks until all is there, which is true, or the operation may have to go on otherwise.
+    #[inline]
+    pub(super) fn poll(&mut self, inner: &Arc<Inner>, cx: &mut Context<'_>) -> Poll<bool> {
+        let Some(boards) = inner.boards.get() else { return Poll::Ready(false) };
         loop {
-            let first = !std::mem::replace(&mut self.looked, true) && self.boards.is_turn();
+            let first = !std::mem::replace(&mut self.looked, true) && boards.is_turn();
             let mut since = self.since;
-            let looked = poll_look(&inner.handle, cx, first, &mut since, || self.look());
+            let looked = poll_look(&inner.handle, cx, first, &mut since, || self.look(boards));
             self.since = since;
             match ready!(looked) {
                 Some(Seen::All) => {
-                    self.boards.board.prepare(self.operation + 1);
-                    let value = match self.len {
-                        Entry::ELSEWHERE if !self.put_together(inner) => None,
-                        Entry::ELSEWHERE => Some(Value::Unit),
-                        _ => Some(self.value(fold)),
-                    };
-                    // What was read counts if nobody has ended the operation meanwhile.
-                    return Poll::Ready(match value {
-                        Some(value) if inner.hub.end_on_board(inner, self.operation) => Ok(value),
-                        _ => Err(leave(inner, self.operation)),
-                    });
+                    boards.board.prepare(self.operation + 1);
+                    return Poll::Ready(true);
                 }
-                Some(Seen::Upset) if self.is_undisturbed(inner) => {}
-                Some(Seen::Upset) | None => return Poll::Ready(Err(leave(inner, self.operation))),
+                Some(Seen::Upset) if self.is_undisturbed(inner, boards) => {}
+                Some(Seen::Upset) | None => return Poll::Ready(false),
             }
         }
     }
 
+    /// Its result was had. That counts if nobody has ended the operation meanwhile, or taken it off the boards.
+    #[inline]
+    pub(super) fn finish(&self, inner: &Inner) -> bool {
+        let told = |boards: &Arc<GroupBoard>| boards.ledger.finish(self.operation, self.upsets);
+        let counts = !self.lies_elsewhere() && inner.boards.get().is_some_and(told);
+        counts || inner.hub.end_on_board(inner, self.operation)
+    }
+
     /// Whether what happened did not concern this operation.
     #[cold]
-    fn is_undisturbed(&mut self, inner: &Inner) -> bool {
-        let upsets = std::mem::replace(&mut self.upsets, self.boards.upsets());
+    fn is_undisturbed(&mut self, inner: &Inner, boards: &GroupBoard) -> bool {
+        let upsets = std::mem::replace(&mut self.upsets, boards.ledger.upsets());
         let mut state = inner.hub.lock();
         let closed = state.closed;
         let slot = state.groups.get_mut(inner.at).and_then(|group| group.slot(self.operation));
@@ -151,7 +158,7 @@ impl Looking {
 
 /// Goes on by messages.
 #[cold]
-fn leave(inner: &Arc<Inner>, operation: u64) -> Stage {
+pub(super) fn leave(inner: &Arc<Inner>, operation: u64) -> Stage {
     let begun = inner.handle.enter(|engine| inner.hub.leave_board(&mut engine.scope(), inner.at, operation));
     match begun {
         Ok(begun) => Stage::Started(Started::new(&inner.handle, begun)),
@@ -197,9 +204,14 @@ impl Group {
         let operand = fold.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
         let mark = wire::mark(kind as u8, [payload.len() as u64 ^ operand << 40, MARK]);
         let call = name(payload.len() as u32);
-        let what = OnBoard { mark, call, len: payload.len(), unsent: 0, staged: None };
-        let stage = inner.hub.write_on_board(inner, what, payload);
-        let stage = stage.unwrap_or_else(|| begin_by_messages(inner, mark, call, payload));
+        let stage = match inner.hub.write_on_board(inner, mark, call, payload) {
+            // Made where it stays: the others wait for this rank meanwhile.
+            Some(Written::There(looking)) => {
+                return InFlight::new(inner, Stage::Looking(looking), fold, None, convert);
+            }
+            Some(Written::Left(operation)) => leave(inner, operation),
+            None => begin_by_messages(inner, mark, call, payload),
+        };
         InFlight::new(inner, stage, fold, None, convert)
     }
 }
@@ -224,20 +236,37 @@ pub(super) fn layout_of(len: usize, plan: &Plan) -> Layout {
     Layout::new(Lengths::Same(len), 1, plan.blocks)
 }
 
+/// What became of a part that was written on the board.
+pub(super) enum Written {
+    There(Looking),
+    /// The operation goes on otherwise.
+    Left(u64),
+}
+
 impl Hub {
     /// Writes this rank's part of its next operation on its board. `None`: not there; nothing was done.
     #[inline]
-    fn write_on_board(self: &Arc<Self>, inner: &Arc<Inner>, what: OnBoard, payload: &[u8]) -> Option<Stage> {
+    fn write_on_board(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        mark: u32,
+        call: Collective,
+        payload: &[u8],
+    ) -> Option<Written> {
         let mut state = self.lock();
         let closed = state.closed;
         let group = state.groups.get_mut(inner.at).filter(|_| !closed)?;
         let operation = group.next();
-        let boards = group.writes(operation)?.clone();
-        let board = &boards.board;
-        let upsets = boards.upsets();
-        board.write(operation, what.mark, payload);
-        group.slots.push_back(Slot::Reserved);
-        Some(self.written(inner, state, (boards, upsets), operation, what))
+        let boards = inner.boards.get_or_init({
+            let boards = group.writes(operation)?;
+            move || boards.clone()
+        });
+        let upsets = boards.ledger.upsets();
+        // All else can wait until the others see it.
+        boards.board.write(operation, mark, payload);
+        let len = payload.len();
+        group.slots.push_back(Slot::OnBoard(OnBoard { mark, call, len, unsent: 0, staged: None }));
+        Some(self.written(inner, state, boards, Looking::new(operation, upsets, mark, len)))
     }
 
     /// This rank's part of an operation is on its board.
@@ -246,29 +275,30 @@ impl Hub {
         self: &Arc<Self>,
         inner: &Arc<Inner>,
         mut state: Guard<'_>,
-        (boards, upsets): (Arc<GroupBoard>, u64),
-        operation: u64,
-        what: OnBoard,
-    ) -> Stage {
-        let (board, mark, len) = (&boards.board, what.mark, what.len);
+        boards: &GroupBoard,
+        looking: Looking,
+    ) -> Written {
+        let (board, operation) = (&boards.board, looking.operation);
         let others = (0..board.members()).filter(|place| *place != board.me());
         let unsent = others.fold(0, |bits, place| bits | u64::from(board.wants_message(place)) << place);
-        let Some(group) = state.groups.get_mut(inner.at) else {
-            return Stage::Started(Started::Failed(Fault::Shutdown));
-        };
-        if let Some(slot) = group.slot(operation) {
-            *slot = Slot::OnBoard(OnBoard { unsent, ..what });
+        // It was there when the part was written.
+        let Some(group) = state.groups.get_mut(inner.at) else { return Written::Left(operation) };
+        if unsent != 0
+            && let Some(Slot::OnBoard(what)) = group.slot(operation)
+        {
+            what.unsent = unsent;
         }
         group.started = group.started.max(operation + 1);
+        group.settle();
         let disturbed = group.wanted || group.has_early(operation);
         drop(state);
         if unsent != 0 || disturbed {
             let told = inner.handle.enter(|engine| self.tell(&mut engine.scope(), inner.at, operation));
             if told.is_err() {
-                return leave(inner, operation);
+                return Written::Left(operation);
             }
         }
-        Stage::Looking(Looking { boards, operation, mark, len, next: 0, upsets, looked: false, since: None })
+        Written::There(looking)
     }
 
     /// An operation on the boards is over for this rank. False: it was on them no more.

@@ -132,6 +132,9 @@ impl Hub {
         let hub = self.clone();
         handle.post_run(move |scope| {
             let mut state = hub.lock();
+            if let Some(group) = state.groups.get_mut(at) {
+                group.settle();
+            }
             let Some(group) = state.groups.get(at) else { return };
             let next = group.next();
             let parent = group.parent.and_then(|(parent, _)| state.ids.get(&parent));

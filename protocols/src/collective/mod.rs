@@ -44,6 +44,6 @@ pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
 pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};
 
 pub(crate) use executor::Hub;
-pub(crate) use near::MOST_NEAR;
+pub(crate) use near::{GroupBoard, MOST_NEAR};
 pub(crate) use state::{Choice, Membership};
 pub(crate) use wire::Origin;

@@ -12,11 +12,11 @@ use super::state::{Early, GroupState, Slot, State};
 use super::wire::Record;
 use crate::exchange::Key;
 use crate::window::WindowHome;
-use posthaste_core::blackboard::{Blackboard, board_bytes};
+use posthaste_core::blackboard::{Blackboard, Ledger, board_bytes};
 use posthaste_core::memory::SharedWords;
 use posthaste_core::{Rank, Scope, Ticket};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Members of a group that has boards, at most: each reads those of all others.
@@ -39,23 +39,13 @@ pub(super) fn key_of(group: u64) -> Key {
 #[derive(Debug)]
 pub(crate) struct GroupBoard {
     pub board: Blackboard<SharedWords>,
-    /// How often something happened that is not on the boards.
-    upset: AtomicU64,
+    /// What happened elsewhere, and what ended here.
+    pub ledger: Ledger,
     /// Operations that ended here, for whoever looks at other things now and then.
     turn: AtomicU32,
 }
 
 impl GroupBoard {
-    /// Something happened that is not on the boards: futures look at the state of their operation.
-    pub fn upset(&self) {
-        self.upset.fetch_add(1, Ordering::Release);
-    }
-
-    #[inline(always)]
-    pub fn upsets(&self) -> u64 {
-        self.upset.load(Ordering::Acquire)
-    }
-
     /// Whether it is time to look at other things. A count that is lost to another thread does not matter.
     #[inline]
     pub fn is_turn(&self) -> bool {
@@ -122,10 +112,20 @@ impl GroupState {
         self.early.contains_key(&operation)
     }
 
+    /// An operation may have ended at the boards whose caller has not told so.
+    #[inline]
+    pub fn settle(&mut self) {
+        let finished = self.near.boards.as_ref().and_then(|boards| boards.ledger.take(self.base));
+        if let Some(slot @ Slot::OnBoard(_)) = finished.and_then(|operation| self.slot(operation)) {
+            *slot = Slot::Ended;
+            self.sweep();
+        }
+    }
+
     /// Something happened that is not on the boards.
     pub fn upset(&self) {
         if let Some(boards) = &self.near.boards {
-            boards.upset();
+            boards.ledger.upset();
         }
     }
 
@@ -245,8 +245,8 @@ impl Hub {
         if group.goes_by_messages() {
             board.ask();
         }
-        let (upset, turn) = (AtomicU64::new(0), AtomicU32::new(0));
-        group.near.boards = Some(Arc::new(GroupBoard { board, upset, turn }));
+        let (ledger, turn) = (Ledger::default(), AtomicU32::new(0));
+        group.near.boards = Some(Arc::new(GroupBoard { board, ledger, turn }));
         group.near.open_if_all_look();
         let State { groups, peers, .. } = state;
         let mut way = Way { hub: self, scope, peers };

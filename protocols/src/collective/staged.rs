@@ -14,7 +14,7 @@
 use super::Algorithm;
 use super::call::{CollectiveError, InFlight, Stage};
 use super::executor::{Call, Hub};
-use super::flat::{Looking, OnBoard};
+use super::flat::{Looking, OnBoard, Written, leave};
 use super::layout::{Layout, Lengths, input_is_own_block};
 use super::plan::Plan;
 use super::run::Input;
@@ -106,7 +106,7 @@ fn share(kind: Kind, place: usize, block: usize) -> Share {
 impl Looking {
     /// What a member has laid out for this rank; `None`: no honest member says what it says.
     fn part(&self, inner: &Inner, share: Share, place: usize) -> Option<SharedSlice> {
-        let (offset, len) = self.boards.board.reference(place, self.operation);
+        let (offset, len) = inner.boards.get()?.board.reference(place, self.operation);
         let Reference { offset, len } = share.at(offset).filter(|_| len == share.len)?;
         inner.windows.as_ref()?.map(inner.rank_of(place)?, offset, len.into())
     }
@@ -115,7 +115,7 @@ impl Looking {
     pub(super) fn put_together(&self, inner: &Arc<Inner>) -> bool {
         let Some(mut what) = inner.hub.begin_reading(inner, self.operation) else { return false };
         let parts = what.staged.as_ref().and_then(|staged| {
-            let parts = (0..self.boards.board.members()).map(|place| self.part(inner, staged.share(), place));
+            let parts = (0..inner.size()).map(|place| self.part(inner, staged.share(), place));
             parts.collect::<Option<Vec<_>>>()
         });
         let Some(parts) = parts else {
@@ -166,12 +166,20 @@ impl Hub {
         let mut state = self.lock();
         let closed = state.closed;
         let Some(group) = state.groups.get_mut(inner.at).filter(|_| !closed) else { return Err(what) };
-        let Some(boards) = group.writes(operation).cloned() else { return Err(what) };
-        let upsets = boards.upsets();
+        let Some(boards) = group.writes(operation) else { return Err(what) };
+        let boards = inner.boards.get_or_init(|| boards.clone());
+        let upsets = boards.ledger.upsets();
         if let Some(staged) = &what.staged {
             boards.board.refer(operation, what.mark, staged.area.offset, staged.block as u64);
         }
-        Ok(self.written(inner, state, (boards, upsets), operation, what))
+        let looking = Looking::new(operation, upsets, what.mark, what.len);
+        if let Some(slot) = group.slot(operation) {
+            *slot = Slot::OnBoard(what);
+        }
+        Ok(match self.written(inner, state, boards, looking) {
+            Written::There(looking) => Stage::Looking(looking),
+            Written::Left(operation) => leave(inner, operation),
+        })
     }
 }
 

@@ -235,6 +235,7 @@ impl GroupState {
         let running = |(at, slot): (usize, &Slot)| match slot {
             Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
             Slot::OnBoard(what) => {
+                // One that has ended, and is not swept yet, awaits nobody.
                 let operation = self.base + at as u64;
                 let places = 0..self.membership.size();
                 let awaited = places.filter(|place| !self.is_written(*place, operation)).collect();

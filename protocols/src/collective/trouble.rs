@@ -51,6 +51,8 @@ impl Hub {
                 continue;
             }
             group.broken = Some((first, cause));
+            group.upset();
+            group.settle();
             for operation in first.max(group.base)..group.next() {
                 group.take_early(operation);
                 let Some(slot) = group.slot(operation) else { continue };
@@ -66,7 +68,6 @@ impl Hub {
                 }
             }
             group.sweep();
-            group.upset();
             let record = Record::Broken { id: group.membership.id, first, cause }.encode();
             let mut way = Way { hub: self, scope, peers };
             for place in group.neighbours() {
