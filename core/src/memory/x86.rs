@@ -1,7 +1,7 @@
 //! Copies and sums in assembly, which the compiler cannot reason about: what a concurrent writer changes is a value.
 //!
-//! The wide loops use the registers 16 to 31 of AVX-512, which cost other code nothing; processors without it get
-//! loops over the 16-byte registers that every x86-64 has.
+//! The wide loops use the registers 16 to 31 of AVX-512, which cost other code nothing; processors without it get loops over
+//! the 32-byte registers of AVX2, or over the 16-byte registers that every x86-64 has.
 #![allow(unsafe_code)]
 
 use super::strided::Run;
@@ -14,6 +14,8 @@ const SKEWED_STRING_COPY_MIN: usize = 32 << 10;
 /// From this many bytes on a copy goes past the caches: it would push out of them what it wrote first, and whoever reads it
 /// finds it in memory in either case. Stores that say so spare reading the target before.
 const STREAMED_COPY_MIN: usize = 8 << 20;
+/// From this many bytes on 32-byte registers are worth that they are cleared.
+const MIDDLE_COPY_MIN: usize = 128;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Bytes that the wide sum takes at once.
@@ -21,6 +23,25 @@ const SUM_BLOCK: usize = 256;
 
 fn has_wide() -> bool {
     std::is_x86_feature_detected!("avx512f")
+}
+
+fn has_middle() -> bool {
+    std::is_x86_feature_detected!("avx2")
+}
+
+/// Assembly that uses the first of the 32-byte registers. What is left in their upper halves would make later instructions for
+/// 16 bytes slow, and whoever is compiled for AVX keeps things there, in all of them.
+macro_rules! asm_of_middle {
+    ($($all:tt)*) => {
+        asm!(
+            $($all)*
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+            options(nostack)
+        )
+    };
 }
 
 /// Copies `len` bytes, at least 64.
@@ -35,12 +56,14 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         let skewed = !(to as usize ^ from as usize).is_multiple_of(LINE);
         if len >= if skewed { SKEWED_STRING_COPY_MIN } else { STRING_COPY_MIN } {
             if len >= STREAMED_COPY_MIN {
-                copy_streamed(to, from, len, has_wide());
+                copy_streamed(to, from, len, best_stream());
             } else {
                 copy_string(to, from, len);
             }
         } else if has_wide() {
             copy_wide(to, from, len);
+        } else if len >= MIDDLE_COPY_MIN && has_middle() {
+            copy_middle(to, from, len);
         } else {
             copy_narrow(to, from, len);
         }
@@ -58,10 +81,21 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     unsafe { if len >= STREAMED_COPY_MIN { copy_string(to, from, len) } else { copy(to, from, len) } }
 }
 
+/// Copies whole lines past the caches.
+type Stream = unsafe fn(*mut u8, *const u8, usize);
+
+fn best_stream() -> Stream {
+    match () {
+        () if has_wide() => stream_wide,
+        () if has_middle() => stream_middle,
+        () => stream_narrow,
+    }
+}
+
 /// # Safety
-/// Both ranges must be valid for `len` bytes, at least two cache lines; `wide` needs a processor with AVX-512.
+/// Both ranges must be valid for `len` bytes, at least two cache lines; the processor must have what `stream` needs.
 #[cold]
-unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, wide: bool) {
+unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, stream: Stream) {
     // SAFETY: the head is shorter than a line, and the range longer; the lines behind it are aligned in the target, and whole;
     // the rest is shorter than a line.
     unsafe {
@@ -69,11 +103,7 @@ unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize, wide: bool) {
         short(to, from, head);
         let lines = (len - head) / LINE;
         let (to, from) = (to.add(head), from.add(head));
-        if wide {
-            stream_wide(to, from, lines);
-        } else {
-            stream_narrow(to, from, lines);
-        }
+        stream(to, from, lines);
         let done = lines * LINE;
         short(to.add(done), from.add(done), len - head - done);
     }
@@ -100,6 +130,30 @@ unsafe fn stream_wide(to: *mut u8, from: *const u8, lines: usize) {
             end = in(reg) lines * LINE,
             out("zmm16") _,
             options(nostack)
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them; the processor must have AVX2.
+unsafe fn stream_middle(to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: as in `stream_wide`.
+    unsafe {
+        asm_of_middle!(
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovntdq [{to} + {at}], ymm0",
+            "vmovntdq [{to} + {at} + 32], ymm1",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
+            "sfence",
+            "vzeroupper",
+            from = in(reg) from,
+            to = in(reg) to,
+            at = inout(reg) 0usize => _,
+            end = in(reg) lines * LINE,
         );
     }
 }
@@ -176,6 +230,37 @@ unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
             out("zmm16") _,
             out("zmm17") _,
             options(nostack)
+        );
+    }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX2.
+unsafe fn copy_middle(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: every access but the last two is at an offset below len - 64, and these within the last 64 bytes.
+    unsafe {
+        asm_of_middle!(
+            "vmovdqu ymm2, [{from} + {last}]",
+            "vmovdqu ymm3, [{from} + {last} + 32]",
+            "xor {at:e}, {at:e}",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "vmovdqu [{to} + {at} + 32], ymm1",
+            "add {at}, 64",
+            "cmp {at}, {last}",
+            "jb 2b",
+            "3:",
+            "vmovdqu [{to} + {last}], ymm2",
+            "vmovdqu [{to} + {last} + 32], ymm3",
+            "vzeroupper",
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 64,
+            at = out(reg) _,
         );
     }
 }
@@ -496,12 +581,17 @@ mod tests {
 
     unsafe fn copy_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller; every x86-64 has the narrow loop.
-        unsafe { copy_streamed(to, from, len, false) }
+        unsafe { copy_streamed(to, from, len, stream_narrow) }
     }
 
     unsafe fn copy_wide_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { copy_streamed(to, from, len, true) }
+        unsafe { copy_streamed(to, from, len, stream_wide) }
+    }
+
+    unsafe fn copy_middle_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: as above.
+        unsafe { copy_streamed(to, from, len, stream_middle) }
     }
 
     #[test]
@@ -530,10 +620,16 @@ mod tests {
                 if has_wide() {
                     loops.push(copy_wide);
                 }
+                if has_middle() {
+                    loops.push(copy_middle);
+                }
                 if len >= 2 * LINE {
                     loops.push(copy_past_the_caches);
                     if has_wide() {
                         loops.push(copy_wide_past_the_caches);
+                    }
+                    if has_middle() {
+                        loops.push(copy_middle_past_the_caches);
                     }
                 }
                 for copy in loops {
