@@ -13,10 +13,9 @@ pub(super) const HUGE_MIN: usize = 4 << 20;
 
 impl SharedSlice {
     /// Has the kernel put fresh memory into huge pages at once, as far as whole ones lie in it; their memory is taken then,
-    /// and reads as zero. It stands in for them in all processes that map the memory so that huge pages begin at the same
-    /// addresses in file and mapping. Where the kernel cannot, or has none left, nothing is lost.
-    ///
-    /// On tmpfs this needs no setting of the system, other than to ask for huge pages at each fault would.
+    /// and reads as zero. All processes reach it by them that map the file so that huge pages begin at the same places in file
+    /// and mapping. Where the kernel cannot, or has none left, nothing is lost. Unlike huge pages at each fault, for memory of
+    /// files this needs no setting of the system.
     #[cfg(target_os = "linux")]
     pub fn settle_in_huge_pages(&self) {
         let huge = HUGE_PAGE as usize;
