@@ -1,4 +1,7 @@
-//! Hands out ranges of a rank's segment: first fit over a sorted list of free ranges, page by page.
+//! Hands out ranges of a rank's segment: first fit over a sorted list of free ranges, page by page. Long ranges begin where huge
+//! pages do, if there is such a place.
+
+use crate::memory::HUGE_PAGE;
 
 /// Granule in bytes: ranges start and end on pages, so that they can be committed and given back.
 pub const GRANULE: u64 = 4096;
@@ -8,14 +11,18 @@ pub const GRANULE: u64 = 4096;
 pub struct Heap {
     free: Vec<(u64, u64)>,
     size: u64,
+    /// Where the segment lies, as far as huge pages are concerned.
+    base: u64,
 }
 
 impl Heap {
-    /// All of `0..size` is free; `size` is rounded down to pages.
+    /// All of `0..size` is free; `size` is rounded down to pages. A huge page begins where `base` and the offset together are a
+    /// multiple of [`HUGE_PAGE`].
     #[must_use]
-    pub fn new(size: u64) -> Self {
+    pub fn new(base: u64, size: u64) -> Self {
         let size = size / GRANULE * GRANULE;
-        Self { free: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
+        let free = if size > 0 { vec![(0, size)] } else { Vec::new() };
+        Self { free, size, base: base % HUGE_PAGE }
     }
 
     /// Length of the segment in bytes.
@@ -27,14 +34,31 @@ impl Heap {
     /// Takes at least `len` bytes (at least one page); returns the offset and the length taken.
     pub fn take(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(GRANULE)?;
-        let at = self.free.iter().position(|&(_, room)| room >= len)?;
+        let aligned = if len >= HUGE_PAGE { self.find(len, HUGE_PAGE) } else { None };
+        let (at, start) = aligned.or_else(|| self.find(len, GRANULE))?;
         let (offset, room) = self.free[at];
-        if room == len {
-            self.free.remove(at);
-        } else {
-            self.free[at] = (offset + len, room - len);
+        let (end, free_end) = (start + len, offset + room);
+        match (start > offset, end < free_end) {
+            (false, false) => {
+                self.free.remove(at);
+            }
+            (false, true) => self.free[at] = (end, free_end - end),
+            (true, before_end) => {
+                self.free[at].1 = start - offset;
+                if before_end {
+                    self.free.insert(at + 1, (end, free_end - end));
+                }
+            }
         }
-        Some((offset, len))
+        Some((start, len))
+    }
+
+    /// The first free range with room for `len` bytes from a multiple of `granule` on, and where that is.
+    fn find(&self, len: u64, granule: u64) -> Option<(usize, u64)> {
+        self.free.iter().enumerate().find_map(|(at, &(offset, room))| {
+            let start = (self.base + offset).next_multiple_of(granule) - self.base;
+            (start - offset <= room && room - (start - offset) >= len).then_some((at, start))
+        })
     }
 
     /// Whether all of the range is taken.
@@ -64,7 +88,7 @@ mod tests {
 
     #[test]
     fn ranges_never_overlap_and_all_come_back() {
-        let mut heap = Heap::new(64 * GRANULE);
+        let mut heap = Heap::new(0, 64 * GRANULE);
         let mut taken: Vec<(u64, u64)> = Vec::new();
         let mut seed = 7u64;
         for _ in 0..5000 {
@@ -87,5 +111,20 @@ mod tests {
             heap.give_back(range.0, range.1);
         }
         assert_eq!(heap.take(64 * GRANULE), Some((0, 64 * GRANULE)));
+    }
+
+    #[test]
+    fn long_ranges_begin_where_huge_pages_do() {
+        let base = HUGE_PAGE - 3 * GRANULE;
+        let mut heap = Heap::new(base, 3 * HUGE_PAGE);
+        let long = heap.take(HUGE_PAGE + 1).expect("there is room");
+        assert_eq!(long, (3 * GRANULE, HUGE_PAGE + GRANULE));
+        // What lies before it is not lost.
+        assert_eq!(heap.take(3 * GRANULE), Some((0, 3 * GRANULE)));
+        // No such place is left for as much, but there is room.
+        assert_eq!(heap.take(HUGE_PAGE), Some((long.0 + long.1, HUGE_PAGE)));
+        let rest = 3 * HUGE_PAGE - (long.0 + long.1 + HUGE_PAGE);
+        assert_eq!(heap.take(rest), Some((3 * HUGE_PAGE - rest, rest)));
+        assert_eq!(heap.take(1), None);
     }
 }

@@ -2,10 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
-use memmap2::{Advice, MmapOptions, MmapRaw};
-use posthaste_core::memory::SharedSlice;
+use memmap2::{MmapOptions, MmapRaw};
+use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
 use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -90,14 +91,14 @@ impl Arena {
             subject: "the arena",
             problem: "it is larger than the address space: lower POSTHASTE_SEGMENT".into(),
         })?;
-        let map: MmapRaw = MmapOptions::new().len(len).map_raw(&fd).map_err(os("cannot map the arena"))?;
+        let base = map_where_huge_pages_begin(&fd, len).map_err(os("cannot map the arena"))?;
         // A forked child must not keep the memory of a dead rank reachable, and a core dump must not be terabytes.
-        for advice in [Advice::DontFork, Advice::DontDump] {
-            map.advise(advice).map_err(os("cannot advise the kernel on the arena"))?;
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            // SAFETY: the whole mapping, which was just made; neither advice changes what is stored there.
+            unsafe { madvise(base.cast(), len, advice) }
+                .map_err(|e| os("cannot advise the kernel on the arena")(e.into()))?;
         }
-        let base = map.as_mut_ptr();
         // Kept mapped for ever: leases and windows point into it from anywhere.
-        std::mem::forget(map);
         // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
         let memory = unsafe { SharedSlice::from_raw(base, len) };
         let (unseen, own) = (AtomicU64::new(0), OnceLock::new());
@@ -150,6 +151,27 @@ impl Arena {
     /// # Errors
     /// The limit that was met. Nothing has been touched then.
     pub fn commit(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        self.commit_with(offset, len, || {})
+    }
+
+    /// Commits a range as [`commit`](Self::commit) does that nobody has committed before or since it was given back; in huge
+    /// pages as far as there are any.
+    ///
+    /// # Errors
+    /// As for `commit`.
+    pub fn commit_fresh(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let settle = || self.part((offset, len)).settle_in_huge_pages();
+        let committed = self.commit_with(offset, len, settle);
+        if let Err(MemoryError::Refused { .. }) = committed
+            && let Err(error) = self.punch(offset, len)
+        {
+            tracing::debug!(%error, "huge pages of a range that was refused stay taken");
+        }
+        committed
+    }
+
+    /// Commits a range, of which `begin` may have committed some, after the checks.
+    fn commit_with(&self, offset: u64, len: u64, begin: impl FnOnce()) -> Result<(), MemoryError> {
         let _pending = self.claim(len)?;
         if let Some(limit) = self.limit {
             let committed = self.memory.atomic(COMMITTED);
@@ -159,6 +181,7 @@ impl Arena {
                 return Err(MemoryError::JobLimit { wanted: len, limit, used });
             }
         }
+        begin();
         loop {
             match fallocate(&self.fd, FallocateFlags::empty(), offset, len) {
                 Ok(()) => return Ok(()),
@@ -227,8 +250,7 @@ impl Arena {
 
     /// Gives the memory of a range back to the kernel; it reads as zero afterwards and has to be committed again.
     pub fn decommit(&self, offset: u64, len: u64) {
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if fallocate(&self.fd, punch, offset, len).is_err() {
+        if self.punch(offset, len).is_err() {
             // Where holes cannot be punched the memory stays and must read as zero all the same.
             let part = self.part((offset, len));
             for at in (0..len as usize).step_by(8) {
@@ -238,6 +260,10 @@ impl Arena {
         if self.limit.is_some() {
             self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
         }
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
+        fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
     fn entry(&self, rank: Rank) -> SharedSlice {
@@ -301,6 +327,31 @@ impl Arena {
             time_namespace: entry.read_u64(TIME_NAMESPACE),
         })
     }
+}
+
+/// Maps all of the file for the rest of the process, so that huge pages begin at the same places in both.
+fn map_where_huge_pages_begin(fd: &OwnedFd, len: usize) -> std::io::Result<*mut u8> {
+    let huge = HUGE_PAGE as usize;
+    let room = len.checked_add(huge).ok_or(std::io::ErrorKind::OutOfMemory)?;
+    // Addresses that nobody else gets meanwhile; those that are not used are given back below, or with it.
+    let reserved: MmapRaw = MmapOptions::new().len(room).no_reserve_swap().map_anon()?.into();
+    let all = reserved.as_mut_ptr();
+    let before = all.align_offset(huge);
+    // SAFETY: it replaces a part of the mapping above, which nobody uses and which has room: `before` is less than a huge page.
+    let base = unsafe {
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        mmap(all.add(before).cast(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0)?
+    };
+    std::mem::forget(reserved);
+    let end = (before + len).next_multiple_of(rustix::param::page_size());
+    for (at, len) in [(0, before), (end, room.saturating_sub(end))] {
+        if len > 0 {
+            // SAFETY: a part of the mapping above that was not replaced.
+            let given = unsafe { munmap(all.add(at).cast(), len) };
+            given.unwrap_or_else(|error| tracing::debug!(%error, "addresses stay reserved"));
+        }
+    }
+    Ok(base.cast())
 }
 
 /// Bytes that this rank is about to commit.
@@ -394,7 +445,81 @@ fn namespaces() -> (u64, u64) {
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
+    use crate::layout::Sizes;
+    use posthaste_core::{ClientId, JobShape, LinuxSysdep, Personality};
+    use rustix::fs::MemfdFlags;
     use std::process::{Command, Stdio};
+
+    const HUGE: u64 = HUGE_PAGE;
+
+    fn arena() -> Arena {
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let sizes = Sizes { lane: 1024, pool: HUGE, segment: 64 << 20 };
+        let layout = Layout::new(shape, sizes).expect("a layout");
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&fd, layout.total()).expect("its size");
+        let sysdep = Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None));
+        Arena::map(fd, layout, None, sysdep).expect("an arena")
+    }
+
+    fn bytes_of(arena: &Arena) -> u64 {
+        rustix::fs::fstat(&arena.fd).expect("a file").st_blocks as u64 * 512
+    }
+
+    /// Bytes of a mapping that this process reaches by entries for huge pages.
+    fn huge_bytes(part: &SharedSlice) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("its mappings");
+        let at = part.as_ptr() as usize;
+        let mut inside = false;
+        let mut kib = 0;
+        for line in smaps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            if let Some((first, end)) = range
+                && let (Ok(first), Ok(end)) =
+                    (usize::from_str_radix(first, 16), usize::from_str_radix(end, 16))
+            {
+                inside = (first..end).contains(&at);
+            } else if inside && let Some(rest) = line.strip_prefix("ShmemPmdMapped:") {
+                kib += rest.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+            }
+        }
+        kib << 10
+    }
+
+    /// Whether this kernel can make huge pages of memory of files that are not on a disk.
+    fn makes_huge_pages() -> bool {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        version >= (6, 1) && setting.is_ok_and(|setting| !setting.contains("[deny]"))
+    }
+
+    #[test]
+    fn long_ranges_lie_in_huge_pages_and_all_of_them_goes_back() {
+        let arena = arena();
+        let (segment, _) = arena.layout.segment(ClientId(0), Rank(0));
+        assert!(segment.is_multiple_of(HUGE), "the pools before it have been laid out so");
+        let before = bytes_of(&arena);
+        // It begins and ends within a huge page.
+        let (at, len) = (segment + HUGE - PAGE, 16 * HUGE + 2 * PAGE);
+        for round in 0..2 {
+            arena.commit_fresh(at, len).expect("there is memory");
+            assert_eq!(bytes_of(&arena) - before, len, "no more is taken than was asked for");
+            let part = arena.part((at, len));
+            for word in (0..len as usize).step_by(PAGE as usize) {
+                assert_eq!(part.read_u64(word), 0, "round {round}");
+                part.write_u64(word, u64::MAX);
+            }
+            if makes_huge_pages() {
+                assert!(huge_bytes(&part) >= HUGE, "not one of 16");
+            } else {
+                eprintln!("skipped in part: this kernel makes no huge pages of shared memory");
+            }
+            arena.decommit(at, len);
+            assert_eq!(bytes_of(&arena), before);
+        }
+    }
 
     #[test]
     fn a_number_is_a_process_only_at_its_time_and_in_its_namespace() {

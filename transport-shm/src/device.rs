@@ -109,7 +109,7 @@ impl Host {
             client,
             caps,
             segment_at,
-            heap: Mutex::new(Heap::new(segment_len)),
+            heap: Mutex::new(Heap::new(segment_at, segment_len)),
         })
     }
 
@@ -170,7 +170,7 @@ impl Device for ShmDevice {
         let mut heap = lock(&self.heap);
         let segment = heap.size();
         let (offset, len) = heap.take(len).ok_or(MemoryError::Segment { wanted: len, segment })?;
-        if let Err(error) = self.host.link.arena.commit(self.segment_at + offset, len) {
+        if let Err(error) = self.host.link.arena.commit_fresh(self.segment_at + offset, len) {
             heap.give_back(offset, len);
             return Err(error);
         }

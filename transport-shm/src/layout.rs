@@ -8,6 +8,7 @@
 //! ```
 //! The arena is sparse: a part costs memory only once it is committed, which its first user does.
 
+use posthaste_core::memory::HUGE_PAGE;
 use posthaste_core::{ClientId, DeviceError, Endpoint, JobShape, Rank};
 use thiserror::Error;
 
@@ -149,8 +150,10 @@ impl Layout {
         (self.lanes() + index * self.lane_bytes(), self.lane_bytes())
     }
 
+    /// Where a huge page may begin, so that pages of the pools, which lie at multiples of their size, are made of whole ones.
     const fn pools(&self) -> u64 {
-        self.lanes() + self.all_endpoints() * self.endpoints() * self.lane_bytes()
+        let lanes = self.all_endpoints() * self.endpoints() * self.lane_bytes();
+        (self.lanes() + lanes).next_multiple_of(HUGE_PAGE)
     }
 
     /// The page pool of an endpoint.
@@ -203,16 +206,19 @@ fn wide_total(shape: JobShape, sizes: Sizes) -> u128 {
     let endpoints = ranks * u128::from(shape.contexts);
     let all = endpoints * u128::from(shape.clients);
     let lane = u128::from(PAGE) + pages(sizes.lane.into());
-    [
+    let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
+    let huge = u128::from(HUGE_PAGE);
+    let before_pools = sum(&[
         PAGE.into(),
         pages(ranks * u128::from(RANK_BYTES)),
         all.saturating_mul(pages(64 + endpoints.div_ceil(64) * 8)),
         all.saturating_mul(endpoints).saturating_mul(lane),
+    ]);
+    sum(&[
+        before_pools.div_ceil(huge).saturating_mul(huge),
         all.saturating_mul(sizes.pool.into()),
         ranks.saturating_mul(sizes.segment.into()),
-    ]
-    .into_iter()
-    .fold(0, u128::saturating_add)
+    ])
 }
 
 #[cfg(all(test, not(posthaste_loom)))]

@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicU64;
 // SAFETY: both are in every C library Rust's standard library links on Linux, with these signatures.
 unsafe extern "C" {
     fn fork() -> i32;
+    #[link_name = "madvise"]
+    fn advise(address: *mut u8, len: usize, advice: i32) -> i32;
     fn _exit(status: i32) -> !;
 }
 
@@ -34,9 +36,16 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Memory that a process forked later has in common with this one. Every page is touched.
+    /// Memory that a process forked later has in common with this one, in huge pages where the kernel has some. Every page
+    /// is touched.
     pub(super) fn shared(len: usize) -> Result<Self, LimitError> {
-        Self::map(len, MapFlags::SHARED)
+        let mapping = Self::map(len, MapFlags::SHARED)?;
+        if mapping.len >= HUGE {
+            // SAFETY: the whole mapping, and the advice changes no contents. A kernel that cannot refuses, which only costs
+            // speed.
+            let _ = unsafe { advise(mapping.base.as_ptr(), mapping.len, COLLAPSE) };
+        }
+        Ok(mapping)
     }
 
     /// Memory of this process alone, in huge pages where the kernel gives them. Every page is touched.
@@ -47,10 +56,24 @@ impl Mapping {
     fn map(len: usize, flags: MapFlags) -> Result<Self, LimitError> {
         // Whole 2 MiB pages for anything big, so that huge pages are possible at all.
         let len = if len >= HUGE { len.next_multiple_of(HUGE) } else { len.next_multiple_of(PAGE) };
+        // A huge page begins where the address is a multiple of its size.
+        let spare = if len >= HUGE { HUGE } else { 0 };
         // SAFETY: no address is asked for, so the new mapping replaces nothing.
-        let base =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }
-                .map_err(|e| LimitError::System("mmap", e))?;
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len + spare, ProtFlags::empty(), MapFlags::PRIVATE)
+        }
+        .map_err(|e| LimitError::System("mmap", e))?;
+        let before = if spare > 0 { base.cast::<u8>().align_offset(HUGE) } else { 0 };
+        // SAFETY: `before <= spare`, so that all of it is inside the mapping just made, which nobody uses.
+        let base = unsafe {
+            let aligned = base.cast::<u8>().add(before).cast();
+            if spare > 0 {
+                let _ = munmap(base, before);
+                let _ = munmap(base.cast::<u8>().add(before + len).cast(), spare - before);
+            }
+            mmap_anonymous(aligned, len, ProtFlags::READ | ProtFlags::WRITE, flags | MapFlags::FIXED)
+        }
+        .map_err(|e| LimitError::System("mmap", e))?;
         let base =
             NonNull::new(base.cast::<u8>()).ok_or(LimitError::System("mmap", rustix::io::Errno::NOMEM))?;
         let mapping = Self { base, len };
@@ -125,6 +148,8 @@ impl Drop for Mapping {
 const LINE_PAIR: usize = 128;
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
+/// `MADV_COLLAPSE`: into huge pages now.
+const COLLAPSE: i32 = 25;
 
 /// Ties the calling thread to one core.
 pub(super) fn pin(core: usize) -> Result<(), LimitError> {

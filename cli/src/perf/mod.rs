@@ -2,6 +2,7 @@
 //!
 //! Every row runs ranks of this very program in processes of their own, one to a core, through the public API: Tokio,
 //! futures awaited, handlers run. The limit beside it is measured right before and after it, by a loop without the library.
+//! The clocks of both start when all memory of a bandwidth of messages has been used once.
 
 mod benches;
 mod jobs;

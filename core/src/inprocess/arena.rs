@@ -23,7 +23,7 @@ impl Arena {
     /// For `ranks` ranks of `segment` bytes each, rounded down to pages.
     #[must_use]
     pub fn new(ranks: u32, segment: u64) -> Self {
-        let heaps: Box<[_]> = (0..ranks).map(|_| Mutex::new(Heap::new(segment))).collect();
+        let heaps: Box<[_]> = (0..ranks).map(|_| Mutex::new(Heap::new(0, segment))).collect();
         let segment = heaps.first().map_or(0, |heap| locked(heap).size());
         Self { memory: OnceLock::new(), heaps, segment }
     }

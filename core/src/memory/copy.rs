@@ -6,10 +6,6 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Below this many bytes a copy is a loop of relaxed words.
 const WORD_COPY_MAX: usize = 64;
-/// From this many bytes on fresh memory is asked for in huge pages.
-#[cfg(any(target_os = "linux", test))]
-pub(super) const HUGE_MIN: usize = 4 << 20;
-
 /// Copies `len` bytes of private memory to shared memory.
 ///
 /// # Safety
@@ -85,27 +81,6 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     }
     // SAFETY: as promised by the caller.
     unsafe { copy_from_shared(to, from, len) }
-}
-
-/// All the room of a vector that has just been made is going to be filled. Long ones are asked for in huge pages: what the
-/// kernel does for each page of fresh memory takes longer than to copy what goes there. A hint.
-pub(crate) fn expect_all_of(bytes: &mut Vec<u8>) {
-    #[cfg(target_os = "linux")]
-    if bytes.capacity() - bytes.len() >= HUGE_MIN {
-        let page = rustix::param::page_size();
-        // From the first page on, even if something else begins it: a mapping of which a part only is advised becomes two, and
-        // cannot grow as one any more.
-        let first = bytes.as_ptr() as usize / page * page;
-        let end = (bytes.as_ptr() as usize + bytes.capacity()).next_multiple_of(page);
-        // SAFETY: the pages are mapped, as the vector has bytes of each, and the advice changes nothing that is stored there.
-        let advised =
-            unsafe { rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage) };
-        if let Err(error) = advised {
-            tracing::trace!(%error, "no huge pages");
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = bytes;
 }
 
 /// Copies between two shared ranges.

@@ -8,6 +8,7 @@
 
 mod atomic;
 mod copy;
+mod huge;
 #[cfg(unix)]
 mod io;
 mod strided;
@@ -16,7 +17,8 @@ mod words;
 mod x86;
 
 pub use atomic::{AtomicOp, WordLen, WordOp};
-pub(crate) use copy::expect_all_of;
+pub use huge::HUGE_PAGE;
+pub(crate) use huge::expect_all_of;
 #[cfg(unix)]
 pub use io::{MOST_PARTS, read_behind, read_scattered};
 pub use strided::{Blocks, Piece, Source, Target};
@@ -391,7 +393,7 @@ impl WordCopier {
 
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
-    use super::copy::HUGE_MIN;
+    use super::huge::HUGE_MIN;
     use super::*;
 
     fn leaked(len: usize) -> SharedSlice {

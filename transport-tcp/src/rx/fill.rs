@@ -10,8 +10,14 @@ use posthaste_core::memory::{MOST_PARTS, read_behind, read_scattered};
 use std::io;
 use std::net::TcpStream;
 
-/// A rest of a payload from this length on is read straight to where it belongs; so are slices of this mean length.
+/// A rest of a payload from this length on is read straight to where it belongs.
 const DIRECT: usize = 4 << 10;
+/// So are slices of this mean length. Of shorter ones, what the kernel does for each costs more than a copy out of a near cache.
+#[cfg(all(unix, not(feature = "portable")))]
+const SCATTERED: usize = 1 << 10;
+/// Bytes of slices that are named to the kernel at once: it looks at all of them, however little there is to read.
+#[cfg(all(unix, not(feature = "portable")))]
+const AT_ONCE: usize = 512 << 10;
 
 /// A payload that arrives piece by piece.
 pub(super) enum Fill {
@@ -108,11 +114,9 @@ impl Fill {
             Fill::Absent { .. } => return None,
             Fill::Placed { info, slices, full, .. } => {
                 let left = &slices[*full..];
-                let (asked, behind) = match left.get(..MOST_PARTS + 1) {
-                    None => (missing, HEADER + info.as_bytes().len()),
-                    Some(most) => (most[..MOST_PARTS].iter().map(SharedSlice::len).sum(), 0),
-                };
-                (asked, behind, missing >= DIRECT * left.len())
+                let (asked, first) = at_once(left);
+                let behind = if first.len() < left.len() { 0 } else { HEADER + info.as_bytes().len() };
+                (asked, behind, missing >= SCATTERED * left.len())
             }
         };
         worth.then_some((asked, behind))
@@ -146,7 +150,7 @@ impl Fill {
             }
             Fill::Placed { slices, full, missing, .. } => {
                 let most = *missing;
-                let count = read_scattered(&slices[*full..], behind, stream)?;
+                let count = read_scattered(at_once(&slices[*full..]).1, behind, stream)?;
                 self.came(count.min(most));
                 Ok(count)
             }
@@ -164,5 +168,75 @@ impl Fill {
         let read = stream.read(&mut bytes[had..]);
         bytes.truncate(had + *read.as_ref().unwrap_or(&0));
         read
+    }
+}
+
+/// The first of some slices, as many as are read to at once, and their length together.
+#[cfg(all(unix, not(feature = "portable")))]
+fn at_once(slices: &[SharedSlice]) -> (usize, &[SharedSlice]) {
+    let mut bytes = 0;
+    let many = slices.iter().take(MOST_PARTS).take_while(|slice| {
+        let more = bytes < AT_ONCE;
+        bytes += if more { slice.len() } else { 0 };
+        more
+    });
+    let count = many.count();
+    (bytes, &slices[..count])
+}
+
+#[cfg(all(test, unix, not(feature = "portable")))]
+mod tests {
+    use super::*;
+    use posthaste_core::Rank;
+    use posthaste_core::inprocess::Arena;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    #[test]
+    fn slices_are_filled_in_order_however_much_comes_at_a_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (stream, _) = listener.accept().expect("it has connected");
+        let arena = Arena::new(1, 8 << 20);
+        // More of them, and more bytes, than are named to the kernel at once; with gaps, and not in the order of the memory.
+        let lens: Vec<u64> = (0..2000).map(|at| 1030 + at % 97).collect();
+        let starts: Vec<u64> = (0..2000).map(|at| (at * 7 % 2000) * 1500).collect();
+        let slice = |at: usize| arena.slice(Rank(0), starts[at], lens[at]).expect("inside");
+        let slices: Vec<SharedSlice> = (0..2000).map(slice).collect();
+        let total: usize = lens.iter().sum::<u64>() as usize;
+        let next = [0xa5; HEADER];
+        let sent: Vec<u8> = (0..total).map(|at| (at * 31 + at / 7919) as u8).collect();
+        let (whole, info) = (sent.clone(), Info::new(&[]).expect("short"));
+        let writer = std::thread::spawn(move || {
+            let mut rest = &whole[..];
+            for len in [1, 1029, 3, 300_000, 700_001].into_iter().cycle() {
+                let (now, later) = rest.split_at(rest.len().min(len));
+                peer.write_all(now).expect("it reads");
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            peer.write_all(&next).expect("it reads");
+        });
+        let header = Header { len: (total as u32).into(), ..Header::control(0, 0, 0) };
+        let mut fill = Fill::Placed { header, info, slices, full: 0, missing: total };
+        let mut behind = Vec::new();
+        let mut most = 0;
+        while fill.missing() > 0 {
+            let (asked, room) = fill.direct().expect("slices of such a length are worth it");
+            most = most.max(asked);
+            let mut buffer = [0; HEADER];
+            let count = fill.read(&mut buffer[..room], &stream).expect("nothing breaks");
+            assert!(count > 0 && count <= asked + room);
+            behind.extend_from_slice(&buffer[..count.saturating_sub(asked)]);
+        }
+        assert!((AT_ONCE..AT_ONCE + 2000).contains(&most), "{most} bytes at a time");
+        writer.join().expect("no panic");
+        let mut stream = &stream;
+        io::Read::read_to_end(&mut stream, &mut behind).expect("nothing breaks");
+        assert_eq!(behind, next);
+        let got: Vec<u8> = (0..2000).flat_map(|at| slice(at).to_vec()).collect();
+        assert!(got == sent, "a byte is at the wrong place");
     }
 }

@@ -160,7 +160,7 @@ impl Tx {
             None => Ok(None),
             Some(Taken::Warm(page)) => Ok(Some(page)),
             Some(Taken::Fresh(page)) => {
-                match self.home.link.arena.commit(self.pool_at + page.offset, page.len()) {
+                match self.home.link.arena.commit_fresh(self.pool_at + page.offset, page.len()) {
                     Ok(()) => Ok(Some(page)),
                     Err(error) => {
                         self.pool.never_mind(page);
