@@ -179,9 +179,8 @@ fn words_of_one_record_arrive_whole_and_in_order() {
             };
             assert_eq!((header.kind, header.protocol), (KIND_WORDS, 1));
             for word in 0..header.len as usize / 8 {
-                let (_, payload) = consumer.record(header, &mut [0; MAX_INFO], |ring, at| {
-                    ring.load(at + word, Ordering::Relaxed)
-                });
+                let (_, payload) = consumer
+                    .record(header, &mut [0; MAX_INFO], |ring, at| ring.load(at + word, Ordering::Relaxed));
                 assert_eq!(payload, seen);
                 seen += 1;
             }

@@ -123,7 +123,8 @@ impl Rx {
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
                     Took::Several(header) => {
-                        let take = if header.kind == KIND_WORDS { Desk::take_words } else { Desk::take_batch };
+                        let take =
+                            if header.kind == KIND_WORDS { Desk::take_words } else { Desk::take_batch };
                         count += take(&mut self.desk, lane, header, &self.home, tx, sink, budget - count);
                         if lane.held || lane.dead {
                             break;

@@ -79,14 +79,16 @@ fn push_words(
         return Some(if sent { row } else { 0 });
     }
     let mut words = [0; MOST_WORDS];
-    let alike = run.iter().take(most).map_while(|send| {
-        is_word_like(send, first).then(|| source.try_read_u64(send.source[1])).flatten()
-    });
+    let alike = run
+        .iter()
+        .take(most)
+        .map_while(|send| is_word_like(send, first).then(|| source.try_read_u64(send.source[1])).flatten());
     let count = alike.zip(&mut words).map(|(word, place)| *place = word).count();
     if count < FEWEST_WORDS {
         return None;
     }
-    let sent = producer.push_words(protocol, count, |ring, at| ring.write_bytes(at, words[..count].as_bytes()));
+    let sent =
+        producer.push_words(protocol, count, |ring, at| ring.write_bytes(at, words[..count].as_bytes()));
     Some(if sent { count } else { 0 })
 }
 
