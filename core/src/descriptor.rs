@@ -86,7 +86,8 @@ pub struct Descriptor {
     pub region: u32,
     /// Payload length in bytes.
     pub len: u64,
-    /// First byte in the target region (put, get and atomic operation); recorded section (jump).
+    /// First byte in the target region (put, get and atomic operation); recorded section (jump). Of a recorded send, how
+    /// many [followers](Self::followers) it has.
     pub offset: u64,
     /// Completion slot to be told, or 0.
     pub ticket: u64,
@@ -111,6 +112,34 @@ impl Descriptor {
     #[must_use]
     pub const fn slots(&self) -> usize {
         1 + (self.info_len as usize).div_ceil(SLOT_BYTES)
+    }
+
+    /// Of a recorded send: at least so many descriptors behind it in its run differ from the one before them in nothing but
+    /// that their payload lies right behind that one's. So a device needs to look at none of them.
+    #[inline]
+    #[must_use]
+    pub const fn followers(&self) -> usize {
+        (self.offset >> 32) as usize
+    }
+
+    /// Looks which sends of a run of recorded ones follow each other, and has each tell how many [`followers`](Self::followers)
+    /// it has.
+    pub(crate) fn tell_followers(run: &mut [Descriptor]) {
+        for at in (1..run.len()).rev() {
+            let (send, next) = (run[at - 1], run[at]);
+            let behind = Some(next.source[1]) == send.source[1].checked_add(send.len);
+            let place = |send: Descriptor| Descriptor { offset: 0, source: [send.source[0], 0], ..send };
+            // Only what has no info leaves the offset alone.
+            let plain = |send: &Descriptor| {
+                send.op == Op::Send
+                    && send.source_kind == SourceKind::Region
+                    && (send.info_len, send.offset as u32) == (0, 0)
+            };
+            let alike = place(send).as_bytes() == place(next).as_bytes();
+            if plain(&send) && plain(&next) && alike && behind {
+                run[at - 1].offset = (next.followers() as u64 + 1) << 32;
+            }
+        }
     }
 
     /// Writes up to 16 bytes of payload into the descriptor.

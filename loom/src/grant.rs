@@ -8,7 +8,11 @@ use loom::thread;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
-use posthaste_shm::lane::{Consumer, Header, KIND_PAGE, LightFence, Peek, Producer, return_grant};
+use posthaste_shm::grants::Grants;
+use posthaste_shm::lane::{
+    Consumer, Header, KIND_BATCH, KIND_PAGE, LightFence, Peek, Producer, return_grant,
+};
+use posthaste_shm::pages;
 
 /// One page of the sender's pool; loom fails the model if reads and writes of it are not ordered.
 #[derive(Clone)]
@@ -117,5 +121,88 @@ fn a_granted_page_is_filled() {
             assert_eq!(page.read(), 7);
         }
         writer.join().expect("no panic");
+    });
+}
+
+/// What a batch of two messages lies in.
+const BATCH: Header = Header { kind: KIND_BATCH, info_len: 0, protocol: 0, len: 0, cookie: false };
+
+/// A sender of batches, as it keeps account of its one page.
+struct Batches {
+    producer: Producer<Memory>,
+    grants: Grants,
+    /// The page, if it is here, and what is in it: a cell for each message.
+    free: Option<pages::Page>,
+    cells: [Page; 2],
+}
+
+impl Batches {
+    /// Fills the page and sends it, if it is here.
+    fn send(&mut self, first: u64) -> bool {
+        let head = self.producer.consumed();
+        let Batches { producer, grants, free, .. } = self;
+        grants.settle(head, |number| producer.returned(number), |page| *free = Some(page));
+        let (Some((number, life)), Some(page)) = (self.grants.next(), self.free) else { return false };
+        for (message, cell) in self.cells.iter().enumerate() {
+            cell.write(first + message as u64);
+        }
+        let sent = self.producer.push(BATCH, 0, &[], |ring, at| {
+            for (word, value) in [page.offset, life | (number as u64) << 40, 2].into_iter().enumerate() {
+                ring.store(at + word, value, Ordering::Relaxed);
+            }
+        });
+        if sent {
+            self.free = None;
+            self.grants.grant(number, life, page, self.producer.tail());
+        }
+        sent
+    }
+}
+
+/// The page of a batch is filled again only when the last of its messages was copied out, though its reader stops after the
+/// first: the record stays at the lane's head, and the grant goes back behind the last.
+#[test]
+fn the_page_of_a_batch_is_reused_only_after_its_last_message() {
+    model(|| {
+        let (control, ring) = lane(32);
+        let producer = Producer::open(control.clone(), ring.clone());
+        let mut consumer = Consumer::new(control.clone(), ring);
+        let cells = [Page::new(), Page::new()];
+        let page = pages::Page { offset: 4096, class: 12 };
+        let mut batches =
+            Batches { producer, grants: Grants::new(1 << 20), free: Some(page), cells: cells.clone() };
+        assert!(batches.send(10), "there is room");
+        let writer = thread::spawn(move || {
+            for _ in 0..3 {
+                if batches.send(20) {
+                    return (batches, true);
+                }
+                thread::yield_now();
+            }
+            (batches, false)
+        });
+        let mut taken = 0;
+        let mut take = |consumer: &mut Consumer<Memory>| -> Option<u64> {
+            let Peek::Record(header) = consumer.peek() else { return None };
+            let (_, [word, count]) = consumer.record(header, &mut [0; MAX_INFO], |ring, at| {
+                [1, 2].map(|word| ring.load(at + word, Ordering::Relaxed))
+            });
+            let payload = cells[taken].read();
+            taken += 1;
+            if taken as u64 == count {
+                taken = 0;
+                return_grant(&control, (word >> 40) as usize, word & ((1 << 40) - 1), LightFence::Full);
+                consumer.consume(header, LightFence::Full);
+            }
+            Some(payload)
+        };
+        assert_eq!(take(&mut consumer), Some(10));
+        // A budget is used up here.
+        thread::yield_now();
+        assert_eq!(take(&mut consumer), Some(11));
+        let (mut batches, sent) = writer.join().expect("no panic");
+        assert!(sent || batches.send(20), "the return is not lost");
+        assert_eq!((take(&mut consumer), take(&mut consumer)), (Some(20), Some(21)));
+        assert_eq!(take(&mut consumer), None);
     });
 }

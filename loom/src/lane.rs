@@ -6,7 +6,7 @@ use loom::thread;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
-use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, LightFence, Look, Peek, Producer, WORD_GROUP};
+use posthaste_shm::lane::{Consumer, Header, KIND_SHORT, KIND_WORDS, LightFence, Look, Peek, Producer};
 
 const FENCE: LightFence = LightFence::Full;
 
@@ -143,60 +143,48 @@ fn a_garbage_head_is_not_taken_over() {
     });
 }
 
-/// Words that are published together arrive whole and in order, over the end of the ring and behind what came before.
+/// Words that share a record arrive whole and in order, over the end of the ring and behind what came before.
 #[test]
-fn groups_of_words_arrive_whole_and_in_order() {
+fn words_of_one_record_arrive_whole_and_in_order() {
     model(|| {
         let (control, ring) = lane(16);
         let mut producer = Producer::open(control.clone(), ring.clone());
         let mut consumer = Consumer::new(control, ring);
-        // So that the group meets bytes of a former lap.
+        let push = |producer: &mut Producer<Memory>, first: u64, count: usize| {
+            producer.push_words(1, count, |ring, at| {
+                (0..count).for_each(|word| ring.store(at + word, first + word as u64, Ordering::Relaxed));
+            })
+        };
+        // So that the records meet bytes of a former lap.
         for word in 0..6 {
-            assert_eq!(producer.push_words(1, [word].into_iter()), 1);
+            assert!(producer.push_word(1, 0, word));
             assert!(matches!(consumer.look(), Look::Word { payload, .. } if payload == word));
             consumer.consume_words(1, FENCE);
         }
         let writer = thread::spawn(move || {
-            let mut next = 6;
-            for _ in 0..4 {
-                if next == 9 {
-                    break;
-                }
-                let pushed = producer.push_words(1, next..9) as u64;
-                // At the end of the ring.
-                next += if pushed == 0 { u64::from(producer.push_word(1, 0, next)) } else { pushed };
-            }
-            assert_eq!(next, 9, "there is room for all of them");
+            // The second one does not fit at the end of the ring.
+            assert!(push(&mut producer, 6, 2), "there is room");
+            assert!(push(&mut producer, 8, 3), "there is room");
         });
         let mut seen = 6;
-        while seen < 9 {
-            match consumer.look() {
-                Look::Empty => loom::thread::yield_now(),
-                Look::Word { protocol, .. } if seen != 7 => {
-                    let mut payloads = [0; WORD_GROUP];
-                    let found = consumer.words(protocol, &mut payloads);
-                    assert!(found > 0, "one was seen");
-                    for payload in &payloads[..found] {
-                        assert_eq!(*payload, seen);
-                        seen += 1;
-                    }
-                    consumer.consume_words(found, FENCE);
+        while seen < 11 {
+            assert!(!matches!(consumer.look(), Look::Word { .. }), "this is no single word");
+            let header = match consumer.peek() {
+                Peek::Empty => {
+                    thread::yield_now();
+                    continue;
                 }
-                Look::Word { payload, .. } => {
-                    assert_eq!(payload, seen);
-                    seen += 1;
-                    consumer.consume_words(1, FENCE);
-                }
-                // The one at the end of the ring.
-                Look::Other => {
-                    let Peek::Record(header) = consumer.peek() else { panic!("not a record") };
-                    let (_, payload) = consumer
-                        .record(header, &mut [0; MAX_INFO], |ring, at| ring.load(at, Ordering::Relaxed));
-                    assert_eq!(payload, seen);
-                    seen += 1;
-                    consumer.consume(header, FENCE);
-                }
+                Peek::Record(header) => header,
+                Peek::Corrupt => panic!("corrupt lane"),
+            };
+            assert_eq!((header.kind, header.protocol), (KIND_WORDS, 1));
+            for word in 0..header.len as usize / 8 {
+                let (_, payload) = consumer
+                    .record(header, &mut [0; MAX_INFO], |ring, at| ring.load(at + word, Ordering::Relaxed));
+                assert_eq!(payload, seen);
+                seen += 1;
             }
+            consumer.consume(header, FENCE);
         }
         writer.join().expect("no panic");
     });

@@ -25,7 +25,7 @@ pub struct Reading<W, X> {
     pub quiet: u32,
     /// Words to be taken one by one before it is tried once more whether many lie there together.
     pub singles: u32,
-    /// Messages that were taken of the batch which its next record names.
+    /// Messages that were taken of the several which its next record has or names.
     pub batched: u64,
     polled: bool,
 }

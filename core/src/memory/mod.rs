@@ -21,7 +21,7 @@ pub use huge::HUGE_PAGE;
 pub(crate) use huge::expect_all_of;
 #[cfg(unix)]
 pub use io::{MOST_PARTS, read_behind, read_scattered};
-pub use strided::{Blocks, Piece, Source, Target};
+pub use strided::{Blocks, Piece, Rows, Source, Target};
 pub use words::{SharedWords, Words};
 
 use copy::{copy_from_shared, copy_shared, copy_to_fresh, copy_to_shared};

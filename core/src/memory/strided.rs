@@ -112,6 +112,50 @@ impl Target<'_> {
         true
     }
 
+    /// Copies rows of blocks from `source`; as [`copy_blocks`](Self::copy_blocks) of each row, but that nothing is copied if any
+    /// block of any row is not inside.
+    #[inline]
+    pub fn copy_rows(&mut self, source: &Source<'_>, rows: &Rows) -> bool {
+        let Rows { row, count, target_pitch, source_pitch } = *rows;
+        if row.count == 0 || row.len == 0 || count == 0 {
+            return true;
+        }
+        // The first and the last rows lie farthest out.
+        let last = |first: i64, pitch: i64| {
+            i64::try_from(count - 1).ok().and_then(|steps| pitch.checked_mul(steps)?.checked_add(first))
+        };
+        let (Some(last_target), Some(last_source)) =
+            (last(row.target, target_pitch), last(row.source, source_pitch))
+        else {
+            return false;
+        };
+        let inside =
+            [(row.target, row.source), (last_target, last_source)].into_iter().all(|(target, from)| {
+                inside(target, row.target_stride, row.len, row.count, self.len())
+                    && inside(from, row.source_stride, row.len, row.count, source.len())
+            });
+        if !inside {
+            return false;
+        }
+        let ((to, to_shared), (from, from_shared)) = (self.address(), source.address());
+        // SAFETY: as in `copy_blocks`, for every row: its blocks lie between those of the first and of the last row.
+        unsafe {
+            let first = Run {
+                to: to.offset(row.target as isize),
+                from: from.offset(row.source as isize),
+                to_stride: row.target_stride as isize,
+                from_stride: row.source_stride as isize,
+                len: row.len as usize,
+                count: row.count as usize,
+            };
+            first.copy_rows(
+                (count as usize, target_pitch as isize, source_pitch as isize),
+                (to_shared, from_shared),
+            );
+        }
+        true
+    }
+
     /// Copies single blocks from `source`, wherever each of them is; false if one of them is not inside on either side:
     /// then those before it have been copied.
     #[inline]
@@ -172,6 +216,19 @@ pub struct Blocks {
     pub count: u64,
 }
 
+/// Rows of blocks, at regular distances on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The first one.
+    pub row: Blocks,
+    /// Number of rows.
+    pub count: u64,
+    /// From one row to the next in the target, in bytes; may be negative or zero.
+    pub target_pitch: i64,
+    /// From one row to the next in the source, in bytes; may be negative or zero.
+    pub source_pitch: i64,
+}
+
 /// Whether all blocks (at least one) lie within `limit` bytes.
 #[inline]
 fn inside(first: i64, stride: i64, len: u64, count: u64, limit: usize) -> bool {
@@ -202,6 +259,31 @@ impl Run {
     unsafe fn copy(&self, _: bool, _: bool) {
         // SAFETY: as promised by the caller. Assembly may access both kinds of memory.
         unsafe { super::x86::copy_blocks(*self) }
+    }
+
+    /// The same for so many rows, which are so far from each other in the target and in the source.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of all rows.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    unsafe fn copy_rows(&self, (rows, to_pitch, from_pitch): (usize, isize, isize), _: (bool, bool)) {
+        // SAFETY: as in `copy`.
+        unsafe { super::x86::copy_rows(*self, rows, to_pitch, from_pitch) }
+    }
+
+    /// The same for so many rows, which are so far from each other in the target and in the source.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of all rows.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn copy_rows(&self, (rows, to_pitch, from_pitch): (usize, isize, isize), shared: (bool, bool)) {
+        for row in 0..rows as isize {
+            let to = self.to.wrapping_offset(to_pitch * row);
+            let from = self.from.wrapping_offset(from_pitch * row);
+            // SAFETY: the row is one of those that the caller promised to be valid.
+            unsafe { Run { to, from, ..*self }.copy(shared.0, shared.1) }
+        }
     }
 
     /// # Safety
@@ -383,6 +465,69 @@ mod tests {
             let mut memory = [0xee; 100];
             let pieces = [Piece { target, source: source_at, len }];
             assert!(!Target::from(&mut memory).copy_pieces(&(&source[..100]).into(), &pieces));
+            assert_eq!(memory, [0xee; 100]);
+        }
+    }
+
+    #[test]
+    fn rows_of_blocks_are_copied_to_their_places_and_refused_outside() {
+        let source: Vec<u8> = (0..40_000u32).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
+        let clean = vec![0xee; 40_000];
+        for len in [1, 7, 8, 16, 24, 64, 100] {
+            for (count, rows) in [(1, 1), (1, 5), (3, 2), (4, 4), (10, 10), (7, 13)] {
+                for (back, turned) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let (near, far) = (len as i64 + 3, (len as i64 + 3) * count as i64 + 5);
+                    let (mut source_stride, mut source_pitch) = (near, far);
+                    if turned {
+                        // What is a row of the one is a column of the other.
+                        (source_stride, source_pitch) = ((len as i64 + 1) * rows as i64, len as i64 + 1);
+                    }
+                    let (mut target, mut target_pitch) = (5, far);
+                    if back {
+                        (target, target_pitch) = (5 + far * (rows as i64 - 1), -far);
+                    }
+                    let row = Blocks { target, target_stride: near, source: 3, source_stride, len, count };
+                    let grid = Rows { row, count: rows, target_pitch, source_pitch };
+                    let mut want = clean.clone();
+                    for at in 0..rows as i64 {
+                        let (target, source_at) = (target + at * target_pitch, 3 + at * source_pitch);
+                        want = expected(&want, &source, &Blocks { target, source: source_at, ..row });
+                    }
+                    let mut private = clean.clone();
+                    assert!(Target::from(&mut private).copy_rows(&(&source).into(), &grid));
+                    assert!(private == want, "{grid:?}");
+                    let shared = leaked(&clean);
+                    assert!(Target::from(shared).copy_rows(&leaked(&source).into(), &grid));
+                    assert!(shared.to_vec() == want, "{grid:?}");
+                    // A memory that is one byte too short on either side.
+                    let high = |first: i64, stride: i64, pitch: i64| {
+                        let (steps, turns) = (count as i64 - 1, rows as i64 - 1);
+                        (first + stride * steps + (pitch * turns).max(0)) as usize + len as usize
+                    };
+                    let written = high(target, near, target_pitch);
+                    let read = high(3, source_stride, source_pitch);
+                    let mut short = vec![0xee; written];
+                    assert!(Target::from(&mut short).copy_rows(&(&source[..read]).into(), &grid));
+                    assert!(short == want[..written], "{grid:?}");
+                    assert!(!Target::from(&mut short).copy_rows(&(&source[..read - 1]).into(), &grid));
+                    assert!(short == want[..written], "{grid:?}");
+                    assert!(!Target::from(&mut short[..written - 1]).copy_rows(&(&source).into(), &grid));
+                }
+            }
+        }
+        let row = Blocks { target: 0, target_stride: 8, source: 0, source_stride: 8, len: 8, count: 2 };
+        for (count, target_pitch, source_pitch) in [
+            (2, -1, 0),
+            (2, 0, -1),
+            (u64::MAX, 1, 0),
+            (3, i64::MAX, 0),
+            (3, 0, i64::MIN),
+            (2, 85, 0),
+            (2, 0, 85),
+        ] {
+            let mut memory = [0xee; 100];
+            let grid = Rows { row, count, target_pitch, source_pitch };
+            assert!(!Target::from(&mut memory).copy_rows(&(&source[..100]).into(), &grid), "{grid:?}");
             assert_eq!(memory, [0xee; 100]);
         }
     }

@@ -223,28 +223,35 @@ unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// # Safety
-/// Both ranges must be valid for `len` bytes, at least 16.
+/// Both ranges must be valid for `len` bytes, at least 64.
 unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: every access but the last is at an offset below len - 16, the last one at len - 16.
+    // SAFETY: the loop accesses 64 bytes from offsets below len - 64 on, and what is behind it those from len - 64 on.
     unsafe {
         asm!(
-            "movdqu {tail}, [{from} + {last}]",
             "xor {at:e}, {at:e}",
             "2:",
             "cmp {at}, {last}",
-            "jae 3f",
-            "movdqu {word}, [{from} + {at}]",
-            "movdqu [{to} + {at}], {word}",
-            "add {at}, 16",
-            "jmp 2b",
-            "3:",
-            "movdqu [{to} + {last}], {tail}",
+            "cmovae {at}, {last}",
+            "movdqu {a}, [{from} + {at}]",
+            "movdqu {b}, [{from} + {at} + 16]",
+            "movdqu {c}, [{from} + {at} + 32]",
+            "movdqu {d}, [{from} + {at} + 48]",
+            "movdqu [{to} + {at}], {a}",
+            "movdqu [{to} + {at} + 16], {b}",
+            "movdqu [{to} + {at} + 32], {c}",
+            "movdqu [{to} + {at} + 48], {d}",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
             from = in(reg) from,
             to = in(reg) to,
-            last = in(reg) len - 16,
+            last = in(reg) len - 64,
+            end = in(reg) len,
             at = out(reg) _,
-            word = out(xmm_reg) _,
-            tail = out(xmm_reg) _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
             options(nostack)
         );
     }
@@ -270,6 +277,28 @@ pub(super) unsafe fn copy_blocks(run: Run) {
     }
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe { of_length!(1 2 4 12 16 20 24 28 32 40 48 56) }
+}
+
+/// Copies rows of equally long blocks.
+///
+/// # Safety
+/// All blocks must be valid, to be written and to be read.
+pub(super) unsafe fn copy_rows(first: Run, rows: usize, to_pitch: isize, from_pitch: isize) {
+    let mut row = first;
+    // SAFETY: as promised by the caller; behind the last row the addresses are not used any more.
+    unsafe {
+        if first.len == 8 {
+            for _ in 0..rows {
+                blocks_of_words(row);
+                (row.to, row.from) = (row.to.wrapping_offset(to_pitch), row.from.wrapping_offset(from_pitch));
+            }
+            return;
+        }
+        for _ in 0..rows {
+            copy_blocks(row);
+            (row.to, row.from) = (row.to.wrapping_offset(to_pitch), row.from.wrapping_offset(from_pitch));
+        }
+    }
 }
 
 /// Calls `block` with the addresses of all blocks.
@@ -338,6 +367,7 @@ pub(super) unsafe fn short(to: *mut u8, from: *const u8, len: usize) {
 
 /// # Safety
 /// All blocks must be valid; they have 8 bytes.
+#[inline]
 unsafe fn blocks_of_words(run: Run) {
     let (mut to, mut from) = (run.to, run.from);
     let fours = run.count / 4;
@@ -413,7 +443,17 @@ pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         match len {
             8 => piece!(to, from, reg, "", "mov"),
-            ..=64 => short(to, from, len),
+            16..=64 => {
+                // Lengths change from one block to the next, and a branch that is guessed wrongly takes longer than to copy
+                // some bytes twice: pieces that overlap, up to all of them.
+                let last = len - 16;
+                piece!(to, from, xmm_reg, "", "movdqu");
+                for at in [16, 32, 48] {
+                    let at = last.min(at);
+                    piece!(to.add(at), from.add(at), xmm_reg, "", "movdqu");
+                }
+            }
+            ..16 => short(to, from, len),
             _ => copy(to, from, len),
         }
     }

@@ -143,6 +143,12 @@ impl<'p> Machine<'p> {
         &self.plan.leaves[self.at.leaf].blocks
     }
 
+    /// From one block of an iteration to the next, if there are several which are equally long and equally far apart.
+    #[inline]
+    pub fn pitch(&self) -> Option<i64> {
+        if self.at.only.is_some() { None } else { self.plan.leaves[self.at.leaf].pitch }
+    }
+
     /// Bytes of an iteration.
     #[inline]
     pub fn width(&self) -> u64 {

@@ -6,7 +6,7 @@
 
 use super::body::Block;
 use super::cursor::Machine;
-use posthaste_core::memory::{Blocks, Piece};
+use posthaste_core::memory::{Blocks, Piece, Rows};
 
 /// Most pieces into which an iteration of two leaves is divided.
 const PIECES_MAX: usize = 32;
@@ -23,6 +23,16 @@ pub(super) trait Mover {
     type Error;
     /// Copies blocks; all of them lie in the bounds that were checked.
     fn copy(&mut self, blocks: &Blocks) -> Result<(), Self::Error>;
+
+    /// Copies rows of blocks, in any order.
+    fn copy_rows(&mut self, rows: &Rows) -> Result<(), Self::Error> {
+        for at in 0..rows.count as i64 {
+            let Blocks { target, source, .. } = rows.row;
+            let (target, source) = (target + at * rows.target_pitch, source + at * rows.source_pitch);
+            self.copy(&Blocks { target, source, ..rows.row })?;
+        }
+        Ok(())
+    }
 
     /// Copies single blocks.
     fn copy_pieces(&mut self, pieces: &[Piece]) -> Result<(), Self::Error> {
@@ -43,6 +53,10 @@ impl Mover for Nothing {
     type Error = std::convert::Infallible;
 
     fn copy(&mut self, _: &Blocks) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    fn copy_rows(&mut self, _: &Rows) -> Result<(), Self::Error> {
         Ok(())
     }
 }
@@ -102,6 +116,23 @@ fn step<M: Mover>(
     }
     if scattered >= gathered {
         let (base, stride, width) = (target.base(), target.stride(), to_width as i64);
+        if !M::IN_ORDER
+            && let (Some(pitch), [block, ..]) = (target.pitch(), target.blocks())
+        {
+            let row = Blocks {
+                target: base + block.offset,
+                target_stride: stride,
+                source: from,
+                source_stride: width,
+                len: block.len,
+                count: scattered,
+            };
+            let (count, source_pitch) = (target.blocks().len() as u64, block.len as i64);
+            grid(&Rows { row, count, target_pitch: pitch, source_pitch }, to_width, mover)?;
+            target.pass_iterations(scattered);
+            source.pass(scattered * to_width);
+            return Ok(scattered * to_width);
+        }
         tiled::<M>(target.blocks(), to_width, scattered, |block, done, before, count| {
             mover.copy(&Blocks {
                 target: base + done * stride + block.offset,
@@ -117,6 +148,23 @@ fn step<M: Mover>(
         return Ok(scattered * to_width);
     }
     let (base, stride, width) = (source.base(), source.stride(), from_width as i64);
+    if !M::IN_ORDER
+        && let (Some(pitch), [block, ..]) = (source.pitch(), source.blocks())
+    {
+        let row = Blocks {
+            target: to,
+            target_stride: width,
+            source: base + block.offset,
+            source_stride: stride,
+            len: block.len,
+            count: gathered,
+        };
+        let (count, target_pitch) = (source.blocks().len() as u64, block.len as i64);
+        grid(&Rows { row, count, target_pitch, source_pitch: pitch }, from_width, mover)?;
+        source.pass_iterations(gathered);
+        target.pass(gathered * from_width);
+        return Ok(gathered * from_width);
+    }
     tiled::<M>(source.blocks(), from_width, gathered, |block, done, before, count| {
         mover.copy(&Blocks {
             target: to + done * width + before,
@@ -143,6 +191,8 @@ fn single<M: Mover>(
     let (mut to, mut from) = (Chunks::new(target), Chunks::new(source));
     let (mut used, mut done) = (0, 0);
     loop {
+        let (listed, passed) = along(&mut to, &mut from, bytes - done, &mut pieces[used..PIECES_MAX - 1]);
+        (used, done) = (used + listed, done + passed);
         let len = to.rest.min(from.rest).min(bytes - done);
         pieces[used] = Piece { target: to.place, source: from.place, len };
         used += 1;
@@ -157,6 +207,17 @@ fn single<M: Mover>(
             from.settle(source, done);
             return Ok(done);
         }
+    }
+}
+
+/// Lists blocks of one side as long as they are whole, not the last ones, and lie within a run of bytes of the other side.
+/// Returns how many, and their bytes.
+#[inline]
+fn along(to: &mut Chunks<'_>, from: &mut Chunks<'_>, bytes: u64, pieces: &mut [Piece]) -> (usize, u64) {
+    match (to.block, from.block) {
+        (Some(_), None) => to.list(from, bytes, pieces, |target, source, len| Piece { target, source, len }),
+        (None, Some(_)) => from.list(to, bytes, pieces, |source, target, len| Piece { target, source, len }),
+        _ => (0, 0),
     }
 }
 
@@ -175,6 +236,34 @@ impl<'p> Chunks<'p> {
     fn new(machine: &Machine<'p>) -> Self {
         let (place, rest) = machine.chunk();
         Chunks { blocks: machine.blocks(), base: machine.base(), block: machine.block(), place, rest }
+    }
+
+    /// As [`along`], for the side with the blocks.
+    #[inline]
+    fn list(
+        &mut self,
+        run: &mut Chunks<'_>,
+        bytes: u64,
+        pieces: &mut [Piece],
+        piece: impl Fn(i64, i64, u64) -> Piece,
+    ) -> (usize, u64) {
+        let Some(first) = self.block else { return (0, 0) };
+        let behind = self.blocks.get(first + 1..).unwrap_or_default();
+        // Of the run something has to be left as well: who comes to its end looks where it goes on.
+        let most = bytes.min(run.rest);
+        let (mut used, mut passed) = (0, 0);
+        for (next, place) in behind.iter().zip(pieces) {
+            if passed + self.rest >= most {
+                break;
+            }
+            *place = piece(self.place, run.place + passed as i64, self.rest);
+            used += 1;
+            passed += self.rest;
+            (self.place, self.rest) = (self.base + next.offset, next.len);
+        }
+        self.block = Some(first + used);
+        (run.place, run.rest) = (run.place + passed as i64, run.rest - passed);
+        (used, passed)
     }
 
     /// Passes over bytes of the chunk; tells whether it was the last one.
@@ -231,6 +320,21 @@ fn tiled<M: Mover>(
             copy(block, done as i64, before, count)?;
             before += block.len as i64;
         }
+        done += count;
+    }
+    Ok(())
+}
+
+/// Copies iterations of equal blocks at equal distances: a row for each block, as long as the first cache has room for.
+#[inline]
+fn grid<M: Mover>(all: &Rows, width: u64, mover: &mut M) -> Result<(), M::Error> {
+    let tile = (M::TILE / width).max(TILE_ITERATIONS);
+    let mut done = 0;
+    while done < all.row.count {
+        let count = tile.min(all.row.count - done);
+        let target = all.row.target + done as i64 * all.row.target_stride;
+        let source = all.row.source + done as i64 * all.row.source_stride;
+        mover.copy_rows(&Rows { row: Blocks { target, source, count, ..all.row }, ..*all })?;
         done += count;
     }
     Ok(())

@@ -20,6 +20,8 @@ pub(super) struct Leaf {
     pub count: u64,
     /// From one iteration to the next, in bytes.
     pub stride: i64,
+    /// From one block of an iteration to the next, if there are several which are equally long and equally far apart.
+    pub pitch: Option<i64>,
 }
 
 impl Leaf {
@@ -88,12 +90,27 @@ impl Regular {
 
 /// The plan of single bytes: a contiguous buffer is so many of them, one behind the other.
 pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
-    leaves: vec![Leaf { blocks: Arc::new([Block { offset: 0, len: 1 }]), width: 1, count: 1, stride: 1 }],
+    leaves: vec![Leaf {
+        blocks: Arc::new([Block { offset: 0, len: 1 }]),
+        width: 1,
+        count: 1,
+        stride: 1,
+        pitch: None,
+    }],
     routines: vec![vec![Step::Leaf { leaf: 0, offset: 0 }]],
     main: 0,
     unrolled: None,
     regular: None,
 });
+
+fn pitch(blocks: &[Block]) -> Option<i64> {
+    let [first, second, ..] = blocks else { return None };
+    let pitch = second.offset.checked_sub(first.offset)?;
+    let alike = |pair: &[Block]| {
+        pair[1].len == first.len && pair[1].offset.checked_sub(pair[0].offset) == Some(pitch)
+    };
+    blocks.windows(2).all(alike).then_some(pitch)
+}
 
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
@@ -119,7 +136,8 @@ impl Plan {
 
     fn leaf(&mut self, blocks: Arc<[Block]>, count: u64, stride: i64) -> usize {
         let width = blocks.iter().map(|block| block.len).sum();
-        self.leaves.push(Leaf { blocks, width, count, stride });
+        let pitch = pitch(&blocks);
+        self.leaves.push(Leaf { blocks, width, count, stride, pitch });
         self.leaves.len() - 1
     }
 

@@ -7,7 +7,7 @@ use super::pair::{self, Mover};
 use super::plan::Regular;
 use super::signature::Signature;
 use super::{Datatype, Source, Target};
-use posthaste_core::memory::{Blocks, Piece};
+use posthaste_core::memory::{Blocks, Piece, Rows};
 use std::ops::Range;
 
 /// So many elements of a datatype in a memory, the first of which is at an offset.
@@ -116,6 +116,11 @@ impl Mover for Direct<'_, '_> {
     #[inline]
     fn copy(&mut self, blocks: &Blocks) -> Result<(), OutOfBounds> {
         if self.target.copy_blocks(&self.source, blocks) { Ok(()) } else { Err(OutOfBounds) }
+    }
+
+    #[inline]
+    fn copy_rows(&mut self, rows: &Rows) -> Result<(), OutOfBounds> {
+        if self.target.copy_rows(&self.source, rows) { Ok(()) } else { Err(OutOfBounds) }
     }
 
     #[inline]

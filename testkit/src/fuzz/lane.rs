@@ -5,8 +5,8 @@ use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_shm::batch::{Batch, MOST_BYTES};
 use posthaste_shm::lane::{
-    CONTROL_WORDS, Consumer, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, LightFence, Look, Peek, Producer,
-    max_short,
+    CONTROL_WORDS, Consumer, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, LightFence, Look, Peek,
+    Producer, max_short, most_words,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -68,7 +68,8 @@ pub fn lane_reader(data: &[u8]) {
     let words = 128 << (input.byte() % 3);
     let (control, ring) = (Plain::new(CONTROL_WORDS), Plain::new(words));
     let mut consumer = Consumer::new(control.clone(), ring.clone());
-    let most = max_short(words as u64 * 8);
+    let ring_bytes = words as u64 * 8;
+    let most = max_short(ring_bytes);
     // The writer writes a few words wherever it likes, the reader reads; then again.
     for _ in 0..256 {
         if input.is_empty() {
@@ -92,7 +93,10 @@ pub fn lane_reader(data: &[u8]) {
             assert!(usize::from(header.info_len) <= MAX_INFO, "{header:?}");
             let mut info = [0; MAX_INFO];
             let (_cookie, len) = consumer.record(header, &mut info, |ring, at| match header.kind {
-                KIND_SHORT => {
+                KIND_SHORT | KIND_WORDS => {
+                    let words = header.kind == KIND_WORDS;
+                    assert!(!words || (1..=most_words(ring_bytes)).contains(&(header.len as usize / 8)));
+                    assert!(!words || header.len.is_multiple_of(8), "{header:?}");
                     let mut bytes = vec![0; header.len as usize];
                     ring.read_bytes(at, &mut bytes);
                     bytes.len()

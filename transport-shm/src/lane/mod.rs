@@ -15,7 +15,7 @@
 //! ```text
 //!  header   63        62..32     31..16     15..8      7..0
 //!          +--------+----------+----------+----------+------+
-//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap, 4 batch
+//!          | cookie | length   | protocol | info len | kind |     kinds: 1 short, 2 page, 3 wrap, 4 batch, 5 words
 //!          +--------+----------+----------+----------+------+
 //! ```
 
@@ -51,6 +51,8 @@ pub const KIND_PAGE: u8 = 2;
 const KIND_WRAP: u64 = 3;
 /// The record names a page with several messages; its length is that of each.
 pub const KIND_BATCH: u8 = 4;
+/// The record has several payloads of one word each, one behind the other; its length is that of all.
+pub const KIND_WORDS: u8 = 5;
 
 /// The header of a record with a payload of one word and without info; the protocol and the cookie's bit are to be
 /// added.
@@ -87,7 +89,7 @@ impl LightFence {
 /// A record's header in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// [`KIND_SHORT`], [`KIND_PAGE`] or [`KIND_BATCH`].
+    /// [`KIND_SHORT`], [`KIND_PAGE`], [`KIND_BATCH`] or [`KIND_WORDS`].
     pub kind: u8,
     /// Bytes of message info, 0 to 112.
     pub info_len: u8,
@@ -124,7 +126,7 @@ impl Header {
     #[inline]
     fn record_bytes(self) -> u64 {
         let body = match self.kind {
-            KIND_SHORT => u64::from(self.len).next_multiple_of(8),
+            KIND_SHORT | KIND_WORDS => u64::from(self.len).next_multiple_of(8),
             KIND_BATCH => 24,
             _ => 16,
         };
@@ -146,8 +148,18 @@ const PAGE_STRIDE: u64 = 64 << 10;
 /// Words of a cache line.
 const LINE_WORDS: usize = 8;
 
-/// Records of one word that are published together, or taken together.
+/// Records of one word that are taken together.
 pub const WORD_GROUP: usize = 32;
+
+/// Messages of one word that one record has at most: so few that the reader starts soon.
+pub const MOST_WORDS: usize = 128;
+
+/// Messages of one word that a record of a ring of `ring` bytes has at most; it takes no more than a quarter of the ring.
+#[must_use]
+pub const fn most_words(ring: u64) -> usize {
+    let room = (ring as usize / 4).saturating_sub(8) / 8;
+    if room > MOST_WORDS { MOST_WORDS } else { room }
+}
 
 /// The shortest ring that works, in bytes.
 pub const MIN_RING: u64 = 1024;

@@ -1,8 +1,8 @@
 //! The reading end of a lane.
 
 use super::{
-    HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WRAP, LINE_WORDS, LightFence, NOTIFY, PAGE_STRIDE,
-    WAITING, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short,
+    HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS, LightFence, NOTIFY,
+    PAGE_STRIDE, WAITING, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short, most_words,
 };
 use crate::batch::MOST_BYTES;
 use posthaste_core::MAX_INFO;
@@ -95,6 +95,11 @@ impl<W: Words> Consumer<W> {
             KIND_SHORT => header.len <= self.max_len,
             KIND_PAGE => true,
             KIND_BATCH => header.len <= self.max_len && header.info_len == 0 && !header.cookie,
+            KIND_WORDS => {
+                let count = header.len as usize / 8;
+                let whole = header.len.is_multiple_of(8) && header.info_len == 0 && !header.cookie;
+                whole && (1..=most_words(self.size)).contains(&count)
+            }
             _ => false,
         };
         if known && fits && header.info_len as usize <= MAX_INFO {

@@ -85,9 +85,14 @@ fn groups_of_words_arrive_as_an_oracle_says() {
             match random(4) {
                 0 => sent += u64::from(producer.push_word(9, 0, sent)),
                 1 => {
-                    let pushed = producer.push_words(9, sent..sent + random(40)) as u64;
-                    assert!(pushed <= WORD_GROUP as u64);
-                    sent += pushed;
+                    let count = 1 + random(most_words(size) as u64);
+                    let pushed = producer.push_words(9, count as usize, |ring, at| {
+                        for word in 0..count {
+                            Words::store(ring, at + word as usize, sent + word, Ordering::Relaxed);
+                        }
+                    });
+                    assert!(pushed || seen < sent, "an empty ring has room");
+                    sent += if pushed { count } else { 0 };
                 }
                 _ => match consumer.look() {
                     Look::Empty => assert_eq!(seen, sent),
@@ -108,10 +113,16 @@ fn groups_of_words_arrive_as_an_oracle_says() {
                     }
                     Look::Other => {
                         let Peek::Record(header) = consumer.peek() else { panic!("no record at {seen}") };
-                        let read = |ring: &SharedSlice, at| Words::load(ring, at, Ordering::Relaxed);
-                        let (_, payload) = consumer.record(header, &mut [0; MAX_INFO], read);
-                        assert_eq!(payload, seen);
-                        seen += 1;
+                        let count = header.len as usize / 8;
+                        let (_, payloads) = consumer.record(header, &mut [0; MAX_INFO], |ring, at| {
+                            let read = |word| Words::load(ring, at + word, Ordering::Relaxed);
+                            (0..count).map(read).collect::<Vec<u64>>()
+                        });
+                        assert!(header.kind == KIND_WORDS || count == 1, "{header:?}");
+                        for payload in payloads {
+                            assert_eq!(payload, seen);
+                            seen += 1;
+                        }
                         consumer.consume(header, LightFence::Full);
                     }
                 },
@@ -134,7 +145,7 @@ fn garbage_is_told_and_never_read_out_of_bounds() {
             let Peek::Record(header) = consumer.peek() else { break };
             let mut info = [0; MAX_INFO];
             consumer.record(header, &mut info, |ring, at| {
-                if header.kind == KIND_SHORT {
+                if matches!(header.kind, KIND_SHORT | KIND_WORDS) {
                     ring.read_bytes(at, &mut vec![0; header.len as usize]);
                 }
             });

@@ -1,8 +1,8 @@
 //! The writing end of a lane.
 
 use super::{
-    COOKIE_BIT, GRANTS, HEAD, Header, KIND_SHORT, KIND_WRAP, LightFence, MIN_RING, NOTIFY, STATE, WAITING,
-    WORD_GROUP, WORD_HEADER,
+    COOKIE_BIT, GRANTS, HEAD, Header, KIND_SHORT, KIND_WORDS, KIND_WRAP, LightFence, MIN_RING, NOTIFY, STATE,
+    WAITING, WORD_HEADER,
 };
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
@@ -115,41 +115,13 @@ impl<W: Words> Producer<W> {
         true
     }
 
-    /// Writes records of one word each, without cookies, and publishes them together: the header of the first one is stored
-    /// last, so that the reader does not fetch lines which are still being written. Takes no more of the words than there
-    /// is room for in one piece, and at most [`WORD_GROUP`]; returns how many, perhaps none.
+    /// Writes `count` messages of one word each, without cookies, as one record: from 1 to
+    /// [`most_words`](super::most_words). False: no room. `fill` gets the ring and the word from which on the payloads lie.
     #[inline]
-    pub fn push_words(&mut self, protocol: u16, words: impl Iterator<Item = u64>) -> usize {
-        let offset = self.tail & (self.size - 1);
-        if self.tail + WORD_GROUP as u64 * 16 + 8 - self.head > self.size {
-            self.consumed();
-        }
-        // One word more for the zero behind the records.
-        let in_piece = (self.size - offset - 8) / 16;
-        let credit = (self.size - (self.tail - self.head)).saturating_sub(8) / 16;
-        let room = in_piece.min(credit).min(WORD_GROUP as u64) as usize;
-        let first = (offset / 8) as usize;
-        let header = WORD_HEADER | u64::from(protocol) << 16;
-        let mut count = 0;
-        for payload in words.take(room) {
-            let at = first + 2 * count;
-            self.ring.store(at + 1, payload, Ordering::Relaxed);
-            if count > 0 {
-                // Nobody looks at it before the first one is published.
-                self.ring.store(at, header, Ordering::Relaxed);
-            }
-            count += 1;
-        }
-        if count == 0 {
-            return 0;
-        }
-        self.ring.store(first + 2 * count, 0, Ordering::Relaxed);
-        posthaste_core::failpoint!("lane.push.written");
-        // As in `push`, for all of them.
-        self.ring.store(first, header, Ordering::Release);
-        self.tail += 16 * count as u64;
-        posthaste_core::failpoint!("lane.push.published");
-        count
+    pub fn push_words(&mut self, protocol: u16, count: usize, fill: impl FnOnce(&W, usize)) -> bool {
+        let len = 8 * count as u32;
+        let header = Header { kind: KIND_WORDS, info_len: 0, protocol, len, cookie: false };
+        self.push(header, 0, &[], fill)
     }
 
     #[cold]

@@ -4,7 +4,9 @@ use super::COPY_FLAG;
 use super::tx::Tx;
 use crate::batch::Batch;
 use crate::inbox::{Inbox, Reading};
-use crate::lane::{GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, LightFence, Look, Peek, WORD_GROUP};
+use crate::lane::{
+    GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, KIND_WORDS, LightFence, Look, MOST_WORDS, Peek, WORD_GROUP,
+};
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_word};
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
@@ -120,8 +122,10 @@ impl Rx {
                 }
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
-                    Took::Batch(header) => {
-                        count += self.desk.take_batch(lane, header, &self.home, tx, sink, budget - count);
+                    Took::Several(header) => {
+                        let take =
+                            if header.kind == KIND_WORDS { Desk::take_words } else { Desk::take_batch };
+                        count += take(&mut self.desk, lane, header, &self.home, tx, sink, budget - count);
                         if lane.held || lane.dead {
                             break;
                         }
@@ -148,8 +152,8 @@ struct Desk {
 /// What became of the record at a lane's head.
 enum Took {
     One,
-    /// It names a batch, which [`Desk::take_batch`] takes.
-    Batch(Header),
+    /// It has, or names, several messages, which [`Desk::take_words`] or [`Desk::take_batch`] takes.
+    Several(Header),
     /// There is none, or it has to wait.
     Nothing,
     /// The lane is dead.
@@ -173,8 +177,8 @@ impl Desk {
             Peek::Record(header) => header,
             Peek::Corrupt => return corrupt(lane, "impossible record", sink),
         };
-        if header.kind == KIND_BATCH {
-            return Took::Batch(header);
+        if matches!(header.kind, KIND_BATCH | KIND_WORDS) {
+            return Took::Several(header);
         }
         let len = header.len as usize;
         let mut copied = None;
@@ -233,6 +237,43 @@ impl Desk {
 }
 
 impl Desk {
+    /// Takes messages of the words that the record at the lane's head has, up to `budget`, which is not 0. Returns how many
+    /// events that were.
+    #[inline(never)]
+    fn take_words(
+        &mut self,
+        lane: &mut Reading<SharedWords, Source>,
+        header: Header,
+        home: &Arc<ClientLink>,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+        budget: usize,
+    ) -> usize {
+        let (from, protocol) = (lane.with.from, ProtocolId(header.protocol));
+        let (first, all) = (lane.batched as usize, header.len as usize / 8);
+        let mut payloads = [0u64; MOST_WORDS];
+        let found = all.saturating_sub(first).min(budget).min(MOST_WORDS);
+        if found == 0 {
+            // It had more before.
+            corrupt(lane, "impossible words", sink);
+            return 1;
+        }
+        let payloads = &mut payloads[..found];
+        lane.consumer.record(header, &mut self.info, |ring, at| {
+            ring.read_bytes(at + first, zerocopy::IntoBytes::as_mut_bytes(&mut *payloads));
+        });
+        let taken = sink.words(tx, from, protocol, payloads);
+        lane.held = taken < found;
+        lane.batched += taken as u64;
+        if first + taken == all {
+            lane.batched = 0;
+            if lane.consumer.consume(header, self.fence) {
+                home.ring_if_asleep(from);
+            }
+        }
+        taken
+    }
+
     /// Takes messages of the batch that the record at the lane's head names, up to `budget`, which is not 0. Returns how many
     /// events that were.
     #[inline(never)]

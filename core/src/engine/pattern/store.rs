@@ -173,6 +173,7 @@ impl PatternStore {
         keep: Keep,
     ) -> Result<PatternId, PatternError> {
         descriptors.sort_by_key(|descriptor| shape.index(descriptor.target()));
+        Descriptor::tell_followers(&mut descriptors);
         let runs = runs_of(&descriptors, shape, eager);
         let (start, len) = (self.place(descriptors.len(), capacity)?, descriptors.len());
         self.buffer[start..start + len].copy_from_slice(&descriptors);

@@ -24,9 +24,7 @@ fn is_alike(send: &Descriptor, other: &Descriptor) -> bool {
 fn fill(batch: Batch, run: &[Descriptor], source: &SharedSlice, memory: SharedSlice) -> Option<()> {
     let first = run.first()?;
     let stride = batch.stride();
-    let in_piece = stride == first.len
-        && run.windows(2).all(|pair| pair[1].source[1] == pair[0].source[1].wrapping_add(stride));
-    if in_piece {
+    if first.followers() + 1 >= run.len() && stride == first.len {
         memory.copy_from(source.slice(first.source[1], batch.bytes())?);
         return Some(());
     }
@@ -49,7 +47,8 @@ impl Tx {
         // Single words are as fast in groups.
         let Some(first) = run.first().filter(|first| first.len > 8) else { return Ok(None) };
         let most = Batch::most(first.len).min(run.len() as u64) as usize;
-        let alike = run[..most].iter().take_while(|send| is_alike(send, first)).count();
+        let row = most.min(first.followers() + 1);
+        let alike = row + run[row..most].iter().take_while(|send| is_alike(send, first)).count();
         match Batch::new(alike as u64, first.len) {
             Some(batch) if batch.count() >= FEWEST && batch.bytes() >= FEWEST_BYTES => {
                 self.send_alike(index, batch, &run[..alike], source).map(Some)

@@ -8,7 +8,7 @@ use pages::SharedPage;
 use replay::replay_puts;
 
 use crate::grants::Grants;
-use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short};
+use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short, most_words};
 use crate::link::{ClientLink, LoanHome};
 use crate::pages::PagePool;
 use crate::ready::ReadySet;
@@ -27,6 +27,7 @@ pub(super) struct Tx {
     memory: SharedSlice,
     pool_at: u64,
     max_short: usize,
+    most_words: usize,
     shape: JobShape,
     fence: LightFence,
     loan_home: Arc<dyn LeaseOwner>,
@@ -88,6 +89,7 @@ impl Tx {
             memory: home.link.arena.part((pool_at, pool_len)),
             pool_at,
             max_short: max_short(layout.sizes.lane),
+            most_words: most_words(layout.sizes.lane),
             shape: layout.shape,
             fence: home.link.fence,
             loan_home: Arc::new(LoanHome(home.clone())),

@@ -1,9 +1,14 @@
 //! Runs of recorded descriptors, carried out together.
 
 use super::Tx;
+use crate::lane::{MOST_WORDS, Producer};
 use posthaste_core::descriptor::{Op, SourceKind};
-use posthaste_core::memory::{SharedSlice, WordCopier};
+use posthaste_core::memory::{SharedSlice, SharedWords, WordCopier, Words};
 use posthaste_core::{Descriptor, Fault};
+use zerocopy::IntoBytes;
+
+/// Words that are worth a record of their own: fewer are read faster one by one.
+const FEWEST_WORDS: usize = 4;
 
 /// Carries out the puts of single words at the front of a run that are like the first one but for their places; returns how
 /// many.
@@ -55,6 +60,38 @@ pub(super) fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &Sha
     done + run[done..].iter().take_while(is_done).count()
 }
 
+/// Sends words at the front of a run as one record; returns how many, 0 for want of room. `None`: there are not so many that
+/// are alike.
+#[inline]
+fn push_words(
+    producer: &mut Producer<SharedWords>,
+    most: usize,
+    run: &[Descriptor],
+    source: &SharedSlice,
+) -> Option<usize> {
+    let first = run.first().filter(|first| first.len == 8 && first.cookie == 0)?;
+    let protocol = first.protocol.0;
+    let row = (first.followers() + 1).min(run.len()).min(most);
+    if row >= FEWEST_WORDS
+        && let Some(payloads) = source.slice(first.source[1], 8 * row as u64)
+    {
+        let sent = producer.push_words(protocol, row, |ring, at| ring.write_shared(at, payloads));
+        return Some(if sent { row } else { 0 });
+    }
+    let mut words = [0; MOST_WORDS];
+    let alike = run
+        .iter()
+        .take(most)
+        .map_while(|send| is_word_like(send, first).then(|| source.try_read_u64(send.source[1])).flatten());
+    let count = alike.zip(&mut words).map(|(word, place)| *place = word).count();
+    if count < FEWEST_WORDS {
+        return None;
+    }
+    let sent =
+        producer.push_words(protocol, count, |ring, at| ring.write_bytes(at, words[..count].as_bytes()));
+    Some(if sent { count } else { 0 })
+}
+
 impl Tx {
     /// Sends the messages at the front of a run that come out of the same region, are short, have no info and go to the
     /// same endpoint; returns how many, and whether the lane had room for all of them.
@@ -66,6 +103,7 @@ impl Tx {
         let Some(first) = run.first() else { return Ok((0, true)) };
         let (target, local) = (first.target(), first.source[0]);
         let (fence, max_short, index) = (self.fence, self.max_short as u64, self.shape.index(target));
+        let most_words = self.most_words;
         let same = |send: &Descriptor| {
             send.op == Op::Send
                 && send.source_kind == SourceKind::Region
@@ -84,13 +122,17 @@ impl Tx {
                 continue;
             }
             let lane = self.lane(index)?;
-            let words = run[done..].iter().map_while(|next| {
-                is_word_like(next, send).then(|| source.try_read_u64(next.source[1])).flatten()
-            });
-            let pushed = lane.producer.push_words(send.protocol.0, words);
-            if pushed > 0 {
-                done += pushed;
-                continue;
+            match push_words(&mut lane.producer, most_words, &run[done..], source) {
+                None => {}
+                Some(0) => {
+                    lane.blocked = true;
+                    room = false;
+                    break;
+                }
+                Some(pushed) => {
+                    done += pushed;
+                    continue;
+                }
             }
             let Some(payload) = source.slice(send.source[1], send.len) else { break };
             room = lane.push_shared(send, &[], payload);
