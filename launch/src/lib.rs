@@ -79,7 +79,9 @@ pub use meeting::{Meeting, MeetingError};
 pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
 pub use placement::Part;
-pub use rendezvous::{Bulletin, NotServed, Notice, Rendezvous, RendezvousClient};
+pub use rendezvous::{
+    Bulletin, Duty, NotServed, Notice, Rendezvous, RendezvousClient, Succession, Whereabouts,
+};
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
 pub use settings::{DeviceChoice, Driver, Settings, TcpMode};
