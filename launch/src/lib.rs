@@ -56,6 +56,7 @@ mod output;
 mod placement;
 mod rendezvous;
 mod settings;
+mod shown;
 mod signals;
 mod spawn;
 mod supervisor;

@@ -331,7 +331,7 @@ impl Bulletin {
         for (rank, place) in self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank) {
             match ask(&self.seat, (*rank, *place), self.generation) {
                 Answer::Serves(mut bulletin) => {
-                    tracing::debug!(rank, %place, "hears the news there from here on");
+                    tracing::debug!(rank, %place, "hears the news from a successor");
                     bulletin.inherit(self);
                     return Succession::Found(Box::new(bulletin));
                 }
