@@ -190,22 +190,36 @@ fn whoever_serves_passes_the_news_on_and_none_is_lost() {
 #[test]
 fn who_cannot_serve_says_so_and_another_is_asked() {
     let _dog = watchdog();
-    let (place, seats) = job(3, |_, place| place);
-    let mut ears: Vec<Ear> = seats.into_iter().map(Ear::new).collect();
-    let duty = ears[1].duty();
+    let (place, seats) = job(6, |_, place| place);
+    let mut seats = seats.into_iter().map(Ear::new);
+    let [zero, mut one] = std::array::from_fn(|_| seats.next().expect("one of each"));
+    let duty = one.duty();
+    let mut two = seats.next().unwrap();
+    let at_two = two.stand_by(&alive());
+    let mut three = seats.next().unwrap();
+    three.stand_by(&alive());
+    // There are enough, unless one of them cannot.
+    let mut four = seats.next().unwrap();
+    four.knows_standbys(2);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(four.bulletin().read().unwrap(), []);
     // No interface of this machine.
-    let one = ears[1].bulletin.take().unwrap();
-    let (_, one) = one.stand_by(duty, [192, 0, 2, 1].into(), None, alive()).unwrap_err();
-    ears[1].bulletin = Some(*one.expect("it goes on listening"));
-    let two = ears[2].stand_by(&alive());
-    let [mut two_ear, mut one_ear, zero] = std::array::from_fn(|_| ears.pop().expect("one of each"));
+    let bulletin = one.bulletin.take().unwrap();
+    let (_, bulletin) = bulletin.stand_by(duty, [192, 0, 2, 1].into(), None, alive()).unwrap_err();
+    one.bulletin = Some(*bulletin.expect("it goes on listening"));
+    four.stand_by(&alive());
+    let mut five = seats.next().unwrap();
+    five.knows_standbys(3);
+    assert_eq!(one.bulletin().read().unwrap(), [], "it is not asked again");
     zero.bulletin.unwrap().leave().unwrap();
     let first = std::thread::spawn(move || drop(place));
-    one_ear.hears(&Notice::Move { rank: 2, place: two });
+    one.hears(&Notice::Move { rank: 2, place: at_two });
+    five.hears(&Notice::Move { rank: 2, place: at_two });
     first.join().unwrap();
-    one_ear.bulletin.take().unwrap().leave().unwrap();
-    two_ear.hears(&Notice::Left(1));
-    assert!(two_ear.heard.contains(&Notice::Left(0)), "{:?}", two_ear.heard);
+    one.bulletin.take().unwrap().leave().unwrap();
+    two.hears(&Notice::Left(1));
+    five.hears(&Notice::Left(1));
+    assert!(two.heard.contains(&Notice::Left(0)), "{:?}", two.heard);
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Write for Log {
             if generation < deaths {
                 is_killed();
             }
-        } else if line.contains("where the ranks met") || std::env::var_os("NEWSDBG").is_some() {
+        } else if line.contains("where the ranks met") {
             print!("{line}");
         }
         Ok(bytes.len())
@@ -109,7 +109,8 @@ fn mortals(test: &str, size: u32, deaths: u32) {
     let outputs = super::job(test, size, |_, command| {
         command.env(ROLE, "mortal").env("POSTHASTE_DEVICE", "tcp").env(DEATHS, deaths.to_string());
     });
-    if std::env::var_os("NEWSDBG").is_some() { println!("{}", outputs.iter().map(text).collect::<String>()); }
+        println!("{}", outputs.iter().map(text).collect::<String>());
+    }
     let killed = outputs.iter().filter(|output| output.status.code().is_none()).count() as u32;
     let all: String = outputs.iter().map(text).collect();
     assert_eq!(killed, deaths + 1, "{all}");

@@ -17,6 +17,8 @@ use crate::rendezvous::server::Server;
 
 /// How long the ranks that leave together have to do so before one of them is to serve the others.
 const TOGETHER: Duration = Duration::from_millis(200);
+/// How long those have to come that have not come to a server which took over: they may leave as well, and find nobody.
+const COMING: Duration = Duration::from_secs(1);
 /// How long all of it may take: somebody may be stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Handover {
     /// When the others are left to themselves.
     until: Instant,
+    /// Until when others may still come to a server that took over.
+    coming: Instant,
     step: Step,
 }
 
@@ -37,15 +41,17 @@ enum Step {
 
 impl Handover {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { until: now + PATIENCE, step: Step::Waiting { until: now + TOGETHER } }
+        Self { until: now + PATIENCE, coming: now + COMING, step: Step::Waiting { until: now + TOGETHER } }
     }
 
     /// When to look again even if nothing happens.
-    pub(crate) fn deadline(&self) -> Instant {
-        match self.step {
-            Step::Waiting { until } => until,
-            _ => self.until,
-        }
+    pub(crate) fn deadline(&self, now: Instant) -> Instant {
+        let waiting = match self.step {
+            Step::Waiting { until } => Some(until),
+            _ => None,
+        };
+        let next = [waiting, Some(self.coming).filter(|coming| now < *coming), Some(self.until)];
+        next.into_iter().flatten().min().unwrap_or(self.until)
     }
 }
 
@@ -64,7 +70,8 @@ impl Server {
         };
         // Whoever is alone needs no news. Some may still be on their way here, if this is not where the ranks met.
         let alone = self.members.iter().filter(|member| stays(member)).count() < 2;
-        if now >= handover.until || (alone && !self.gathering.is_expecting()) {
+        let expecting = self.gathering.is_expecting() && (self.absent.is_none() || now < handover.coming);
+        if now >= handover.until || (alone && !expecting) {
             return true;
         }
         let mut step = handover.step;
@@ -101,7 +108,7 @@ impl Server {
                 let coming = |member: &Member| {
                     stays(member) && (member.state != State::Watching || member.asked_to_stand_by)
                 };
-                !self.members.iter().any(coming) && !self.gathering.is_expecting()
+                !self.members.iter().any(coming) && !expecting
             }
         }
     }

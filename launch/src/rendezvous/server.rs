@@ -210,7 +210,7 @@ impl Server {
             .chain(self.members.iter().filter_map(|member| member.closing))
             .chain(self.closed_until)
             .chain(self.ending)
-            .chain(self.handover.as_ref().map(Handover::deadline))
+            .chain(self.handover.as_ref().map(|handover| handover.deadline(now)))
             .chain(self.standing.as_ref().and_then(|standing| standing.deadline(now)))
             .chain(self.reclaim.as_ref().and_then(Reclaim::deadline))
             .chain(self.absent.as_ref().filter(|_| self.is_looking()).map(|absent| absent.deadline(now)))
