@@ -109,8 +109,6 @@ fn mortals(test: &str, size: u32, deaths: u32) {
     let outputs = super::job(test, size, |_, command| {
         command.env(ROLE, "mortal").env("POSTHASTE_DEVICE", "tcp").env(DEATHS, deaths.to_string());
     });
-        println!("{}", outputs.iter().map(text).collect::<String>());
-    }
     let killed = outputs.iter().filter(|output| output.status.code().is_none()).count() as u32;
     let all: String = outputs.iter().map(text).collect();
     assert_eq!(killed, deaths + 1, "{all}");
