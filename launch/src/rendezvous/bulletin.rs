@@ -333,7 +333,7 @@ impl Bulletin {
                 Answer::Serves(mut bulletin) => {
                     tracing::debug!(rank, %place, "hears the news from a successor");
                     bulletin.inherit(self);
-                    return Succession::Found(Box::new(bulletin));
+                    return Succession::Found(bulletin);
                 }
                 Answer::Later { .. } | Answer::Silent => later = true,
                 Answer::Dead => {}

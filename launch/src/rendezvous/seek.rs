@@ -14,7 +14,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// What a rank that stands by says to one that asks whether it serves.
 pub(crate) enum Answer {
     /// It serves, and this rank has its seat there.
-    Serves(Bulletin),
+    Serves(Box<Bulletin>),
     /// It does not serve yet; whether it hears the server itself.
     Later { hears: bool },
     /// Nobody listens there, or not for this rank.
@@ -40,7 +40,7 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
         Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at) {
             Some(mut bulletin) => {
                 bulletin.is_served_by(rank);
-                Answer::Serves(bulletin)
+                Answer::Serves(Box::new(bulletin))
             }
             None => Answer::Silent,
         },
@@ -60,7 +60,7 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
 /// What a rank that stands by has found.
 pub(crate) enum Sought {
     /// Another one serves.
-    Serves(Bulletin),
+    Serves(Box<Bulletin>),
     /// It is this rank's turn.
     OwnTurn,
     /// The others go on hearing the server, which this rank does not.

@@ -178,7 +178,7 @@ impl Server {
                 Sought::Serves(bulletin) => {
                     let ended =
                         std::mem::take(&mut standing.lost).then(|| standing.before.server()).flatten();
-                    standing.follow(bulletin);
+                    standing.follow(*bulletin);
                     self.ended_unheard(ended);
                     self.hear_server(now);
                 }
@@ -282,10 +282,8 @@ impl Server {
         let Some(standing) = self.standing.take() else { return };
         let rank = standing.rank();
         self.generation = standing.before.generation().saturating_add(1);
-        tracing::debug!(
-            rank,
-            generation = self.generation,
-            "serves the news of the other ranks from here on"
+        let (place, generation) = (standing.place, self.generation);
+        tracing::debug!(rank, %place, generation, "serves the news of the other ranks from here on"
         );
         // Relaxed: nobody but this thread reads it behind this.
         self.stop.served_by.store(rank, Ordering::Relaxed);
