@@ -4,14 +4,14 @@
 use crate::join::listens;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Fault, JobShape, Rank};
-use posthaste_launch::{Bulletin, Notice, Rendezvous};
+use posthaste_launch::{Bulletin, Duty, Notice, Rendezvous, Succession, Whereabouts};
 use posthaste_tcp::{PeerAddress, TcpDevice};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -24,6 +24,13 @@ pub(crate) struct Herald {
 
 /// How long the task may take to hand over what it listens with: it may be about to listen elsewhere.
 const PATIENCE: Duration = Duration::from_secs(6);
+
+/// How long others may need to notice that whoever served the news has ended: a host that has vanished is silent.
+const SUCCESSION: Duration = Duration::from_secs(40);
+/// How long whoever leaves meanwhile waits for a successor who could tell the others.
+const FAREWELL: Duration = Duration::from_secs(4);
+/// How often to ask for one.
+const ASK: Duration = Duration::from_millis(20);
 
 /// The way back for what the task listens with.
 type Return = SyncSender<Bulletin>;
@@ -81,44 +88,75 @@ struct Ear {
     serving: Serving,
 }
 
+/// Somebody who wants the bulletin, to leave with it.
+struct Farewell {
+    leaving: oneshot::Receiver<Return>,
+    asked: Option<Return>,
+}
+
+impl Farewell {
+    /// Waits until somebody does; for ever once it is known. An error if nobody ever will.
+    async fn wanted(&mut self) -> Result<(), oneshot::error::RecvError> {
+        if self.asked.is_some() {
+            std::future::pending::<()>().await;
+        }
+        self.asked = Some((&mut self.leaving).await?);
+        Ok(())
+    }
+}
+
 /// Where the news come from next.
 enum Next {
     Here,
-    /// From this rank itself.
+    /// From this rank itself, which stands by.
     Own {
-        gone: Vec<(u32, bool)>,
+        duty: Duty,
     },
     There {
         rank: Rank,
         place: SocketAddr,
     },
+    /// Whoever serves them has ended: from a successor.
+    Lost,
     Nowhere,
 }
 
 impl Ear {
     /// Until the news end, or somebody asks for the bulletin.
-    async fn listen(mut self, mut leaving: oneshot::Receiver<Return>) {
+    async fn listen(mut self, leaving: oneshot::Receiver<Return>) {
+        let mut farewell = Farewell { leaving, asked: None };
         // Something may have come before anybody waited for the socket.
         let mut news = self.bulletin.read();
         loop {
             let next = self.pass_on(news);
+            let next_is_here = matches!(next, Next::Here);
             // Not given up half-way: whoever wants to leave tells it where the news are heard then.
             let ear = match next {
                 Next::Here => Some(self),
-                Next::Own { gone } => self.serve(gone).await,
+                Next::Own { duty } => self.stand_by(duty).await,
                 Next::There { rank, place } => self.follow(rank, place).await,
+                Next::Lost => self.succession(&mut farewell).await,
                 Next::Nowhere => None,
             };
             let Some(ear) = ear else { return };
             self = ear;
+            // Behind a duty, or where the news are heard from now on, something may have come already.
+            if !next_is_here {
+                news = self.bulletin.read();
+                continue;
+            }
+            if let Some(asked) = farewell.asked {
+                // Whoever asked waits for it.
+                let _ = asked.send(self.bulletin);
+                return;
+            }
             news = tokio::select! {
                 biased;
-                asked = &mut leaving => {
-                    if let Ok(asked) = asked {
-                        // Whoever asked waits for it.
-                        let _ = asked.send(self.bulletin);
+                wanted = farewell.wanted() => {
+                    if wanted.is_err() {
+                        return;
                     }
-                    return;
+                    Ok(Vec::new())
                 }
                 news = hear(&self.socket, &mut self.bulletin) => news,
             };
@@ -133,20 +171,16 @@ impl Ear {
                 for notice in news {
                     match notice {
                         Notice::Ended(rank) | Notice::Left(rank) => {
-                            let left = matches!(notice, Notice::Left(_));
-                            self.gone(Rank(rank), left);
-                            if let Next::Own { gone } = &mut next {
-                                gone.push((rank, left));
-                            }
+                            self.gone(Rank(rank), matches!(notice, Notice::Left(_)));
                         }
                         Notice::Arrived { rank, incarnation, part } => {
                             self.restarted(rank, incarnation, &part)
                         }
-                        Notice::Serve { gone } => next = Next::Own { gone },
+                        Notice::StandBy(duty) => next = Next::Own { duty },
                         Notice::Move { rank, place } => next = Next::There { rank: Rank(rank), place },
                         // The rank that serves them has left in order, with whatever it still had to tell.
                         _ => {
-                            if let Some(server) = self.server {
+                            if let Some(server) = self.server() {
                                 self.gone(server, true);
                             }
                             return Next::Nowhere;
@@ -157,13 +191,22 @@ impl Ear {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => next,
             Err(error) => {
-                tracing::debug!(%error, "there are no more news of the other ranks");
-                if let Some(server) = self.server {
-                    self.gone(server, false);
+                tracing::debug!(%error, "whoever serves the news of the other ranks has ended");
+                match self.server() {
+                    Some(server) => {
+                        self.gone(server, false);
+                        Next::Lost
+                    }
+                    // The launcher, with which this rank ends.
+                    None => Next::Nowhere,
                 }
-                Next::Nowhere
             }
         }
+    }
+
+    /// The rank that serves the news.
+    fn server(&self) -> Option<Rank> {
+        self.bulletin.server().map(Rank).or(self.server)
     }
 
     fn gone(&self, rank: Rank, left: bool) {
@@ -183,16 +226,17 @@ impl Ear {
         }
     }
 
-    /// Serves the news to the others from here on.
-    async fn serve(self, gone: Vec<(u32, bool)>) -> Option<Ear> {
+    /// Stands by to serve the news to the others.
+    async fn stand_by(self, duty: Duty) -> Option<Ear> {
         let Ear { bulletin, socket, server, devices, shape, ports, serving } = self;
         // Where the others reach this rank anyway.
-        let address = devices.first()?.address().ip();
-        let range = ports.clone();
-        let served = tokio::task::spawn_blocking(move || bulletin.serve(&gone, address, range)).await.ok()?;
-        match served {
+        let device = devices.first()?.clone();
+        let (address, range) = (device.address().ip(), ports.clone());
+        let whereabouts: Whereabouts = Arc::new(move |rank| device.peer_address(Rank(rank)));
+        let standing = move || bulletin.stand_by(duty, address, range, whereabouts);
+        match tokio::task::spawn_blocking(standing).await.ok()? {
             Ok((rendezvous, bulletin)) => {
-                tracing::debug!(place = %rendezvous.address(), "serves the news of the other ranks from here on");
+                tracing::debug!(place = %rendezvous.address(), "stands by to serve the news of the other ranks");
                 *lock(&serving) = Some(rendezvous);
                 let socket = heard_through(&bulletin)?;
                 Some(Ear { bulletin, socket, server: None, devices, shape, ports, serving })
@@ -200,6 +244,40 @@ impl Ear {
             Err((error, bulletin)) => {
                 tracing::warn!(%error, "this rank cannot serve the news of the other ranks");
                 Some(Ear { bulletin: *bulletin?, socket, server, devices, shape, ports, serving })
+            }
+        }
+    }
+
+    /// Hears the news from whoever serves them after their server has ended without a word. Who wants to leave waits for a
+    /// moment, so that the others can be told.
+    async fn succession(self, farewell: &mut Farewell) -> Option<Ear> {
+        let Ear { mut bulletin, socket: _, server: _, devices, shape, ports, serving } = self;
+        let mut until = Instant::now() + SUCCESSION;
+        loop {
+            let look = move || (bulletin.find_successor(), bulletin);
+            let (found, before) = tokio::task::spawn_blocking(look).await.ok()?;
+            match found {
+                Succession::Found(bulletin) => {
+                    let (bulletin, server) = (*bulletin, None);
+                    let socket = heard_through(&bulletin)?;
+                    return Some(Ear { bulletin, socket, server, devices, shape, ports, serving });
+                }
+                Succession::Later if Instant::now() < until => {}
+                Succession::Later | Succession::Nobody => {
+                    tracing::warn!("there are no more news of the other ranks");
+                    return None;
+                }
+            }
+            bulletin = before;
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep(ASK) => {}
+                wanted = farewell.wanted() => {
+                    if wanted.is_err() {
+                        return None;
+                    }
+                    until = until.min(Instant::now() + FAREWELL);
+                }
             }
         }
     }

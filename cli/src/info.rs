@@ -271,19 +271,12 @@ fn hypervisor() -> Option<Check> {
 
 /// Variable, value, and where the value is from.
 fn in_force(settings: &Settings) -> Vec<[String; 3]> {
-    let auto = || "chosen by the library".to_owned();
-    let limit = settings.memory_limit.map_or("none".to_owned(), bytes);
-    let rows = [
-        ("POSTHASTE_LANE_BYTES", bytes(settings.lane_bytes as u64)),
-        ("POSTHASTE_CREDITS", settings.credits.to_string()),
-        ("POSTHASTE_SPIN_US", settings.spin.map_or_else(auto, |spin| format!("{} us", spin.as_micros()))),
-        ("POSTHASTE_MEMORY_LIMIT", limit),
-        ("POSTHASTE_SEGMENT", settings.segment.map_or_else(auto, bytes)),
-        ("POSTHASTE_DRIVER", format!("{:?}", settings.driver).to_lowercase()),
-        ("POSTHASTE_CORES", settings.cores.map_or_else(auto, |cores| cores.to_string())),
-    ];
     let from = |name: &str| if std::env::var_os(name).is_some() { "environment" } else { "default" };
-    rows.map(|(name, value)| [name.to_owned(), value, from(name).to_owned()]).into()
+    let rows = settings.in_force().map(|(name, value)| {
+        let value = value.unwrap_or_else(|| "not set".to_owned());
+        [name.to_owned(), value, from(name).to_owned()]
+    });
+    rows.collect()
 }
 
 /// A number of bytes for people.

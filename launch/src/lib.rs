@@ -56,6 +56,7 @@ mod output;
 mod placement;
 mod rendezvous;
 mod settings;
+mod shown;
 mod signals;
 mod spawn;
 mod supervisor;
@@ -79,7 +80,9 @@ pub use meeting::{Meeting, MeetingError};
 pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
 pub use placement::Part;
-pub use rendezvous::{Bulletin, NotServed, Notice, Rendezvous, RendezvousClient};
+pub use rendezvous::{
+    Bulletin, Duty, NotServed, Notice, Rendezvous, RendezvousClient, Succession, Whereabouts,
+};
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
 pub use settings::{DeviceChoice, Driver, Settings, TcpMode};

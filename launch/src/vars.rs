@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::EnvError;
+use crate::shown::SETTINGS;
 
 /// Every variable of the product starts with this.
 pub(crate) const PREFIX: &str = "POSTHASTE_";
@@ -44,27 +45,6 @@ pub(crate) const JOB_VARIABLES: [&str; 11] =
     [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS, RESTART];
 /// Those that a user sets, too, where another launcher starts the ranks.
 const LOOSE_VARIABLES: [&str; 4] = [CONTEXTS, CLIENTS, KEY, RENDEZVOUS];
-/// What a user may set.
-pub(crate) const SETTING_VARIABLES: [&str; 17] = [
-    LANE_BYTES,
-    CREDITS,
-    SPIN_US,
-    MEMORY_LIMIT,
-    SEGMENT,
-    DRIVER,
-    CORES,
-    DEVICE,
-    TCP_MODE,
-    TCP_INTERFACE,
-    TCP_PORTS,
-    TCP_TIMEOUT,
-    JOIN_TIMEOUT,
-    OVERSEND,
-    RENDEZVOUS_BYTES,
-    STAGE_BYTES,
-    KEY_FILE,
-];
-
 /// The product's variables that are set, all of them known.
 pub(crate) struct Vars(BTreeMap<&'static str, String>);
 
@@ -121,7 +101,7 @@ pub(crate) fn process_variables() -> impl Iterator<Item = (String, String)> {
 }
 
 fn all_known() -> impl Iterator<Item = &'static str> {
-    JOB_VARIABLES.into_iter().chain(SETTING_VARIABLES)
+    JOB_VARIABLES.into_iter().chain(SETTINGS.into_iter().map(|(name, _)| name))
 }
 
 fn known(name: &str) -> Option<&'static str> {

@@ -9,7 +9,10 @@ use posthaste_launch::{
     Appointment, Bulletin, Detected, Foreign, JobId, JobKey, LooseEnv, Meeting, MeetingError, Rendezvous,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a rank that took the place over may take to find out that the one that comes again has ended before.
+const RESUME: Duration = Duration::from_secs(10);
 
 /// This process's place in the job of that launcher.
 pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
@@ -57,8 +60,11 @@ fn keep(
         return Ok((Box::new(seat), whereabouts));
     }
     Rendezvous::check_room(size)?;
-    let server = serve(appointment, key)?;
-    server.pass_on();
+    let server = match serve(appointment, key) {
+        Ok(server) => server,
+        Err(refused) => return resume(appointment, key, until).ok_or(refused),
+    };
+    server.pass_on(rank);
     // By its address: the name may mean something else to this rank's resolver.
     let own = facing_itself(server.address()).to_string();
     let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until)?);
@@ -70,6 +76,22 @@ fn keep(
         _ => Whereabouts::Anywhere,
     };
     Ok((Box::new(Host { seat, _server: server }), whereabouts))
+}
+
+/// Goes to the place that this rank is to serve, and that somebody else has: if that is a rank of the same job, this one was
+/// part of it before and died. None if it is anybody else.
+fn resume(
+    appointment: &Appointment,
+    key: &JobKey,
+    until: Instant,
+) -> Option<(Box<dyn Meeting>, Whereabouts)> {
+    let place = std::slice::from_ref(&appointment.place);
+    let until = until.min(Instant::now() + RESUME);
+    let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until);
+    let seat = seat.inspect_err(|error| tracing::debug!(%error, "whoever has the place is not of this job"));
+    let seat = seat.ok().filter(|seat| seat.incarnation() > 0)?;
+    let whereabouts = Whereabouts::Beyond(seat.address().ok()?);
+    Some((Box::new(seat), whereabouts))
 }
 
 /// Serves the place of an appointment: on all interfaces, unless it is named by a loopback address.

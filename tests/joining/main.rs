@@ -3,6 +3,8 @@
 //! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
 //! launcher where one is installed; in those processes the test is the body of a rank.
 
+mod succession;
+
 use posthaste::{Job, Rank};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -23,6 +25,8 @@ fn be_a_rank() {
         Ok("forsaken") => runtime.block_on(forsaken_rank()),
         Ok("orphan") => runtime.block_on(orphan_rank()),
         Ok("parent") => runtime.block_on(parent_rank()),
+        Ok("mortal") => runtime.block_on(succession::mortal_rank()),
+        Ok("revenant") => runtime.block_on(succession::revenant_rank()),
         Ok("phoenix") => runtime.block_on(phoenix_rank()),
         _ => runtime.block_on(rank()),
     };

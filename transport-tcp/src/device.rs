@@ -107,6 +107,12 @@ impl TcpDevice {
         self.hub.gone(rank, fault);
     }
 
+    /// Where the latest incarnation of a rank that is known of listens.
+    #[must_use]
+    pub fn peer_address(&self, rank: Rank) -> Option<SocketAddr> {
+        self.hub.book.get(rank).map(|peer| peer.address)
+    }
+
     /// What somebody else says of a rank: that it died and was started again, and where that incarnation of it listens.
     /// Connections with it are made anew; those of earlier incarnations are over, and so is whatever is on its way through
     /// them. Nothing happens if that incarnation, or a later one, is known.

@@ -6,13 +6,17 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use crate::key::{JobId, JobKey};
-use crate::meeting::Meeting;
 use crate::rendezvous::Rendezvous;
-use crate::rendezvous::client::Connection;
+use crate::rendezvous::absent::Whereabouts;
+use crate::rendezvous::client::{Connection, meet};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
-use crate::rendezvous::wire::{HEADER, Header, Kind, MAX_RECORD, message, take_address, take_gone};
+use crate::rendezvous::seek::{Answer, ask};
+use crate::rendezvous::standing::Standing;
+use crate::rendezvous::wire::{
+    HEADER, Header, Kind, MAX_RECORD, message, take_address, take_gone, take_standbys,
+};
 
 /// How long the server may take to take a message of a few bytes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -33,12 +37,8 @@ pub enum Notice {
         /// What it gave in place of its predecessor's part of the last round.
         part: Vec<u8>,
     },
-    /// This rank is asked to serve the news from here on: whoever serves them ends. See
-    /// [`Bulletin::serve`].
-    Serve {
-        /// Who is gone, and whether it had said so.
-        gone: Vec<(u32, bool)>,
-    },
+    /// This rank is asked to stand by, to serve the news when whoever serves them ends. See [`Bulletin::stand_by`].
+    StandBy(Duty),
     /// The news are served by another rank from here on. See [`Bulletin::follow`].
     Move {
         /// Which rank.
@@ -50,12 +50,39 @@ pub enum Notice {
     Closed,
 }
 
+/// What a rank that stands by has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Duty {
+    gone: Vec<(u32, bool)>,
+    /// The ranks' incarnations and what they gave last, unless they met elsewhere.
+    roster: Option<(Vec<u32>, Vec<Vec<u8>>)>,
+}
+
+/// What a look for a successor has found.
+#[derive(Debug)]
+pub enum Succession {
+    /// Another rank serves the news, and this is where they are heard.
+    Found(Box<Bulletin>),
+    /// Nobody does yet; to be asked again soon.
+    Later,
+    /// There is nobody left who could.
+    Nobody,
+}
+
 /// Tells, without waiting, who of the ranks that met is gone.
 #[derive(Debug)]
 pub struct Bulletin {
     connection: Connection,
     input: Vec<u8>,
     seat: Seat,
+    /// Which rank serves the news, if one does and has said so.
+    server: Option<u32>,
+    /// How often they have changed hands.
+    generation: u32,
+    /// Who is to serve them next, in this order.
+    standbys: Vec<(u32, SocketAddr)>,
+    /// A duty whose parts are still coming.
+    duty: Option<Duty>,
 }
 
 /// Why a rank does not serve the news, and what it goes on listening with unless that is lost.
@@ -68,6 +95,9 @@ pub(crate) struct Seat {
     pub(crate) size: u32,
     pub(crate) job: JobId,
     pub(crate) key: JobKey,
+    pub(crate) incarnation: u32,
+    /// Where the job's ranks met in the first place, and those look that are started again.
+    pub(crate) met_at: SocketAddr,
 }
 
 impl std::fmt::Debug for Connection {
@@ -78,14 +108,40 @@ impl std::fmt::Debug for Connection {
 
 impl Bulletin {
     /// None if the connection is gone, so that nothing would be heard.
-    pub(crate) fn new(mut connection: Connection, watching: bool, seat: Seat) -> Option<Bulletin> {
+    pub(crate) fn new(
+        mut connection: Connection,
+        watching: bool,
+        seat: Seat,
+        generation: u32,
+    ) -> Option<Bulletin> {
         if !watching {
             let until = Instant::now() + PATIENCE;
             connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
         }
         connection.stream.set_nonblocking(true).ok()?;
         connection.forget_taken();
-        Some(Bulletin { connection, input: Vec::new(), seat })
+        let (standbys, duty) = (Vec::new(), None);
+        Some(Bulletin { connection, input: Vec::new(), seat, server: None, generation, standbys, duty })
+    }
+
+    /// The rank that serves the news, if one does and has said so: its end is theirs.
+    pub fn server(&self) -> Option<u32> {
+        self.server
+    }
+
+    /// Of whoever serves.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Who is to serve next.
+    pub(crate) fn standbys(&self) -> &[(u32, SocketAddr)] {
+        &self.standbys
+    }
+
+    /// Whose bulletin it is.
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// The socket, to be waited for; to be read by [`read`](Self::read) alone.
@@ -96,8 +152,9 @@ impl Bulletin {
         self.connection.stream.try_clone()
     }
 
-    /// Reads all that has come; nothing is left in the socket then. The list may be empty. Asked for once before the
-    /// socket is waited for: something may have come already.
+    /// Reads all that has come; nothing is left in the socket then, unless the last notice is [`Notice::StandBy`]: what
+    /// comes behind that is for whoever stands by. The list may be empty. Asked for once before the socket is waited for, and
+    /// behind a duty that was not taken on: something may have come already.
     ///
     /// # Errors
     /// The connection has ended, or brought something that is not from the server: there will be nothing more.
@@ -106,6 +163,9 @@ impl Bulletin {
         // What came with the last answer is here already.
         let mut notices = self.take_notices()?;
         loop {
+            if matches!(notices.last(), Some(Notice::StandBy(_))) {
+                return Ok(notices);
+            }
             match self.connection.stream.read(&mut buffer) {
                 // What came before the end is told first.
                 Ok(0) if notices.is_empty() => return Err(ErrorKind::UnexpectedEof.into()),
@@ -140,28 +200,65 @@ impl Bulletin {
     }
 
     fn take_notices(&mut self) -> io::Result<Vec<Notice>> {
-        let garbage = || io::Error::new(ErrorKind::InvalidData, "a message that is no news");
-        let content = &mut self.connection.content;
         let mut notices = Vec::new();
-        while let Some(header) = content.first_chunk::<HEADER>() {
-            let header = Header::decode(header).ok_or_else(garbage)?;
-            let Some(body) = content[HEADER..].get(..header.length as usize) else { break };
-            notices.push(match (header.kind, header.second) {
-                (Kind::Gone, 0) => Notice::Ended(header.first),
-                (Kind::Gone, _) => Notice::Left(header.first),
-                (Kind::Arrived, incarnation) if incarnation > 0 => {
-                    Notice::Arrived { rank: header.first, incarnation, part: body.to_vec() }
-                }
-                (Kind::Serve, _) => Notice::Serve { gone: take_gone(body).ok_or_else(garbage)? },
-                (Kind::Move, _) => {
-                    Notice::Move { rank: header.first, place: take_address(body).ok_or_else(garbage)? }
-                }
-                (Kind::Closed, _) => Notice::Closed,
-                _ => return Err(garbage()),
-            });
-            content.drain(..HEADER + header.length as usize);
+        while !matches!(notices.last(), Some(Notice::StandBy(_)))
+            && let Some(bytes) = self.connection.content.first_chunk::<HEADER>()
+        {
+            let header = Header::decode(bytes).ok_or_else(garbage)?;
+            let whole = HEADER + header.length as usize;
+            let Some(body) = self.connection.content.get(HEADER..whole).map(<[u8]>::to_vec) else { break };
+            self.connection.content.drain(..whole);
+            notices.extend(self.take_notice(header, body)?);
         }
         Ok(notices)
+    }
+
+    /// What a message tells, if that is for others than this bulletin.
+    fn take_notice(&mut self, header: Header, body: Vec<u8>) -> io::Result<Option<Notice>> {
+        let whole = self.duty.as_ref().is_none_or(|duty| duty.roster.is_none());
+        Ok(Some(match (header.kind, header.second) {
+            (Kind::Part, _) => return self.take_part(header, body),
+            // Between the parts there is nothing else.
+            _ if !whole => return Err(garbage()),
+            (Kind::Gone, 0) => Notice::Ended(header.first),
+            (Kind::Gone, _) => Notice::Left(header.first),
+            (Kind::Arrived, incarnation) if incarnation > 0 => {
+                Notice::Arrived { rank: header.first, incarnation, part: body }
+            }
+            (Kind::StandBy, _) => {
+                let gone = take_gone(&body).ok_or_else(garbage)?;
+                let follow = header.first != 0;
+                let duty = Duty { gone, roster: follow.then(Default::default) };
+                if !follow {
+                    return Ok(Some(Notice::StandBy(duty)));
+                }
+                self.duty = Some(duty);
+                return Ok(None);
+            }
+            (Kind::Standbys, generation) => {
+                self.standbys = take_standbys(&body).ok_or_else(garbage)?;
+                (self.server, self.generation) = (Some(header.first), generation);
+                return Ok(None);
+            }
+            (Kind::Move, _) => {
+                Notice::Move { rank: header.first, place: take_address(&body).ok_or_else(garbage)? }
+            }
+            (Kind::Closed, _) => Notice::Closed,
+            _ => return Err(garbage()),
+        }))
+    }
+
+    /// A part of the roster for this rank's duty, which is complete with the last.
+    fn take_part(&mut self, header: Header, body: Vec<u8>) -> io::Result<Option<Notice>> {
+        let roster = self.duty.as_mut().and_then(|duty| duty.roster.as_mut());
+        let (incarnations, parts) = roster.ok_or_else(garbage)?;
+        if header.second as usize != parts.len() {
+            return Err(garbage());
+        }
+        incarnations.push(header.first);
+        parts.push(body);
+        let whole = parts.len() == self.seat.size as usize;
+        Ok(if whole { self.duty.take().map(Notice::StandBy) } else { None })
     }
 
     /// Says that this rank leaves in order. Without it the others hear that it has ended.
@@ -169,27 +266,28 @@ impl Bulletin {
     /// # Errors
     /// The server does not hear it any more.
     pub fn leave(mut self) -> io::Result<()> {
-        self.say(Kind::Leave, &[])
+        self.say_leave()
     }
 
-    /// Serves the news to the other ranks in the place of whoever asked for it, on a port of that address, one of those
-    /// given if any are. What is left to be told there, the new server hears and tells.
+    /// Stands by to serve the news to the other ranks when whoever asked for it ends: on a port of that address, one of those
+    /// given if any are. `whereabouts` says where the ranks listen that might have ended meanwhile.
     ///
-    /// Returns the server, which [passes the news on](Rendezvous::pass_on) in its turn, and where this rank hears them from
-    /// here on. Blocks for a moment.
+    /// Returns the server in waiting, which serves when it is its turn and [passes the news on](Rendezvous::pass_on) in its
+    /// turn, and where this rank hears them from here on. Blocks for a moment.
     ///
     /// # Errors
     /// There is no port, descriptor or thread to be had. The bulletin as it was comes with the error unless it is lost; whoever
     /// asked is told to ask another.
-    pub fn serve(
+    pub fn stand_by(
         mut self,
-        gone: &[(u32, bool)],
+        duty: Duty,
         address: IpAddr,
         ports: Option<RangeInclusive<u16>>,
+        whereabouts: Whereabouts,
     ) -> Result<(Rendezvous, Bulletin), NotServed> {
-        let Seat { rank, size, job, key } = self.seat.clone();
+        let seat = self.seat.clone();
         let prepared = listen(address, ports).and_then(|listener| {
-            Rendezvous::check_room(size).map_err(io::Error::other)?;
+            Rendezvous::check_room(seat.size).map_err(io::Error::other)?;
             Ok((listener.local_addr()?, listener))
         });
         let (place, listener) = match prepared {
@@ -200,14 +298,15 @@ impl Bulletin {
             }
         };
         // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
-        if let Err(error) = self.say(Kind::Serving, place.to_string().as_bytes()) {
+        if let Err(error) = self.serving(place) {
             return Err((error, None));
         }
-        let server =
-            Rendezvous::start(listener, key.clone(), job, Gathering::taken_over(size, gone), Some(self))
-                .map_err(|error| (error, None))?;
-        server.pass_on();
-        let own = hear_at(place, rank, size, &key).map_err(|error| (error, None))?;
+        let gathering = Gathering::taken_over(seat.size, &duty.gone, duty.roster);
+        let (key, job) = (seat.key.clone(), seat.job);
+        let standing = Standing::new(self, place, whereabouts);
+        let server = Rendezvous::start(listener, key, job, gathering, Some(standing))
+            .map_err(|error| (error, None))?;
+        let own = hear_at(place, &seat).map_err(|error| (error, None))?;
         Ok((server, own))
     }
 
@@ -216,15 +315,59 @@ impl Bulletin {
     /// # Errors
     /// It cannot be reached; the bulletin as it was comes with the error.
     pub fn follow(mut self, place: SocketAddr) -> Result<Bulletin, (io::Error, Box<Bulletin>)> {
-        let Seat { rank, size, key, .. } = &self.seat;
-        match hear_at(place, *rank, *size, key) {
+        match hear_at(place, &self.seat) {
             Ok(next) => {
-                // Whoever served before may have ended: then it is no news either.
-                let _ = self.say(Kind::Moved, &[]);
+                self.moved();
                 Ok(next)
             }
             Err(error) => Err((error, Box::new(self))),
         }
+    }
+
+    /// After the connection has ended without a word: asks, once, those who stand by whether one of them serves. Blocks for
+    /// a moment, or for two seconds with each that does not answer.
+    pub fn find_successor(&self) -> Succession {
+        let mut later = false;
+        for (rank, place) in self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank) {
+            match ask(&self.seat, (*rank, *place), self.generation) {
+                Answer::Serves(mut bulletin) => {
+                    tracing::debug!(rank, %place, "hears the news from a successor");
+                    bulletin.inherit(self);
+                    return Succession::Found(bulletin);
+                }
+                Answer::Later { .. } | Answer::Silent => later = true,
+                Answer::Dead => {}
+            }
+        }
+        if later { Succession::Later } else { Succession::Nobody }
+    }
+
+    /// Knows what another knew, until it hears otherwise: whoever serves may end before it has told.
+    pub(crate) fn inherit(&mut self, before: &Bulletin) {
+        if self.standbys.is_empty() {
+            self.standbys.clone_from(&before.standbys);
+        }
+    }
+
+    /// Knows who serves, before that has said so.
+    pub(crate) fn is_served_by(&mut self, rank: u32) {
+        self.server.get_or_insert(rank);
+    }
+
+    /// Says where this rank stands by.
+    pub(crate) fn serving(&mut self, place: SocketAddr) -> io::Result<()> {
+        self.say(Kind::Serving, place.to_string().as_bytes())
+    }
+
+    /// Says that this rank hears the news elsewhere.
+    pub(crate) fn moved(&mut self) {
+        // Whoever served before may have ended: then it is no news either.
+        let _ = self.say(Kind::Moved, &[]);
+    }
+
+    /// Says that the rank whose bulletin this is leaves in order.
+    pub(crate) fn say_leave(&mut self) -> io::Result<()> {
+        self.say(Kind::Leave, &[])
     }
 
     fn say(&mut self, kind: Kind, body: &[u8]) -> io::Result<()> {
@@ -241,9 +384,15 @@ impl Bulletin {
 }
 
 /// A rank's seat at the place where the news are served from here on.
-fn hear_at(place: SocketAddr, rank: u32, size: u32, key: &JobKey) -> io::Result<Bulletin> {
+fn hear_at(place: SocketAddr, seat: &Seat) -> io::Result<Bulletin> {
     let until = Instant::now() + PATIENCE;
-    let mut seat =
-        Rendezvous::meet(&[place.to_string()], rank, size, key, until).map_err(io::Error::other)?;
-    seat.bulletin().ok_or_else(|| ErrorKind::NotConnected.into())
+    let places = [place.to_string()];
+    let moves = Some(seat.incarnation);
+    let mut client =
+        meet(&places, seat.rank, seat.size, &seat.key, until, moves).map_err(io::Error::other)?;
+    client.bulletin_of_job_met_at(seat.met_at).ok_or_else(|| ErrorKind::NotConnected.into())
+}
+
+fn garbage() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "a message that is no news")
 }

@@ -32,6 +32,8 @@ pub struct RendezvousClient {
     key: JobKey,
     place: String,
     incarnation: u32,
+    /// Of whoever serves.
+    generation: u32,
     round: u32,
     began: Instant,
     /// The server has been told that this rank listens to its news.
@@ -57,18 +59,19 @@ impl fmt::Debug for RendezvousClient {
     }
 }
 
-/// See [`Rendezvous::meet`](crate::Rendezvous::meet).
+/// See [`Rendezvous::meet`](crate::Rendezvous::meet); `moves` is the incarnation of a rank that moves its seat there.
 pub(crate) fn meet(
     places: &[String],
     rank: u32,
     size: u32,
     key: &JobKey,
     deadline: Instant,
+    moves: Option<u32>,
 ) -> Result<RendezvousClient, MeetingError> {
     if rank >= size {
         return Err(MeetingError::Size { rank, size, said: size });
     }
-    let visit = Visit { began: Instant::now(), rank, size, key, deadline };
+    let visit = Visit { began: Instant::now(), rank, size, key, deadline, moves };
     let mut pause = PAUSES.0;
     let mut last = String::from("no address is given");
     loop {
@@ -81,6 +84,8 @@ pub(crate) fn meet(
                     Ok(client) => return Ok(client),
                     Err(Attempt::Over(error)) => return Err(error),
                     Err(Attempt::Again(problem)) => last = format!("{address}: {problem}"),
+                    Err(Attempt::Closed) => last = format!("{address}: connection refused"),
+                    Err(Attempt::Later { .. }) => last = format!("{address}: nobody serves it yet"),
                 }
             }
         }
@@ -99,19 +104,26 @@ pub(crate) fn meet(
 }
 
 /// Why an attempt came to nothing.
-enum Attempt {
+pub(crate) enum Attempt {
     /// It may be otherwise soon.
     Again(String),
+    /// Nobody listens there now.
+    Closed,
+    /// Whoever listens there serves nobody yet; whether it hears the server.
+    Later { hears: bool },
     /// It will never be otherwise.
     Over(MeetingError),
 }
 
-struct Visit<'a> {
-    began: Instant,
-    rank: u32,
-    size: u32,
-    key: &'a JobKey,
-    deadline: Instant,
+/// A rank that goes to a place.
+pub(crate) struct Visit<'a> {
+    pub(crate) began: Instant,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) key: &'a JobKey,
+    pub(crate) deadline: Instant,
+    /// It moves its seat, as this incarnation.
+    pub(crate) moves: Option<u32>,
 }
 
 impl Visit<'_> {
@@ -136,18 +148,23 @@ impl Visit<'_> {
         }
     }
 
-    fn attempt(&self, place: &str, address: SocketAddr) -> Result<RendezvousClient, Attempt> {
+    /// Goes there once.
+    pub(crate) fn attempt(&self, place: &str, address: SocketAddr) -> Result<RendezvousClient, Attempt> {
         let again = |problem: &str| Attempt::Again(problem.to_owned());
         let left = self.deadline.saturating_duration_since(Instant::now());
         let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT))
-            .map_err(|error| Attempt::Again(error.to_string()))?;
+            .map_err(|error| match error.kind() {
+                ErrorKind::ConnectionRefused => Attempt::Closed,
+                _ => Attempt::Again(error.to_string()),
+            })?;
         // Where nobody listens, a connection may by chance find itself.
         if stream.local_addr().is_ok_and(|local| local == address) {
-            return Err(again("nobody listens there"));
+            return Err(Attempt::Closed);
         }
         let prepared = stream.set_nodelay(true).and_then(|()| notice_silence(&stream));
         prepared.map_err(|error| Attempt::Again(error.to_string()))?;
-        let hello_of = Hello { rank: self.rank, size: self.size, pid: std::process::id() };
+        let (rank, size) = (self.rank, self.size);
+        let hello_of = Hello { rank, size, pid: std::process::id(), moves: self.moves };
         let (initiator, first) =
             hello(self.key, hello_of).ok_or_else(|| again("the system has no random numbers"))?;
         let until = self.deadline.min(Instant::now() + STEP);
@@ -173,7 +190,8 @@ impl Visit<'_> {
                     job: JobId::from_bytes(job),
                     key: self.key.clone(),
                     place: place.to_owned(),
-                    incarnation: header.first,
+                    incarnation: self.moves.unwrap_or(header.first),
+                    generation: header.second,
                     round: 0,
                     began: self.began,
                     watching: false,
@@ -182,7 +200,10 @@ impl Visit<'_> {
             Kind::Failed => {
                 let failure = Failure::decode(header.first, &body)
                     .ok_or_else(|| Attempt::Over(garbled("a failure of no known kind")))?;
-                Err(Attempt::Over(failure.into_error(place, self.size, waited(self.began))))
+                Err(match failure {
+                    Failure::Later { hears } => Attempt::Later { hears },
+                    failure => Attempt::Over(failure.into_error(place, self.size, waited(self.began))),
+                })
             }
             _ => Err(Attempt::Over(garbled("a message that is not the server's to send"))),
         }
@@ -259,12 +280,24 @@ impl Meeting for RendezvousClient {
     }
 
     fn bulletin(&mut self) -> Option<Bulletin> {
-        let seat = Seat { rank: self.rank, size: self.size, job: self.job, key: self.key.clone() };
-        Bulletin::new(self.connection.take()?, self.watching, seat)
+        let met_at = self.address().ok()?;
+        self.bulletin_of_job_met_at(met_at)
     }
 }
 
 impl RendezvousClient {
+    /// The bulletin, of a job whose ranks met there in the first place.
+    pub(crate) fn bulletin_of_job_met_at(&mut self, met_at: SocketAddr) -> Option<Bulletin> {
+        let Self { rank, size, job, incarnation, generation, .. } = *self;
+        let seat = Seat { rank, size, job, key: self.key.clone(), incarnation, met_at };
+        Bulletin::new(self.connection.take()?, self.watching, seat, generation)
+    }
+
+    /// The generation of whoever serves.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
     fn gather(
         &mut self,
         mut connection: Connection,

@@ -50,9 +50,18 @@ impl Gathering {
     }
 
     /// The state of a meeting that another has served, in which nobody is expected but those who are not gone.
-    pub(crate) fn taken_over(size: u32, gone: &[(u32, bool)]) -> Self {
+    /// `roster`: the ranks' incarnations and what they gave last, if they met where that is known.
+    pub(crate) fn taken_over(
+        size: u32,
+        gone: &[(u32, bool)],
+        roster: Option<(Vec<u32>, Vec<Vec<u8>>)>,
+    ) -> Self {
         let mut gathering = Self::new(size);
         gathering.over = true;
+        if let Some((incarnations, parts)) = roster {
+            gathering.incarnations = incarnations;
+            gathering.last = Some(Arc::new(parts));
+        }
         for (rank, said) in gone {
             gathering.told_gone(*rank, *said);
         }
@@ -70,9 +79,26 @@ impl Gathering {
         }
     }
 
+    /// A rank that was gone is there again, though not here; whether that is news.
+    pub(crate) fn told_arrived(&mut self, rank: u32, incarnation: u32, part: &[u8]) -> bool {
+        let at = rank as usize;
+        let Some(known) = self.incarnations.get_mut(at).filter(|known| **known < incarnation) else {
+            return false;
+        };
+        *known = incarnation;
+        self.seats[at] = Seat::Empty;
+        self.give_again(rank, part.to_vec());
+        true
+    }
+
     /// Whether a rank has still to come for the first time.
     pub(crate) fn is_expecting(&self) -> bool {
-        self.seats.iter().any(|seat| matches!(seat, Seat::Empty))
+        self.expected().next().is_some()
+    }
+
+    /// The ranks that are not gone and have not come here.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.seats).filter(|(_, seat)| matches!(seat, Seat::Empty)).map(|(rank, _)| rank)
     }
 
     /// Whether a rank is part of the job, so that there is no further round.
@@ -94,9 +120,19 @@ impl Gathering {
         if let Some(failure) = &self.failure {
             return Err(Failure::Refused(format!("the meeting has failed before: {}", told(failure))));
         }
-        let again = self.over && self.last.is_some();
+        let again = self.over && self.last.is_some() && hello.moves.is_none();
         let seat = &mut self.seats[hello.rank as usize];
         match seat {
+            // Whether its predecessor is gone, which another has served, is still to be found out.
+            Seat::Empty if again => Err(Failure::Later { hears: false }),
+            Seat::Empty
+                if hello.moves.is_some_and(|moves| moves != self.incarnations[hello.rank as usize]) =>
+            {
+                Err(Failure::Refused(format!(
+                    "rank {} has been started again since that process was it",
+                    hello.rank
+                )))
+            }
             Seat::Empty => {
                 *seat = Seat::Taken(who.to_owned());
                 Ok(0)
@@ -176,7 +212,7 @@ impl Gathering {
         let parts = self.last.iter().flat_map(|last| last.iter());
         let all = (0..).zip(&self.seats).zip(&self.incarnations).zip(parts);
         all.filter_map(|(((rank, seat), incarnation), part)| match seat {
-            Seat::Taken(_) if *incarnation > 0 => Some((rank, *incarnation, &part[..])),
+            Seat::Taken(_) | Seat::Empty if *incarnation > 0 => Some((rank, *incarnation, &part[..])),
             _ => None,
         })
     }
@@ -250,7 +286,7 @@ mod tests {
     fn joined(size: u32) -> Gathering {
         let mut gathering = Gathering::new(size);
         for rank in 0..size {
-            gathering.join(Hello { rank, size, pid: rank }, &format!("p{rank}")).unwrap();
+            gathering.join(Hello { rank, size, pid: rank, moves: None }, &format!("p{rank}")).unwrap();
         }
         gathering
     }
@@ -305,7 +341,7 @@ mod tests {
     #[test]
     fn whoever_died_after_the_meeting_may_come_again_and_is_counted() {
         let later = Instant::now() + Duration::from_secs(60);
-        let hello = |rank| Hello { rank, size: 2, pid: 9 };
+        let hello = |rank| Hello { rank, size: 2, pid: 9, moves: None };
         let mut gathering = joined(2);
         gathering.give(0, 0, vec![0], later).unwrap();
         gathering.give(1, 0, vec![1], later).unwrap().unwrap();
@@ -336,20 +372,48 @@ mod tests {
     }
 
     #[test]
+    fn a_successor_knows_who_moves_and_who_comes_again() {
+        let roster = (vec![0, 2, 0], vec![vec![0], vec![1], vec![2]]);
+        let mut gathering = Gathering::taken_over(3, &[], Some(roster));
+        let hello = |rank, moves| Hello { rank, size: 3, pid: 9, moves };
+        // Its predecessor may be on its way.
+        assert_eq!(gathering.join(hello(2, None), "new"), Err(Failure::Later { hears: false }));
+        let stale = gathering.join(hello(1, Some(1)), "old");
+        assert!(matches!(&stale, Err(Failure::Refused(why)) if why.contains("started again")), "{stale:?}");
+        assert_eq!(gathering.join(hello(1, Some(2)), "p1"), Ok(0));
+        assert_eq!(gathering.expected().collect::<Vec<_>>(), [0, 2]);
+        assert!(gathering.told_gone(2, false) && !gathering.told_gone(2, false));
+        assert!(gathering.join(hello(2, Some(0)), "p2").is_err(), "it was told to be gone");
+        assert_eq!(gathering.join(hello(2, None), "new"), Ok(1));
+        // What is heard of a rank that has come again elsewhere.
+        assert!(gathering.told_gone(0, false));
+        assert!(gathering.told_arrived(0, 1, &[7]) && !gathering.told_arrived(0, 1, &[8]));
+        assert!(!gathering.told_arrived(3, 1, &[]), "there is no such rank");
+        let (incarnations, parts) = gathering.roster().unwrap();
+        assert_eq!((incarnations, &*parts), (vec![1, 2, 1], &vec![vec![7], vec![1], vec![2]]));
+        assert_eq!(gathering.join(hello(0, Some(1)), "p0"), Ok(0));
+        assert!(!gathering.is_expecting());
+    }
+
+    #[test]
     fn a_number_has_one_owner_and_sizes_agree() {
         let mut gathering = joined(2);
-        let second = gathering.join(Hello { rank: 1, size: 2, pid: 9 }, "other").unwrap_err();
+        let second = gathering.join(Hello { rank: 1, size: 2, pid: 9, moves: None }, "other").unwrap_err();
         let twice = Failure::ClaimedTwice { rank: 1, first: "p1".into(), second: "other".into() };
         assert_eq!(second, twice);
         for (rank, said) in [(2, 2), (0, 3), (u32::MAX, u32::MAX)] {
-            let failure = gathering.join(Hello { rank, size: said, pid: 9 }, "other").unwrap_err();
+            let failure =
+                gathering.join(Hello { rank, size: said, pid: 9, moves: None }, "other").unwrap_err();
             assert_eq!(failure, Failure::Size { rank, size: 2, said });
             assert_eq!(gathering.failure(), None, "all are there already");
         }
         let mut gathering = Gathering::new(2);
-        gathering.join(Hello { rank: 0, size: 3, pid: 9 }, "other").unwrap_err();
+        gathering.join(Hello { rank: 0, size: 3, pid: 9, moves: None }, "other").unwrap_err();
         let why = Failure::Size { rank: 0, size: 2, said: 3 };
         assert_eq!(gathering.failure(), Some(&why));
-        assert!(matches!(gathering.join(Hello { rank: 0, size: 2, pid: 1 }, "p0"), Err(Failure::Refused(_))));
+        assert!(matches!(
+            gathering.join(Hello { rank: 0, size: 2, pid: 1, moves: None }, "p0"),
+            Err(Failure::Refused(_))
+        ));
     }
 }

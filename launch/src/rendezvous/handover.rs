@@ -1,12 +1,12 @@
 //! The end of a server whose ranks go on: another rank serves their news from then on.
 //!
 //! ```text
-//!  waiting ─ somebody stays ─▶ asked a rank to serve ─ it says where ─▶ moving the others there ─ all have gone ─▶ over
-//!                                 ▲    │ it cannot, or is gone                 │ it is gone
-//!                                 └────┴───────────────────────────────────────┘
+//!  waiting ─ somebody stays ─▶ choosing who serves ─ one stands by ─▶ moving the others there ─ all have gone ─▶ over
+//!                                    ▲                                  │ it is gone
+//!                                    └──────────────────────────────────┘
 //! ```
-//! Whoever moves has its seat there before it leaves this one, and the rank that serves there goes on listening here until
-//! the end: so no news is lost.
+//! Whoever moves has its seat there before it leaves this one, and the rank that serves there, which stood by, goes on
+//! listening here until the end: so no news is lost.
 
 use std::net::{SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::member::{Member, State};
 use crate::rendezvous::server::Server;
 
-/// How long the ranks that leave together have to do so before one of them is asked to serve the others.
+/// How long the ranks that leave together have to do so before one of them is to serve the others.
 const TOGETHER: Duration = Duration::from_millis(200);
+/// How long those have to come that have not come to a server which took over: they may leave as well, and find nobody.
+const COMING: Duration = Duration::from_secs(1);
 /// How long all of it may take: somebody may be stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,29 +27,31 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Handover {
     /// When the others are left to themselves.
     until: Instant,
+    /// Until when others may still come to a server that took over.
+    coming: Instant,
     step: Step,
-    /// Ranks that said that they cannot serve.
-    unable: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Waiting { until: Instant },
-    Asked { rank: u32 },
+    Choosing,
     Moving { rank: u32, place: SocketAddr },
 }
 
 impl Handover {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { until: now + PATIENCE, step: Step::Waiting { until: now + TOGETHER }, unable: Vec::new() }
+        Self { until: now + PATIENCE, coming: now + COMING, step: Step::Waiting { until: now + TOGETHER } }
     }
 
     /// When to look again even if nothing happens.
-    pub(crate) fn deadline(&self) -> Instant {
-        match self.step {
-            Step::Waiting { until } => until,
-            _ => self.until,
-        }
+    pub(crate) fn deadline(&self, now: Instant) -> Instant {
+        let waiting = match self.step {
+            Step::Waiting { until } => Some(until),
+            _ => None,
+        };
+        let next = [waiting, Some(self.coming).filter(|coming| now < *coming), Some(self.until)];
+        next.into_iter().flatten().min().unwrap_or(self.until)
     }
 }
 
@@ -61,54 +65,51 @@ impl Server {
     /// Brings the handover forward; whether it is over, well or not.
     pub(crate) fn hand_over(&mut self, now: Instant) -> bool {
         let Some(handover) = &mut self.handover else { return false };
-        let there = |rank: u32| self.members.iter().any(|member| member.rank == Some(rank) && stays(member));
+        let there = |members: &[Member], rank: u32| {
+            members.iter().any(|member| member.rank == Some(rank) && stays(member))
+        };
         // Whoever is alone needs no news. Some may still be on their way here, if this is not where the ranks met.
         let alone = self.members.iter().filter(|member| stays(member)).count() < 2;
-        if now >= handover.until || (alone && !self.gathering.is_expecting()) {
+        let expecting = self.gathering.is_expecting() && (self.absent.is_none() || now < handover.coming);
+        if now >= handover.until || (alone && !expecting) {
             return true;
         }
-        match handover.step {
-            Step::Waiting { until } if now < until => {}
-            Step::Asked { rank } if there(rank) && !handover.unable.contains(&rank) => {}
-            Step::Moving { rank, place } if there(rank) => {
-                let others = self.members.iter_mut().filter(|member| {
-                    stays(member) && member.state == State::Watching && member.rank != Some(rank)
-                });
-                others
-                    .filter(|member| !member.told_to_move)
-                    .for_each(|member| member.tell_to_move(rank, place));
+        let mut step = handover.step;
+        if let Step::Waiting { until } = step {
+            if now < until {
+                return false;
             }
-            Step::Waiting { .. } | Step::Asked { .. } | Step::Moving { .. } => {
-                let able = |member: &&mut Member| {
-                    stays(member)
-                        && member.state == State::Watching
-                        && member.rank.is_some_and(|rank| !handover.unable.contains(&rank))
-                };
-                // Those who were told of one that is gone are told anew.
-                self.members.iter_mut().for_each(|member| member.told_to_move = false);
-                let next = self.members.iter_mut().filter(able).min_by_key(|member| member.rank);
-                let Some((next, rank)) = next.and_then(|next| next.rank.map(|rank| (next, rank))) else {
-                    // Somebody may still be on its way to listening; nobody else is there to ask.
-                    let coming = |member: &Member| stays(member) && member.state != State::Watching;
-                    return !self.members.iter().any(coming) && !self.gathering.is_expecting();
-                };
-                next.ask_to_serve(self.gathering.gone());
-                handover.step = Step::Asked { rank };
-            }
+            step = Step::Choosing;
         }
-        false
-    }
-
-    /// A rank says where it serves, if it can.
-    pub(crate) fn serving(&mut self, rank: u32, place: Option<SocketAddr>) {
-        let Some(handover) = &mut self.handover else { return };
-        match (handover.step, place) {
-            (Step::Asked { rank: asked }, Some(place)) if asked == rank => {
-                tracing::debug!(rank, %place, "serves the news from here on");
-                handover.step = Step::Moving { rank, place };
+        if let Step::Moving { rank, .. } = step
+            && !there(&self.members, rank)
+        {
+            step = Step::Choosing;
+            // Those who were told of one that is gone are told anew.
+            self.members.iter_mut().for_each(|member| member.told_to_move = false);
+        }
+        if let Step::Choosing = step
+            && let Some((rank, place)) = self.standbys.iter().find(|(rank, _)| there(&self.members, *rank))
+        {
+            tracing::debug!(rank, %place, "serves the news from here on");
+            step = Step::Moving { rank: *rank, place: *place };
+        }
+        handover.step = step;
+        match step {
+            Step::Moving { rank, place } => {
+                let others = self.members.iter_mut().filter(|member| {
+                    stays(member) && member.state == State::Watching && !member.told_to_move
+                });
+                others.for_each(|member| member.tell_to_move(rank, place));
+                false
             }
-            (_, Some(_)) => {}
-            (_, None) => handover.unable.push(rank),
+            // Somebody may still be on its way to listening, or be asked; nobody else is there.
+            _ => {
+                let coming = |member: &Member| {
+                    stays(member) && (member.state != State::Watching || member.asked_to_stand_by)
+                };
+                !self.members.iter().any(coming) && !expecting
+            }
         }
     }
 }

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
-use crate::rendezvous::wire::{Failure, HEADER, Header, Kind, MAX_RECORD, message, put_gone, take_address};
+use crate::rendezvous::wire::{
+    Failure, HEADER, Header, Kind, MAX_RECORD, message, put_gone, put_standbys, take_address,
+};
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
 const OUTPUT: usize = 64 << 10;
@@ -36,6 +38,10 @@ pub(crate) struct Member {
     pub(crate) left: bool,
     /// It has been told who serves the news from here on.
     pub(crate) told_to_move: bool,
+    /// It has been asked to stand by, and has not answered.
+    pub(crate) asked_to_stand_by: bool,
+    /// It has answered that it cannot.
+    pub(crate) unable: bool,
     /// It hears them there: its end here is no news.
     pub(crate) moved: bool,
 }
@@ -76,7 +82,7 @@ pub(crate) enum Said {
     Return {
         part: Vec<u8>,
     },
-    /// It serves the news from here on, there; none if it cannot.
+    /// It stands by to serve the news, there; none if it cannot.
     Serving {
         place: Option<SocketAddr>,
     },
@@ -105,6 +111,8 @@ impl Member {
             shut: false,
             left: false,
             told_to_move: false,
+            asked_to_stand_by: false,
+            unable: false,
             moved: false,
         }
     }
@@ -124,9 +132,9 @@ impl Member {
         matches!(self.state, State::Idle | State::Watching) && !self.has_output() && self.closing.is_none()
     }
 
-    /// Tells it the job, and which incarnation of its rank it is.
-    pub(crate) fn welcome(&mut self, job: &[u8; 16], incarnation: u32) {
-        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, incarnation, 0, job)));
+    /// Tells it the job, which incarnation of its rank it is, and which generation of server this is.
+    pub(crate) fn welcome(&mut self, job: &[u8; 16], incarnation: u32, generation: u32) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, incarnation, generation, job)));
     }
 
     /// It has come again: tells it what all gave last.
@@ -156,9 +164,23 @@ impl Member {
         self.queue.push_back(Outgoing::Message(message(Kind::Closed, 0, 0, &[])));
     }
 
-    /// Asks it to serve the news from here on, and tells it who is gone.
-    pub(crate) fn ask_to_serve(&mut self, gone: impl Iterator<Item = (u32, bool)>) {
-        self.queue.push_back(Outgoing::Message(message(Kind::Serve, 0, 0, &put_gone(gone))));
+    /// Asks it to stand by, and tells it who is gone, and what all gave last where that is known.
+    pub(crate) fn ask_to_stand_by(
+        &mut self,
+        gone: impl Iterator<Item = (u32, bool)>,
+        roster: Option<(Vec<u32>, Round)>,
+    ) {
+        let follow = u32::from(roster.is_some());
+        self.queue.push_back(Outgoing::Message(message(Kind::StandBy, follow, 0, &put_gone(gone))));
+        if let Some((incarnations, parts)) = roster {
+            self.queue.push_back(Outgoing::Roster { incarnations, parts, next: 0 });
+        }
+    }
+
+    /// Tells it who serves, and who stands by.
+    pub(crate) fn tell_standbys(&mut self, server: u32, generation: u32, standbys: &[(u32, SocketAddr)]) {
+        let body = put_standbys(standbys);
+        self.queue.push_back(Outgoing::Message(message(Kind::Standbys, server, generation, &body)));
     }
 
     /// Tells it that this rank serves the news from here on, and where.

@@ -12,14 +12,18 @@
 //!  └──────────────────────────────┘                └──────────────────────────────┘
 //! ```
 
+mod absent;
+mod appoint;
 mod bulletin;
 mod client;
 mod gathering;
 mod handover;
 mod member;
 mod noise;
+mod seek;
 mod server;
 mod silence;
+mod standing;
 mod stranger;
 #[cfg(test)]
 mod tests;
@@ -29,7 +33,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -40,9 +44,11 @@ use crate::fds::room_for;
 use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
 use gathering::Gathering;
-use server::{Server, Stop};
+use server::{NO_RANK, Server, Stop};
+use standing::Standing;
 
-pub use bulletin::{Bulletin, NotServed, Notice};
+pub use absent::Whereabouts;
+pub use bulletin::{Bulletin, Duty, NotServed, Notice, Succession};
 pub use client::RendezvousClient;
 
 /// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
@@ -85,15 +91,15 @@ impl Rendezvous {
         key: JobKey,
         job: JobId,
         gathering: Gathering,
-        predecessor: Option<Bulletin>,
+        standing: Option<Standing>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         // Again, with room for all ranks at once: the standard library asks for less.
         rustix::net::listen(&listener, BACKLOG)?;
         let address = listener.local_addr()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let stop = Arc::new(Stop { bell, pass_on: AtomicBool::new(false) });
-        let server = Server::new(listener, Arc::clone(&stop), job, key, gathering, predecessor);
+        let stop = Arc::new(Stop { bell, served_by: AtomicU32::new(NO_RANK) });
+        let server = Server::new(listener, Arc::clone(&stop), job, key, gathering, standing);
         let thread = std::thread::Builder::new().name("rendezvous".into()).spawn(move || server.run())?;
         Ok(Self { address, job, stop, thread: Some(thread) })
     }
@@ -106,8 +112,8 @@ impl Rendezvous {
         Self::serve(TcpListener::bind(address)?, size, key, job)
     }
 
-    /// Serves the [`Bulletin`] of ranks that have met elsewhere, on a port of that address, one of those given if any are; it
-    /// [passes the news on](Self::pass_on).
+    /// As rank 0, serves the [`Bulletin`] of ranks that have met elsewhere, on a port of that address, one of those given if any
+    /// are; it [passes the news on](Self::pass_on).
     ///
     /// # Errors
     /// There is no port, descriptor or thread to be had.
@@ -120,19 +126,19 @@ impl Rendezvous {
     ) -> io::Result<Self> {
         Self::check_room(size).map_err(io::Error::other)?;
         let listener = handover::listen(address, ports)?;
-        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[]), None)?;
-        told.pass_on();
+        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[], None), None)?;
+        told.pass_on(0);
         Ok(told)
     }
 
-    /// From here on its end is not that of the news: one of the ranks that go on serves the others. For a rank that serves
-    /// the place, and may leave before the others.
+    /// From here on its end is not that of the news: the ranks know who serves, and some of them stand by to serve the others,
+    /// whether it leaves or ends without a word. For a rank that serves the place.
     ///
     /// Dropping it then takes as long as they need to move, ten seconds at most: they have a fifth of a second to leave
-    /// together with whoever serves, and then are asked.
-    pub fn pass_on(&self) {
-        // Relaxed: the server looks at it after the bell has been rung.
-        self.stop.pass_on.store(true, Ordering::Relaxed);
+    /// together with whoever serves, and then one of them serves.
+    pub fn pass_on(&self, rank: u32) {
+        // Relaxed: the server looks at it whenever something comes, and after the bell has been rung.
+        self.stop.served_by.store(rank, Ordering::Relaxed);
     }
 
     /// Whether this process may open as many descriptors as a meeting of `size` ranks takes.
@@ -170,7 +176,7 @@ impl Rendezvous {
         key: &JobKey,
         deadline: Instant,
     ) -> Result<RendezvousClient, MeetingError> {
-        client::meet(places, rank, size, key, deadline)
+        client::meet(places, rank, size, key, deadline, None)
     }
 }
 

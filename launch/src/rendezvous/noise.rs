@@ -116,7 +116,7 @@ mod tests {
         JobKey::from_bytes([byte; 32])
     }
 
-    const WHO: Hello = Hello { rank: 1, size: 2, pid: 3 };
+    const WHO: Hello = Hello { rank: 1, size: 2, pid: 3, moves: None };
 
     #[test]
     fn both_sides_prove_the_key_and_then_talk() {

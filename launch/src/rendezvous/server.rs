@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,11 +13,13 @@ use rustix::io::Errno;
 
 use crate::bounded_log::BoundedLog;
 use crate::key::{JobId, JobKey};
+use crate::rendezvous::absent::Absent;
 use crate::rendezvous::bulletin::{Bulletin, Notice};
 use crate::rendezvous::gathering::{Gathering, gives_up};
 use crate::rendezvous::handover::Handover;
 use crate::rendezvous::member::{Member, Over, Said, State};
 use crate::rendezvous::silence::notice_silence;
+use crate::rendezvous::standing::{Reclaim, Standing};
 use crate::rendezvous::stranger::{Proven, Step, Stranger};
 use crate::rendezvous::wire::{Failure, who};
 
@@ -35,17 +37,29 @@ const LINGER: Duration = Duration::from_secs(5);
 
 pub(crate) struct Server {
     listener: TcpListener,
-    stop: Arc<Stop>,
+    pub(crate) stop: Arc<Stop>,
     job: JobId,
     key: JobKey,
     pub(crate) gathering: Gathering,
     strangers: VecDeque<Stranger>,
     pub(crate) members: Vec<Member>,
-    /// Tells what comes to nobody's ears here: the server that this one follows, until its end.
-    predecessor: Option<Bulletin>,
+    /// It does not serve yet.
+    pub(crate) standing: Option<Standing>,
+    /// Tells what comes to nobody's ears here: the server that passed the news on to this one, until its end.
+    pub(crate) predecessor: Option<Bulletin>,
+    /// How often the news have changed hands.
+    pub(crate) generation: u32,
+    /// Who is to serve next, in this order.
+    pub(crate) standbys: Vec<(u32, SocketAddr)>,
+    /// Those who have not come since this one took over.
+    pub(crate) absent: Option<Absent>,
+    /// Where the ranks met in the first place, if that was served by another.
+    pub(crate) reclaim: Option<Reclaim>,
     log: BoundedLog,
     /// The listener is left alone until then.
     closed_until: Option<Instant>,
+    /// It has been told to end.
+    pub(crate) stopping: bool,
     /// When to end even if somebody has not taken what it is due.
     ending: Option<Instant>,
     /// Or how far the ranks that go on are on their way to another server.
@@ -57,9 +71,12 @@ pub(crate) struct Server {
 pub(crate) struct Stop {
     /// Can be read from when it is to end.
     pub(crate) bell: OwnedFd,
-    /// Whether another rank is to serve the news from then on.
-    pub(crate) pass_on: AtomicBool,
+    /// The rank that serves, so that another is to serve the news from then on; or [`NO_RANK`].
+    pub(crate) served_by: AtomicU32,
 }
+
+/// The launcher serves, or nobody yet.
+pub(crate) const NO_RANK: u32 = u32::MAX;
 
 /// What a sleep has found.
 struct Found {
@@ -77,7 +94,7 @@ impl Server {
         job: JobId,
         key: JobKey,
         gathering: Gathering,
-        predecessor: Option<Bulletin>,
+        standing: Option<Standing>,
     ) -> Self {
         Self {
             listener,
@@ -87,15 +104,26 @@ impl Server {
             gathering,
             strangers: VecDeque::new(),
             members: Vec::new(),
-            predecessor,
+            standing,
+            predecessor: None,
+            generation: 0,
+            standbys: Vec::new(),
+            absent: None,
+            reclaim: None,
             log: BoundedLog::new(Instant::now()),
             closed_until: None,
+            stopping: false,
             ending: None,
             handover: None,
         }
     }
 
     pub(crate) fn run(mut self) {
+        let now = Instant::now();
+        // Something may have come behind the duty.
+        if self.standing.is_some() && self.stand(true, now) {
+            return;
+        }
         loop {
             let found = match self.sleep() {
                 Ok(found) => found,
@@ -109,16 +137,20 @@ impl Server {
             let now = Instant::now();
             // What has been said before the end counts: whoever serves may have left a moment ago.
             self.serve_members(&found.members, now);
-            if found.predecessor {
+            self.stopping |= found.stop;
+            let stop = found.stop && self.standing.is_none();
+            if self.standing.is_some() {
+                if self.stand(found.predecessor, now) {
+                    return;
+                }
+            } else if found.predecessor {
                 self.hear_predecessor();
             }
-            // Relaxed: the bell, which was rung behind it, orders it.
-            let pass_on = found.stop && self.gathering.is_over() && self.stop.pass_on.load(Ordering::Relaxed);
-            if pass_on && !self.is_ending() {
+            if stop && self.gathering.is_over() && self.served_by().is_some() && !self.is_ending() {
                 self.handover = Some(Handover::new(now));
             }
             let over = self.hand_over(now);
-            if over || (found.stop && !self.is_ending()) {
+            if over || (stop && !self.is_ending()) {
                 self.handover = None;
                 self.ending = Some(now + LINGER);
                 self.strangers.clear();
@@ -135,6 +167,8 @@ impl Server {
                     self.accept(now);
                 }
             }
+            self.look_for_absent(now);
+            self.appoint();
             self.gathering.tick(now);
             self.tell_failure(now);
             self.flush();
@@ -151,7 +185,10 @@ impl Server {
             self.closed_until = None;
         }
         let open = self.closed_until.is_none() && self.lets_in();
-        let stop = if self.is_ending() { PollFlags::empty() } else { PollFlags::IN };
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.tick(now);
+        }
+        let stop = if self.stopping { PollFlags::empty() } else { PollFlags::IN };
         let listener = if open { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::new(&self.stop.bell, stop), PollFd::new(&self.listener, listener)];
         fds.extend(self.strangers.iter().map(|stranger| PollFd::new(stranger.stream(), PollFlags::IN)));
@@ -159,7 +196,11 @@ impl Server {
             let output = if member.has_output() { PollFlags::OUT } else { PollFlags::empty() };
             PollFd::new(member.stream(), PollFlags::IN | output)
         }));
-        fds.extend(self.predecessor.as_ref().map(|before| PollFd::new(before.stream(), PollFlags::IN)));
+        let reclaimed = self.reclaim.as_ref().and_then(Reclaim::listener);
+        fds.extend(reclaimed.map(|place| PollFd::new(place, listener)));
+        let before = self.predecessor.as_ref().or(self.standing.as_ref().and_then(Standing::before));
+        fds.extend(before.map(|before| PollFd::new(before.stream(), PollFlags::IN)));
+        let places = usize::from(reclaimed.is_some());
         let next = self
             .strangers
             .front()
@@ -169,7 +210,10 @@ impl Server {
             .chain(self.members.iter().filter_map(|member| member.closing))
             .chain(self.closed_until)
             .chain(self.ending)
-            .chain(self.handover.as_ref().map(Handover::deadline))
+            .chain(self.handover.as_ref().map(|handover| handover.deadline(now)))
+            .chain(self.standing.as_ref().and_then(|standing| standing.deadline(now)))
+            .chain(self.reclaim.as_ref().and_then(Reclaim::deadline))
+            .chain(self.absent.as_ref().filter(|_| self.is_looking()).map(|absent| absent.deadline(now)))
             .min();
         let timeout = next.map(|next| {
             let left = next.saturating_duration_since(now);
@@ -181,14 +225,22 @@ impl Server {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let (strangers, rest) = ready[2..].split_at(self.strangers.len());
-        let (members, predecessor) = rest.split_at(self.members.len());
+        let (members, rest) = rest.split_at(self.members.len());
+        let (reclaimed, predecessor) = rest.split_at(places);
         let (strangers, members) = (strangers.to_vec(), members.to_vec());
-        let (connecting, predecessor) = (ready[1] && open, predecessor.contains(&true));
+        let connecting = (ready[1] || reclaimed.contains(&true)) && open;
+        let predecessor = predecessor.contains(&true);
         Ok(Found { stop: ready[0], connecting, predecessor, strangers, members })
     }
 
-    /// Whether it has been told to end.
-    fn is_ending(&self) -> bool {
+    /// The rank that serves, if one does.
+    pub(crate) fn served_by(&self) -> Option<u32> {
+        // Relaxed: it is set before the bell is rung, or by this thread.
+        Some(self.stop.served_by.load(Ordering::Relaxed)).filter(|rank| *rank != NO_RANK)
+    }
+
+    /// Whether it is about to end.
+    pub(crate) fn is_ending(&self) -> bool {
         self.ending.is_some() || self.handover.is_some()
     }
 
@@ -200,26 +252,49 @@ impl Server {
     /// Passes on what the server before this one tells of those who have not come here.
     fn hear_predecessor(&mut self) {
         let Some(before) = &mut self.predecessor else { return };
-        let news = before.read().unwrap_or_else(|_| vec![Notice::Closed]);
-        for notice in news {
-            let (rank, said) = match notice {
-                Notice::Ended(rank) => (rank, false),
-                Notice::Left(rank) => (rank, true),
-                Notice::Closed => {
-                    self.predecessor = None;
-                    continue;
-                }
-                _ => continue,
-            };
-            if self.gathering.told_gone(rank, said) {
-                self.watching().for_each(|other| other.tell_gone(rank, said));
-            }
+        let server = before.server();
+        let (news, lost) = match before.read() {
+            Ok(news) => (news, false),
+            Err(_) => (Vec::new(), true),
+        };
+        if lost || news.contains(&Notice::Closed) {
+            self.predecessor = None;
+        }
+        news.into_iter().for_each(|notice| self.heard(notice));
+        // If it has not left before.
+        self.ended_unheard(server.filter(|_| lost));
+    }
+
+    /// Whether somebody may have ended who would have come here.
+    fn is_looking(&self) -> bool {
+        self.predecessor.is_none() && !self.is_ending() && self.gathering.is_expecting()
+    }
+
+    /// Looks for those who have not come since this server took over.
+    fn look_for_absent(&mut self, now: Instant) {
+        if !self.is_looking() {
+            return;
+        }
+        let Some(absent) = &mut self.absent else { return };
+        for rank in absent.look(self.gathering.expected(), now) {
+            tracing::debug!(rank, "has not come, and has ended");
+            self.heard(Notice::Ended(rank));
         }
     }
 
     fn accept(&mut self, now: Instant) {
+        self.accept_at(None, now);
+        // Taken for the time being, as it goes on with the rest.
+        if let Some(reclaim) = self.reclaim.take() {
+            self.accept_at(reclaim.listener(), now);
+            self.reclaim = Some(reclaim);
+        }
+    }
+
+    /// Accepts those who have come there, or to its own listener.
+    fn accept_at(&mut self, place: Option<&TcpListener>, now: Instant) {
         for _ in 0..ACCEPTS {
-            match self.listener.accept() {
+            match place.unwrap_or(&self.listener).accept() {
                 Ok((stream, address)) => {
                     let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
                     if prepared.and_then(|()| notice_silence(&stream)).is_err() {
@@ -268,18 +343,30 @@ impl Server {
     fn let_in(&mut self, proven: Proven, now: Instant) {
         let Proven { stream, address, hello, channel } = proven;
         let who = who(address, hello.pid);
-        let member = match self.gathering.join(hello, &who) {
+        let own = |standing: &Standing| standing.rank() == hello.rank && hello.moves.is_some();
+        let refusal = self.standing.as_ref().filter(|standing| !own(standing)).map(|standing| {
+            if standing.is_cut_off() {
+                Failure::Refused("this rank was cut off from the others".into())
+            } else {
+                Failure::Later { hears: standing.hears() }
+            }
+        });
+        let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
                 let mut member = Member::new(stream, channel, Some(hello.rank));
-                member.welcome(self.job.as_bytes(), incarnation);
+                member.welcome(self.job.as_bytes(), incarnation, self.generation);
                 if let Some((incarnations, parts)) = self.gathering.roster().filter(|_| incarnation > 0) {
                     member.welcome_back(incarnations, parts);
                 }
                 member
             }
             Err(failure) => {
-                tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank");
+                match failure {
+                    // It will come again, or go to another.
+                    Failure::Later { .. } => tracing::debug!(rank = hello.rank, who, "came too early"),
+                    _ => tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank"),
+                }
                 let mut member = Member::new(stream, channel, None);
                 member.dismiss(&failure, now + LINGER);
                 member
@@ -339,6 +426,7 @@ impl Server {
                 for (rank, said) in self.gathering.gone() {
                     member.tell_gone(rank, said);
                 }
+                self.tell_who_serves(at);
                 Ok(())
             }
             (Said::Return { part }, State::Returning) => {
@@ -355,10 +443,11 @@ impl Server {
                 for (rank, said) in self.gathering.gone() {
                     member.tell_gone(rank, said);
                 }
+                self.tell_who_serves(at);
                 Ok(())
             }
             (Said::Serving { place }, State::Watching) => {
-                self.serving(rank, place);
+                self.stands_by(at, place);
                 Ok(())
             }
             (Said::Moved, State::Watching) if member.told_to_move => {
@@ -367,6 +456,9 @@ impl Server {
             }
             (Said::Leave, State::Watching) => {
                 member.left = true;
+                if let Some(standing) = &mut self.standing {
+                    standing.leave();
+                }
                 Ok(())
             }
             _ => Err(Over::Garbage("a message that was not its turn")),
@@ -414,13 +506,14 @@ impl Server {
             if let Some(rank) = member.rank.filter(|_| !member.moved) {
                 self.gathering.leave(rank, member.left);
                 self.watching().for_each(|other| other.tell_gone(rank, member.left));
+                self.no_standby(rank);
             }
         }
         any
     }
 
     /// The ranks that hear who is gone.
-    fn watching(&mut self) -> impl Iterator<Item = &mut Member> {
+    pub(crate) fn watching(&mut self) -> impl Iterator<Item = &mut Member> {
         self.members.iter_mut().filter(|member| member.state == State::Watching)
     }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use crate::key::JobKey;
 use crate::meeting::{Meeting, MeetingError};
 use crate::rendezvous::noise::{Channel, hello, record_length};
-use crate::rendezvous::wire::{ANSWER, HEADER, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, TAG, message};
+use crate::rendezvous::wire::{
+    ANSWER, HEADER, HELLO, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, TAG, message,
+};
 use crate::rendezvous::{Rendezvous, RendezvousClient};
 
 fn key() -> JobKey {
@@ -36,7 +38,7 @@ impl Rogue {
     fn join(place: &Rendezvous, rank: u32, size: u32) -> Self {
         let mut stream = TcpStream::connect(place.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let (initiator, first) = hello(&key(), Hello { rank, size, pid: 1 }).unwrap();
+        let (initiator, first) = hello(&key(), Hello { rank, size, pid: 1, moves: None }).unwrap();
         stream.write_all(&first).unwrap();
         let mut answer = [0; ANSWER];
         stream.read_exact(&mut answer).unwrap();
@@ -175,11 +177,11 @@ fn any_bytes_after_the_proof_are_survived() {
     // A first message with a changed byte, or cut, or followed by anything.
     for _ in 0..300 {
         let mut stream = TcpStream::connect(place.address()).unwrap();
-        let (_, first) = hello(&key(), Hello { rank: 0, size: 1, pid: 1 }).unwrap();
+        let (_, first) = hello(&key(), Hello { rank: 0, size: 1, pid: 1, moves: None }).unwrap();
         let mut bytes = first.to_vec();
         match random(3) {
-            0 => bytes[random(84)] ^= 1 << random(8),
-            1 => bytes.truncate(random(84)),
+            0 => bytes[random(HELLO)] ^= 1 << random(8),
+            1 => bytes.truncate(random(HELLO)),
             _ => bytes.extend((0..random(200)).map(|_| random(256) as u8)),
         }
         let _ = stream.write_all(&bytes);

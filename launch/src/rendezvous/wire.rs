@@ -15,11 +15,15 @@
 //!   │ ── Leave ─────────────────────────────────▶ │
 //!   │ ◀─ Closed ───────────────────────────────── │  the server ends, and nobody's end will be told any more
 //! ```
-//! A rank that serves and leaves passes the news on to another:
+//! A rank that serves has some of the others stand by, and tells all who does; see `standing`:
 //! ```text
-//!   │ ◀─ Serve(who is gone) ───────────────────── │  to one rank, which goes on listening
-//!   │ ── Serving(where), or nowhere ────────────▶ │
-//!   │ ◀─ Move(who serves, where) ──────────────── │  to the others
+//!   │ ◀─ StandBy(who is gone), Part × size ────── │  to some ranks, which go on listening
+//!   │ ── Serving(where), or nowhere ────────────▶ │  where it would serve
+//!   │ ◀─ Standbys(generation, who, where) ─────── │  to all
+//! ```
+//! If it leaves it passes the news on to the first of them:
+//! ```text
+//!   │ ◀─ Move(who serves, where) ──────────────── │  to all
 //!   │ ── Moved ─────────────────────────────────▶ │  they have a seat there; their end here is no news
 //! ```
 //! A rank that comes again after the meeting, because its process had died, is told so, and who is there:
@@ -45,7 +49,7 @@ pub(crate) const TAG: usize = 16;
 /// An ephemeral key and a tag.
 pub(crate) const PROOF: usize = 32 + TAG;
 /// Bytes of the clear part of a rank's first message.
-pub(crate) const CLEAR: usize = 36;
+pub(crate) const CLEAR: usize = 40;
 /// Bytes of a rank's first message.
 pub(crate) const HELLO: usize = CLEAR + PROOF;
 /// Bytes of the answer to it.
@@ -56,11 +60,13 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) const FINISH: usize = 2 + HEADER + TAG;
 
 const MAGIC: [u8; 20] = *b"posthaste rendezvous";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// The longest description of a failure: the list of all ranks of the largest job.
 const MAX_FAILURE: usize = 32 << 10;
 /// The longest address: IPv6 with a scope, and a port.
 const MAX_ADDRESS: usize = 64;
+/// The most ranks that stand by to serve the news.
+pub(crate) const STANDBYS: usize = 3;
 /// The longest text in one.
 const MAX_TEXT: usize = 400;
 
@@ -70,6 +76,8 @@ pub(crate) struct Hello {
     pub(crate) rank: u32,
     pub(crate) size: u32,
     pub(crate) pid: u32,
+    /// It is part of the job already, as this incarnation, and moves its seat here; none: it comes to meet the others.
+    pub(crate) moves: Option<u32>,
 }
 
 impl Hello {
@@ -79,7 +87,9 @@ impl Hello {
         bytes[20..22].copy_from_slice(&VERSION.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.size.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[32..].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.pid.to_le_bytes());
+        let moves = self.moves.map_or(0, |incarnation| incarnation.saturating_add(1));
+        bytes[36..].copy_from_slice(&moves.to_le_bytes());
         bytes
     }
 
@@ -91,7 +101,8 @@ impl Hello {
         if bytes[20..24] != [VERSION.to_le_bytes()[0], VERSION.to_le_bytes()[1], 0, 0] {
             return Some(Err(Status::Version));
         }
-        Some(Ok(Self { size: word(bytes, 24), rank: word(bytes, 28), pid: word(bytes, 32) }))
+        let moves = word(bytes, 36).checked_sub(1);
+        Some(Ok(Self { size: word(bytes, 24), rank: word(bytes, 28), pid: word(bytes, 32), moves }))
     }
 }
 
@@ -127,19 +138,20 @@ pub(crate) enum Kind {
     Closed = 10,
     Return = 11,
     Arrived = 12,
-    Serve = 13,
+    StandBy = 13,
     Serving = 14,
     Move = 15,
     Moved = 16,
+    Standbys = 17,
 }
 
 /// The header of a message; what a kind does not use is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// The round, the kind of failure, who is gone, who is there again, or an incarnation.
+    /// The round, the kind of failure, who is gone, who is there again, who serves, an incarnation, or whether parts follow.
     pub(crate) first: u32,
-    /// Milliseconds left, the rank of a part, whether who is gone has said so, or an incarnation.
+    /// Milliseconds left, the rank of a part, whether who is gone has said so, an incarnation, or a generation.
     pub(crate) second: u32,
     /// Bytes of the body.
     pub(crate) length: u32,
@@ -174,10 +186,11 @@ impl Header {
             10 => (Kind::Closed, 0),
             11 => (Kind::Return, MAX_BLOB),
             12 => (Kind::Arrived, MAX_BLOB),
-            13 => (Kind::Serve, 8 * MAX_RANKS as usize),
+            13 => (Kind::StandBy, 8 * MAX_RANKS as usize),
             14 => (Kind::Serving, MAX_ADDRESS),
             15 => (Kind::Move, MAX_ADDRESS),
             16 => (Kind::Moved, 0),
+            17 => (Kind::Standbys, STANDBYS * (8 + MAX_ADDRESS)),
             _ => return None,
         };
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
@@ -197,10 +210,25 @@ pub(crate) fn message(kind: Kind, first: u32, second: u32, body: &[u8]) -> Vec<u
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Failure {
     Missing(Vec<u32>),
-    ClaimedTwice { rank: u32, first: String, second: String },
-    Size { rank: u32, size: u32, said: u32 },
-    Ended { rank: u32, who: String },
+    ClaimedTwice {
+        rank: u32,
+        first: String,
+        second: String,
+    },
+    Size {
+        rank: u32,
+        size: u32,
+        said: u32,
+    },
+    Ended {
+        rank: u32,
+        who: String,
+    },
     Refused(String),
+    /// Nobody serves here yet. Whoever stands by here may still hear the server.
+    Later {
+        hears: bool,
+    },
 }
 
 impl Failure {
@@ -230,6 +258,10 @@ impl Failure {
                 put_text(&mut body, problem);
                 5
             }
+            Self::Later { hears } => {
+                body.extend_from_slice(&u32::from(*hears).to_le_bytes());
+                6
+            }
         };
         message(Kind::Failed, code, 0, &body)
     }
@@ -254,6 +286,7 @@ impl Failure {
             },
             4 => Self::Ended { rank: take_word(&mut rest)?, who: take_text(&mut rest)? },
             5 => Self::Refused(take_text(&mut rest)?),
+            6 => Self::Later { hears: take_word(&mut rest)? != 0 },
             _ => return None,
         };
         rest.is_empty().then_some(failure)
@@ -270,6 +303,9 @@ impl Failure {
             Self::Size { rank, size, said } => MeetingError::Size { rank, size, said },
             Self::Ended { rank, who } => MeetingError::Ended { rank, who, place },
             Self::Refused(problem) => MeetingError::Refused { place, problem },
+            Self::Later { .. } => {
+                MeetingError::Refused { place, problem: "it does not serve the meeting yet".into() }
+            }
         }
     }
 }
@@ -283,6 +319,25 @@ pub(crate) fn put_gone(gone: impl Iterator<Item = (u32, bool)>) -> Vec<u8> {
 pub(crate) fn take_gone(body: &[u8]) -> Option<Vec<(u32, bool)>> {
     let (pairs, []) = body.as_chunks::<8>() else { return None };
     Some(pairs.iter().map(|pair| (word(pair, 0), word(pair, 4) != 0)).collect())
+}
+
+/// Who stands by, and where, as a body.
+pub(crate) fn put_standbys(standbys: &[(u32, SocketAddr)]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (rank, place) in standbys {
+        body.extend_from_slice(&rank.to_le_bytes());
+        put_text(&mut body, &place.to_string());
+    }
+    body
+}
+
+/// What [`put_standbys`] has written; none if it is not that.
+pub(crate) fn take_standbys(mut body: &[u8]) -> Option<Vec<(u32, SocketAddr)>> {
+    let mut standbys = Vec::new();
+    while !body.is_empty() {
+        standbys.push((take_word(&mut body)?, take_text(&mut body)?.parse().ok()?));
+    }
+    Some(standbys)
 }
 
 /// An address as a body; none if it is not one.
@@ -328,9 +383,11 @@ mod tests {
 
     #[test]
     fn a_first_message_goes_round_and_nothing_else_is_one() {
-        let hello = Hello { rank: 3, size: 4, pid: 77 };
+        let hello = Hello { rank: 3, size: 4, pid: 77, moves: None };
         let bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(Ok(hello)));
+        let moves = Hello { moves: Some(5), ..hello };
+        assert_eq!(Hello::decode(&moves.encode()), Some(Ok(moves)));
         for at in 0..24 {
             let mut broken = bytes;
             broken[at] ^= 0x40;
@@ -347,7 +404,7 @@ mod tests {
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
         }
-        for kind in [0, 17, 255] {
+        for kind in [0, 18, 255] {
             let mut bytes = [0; HEADER];
             bytes[0] = kind;
             assert_eq!(Header::decode(&bytes), None);
@@ -362,6 +419,7 @@ mod tests {
             Failure::Size { rank: 1, size: 2, said: 3 },
             Failure::Ended { rank: 7, who: String::new() },
             Failure::Refused("no".into()),
+            Failure::Later { hears: true },
         ] {
             let bytes = failure.encode();
             let (header, body) = bytes.split_at(HEADER);
@@ -377,10 +435,15 @@ mod tests {
                     assert_eq!(Failure::decode(header.first, &body[..cut]), None, "cut at {cut}");
                 }
             }
-            for code in [0, 6, u32::MAX] {
+            for code in [0, 7, u32::MAX] {
                 assert_eq!(Failure::decode(code, body), None);
             }
         }
+        let standbys: Vec<(u32, SocketAddr)> =
+            vec![(2, "[fe80::1%3]:65535".parse().unwrap()), (7, "127.0.0.1:1".parse().unwrap())];
+        let bytes = put_standbys(&standbys);
+        assert_eq!(take_standbys(&bytes), Some(standbys));
+        assert!((1..bytes.len()).all(|cut| cut == 25 || take_standbys(&bytes[..cut]).is_none()), "{bytes:?}");
         let hostile = Failure::Refused("a\n\u{1b}[2Jb".into()).encode();
         let read = Failure::decode(5, &hostile[HEADER..]).unwrap();
         assert_eq!(read, Failure::Refused("a\u{fffd}\u{fffd}[2Jb".into()));

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod cut;
+pub mod meeting;
 
 use std::path::Path;
 use std::process::Command;

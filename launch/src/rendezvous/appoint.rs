@@ -1,0 +1,73 @@
+//! Whom a rank that serves has stand by, in case it ends without a word.
+
+use std::net::SocketAddr;
+
+use crate::rendezvous::member::{Member, State};
+use crate::rendezvous::server::Server;
+use crate::rendezvous::wire::STANDBYS;
+
+impl Server {
+    /// Asks ranks to stand by, as long as there are too few; the launcher, with whom the ranks end, asks nobody.
+    pub(crate) fn appoint(&mut self) {
+        let Some(own) = self.served_by().filter(|_| !self.is_ending() && self.standing.is_none()) else {
+            return;
+        };
+        loop {
+            let asked = self.members.iter().filter(|member| member.asked_to_stand_by).count();
+            if self.standbys.len() + asked >= STANDBYS {
+                return;
+            }
+            let standing = |rank: u32| self.standbys.iter().any(|(other, _)| *other == rank);
+            let able = |member: &&mut Member| {
+                member.state == State::Watching
+                    && !member.asked_to_stand_by
+                    && !member.unable
+                    && member.rank.is_some_and(|rank| rank != own && !standing(rank))
+            };
+            let Some(next) = self.members.iter_mut().filter(able).min_by_key(|member| member.rank) else {
+                return;
+            };
+            next.asked_to_stand_by = true;
+            next.ask_to_stand_by(self.gathering.gone(), self.gathering.roster());
+        }
+    }
+
+    /// A rank says where it stands by, if it can.
+    pub(crate) fn stands_by(&mut self, at: usize, place: Option<SocketAddr>) {
+        let member = &mut self.members[at];
+        let asked = std::mem::take(&mut member.asked_to_stand_by);
+        let Some(rank) = member.rank.filter(|_| asked) else { return };
+        match place {
+            Some(place) => {
+                tracing::debug!(rank, %place, "stands by to serve the news");
+                self.standbys.push((rank, place));
+                self.standbys_changed();
+            }
+            None => member.unable = true,
+        }
+    }
+
+    /// A rank that may have stood by is gone.
+    pub(crate) fn no_standby(&mut self, rank: u32) {
+        let before = self.standbys.len();
+        self.standbys.retain(|(other, _)| *other != rank);
+        if self.standbys.len() < before {
+            self.standbys_changed();
+        }
+    }
+
+    /// Tells one who serves and who stands by.
+    pub(crate) fn tell_who_serves(&mut self, at: usize) {
+        if let Some(own) = self.served_by() {
+            self.members[at].tell_standbys(own, self.generation, &self.standbys);
+        }
+    }
+
+    /// Tells all who stands by.
+    pub(crate) fn standbys_changed(&mut self) {
+        let (Some(own), generation) = (self.served_by(), self.generation) else { return };
+        let standbys = std::mem::take(&mut self.standbys);
+        self.watching().for_each(|other| other.tell_standbys(own, generation, &standbys));
+        self.standbys = standbys;
+    }
+}

@@ -1,0 +1,307 @@
+//! A server in waiting: it follows the one that serves, with all that it would need, and becomes the next when it is its turn.
+//!
+//! ```text
+//!            ┌─ told to move there ── asks there ─┐
+//!            ▼                                    │
+//!  ───▶ following ── the server is gone ──▶ seeking ── another serves ──▶ following
+//!            │                                 ├─ its own turn ─────────▶ serving
+//!            └─ told to serve ──▶ serving      └─ the others hear it ───▶ cut off
+//! ```
+//! Its own rank hears the news through it. Whoever else comes is told that nobody serves here yet, and whether the server is
+//! heard here: so nobody takes over as long as another of those that stand by hears it, and a rank that was cut off alone
+//! serves nobody.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::absent::{Absent, Whereabouts};
+use crate::rendezvous::bulletin::{Bulletin, Notice};
+use crate::rendezvous::handover::Handover;
+use crate::rendezvous::seek::{Answer, Sought, ask, seek};
+use crate::rendezvous::server::Server;
+
+/// How long others may go on hearing a server that this rank does not hear any more: longer than a connection takes to notice
+/// that a host has vanished.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How long a server that was named may take to serve.
+const NAMED: Duration = Duration::from_secs(2);
+/// How long the end of its rank waits for a successor that could tell the others.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// How often to look what a search has found, or whether the meeting's place is free.
+const LOOK: Duration = Duration::from_millis(10);
+const RECLAIM: Duration = Duration::from_millis(500);
+
+/// What it has of its rank's duty.
+pub(crate) struct Standing {
+    /// Where it would serve.
+    place: SocketAddr,
+    /// The server that it follows, or followed.
+    before: Bulletin,
+    /// The connection to that has ended without a word.
+    lost: bool,
+    search: Option<Receiver<Sought>>,
+    cut_off: bool,
+    /// Its own rank has said that it leaves.
+    leaves: bool,
+    /// When it ends though it has found nobody whom that could be told.
+    ends: Option<Instant>,
+    whereabouts: Whereabouts,
+}
+
+impl Standing {
+    pub(crate) fn new(before: Bulletin, place: SocketAddr, whereabouts: Whereabouts) -> Self {
+        Self {
+            place,
+            before,
+            lost: false,
+            search: None,
+            cut_off: false,
+            leaves: false,
+            ends: None,
+            whereabouts,
+        }
+    }
+
+    /// The connection to the server, to be polled.
+    pub(crate) fn before(&self) -> Option<&Bulletin> {
+        (!self.lost).then_some(&self.before)
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.before.seat().rank
+    }
+
+    /// Whether it hears the server.
+    pub(crate) fn hears(&self) -> bool {
+        !self.lost
+    }
+
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.cut_off
+    }
+
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+        self.search.is_some().then_some(now + LOOK)
+    }
+
+    /// Its own rank leaves: so the server is told.
+    pub(crate) fn leave(&mut self) {
+        self.leaves = true;
+        if !self.lost
+            && let Err(error) = self.before.say_leave()
+        {
+            tracing::debug!(%error, "the others could not be told that this rank leaves");
+        }
+    }
+
+    /// Hears the news from that server from here on.
+    fn follow(&mut self, mut next: Bulletin) {
+        self.before.moved();
+        next.inherit(&self.before);
+        self.before = next;
+        self.lost = false;
+        if self.leaves {
+            self.leave();
+        }
+    }
+
+    /// Looks for whoever serves, in a thread of its own: this one goes on telling others that it does not.
+    fn search(&mut self, run: impl FnOnce() -> Sought + Send + 'static) {
+        let (sender, receiver) = channel();
+        // Nobody may be waiting any more.
+        let started =
+            std::thread::Builder::new().name("successor".into()).spawn(move || drop(sender.send(run())));
+        match started {
+            Ok(_) => self.search = Some(receiver),
+            Err(error) => tracing::warn!(%error, "nobody looks for who serves the news"),
+        }
+    }
+}
+
+/// The place where the ranks met in the first place, for those that are started again.
+pub(crate) struct Reclaim {
+    place: SocketAddr,
+    listener: Option<TcpListener>,
+    next: Option<Instant>,
+}
+
+impl Reclaim {
+    fn new(place: SocketAddr, now: Instant) -> Self {
+        let mut reclaim = Self { place, listener: None, next: Some(now) };
+        reclaim.tick(now);
+        reclaim
+    }
+
+    pub(crate) fn listener(&self) -> Option<&TcpListener> {
+        self.listener.as_ref()
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Tries again, if somebody has it who may go away.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.next.is_none_or(|next| now < next) {
+            return;
+        }
+        let bound = TcpListener::bind(self.place).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        self.next = match bound {
+            Ok(listener) => {
+                tracing::debug!(place = %self.place, "serves the news where the ranks met, too");
+                self.listener = Some(listener);
+                None
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Some(now + RECLAIM),
+            // The place of another host.
+            Err(_) => None,
+        };
+    }
+}
+
+impl Server {
+    /// Goes on with standing by; whether it is over.
+    pub(crate) fn stand(&mut self, heard: bool, now: Instant) -> bool {
+        let found = self.standing.as_mut().and_then(|standing| match standing.search.as_ref()?.try_recv() {
+            Ok(sought) => Some(sought),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Sought::CutOff),
+        });
+        if let (Some(sought), Some(standing)) = (found, &mut self.standing) {
+            standing.search = None;
+            match sought {
+                Sought::Serves(bulletin) => {
+                    let ended =
+                        std::mem::take(&mut standing.lost).then(|| standing.before.server()).flatten();
+                    standing.follow(*bulletin);
+                    self.ended_unheard(ended);
+                    self.hear_server(now);
+                }
+                Sought::OwnTurn => self.take_over(now),
+                // Where it was told to move to, nobody serves; it goes on listening here.
+                Sought::CutOff if !standing.lost => {}
+                Sought::CutOff => {
+                    tracing::warn!("this rank does not hear the news of the others any more");
+                    standing.cut_off = true;
+                }
+            }
+        }
+        if heard {
+            self.hear_server(now);
+        }
+        let Some(standing) = &mut self.standing else { return false };
+        if standing.lost && standing.search.is_none() && !standing.cut_off {
+            let (seat, generation) = (standing.before.seat().clone(), standing.before.generation());
+            let standbys = standing.before.standbys().to_vec();
+            standing.search(move || seek(&seat, &standbys, generation, PATIENCE));
+        }
+        let ends = self.stopping.then(|| *standing.ends.get_or_insert(now + FAREWELL));
+        ends.is_some_and(|ends| standing.hears() || standing.search.is_none() || ends <= now)
+    }
+
+    /// Passes on to its own rank, and keeps, what the server tells.
+    fn hear_server(&mut self, now: Instant) {
+        loop {
+            let Some(standing) = self.standing.as_mut().filter(|standing| !standing.lost) else { return };
+            let Ok(news) = standing.before.read() else {
+                standing.lost = true;
+                return;
+            };
+            let again = matches!(news.last(), Some(Notice::StandBy(_)));
+            for notice in news {
+                self.hear_notice(notice, now);
+            }
+            if !again {
+                return;
+            }
+        }
+    }
+
+    fn hear_notice(&mut self, notice: Notice, now: Instant) {
+        let Some(standing) = &mut self.standing else { return };
+        match notice {
+            Notice::Ended(_) | Notice::Left(_) | Notice::Arrived { .. } => self.heard(notice),
+            // It has all that it needs already.
+            Notice::StandBy(_) => {
+                let place = standing.place;
+                standing.lost |= standing.before.serving(place).is_err();
+            }
+            Notice::Move { rank, .. } if rank == standing.rank() => self.take_over(now),
+            Notice::Move { rank, place } if standing.search.is_none() => {
+                let (seat, generation) = (standing.before.seat().clone(), standing.before.generation());
+                let until = now + NAMED;
+                standing.search(move || {
+                    loop {
+                        match ask(&seat, (rank, place), generation) {
+                            Answer::Serves(bulletin) => return Sought::Serves(bulletin),
+                            Answer::Later { .. } if Instant::now() < until => std::thread::sleep(LOOK),
+                            _ => return Sought::CutOff,
+                        }
+                    }
+                });
+            }
+            Notice::Move { .. } => {}
+            // Nobody is left who would serve; whoever comes again finds this rank.
+            Notice::Closed => self.take_over(now),
+        }
+    }
+
+    /// What is told of a rank elsewhere.
+    pub(crate) fn heard(&mut self, notice: Notice) {
+        let (rank, said) = match notice {
+            Notice::Ended(rank) => (rank, false),
+            Notice::Left(rank) => (rank, true),
+            Notice::Arrived { rank, incarnation, part } => {
+                if self.gathering.told_arrived(rank, incarnation, &part) {
+                    self.watching().for_each(|other| other.tell_arrived(rank, incarnation, &part));
+                }
+                return;
+            }
+            _ => return,
+        };
+        if self.gathering.told_gone(rank, said) {
+            self.watching().for_each(|other| other.tell_gone(rank, said));
+        }
+        self.no_standby(rank);
+    }
+
+    /// A rank has ended when nobody served who could have told.
+    pub(crate) fn ended_unheard(&mut self, rank: Option<u32>) {
+        if let Some(rank) = rank {
+            self.heard(Notice::Ended(rank));
+        }
+    }
+
+    /// Serves from here on.
+    fn take_over(&mut self, now: Instant) {
+        let Some(standing) = self.standing.take() else { return };
+        let rank = standing.rank();
+        self.generation = standing.before.generation().saturating_add(1);
+        let (place, generation) = (standing.place, self.generation);
+        tracing::debug!(rank, %place, generation, "serves the news of the other ranks from here on"
+        );
+        // Relaxed: nobody but this thread reads it behind this.
+        self.stop.served_by.store(rank, Ordering::Relaxed);
+        let there = |other: &&(u32, SocketAddr)| other.0 != rank && Some(other.0) != standing.before.server();
+        self.standbys = standing.before.standbys().iter().filter(there).copied().collect();
+        if self.gathering.roster().is_some() {
+            self.reclaim = Some(Reclaim::new(standing.before.seat().met_at, now));
+        }
+        self.absent = Some(Absent::new(standing.whereabouts, now));
+        if standing.lost {
+            self.ended_unheard(standing.before.server());
+        } else {
+            // It may still have something to tell of those who have not come here.
+            self.predecessor = Some(standing.before);
+        }
+        self.standbys_changed();
+        if self.stopping {
+            self.handover = Some(Handover::new(now));
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The rank that serves the news of the others is killed, and another serves them from then on.
+
+use super::{GO, ROLE, be_a_rank, command, ended, port, text, told_under, torch};
+use posthaste::{Fault, Rank};
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How many ranks are killed while they serve the news, one after the other.
+const DEATHS: &str = "POSTHASTE_TEST_DEATHS";
+
+/// What this rank logs: it is printed, and it is killed when it has said enough.
+#[derive(Clone, Copy)]
+struct Log;
+
+/// Ranks that stand by, as the one that serves has logged.
+static STANDBYS: AtomicU32 = AtomicU32::new(0);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let line = String::from_utf8_lossy(bytes);
+        let deaths: u32 = std::env::var(DEATHS).map_or(0, |deaths| deaths.parse().unwrap());
+        if line.contains("stands by to serve the news rank=") && deaths > 0 {
+            // The first server, once its successors are known.
+            if STANDBYS.fetch_add(1, Ordering::SeqCst) == 2 {
+                is_killed();
+            }
+        } else if let Some((_, generation)) = line.split_once("from here on rank=") {
+            print!("{line}");
+            let generation = generation.split_once("generation=").unwrap().1.trim().parse::<u32>().unwrap();
+            if generation < deaths {
+                is_killed();
+            }
+        } else if line.contains("where the ranks met") {
+            print!("{line}");
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Kills this process, in a moment: what it was about to say is said.
+fn is_killed() {
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(200));
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    });
+}
+
+fn log() {
+    let shown = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    shown.with_writer(|| Log).init();
+}
+
+/// Those that serve the news are killed; then the last of those that live is, and the others, which never met it, are told.
+pub async fn mortal_rank() -> posthaste::Result<()> {
+    log();
+    let job = posthaste::join().await?;
+    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
+    job.on_error(move |fault| {
+        // Whoever has heard enough listens no more.
+        let _ = sender.send(fault);
+    });
+    let word = job.register("word", |_, _| {})?;
+    let (me, size) = (job.rank(), job.size() as u32);
+    let deaths: usize = std::env::var(DEATHS).unwrap().parse().unwrap();
+    let mut dead = BTreeSet::new();
+    let mut next = async || {
+        let heard = tokio::time::timeout(Duration::from_secs(30), faults.recv()).await;
+        let fault = heard.expect("news").expect("a fault");
+        println!("rank {me} heard {fault:?}");
+        fault
+    };
+    while dead.len() < deaths {
+        match next().await {
+            Fault::PeerLost(rank) => dead.insert(rank.0),
+            other => panic!("nobody leaves: {other:?}"),
+        };
+    }
+    let last = Rank((0..size).rev().find(|rank| !dead.contains(rank)).unwrap());
+    if me == last {
+        is_killed();
+        std::future::pending::<()>().await;
+    }
+    // Others that have heard it may leave meanwhile.
+    while next().await != Fault::PeerLost(last) {}
+    let sent = tokio::time::timeout(Duration::from_secs(20), word.send(last, "late")).await;
+    let error = sent.expect("it is known to be dead").unwrap_err();
+    println!("rank {me} cannot send: {}", error == Fault::PeerLost(last).into());
+    job.leave().await
+}
+
+/// What survivors of such a job say; those killed say nothing of it.
+fn all_told(outputs: &str, size: u32, deaths: u32) {
+    let told = (0..size).filter(|rank| outputs.contains(&format!("rank {rank} cannot send: true")));
+    let told = told.count() as u32;
+    assert_eq!(told, size - deaths - 1, "{outputs}");
+    let serving = format!("generation={deaths}");
+    assert!(outputs.contains(&serving), "the last server is of {serving}:\n{outputs}");
+}
+
+fn mortals(test: &str, size: u32, deaths: u32) {
+    let outputs = super::job(test, size, |_, command| {
+        command.env(ROLE, "mortal").env("POSTHASTE_DEVICE", "tcp").env(DEATHS, deaths.to_string());
+    });
+    let killed = outputs.iter().filter(|output| output.status.code().is_none()).count() as u32;
+    let all: String = outputs.iter().map(text).collect();
+    assert_eq!(killed, deaths + 1, "{all}");
+    all_told(&all, size, deaths);
+}
+
+#[test]
+fn fault_news_go_on_when_the_rank_that_serves_them_is_killed() {
+    be_a_rank();
+    mortals("succession::fault_news_go_on_when_the_rank_that_serves_them_is_killed", 6, 1);
+}
+
+#[test]
+fn fault_news_go_on_when_two_that_serve_them_are_killed_one_after_the_other() {
+    be_a_rank();
+    mortals("succession::fault_news_go_on_when_two_that_serve_them_are_killed_one_after_the_other", 7, 2);
+}
+
+/// The same under a launcher that goes on when a rank is killed, if it is installed. That of MPICH ends the others then.
+fn mortals_under(launcher: &str, arguments: &[&str], mut rank: Command) {
+    rank.env(ROLE, "mortal").env("POSTHASTE_DEVICE", "tcp").env(DEATHS, "1");
+    if let Some(output) = told_under(launcher, arguments, rank) {
+        all_told(&text(&output), 6, 1);
+    }
+}
+
+#[test]
+fn fault_news_go_on_under_open_mpi() {
+    be_a_rank();
+    let arguments = ["--allow-run-as-root", "--oversubscribe", "--enable-recovery", "-n", "6"];
+    mortals_under("mpirun.openmpi", &arguments, command("succession::fault_news_go_on_under_open_mpi"));
+}
+
+/// Ranks 0, which serves, and 4 are killed and started again; the others go on until the file is there that says so.
+pub async fn revenant_rank() -> posthaste::Result<()> {
+    log();
+    let job = posthaste::join().await?;
+    let mine = job.incarnation();
+    let who = job.service("who", move |()| async move { mine })?;
+    println!("rank {} of incarnation {mine} is there", job.rank());
+    let again = |rank: Rank| u32::from([0, 4].contains(&rank.0));
+    for to in job.ranks().filter(|rank| again(*rank) > 0 && (mine == 0 || *rank != job.rank())) {
+        if mine == 0 && again(job.rank()) > 0 {
+            // It is to be killed.
+            std::future::pending::<()>().await;
+        }
+        if mine == 0 {
+            assert_eq!(job.peer_restarted(to, 0).await?, 1);
+        }
+    }
+    // Those that are started again may not know of each other yet, nor be known.
+    for to in job.ranks() {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !matches!(who.call(to, ()).await, Ok(incarnation) if incarnation == again(to)) {
+            assert!(Instant::now() < until, "rank {to} does not answer as it should");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    println!("rank {} of incarnation {mine} has met all", job.rank());
+    let go = std::env::var(GO).unwrap();
+    while !std::path::Path::new(&go).exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    job.leave().await
+}
+
+/// A rank whose words are read as they come.
+struct Watched {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Watched {
+    fn start(mut command: Command, of_all: Arc<Mutex<String>>) -> Self {
+        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (mut words, all) = (child.stdout.take().unwrap(), said.clone());
+        std::thread::spawn(move || {
+            let mut piece = [0; 512];
+            while let Ok(count @ 1..) = words.read(&mut piece) {
+                let piece = String::from_utf8_lossy(&piece[..count]);
+                all.lock().unwrap().push_str(&piece);
+                of_all.lock().unwrap().push_str(&piece);
+            }
+        });
+        Self { child, said }
+    }
+
+    fn has_said(&self, what: &str) -> bool {
+        self.said.lock().unwrap().contains(what)
+    }
+}
+
+#[test]
+fn fault_ranks_come_again_when_another_serves_the_news() {
+    be_a_rank();
+    let test = "succession::fault_ranks_come_again_when_another_serves_the_news";
+    let port = port();
+    let go = std::env::temp_dir().join(format!("revenant-go-{}", std::process::id()));
+    let words = Arc::new(Mutex::new(String::new()));
+    let start = |rank| {
+        let mut command = torch(test, rank, 5, port);
+        command.env(ROLE, "revenant").env(GO, &go).env("POSTHASTE_DEVICE", "tcp");
+        Watched::start(command, words.clone())
+    };
+    let mut ranks: Vec<Watched> = (0..5).map(start).collect();
+    let said = || words.lock().unwrap().clone();
+    let until = |what: &str, holds: &dyn Fn() -> bool| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(Instant::now() < end, "never: {what}\n{}", said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until("all are there", &|| ranks.iter().all(|rank| rank.has_said("is there")));
+    // So that somebody stands by.
+    std::thread::sleep(Duration::from_millis(500));
+    for killed in [0, 4] {
+        ranks[killed].child.kill().unwrap();
+        ranks[killed].child.wait().unwrap();
+    }
+    let reclaimed = "serves the news where the ranks met";
+    until("another serves", &|| ranks.iter().any(|rank| rank.has_said(reclaimed)));
+    for again in [0, 4] {
+        ranks[again] = start(again as u32);
+    }
+    until("all have met", &|| ranks.iter().all(|rank| rank.has_said("has met all")));
+    std::fs::write(&go, "go").unwrap();
+    let said: Vec<_> = ranks.iter().map(|rank| rank.said.clone()).collect();
+    let outputs: Vec<Output> = ended(ranks.into_iter().map(|rank| rank.child).collect());
+    std::fs::remove_file(&go).unwrap();
+    for (rank, (output, said)) in outputs.iter().zip(said).enumerate() {
+        let incarnation = u32::from([0, 4].contains(&rank));
+        let expected = format!("rank {rank} of incarnation {incarnation} has met all");
+        let said = said.lock().unwrap();
+        assert!(output.status.success() && said.contains(&expected), "{expected}:\n{said}{}", text(output));
+    }
+}
