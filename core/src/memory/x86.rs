@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod half;
+mod stream;
 
 use super::strided::Run;
 use std::arch::asm;
@@ -40,7 +41,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
         if len >= STREAMED_COPY_MIN {
-            copy_streamed(to, from, len);
+            stream::copy(to, from, len);
         } else {
             copy_through(to, from, len);
         }
@@ -82,100 +83,6 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
 pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller.
     unsafe { copy_through(to, from, len) }
-}
-
-/// # Safety
-/// Both ranges must be valid for `len` bytes, at least two cache lines.
-#[cold]
-unsafe fn copy_streamed(to: *mut u8, from: *const u8, len: usize) {
-    let stream = if has_wide() {
-        stream_wide
-    } else if half::is_there() {
-        half::stream
-    } else {
-        stream_narrow
-    };
-    // SAFETY: a loop runs only where its instructions exist.
-    unsafe { copy_streamed_by(stream, to, from, len) }
-}
-
-/// # Safety
-/// Both ranges must be valid for `len` bytes, at least two cache lines; the processor must have what the loop over the lines
-/// needs.
-unsafe fn copy_streamed_by(
-    stream: unsafe fn(*mut u8, *const u8, usize),
-    to: *mut u8,
-    from: *const u8,
-    len: usize,
-) {
-    // SAFETY: the head is shorter than a line, and the range longer; the lines behind it are aligned in the target, and whole;
-    // the rest is shorter than a line.
-    unsafe {
-        let head = to.align_offset(LINE);
-        short(to, from, head);
-        let lines = (len - head) / LINE;
-        let (to, from) = (to.add(head), from.add(head));
-        stream(to, from, lines);
-        let done = lines * LINE;
-        short(to.add(done), from.add(done), len - head - done);
-    }
-}
-
-/// # Safety
-/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them; the processor must have
-/// AVX-512.
-unsafe fn stream_wide(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: every access is at an offset below that of the end. The fence orders the stores before all later ones, as
-    // others are.
-    unsafe {
-        asm!(
-            "2:",
-            "vmovdqu64 zmm16, [{from} + {at}]",
-            "vmovntdq [{to} + {at}], zmm16",
-            "add {at}, 64",
-            "cmp {at}, {end}",
-            "jb 2b",
-            "sfence",
-            from = in(reg) from,
-            to = in(reg) to,
-            at = inout(reg) 0usize => _,
-            end = in(reg) lines * LINE,
-            out("zmm16") _,
-            options(nostack)
-        );
-    }
-}
-
-/// # Safety
-/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them.
-unsafe fn stream_narrow(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: as in `stream_wide`.
-    unsafe {
-        asm!(
-            "2:",
-            "movdqu {a}, [{from} + {at}]",
-            "movdqu {b}, [{from} + {at} + 16]",
-            "movdqu {c}, [{from} + {at} + 32]",
-            "movdqu {d}, [{from} + {at} + 48]",
-            "movntdq [{to} + {at}], {a}",
-            "movntdq [{to} + {at} + 16], {b}",
-            "movntdq [{to} + {at} + 32], {c}",
-            "movntdq [{to} + {at} + 48], {d}",
-            "add {at}, 64",
-            "cmp {at}, {end}",
-            "jb 2b",
-            "sfence",
-            from = in(reg) from,
-            to = in(reg) to,
-            at = inout(reg) 0usize => _,
-            end = in(reg) lines * LINE,
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            options(nostack)
-        );
-    }
 }
 
 /// # Safety
@@ -603,17 +510,17 @@ mod tests {
 
     unsafe fn copy_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller; every x86-64 has the narrow loop.
-        unsafe { copy_streamed_by(stream_narrow, to, from, len) }
+        unsafe { stream::copy_by(stream::narrow, to, from, len) }
     }
 
     unsafe fn copy_half_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { copy_streamed_by(half::stream, to, from, len) }
+        unsafe { stream::copy_by(half::stream, to, from, len) }
     }
 
     unsafe fn copy_wide_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { copy_streamed_by(stream_wide, to, from, len) }
+        unsafe { stream::copy_by(stream::wide, to, from, len) }
     }
 
     #[test]
