@@ -257,14 +257,22 @@ impl Ledger {
     }
 
     /// The operation that its caller has finished, if the books do not know of it yet; it is one of the 2^32 from `first` on.
-    /// Under their lock.
+    #[inline]
+    pub fn finished(&self, first: u64) -> Option<u64> {
+        Self::whole(self.word.load(Ordering::Acquire), first)
+    }
+
+    /// The same, and they know of it now. Under their lock.
     #[inline]
     pub fn take(&self, first: u64) -> Option<u64> {
-        if self.word.load(Ordering::Acquire) & Self::FINISHED == 0 {
-            return None;
-        }
-        let number = self.word.fetch_and(!Self::FINISHED, Ordering::AcqRel) as u32;
-        Some(first + u64::from(number.wrapping_sub(1).wrapping_sub(first as u32)))
+        self.finished(first)?;
+        Self::whole(self.word.fetch_and(!Self::FINISHED, Ordering::AcqRel), first)
+    }
+
+    #[inline]
+    fn whole(word: u64, first: u64) -> Option<u64> {
+        let number = word as u32;
+        (number != 0).then(|| first + u64::from(number.wrapping_sub(1).wrapping_sub(first as u32)))
     }
 }
 
@@ -320,6 +328,7 @@ mod tests {
         {
             assert!(ledger.finish(operation, ledger.upsets()));
             assert!(!ledger.finish(operation + 1, ledger.upsets()), "there is room for one");
+            assert_eq!(ledger.finished(first), Some(operation));
             assert_eq!((ledger.take(first), ledger.take(first)), (Some(operation), None));
         }
         let before = ledger.upsets();
