@@ -68,6 +68,9 @@ async fn receive_or_send(job: Job) {
             count.add(1);
         })
         .unwrap();
+    let heard = job.counter();
+    let hearing = heard.clone();
+    let noticed = job.register("noticed", move |_: Message, _: &mut Scope| hearing.add(1)).unwrap();
     let lost = Arc::new(Mutex::new(false));
     let told = lost.clone();
     job.on_error(move |fault| *told.lock().unwrap() |= fault == Fault::PeerLost(Rank(1)));
@@ -85,6 +88,8 @@ async fn receive_or_send(job: Job) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     if job.rank() == Rank(2) {
+        // It may have heard of the loss before rank 0, which has to give the place back first.
+        soon("that rank 0 notices it, too", heard.reach(1)).await;
         for _ in 0..3 {
             message.send(Rank(0), payload(9, LENGTH)).await.unwrap();
         }
@@ -92,6 +97,7 @@ async fn receive_or_send(job: Job) {
         let seen = (stats.rendezvous, stats.rendezvous_ahead);
         assert_eq!(seen, (3, u64::from(ahead)), "the place was not given back");
     } else {
+        noticed.send(Rank(2), Bytes::new()).await.unwrap();
         soon("the messages of rank 2", async {
             while log.lock().unwrap().iter().filter(|entry| entry.0 == 2).count() < 3 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
