@@ -300,8 +300,17 @@ fn waiting_costs_nothing() {
 #[test]
 fn a_rank_that_fails_is_started_again_so_often_and_no_oftener() {
     let _dog = watchdog();
-    let script = "echo $POSTHASTE_RANK $POSTHASTE_RESTART ${POSTHASTE_FDS:+inherits}; [ $POSTHASTE_RANK = 0 ] || exit 4";
-    let job = job_of_shell(script).ranks(2).restart(2).stdout(Output::Capture).spawn().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("pid");
+    // Rank 1 fails for good, which ends the job, only when rank 0 has been seen to end.
+    let script = format!(
+        "echo $POSTHASTE_RANK $POSTHASTE_RESTART ${{POSTHASTE_FDS:+inherits}}
+         if [ $POSTHASTE_RANK = 0 ]; then echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exit 0; fi
+         until [ -e '{0}' ] && ! kill -0 $(cat '{0}') 2>/dev/null; do sleep 0.01; done
+         exit 4",
+        pid.display()
+    );
+    let job = job_of_shell(&script).ranks(2).restart(2).stdout(Output::Capture).spawn().unwrap();
     let outcome = job.wait();
     assert_eq!((job.restarts(0), job.restarts(1)), (0, 2));
     let printed = |rank| String::from_utf8(job.output(rank).0).unwrap();
