@@ -91,6 +91,18 @@ fn rows_tell_their_ranks_and_what_they_stand_beside() {
 }
 
 #[test]
+fn a_bar_for_a_ratio_judges_no_value_without_its_limit() {
+    let table = |more: &[&str]| {
+        let args = ["--bench", "am_latency", "--sizes", "8", "--seconds", "0.05", "--face", "handle"];
+        text(&perf(&args).args(more).output().unwrap().stdout)
+    };
+    let judged = |table: &str| table.contains(" met ") || table.contains(" missed ");
+    let (with, without) = (table(&[]), table(&["--no-limits"]));
+    assert!(judged(&with) && with.contains("≤ 1.35"), "{with}");
+    assert!(without.contains("am_latency") && !judged(&without) && !without.contains("1.35"), "{without}");
+}
+
+#[test]
 fn wrong_flags_are_told_in_a_line() {
     for (args, told) in [
         (&["--bench", "am_latenzy"][..], "no benchmark is called `am_latenzy`; there are am_latency, "),

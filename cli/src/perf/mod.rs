@@ -144,7 +144,7 @@ pub struct Row {
     pub rivals: Figures,
     /// Whether more is better.
     pub higher_is_better: bool,
-    /// What the project asks of the ratio, or of the value where there is no limit.
+    /// What the project asks of the ratio, or of the value of a benchmark without a limit.
     #[serde(skip)]
     pub bar: Option<f64>,
 }
@@ -346,7 +346,8 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         ratio: limit.map(|limit| value / limit),
         rivals: Figures::new(),
         higher_is_better: bench.higher_is_better,
-        bar: bench.bar,
+        // A bar for the ratio says nothing of a value whose limit was not measured.
+        bar: bench.bar.filter(|_| bench.limit.is_some() == limit.is_some()),
     })
 }
 

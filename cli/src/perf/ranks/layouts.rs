@@ -117,7 +117,7 @@ impl<F: ContextFace> Bench<F> {
             let mut count = 0u64;
             let more = std::iter::from_fn(|| (start.elapsed() < self.time).then_some(()));
             let puts = more.map(|()| window.put_typed(self.peer, &to, &data, &from));
-            let mut puts = futures::stream::iter(puts).buffered(IN_FLIGHT);
+            let mut puts = futures::stream::iter(puts).buffered(in_flight(self.size));
             while let Some(put) = puts.next().await {
                 put?;
                 count += 1;

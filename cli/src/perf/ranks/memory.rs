@@ -91,7 +91,7 @@ impl<F: ContextFace> Bench<F> {
             } else {
                 let more = std::iter::from_fn(|| (start.elapsed() < self.time).then(|| data.clone()));
                 let puts = more.map(|data| window.put_bytes(self.peer, 0, data));
-                let mut puts = futures::stream::iter(puts).buffered(IN_FLIGHT);
+                let mut puts = futures::stream::iter(puts).buffered(in_flight(self.size));
                 while let Some(put) = puts.next().await {
                     put?;
                     count += 1;
@@ -122,7 +122,7 @@ impl<F: ContextFace> Bench<F> {
                 }
             } else {
                 let mut gets = FuturesOrdered::new();
-                for _ in 0..IN_FLIGHT {
+                for _ in 0..in_flight(self.size) {
                     gets.push_back(window.get_into(self.peer, 0, vec![0u8; self.size]));
                 }
                 while let Some(got) = gets.next().await {

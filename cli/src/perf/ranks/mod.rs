@@ -119,8 +119,12 @@ async fn run_owned(args: &RankArgs, job: &Job, context: &posthaste::Context) -> 
     bench.run(&args.bench).await
 }
 
-/// Puts or gets that are under way at once where they take time, as in a program that wants the bandwidth.
-const IN_FLIGHT: usize = 8;
+/// Puts or gets of so many bytes that are under way at once where they take time, as in a program that wants the bandwidth:
+/// enough to be asked for before others are through, and no more memory than that.
+fn in_flight(size: usize) -> usize {
+    ((2 << 20) / size.max(1)).clamp(2, 8)
+}
+
 /// Every transfer between layouts goes through staging memory.
 const ALWAYS_STAGED: Thresholds = Thresholds { granularity: u64::MAX, size: 0, staging: 16 << 10 };
 /// A message that means "stop".
