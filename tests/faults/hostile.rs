@@ -115,6 +115,8 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
         });
         let end = soon("the end of a call to the hostile rank", never.call(Rank(2), ())).await;
         assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(2)))));
+        // Who waits is woken before the handler is told.
+        until("the handler to be told", || !told.lock().unwrap().is_empty()).await;
         assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
         assert!(message.send(Rank(2), b"x").await.is_err());
         soon("the traffic of the honest", chatter).await.unwrap();
@@ -182,6 +184,7 @@ fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
             }
             let end = soon("the end of a call to the hostile rank", never.call(Rank(1), ())).await;
             assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(1)))), "{what}: {word:#x}");
+            until("the handler to be told", || !told.lock().unwrap().is_empty()).await;
             assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(1))], "{what}");
             assert_eq!(job.stats().panics, 0);
             job.leave().await.unwrap();

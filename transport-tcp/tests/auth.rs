@@ -81,7 +81,7 @@ async fn is_refused(mode: Mode, change: impl FnOnce(&mut TcpConfig)) {
     let impostor = Member::open(config, book, &Log::default()).await;
     let sent = impostor.call(0, b"let me in").await;
     assert!(sent.is_err(), "{sent:?}");
-    assert_eq!(impostor.errors(), [Fault::PeerLost(Rank(0))]);
+    assert_eq!(impostor.told(1).await, [Fault::PeerLost(Rank(0))]);
     victim.goes_on().await;
 }
 
@@ -253,7 +253,7 @@ async fn a_reflection_is_refused() {
             }
         });
         assert!(victim.call(1, b"hello?").await.is_err());
-        assert_eq!(victim.errors(), [Fault::PeerLost(Rank(1))]);
+        assert_eq!(victim.told(1).await, [Fault::PeerLost(Rank(1))]);
         assert!(log.is_empty());
         // It may wait for one connection more.
         let _ = TcpStream::connect(address);
@@ -335,10 +335,7 @@ async fn impossible_lengths_of_a_member_are_its_corruption() {
             let victim = Victim::open(of(0, mode)).await;
             let mut stream = shake_hands(&of(1, mode), victim.address(), Verdict::Accept);
             stream.write_all(bytes).expect("a small write");
-            while victim.member.errors().is_empty() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            assert_eq!(victim.member.errors(), [Fault::PeerCorrupt(Rank(1))], "frame {number}");
+            assert_eq!(victim.member.told(1).await, [Fault::PeerCorrupt(Rank(1))], "frame {number}");
             assert!(victim.log.is_empty());
             ends_without_a_word(&mut stream);
             assert!(victim.member.call(1, b"?").await.is_err());
@@ -429,9 +426,7 @@ async fn who_takes_its_time_is_not_taken_for_who_has_left() {
     slow.read_exact(&mut answer).expect("an answer");
     // Now it is where the other one was before it was let in.
     one.client.close().await;
-    while victim.member.errors().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    victim.member.told(1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let (mut channel, finish) = initiator.answered(&answer).expect("the same key");
     slow.write_all(&finish).expect("it is still open");

@@ -80,13 +80,6 @@ async fn a_burst_is_written_without_its_sender(mode: Mode) {
     }
 }
 
-/// Who waits is woken before the error handler is told, by another thread.
-async fn told(member: &Member, count: usize) {
-    while member.errors().len() < count {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
 async fn a_crash_wakes_who_waits(mode: Mode) {
     let (members, _log) = job(3, mode, Limits::default()).await;
     let ticket = members[0].send(1, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
@@ -94,16 +87,14 @@ async fn a_crash_wakes_who_waits(mode: Mode) {
     tokio::time::sleep(Duration::from_millis(20)).await;
     members[1].device.abort();
     assert_eq!(members[0].ends(ticket).await.expect_err("it is lost"), Fault::PeerLost(Rank(1)));
-    told(&members[0], 1).await;
-    assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1))], "told once");
+    assert_eq!(members[0].told(1).await, [Fault::PeerLost(Rank(1))], "told once");
     assert!(members[0].call(1, b"hello?").await.is_err());
     let ticket = members[0].send(2, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
     members[0].call(2, b"it is connected").await.expect("it lives");
     tokio::time::sleep(Duration::from_millis(20)).await;
     members[2].client.close().await;
     assert_eq!(members[0].ends(ticket).await.expect_err("it left"), Fault::PeerClosed(Rank(2)));
-    told(&members[0], 2).await;
-    assert_eq!(members[0].errors(), [Fault::PeerLost(Rank(1)), Fault::PeerClosed(Rank(2))]);
+    assert_eq!(members[0].told(2).await, [Fault::PeerLost(Rank(1)), Fault::PeerClosed(Rank(2))]);
 }
 
 /// What was sent before a close arrives, however much of it waits when the device closes.
@@ -119,10 +110,7 @@ async fn a_close_loses_nothing(mode: Mode) {
         arrived(&log, count as usize).await;
         let got = log.of(at(0), at(1));
         assert!(got.iter().enumerate().all(|(n, message)| message.info == (n as u32).to_le_bytes()));
-        while members[1].errors().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(members[1].errors(), [Fault::PeerClosed(Rank(0))]);
+        assert_eq!(members[1].told(1).await, [Fault::PeerClosed(Rank(0))]);
     }
 }
 
@@ -148,8 +136,7 @@ async fn accesses_while_a_rank_leaves_end_as_such(mode: Mode) {
         };
         let (fault, ()) = tokio::join!(accesses, leave);
         assert_eq!(fault, Fault::PeerClosed(Rank(0)), "round {round}");
-        told(other, 0).await;
-        assert_eq!(other.errors(), [Fault::PeerClosed(Rank(0))]);
+        assert_eq!(other.told(1).await, [Fault::PeerClosed(Rank(0))]);
     }
 }
 

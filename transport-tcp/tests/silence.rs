@@ -60,12 +60,9 @@ fn vanish() {
         assert!(down.is_ok_and(|status| status.success()));
         let start = Instant::now();
         let _waits = members[0].send(2, SILENT, &[], b"into the void", true).await;
-        while members[0].errors().len() < 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let mut errors = members[0].told(2).await;
         let took = start.elapsed();
         eprintln!("noticed after {took:?}");
-        let mut errors = members[0].errors();
         errors.sort_by_key(|fault| fault.peer());
         assert_eq!(errors, [Fault::PeerLost(Rank(1)), Fault::PeerLost(Rank(2))]);
         assert!(took > silence / 2, "a moment without an answer is no silence: {took:?}");

@@ -14,6 +14,7 @@ use posthaste_tcp::{AddressBook, Limits, Mode, TcpConfig, TcpDevice};
 use posthaste_testkit::conformance::{Log, Probe};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 pub const ECHO: u16 = 0;
 pub const LOG: u16 = 1;
@@ -185,6 +186,14 @@ impl Member {
 
     pub fn errors(&self) -> Vec<Fault> {
         self.errors.lock().expect("no panic").clone()
+    }
+
+    /// The errors, once there are so many: who waits is woken before the error handler is told, by another thread.
+    pub async fn told(&self, count: usize) -> Vec<Fault> {
+        while self.errors().len() < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.errors()
     }
 
     pub fn memory(&self, rank: u32) -> Vec<u8> {
