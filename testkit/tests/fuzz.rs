@@ -34,3 +34,10 @@ proptest! {
         environment(&data);
     }
 }
+
+/// What libFuzzer found and random bytes do not.
+#[test]
+fn what_was_found_before_stays_mended() {
+    // A record of words may be longer than one with a payload of any kind: this judged it by that.
+    lane_reader(&[0, 0, 1, 0, 0, 5, 0, 0, 1, 208, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 2, 8]);
+}

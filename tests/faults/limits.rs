@@ -52,6 +52,14 @@ fn fault_membarrier_refused_is_no_obstacle() {
 }
 
 #[test]
+fn fault_little_private_memory_is_no_obstacle() {
+    // What all share, of which there are addresses for far more than is ever used, is nobody's own: neither this limit nor
+    // a system that promises no more than it has (`vm.overcommit_memory=2`) counts it.
+    let options = options().after_shell_command("ulimit -d 300000").env("POSTHASTE_SEGMENT", "16G");
+    run(3, options, async |job| exercise(&job).await);
+}
+
+#[test]
 fn fault_too_few_descriptors_are_a_typed_error() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let (mut refused, mut joined) = (0, 0);

@@ -2,6 +2,8 @@
 
 use crate::support::{Options, Transport, is_payload, options, others, payload, run, run_as, soon};
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -192,10 +194,13 @@ fn m_d14_a_control_gets_past_messages_that_wait() {
                 ticks.add(1);
             })
             .unwrap();
+        let name = format!("posthaste-test-{}", std::env::var("POSTHASTE_JOB").unwrap());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        let word = (job.rank() == Rank(1)).then(|| UnixDatagram::bind_addr(&name).unwrap());
         job.barrier().await.unwrap();
-        if job.rank() == Rank(1) {
-            // Nothing moves on this rank meanwhile.
-            std::thread::sleep(std::time::Duration::from_millis(300));
+        if let Some(word) = word {
+            // Nothing moves on this rank until rank 0 has sent what it can.
+            word.recv(&mut [0]).unwrap();
             soon("all controls", controls.reach(200)).await;
             soon("all messages", arrived.reach(MESSAGES as u64)).await;
             let seen = seen.lock().unwrap().clone();
@@ -208,6 +213,9 @@ fn m_d14_a_control_gets_past_messages_that_wait() {
                     let mut payload = [7; 16];
                     payload[..8].copy_from_slice(&number.to_ne_bytes());
                     tick.send(Rank(1), payload).await.unwrap();
+                    if number == 0 {
+                        UnixDatagram::unbound().unwrap().send_to_addr(b"!", &name).unwrap();
+                    }
                 }
             };
             // The messages are started first.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
 use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -333,8 +333,9 @@ impl Arena {
 fn map_where_huge_pages_begin(fd: &OwnedFd, len: usize) -> std::io::Result<*mut u8> {
     let huge = HUGE_PAGE as usize;
     let room = len.checked_add(huge).ok_or(std::io::ErrorKind::OutOfMemory)?;
-    // Addresses that nobody else gets meanwhile; those that are not used are given back below, or with it.
-    let reserved: MmapRaw = MmapOptions::new().len(room).no_reserve_swap().map_anon()?.into();
+    // Addresses that nobody else gets meanwhile; those that are not used are given back below, or with it. They are of the
+    // file, beyond whose end nobody looks: memory of this process alone would count against what it, or the system, may have.
+    let reserved = MmapOptions::new().len(room).map_raw(fd)?;
     let all = reserved.as_mut_ptr();
     let before = all.align_offset(huge);
     // SAFETY: it replaces a part of the mapping above, which nobody uses and which has room: `before` is less than a huge page.

@@ -204,6 +204,8 @@ impl Watch {
         if now_ns() > self.deadline_ns {
             return Err(LimitError::TimedOut);
         }
+        // Whoever else wants this core has it now, and not when the time slice is over: that may be the other side.
+        std::thread::yield_now();
         match self.child {
             // Only looks: the child is left to be reaped by `Peer`, so that its id stays its own.
             Some(pid) => match waitid(

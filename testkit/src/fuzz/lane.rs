@@ -6,7 +6,7 @@ use posthaste_core::memory::Words;
 use posthaste_shm::batch::{Batch, MOST_BYTES};
 use posthaste_shm::lane::{
     CONTROL_WORDS, Consumer, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, LightFence, Look, Peek,
-    Producer, max_short, most_words,
+    Producer, WORD_GROUP, max_short, most_words,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -85,8 +85,16 @@ pub fn lane_reader(data: &[u8]) {
         }
         // Stale words may look like records for ever; a real reader has a budget as well.
         for _ in 0..64 {
-            if let Look::Word { cookie, .. } = consumer.look() {
-                consumer.consume_word(cookie != 0, LightFence::Full);
+            if let Look::Word { protocol, cookie, payload } = consumer.look() {
+                let mut payloads = [0; WORD_GROUP];
+                // A group of them, as a reader takes those without a cookie, or this one.
+                let count = if cookie == 0 { consumer.words(protocol, &mut payloads) } else { 0 };
+                assert!(cookie != 0 || (count > 0 && payloads[0] == payload), "{count} words");
+                if count > 1 {
+                    consumer.consume_words(count, LightFence::Full);
+                } else {
+                    consumer.consume_word(cookie != 0, LightFence::Full);
+                }
                 continue;
             }
             let Peek::Record(header) = consumer.peek() else { break };
@@ -116,7 +124,7 @@ pub fn lane_reader(data: &[u8]) {
                 }
                 other => panic!("a record of kind {other}"),
             });
-            assert!(len <= most, "{header:?}");
+            assert!(header.kind == KIND_WORDS || len <= most, "{header:?}");
             consumer.consume(header, LightFence::Full);
         }
     }

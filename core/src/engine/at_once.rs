@@ -1,0 +1,202 @@
+//! What goes out at once: single packets without info, to whom nothing at all stands in the way. Whatever does sends them
+//! the general way ([`send`](super::send)), which knows why.
+
+use super::peer::Peer;
+use super::send::request_note;
+use super::{Scope, State};
+use crate::descriptor::{Descriptor, Op, SourceKind};
+use crate::device::{Sources, Stop};
+use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
+use crate::slot::Ticket;
+
+/// Targets of a multicast that are handed to the device together.
+const AT_ONCE: usize = 16;
+
+/// The payload of a message that is one packet.
+#[derive(Clone, Copy, Debug)]
+pub enum Whole<'p> {
+    /// These bytes; they are copied.
+    Bytes(&'p [u8]),
+    /// A loan, by its key, and its length.
+    Loan(u64, u64),
+}
+
+impl Scope<'_> {
+    /// Sends a message of one word without info if nothing at all stands in the way: the peer is known and alive, it has
+    /// heard of the protocol, nothing waits, and the device has room. Otherwise nothing was done, and
+    /// [`send`](Self::send) knows why.
+    #[inline]
+    pub fn send_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> bool {
+        let State { peers, shape, stats, .. } = &mut *self.state;
+        if let Some((index, peer)) = clear_way(peers, *shape, target)
+            && peer.is_open(protocol)
+            && self.inject.word(index, Self::wire_id(protocol), 0, payload)
+        {
+            peer.unflushed = true;
+            stats.sent(8);
+            self.trace_sent(target, 8);
+            return true;
+        }
+        false
+    }
+
+    /// An event for a packet that went out; nothing unless tracing is at that level.
+    #[inline]
+    pub(super) fn trace_sent(&self, peer: Endpoint, bytes: u64) {
+        if tracing::enabled!(tracing::Level::TRACE) {
+            tracing::trace!(rank = %self.state.me, %peer, bytes, "packet sent");
+        }
+    }
+
+    /// Sends any one packet without info if nothing at all stands in the way, as [`send_word`](Self::send_word) does. The
+    /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
+    #[inline]
+    pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
+        let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
+        let Some((_, peer)) = clear_way(peers, *shape, target) else { return false };
+        if !peer.is_open(protocol) {
+            return false;
+        }
+        let (source_kind, key, len, borrowed) = match source {
+            Whole::Bytes(bytes) if bytes.len() <= *eager => {
+                (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
+            }
+            Whole::Bytes(_) => return false,
+            Whole::Loan(key, len) if routes.of(target.rank).loans => (SourceKind::Loan, key, len, &[][..]),
+            Whole::Loan(..) => return false,
+        };
+        let descriptor = Descriptor {
+            op: Op::Send,
+            source_kind,
+            rank: target.rank,
+            context: target.context,
+            protocol: Self::wire_id(protocol),
+            len,
+            source: [key, 0],
+            ..Descriptor::default()
+        };
+        let sources = Sources { info: &[], borrowed, table };
+        if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
+            return false;
+        }
+        peer.unflushed = true;
+        stats.sent(len);
+        self.trace_sent(target, len);
+        true
+    }
+
+    /// Sends a message of one word without info to those of these ranks to whom nothing at all stands in the way, as
+    /// [`send_word`](Self::send_word) does. The others are the first of `ranks` afterwards; returns how many.
+    pub fn multicast_word(
+        &mut self,
+        ranks: &mut [Rank],
+        context: ContextId,
+        protocol: ProtocolId,
+        payload: u64,
+    ) -> usize {
+        let mut left = 0;
+        for first in (0..ranks.len()).step_by(AT_ONCE) {
+            let mut targets = [0; AT_ONCE];
+            let mut clear = 0;
+            let State { peers, shape, .. } = &mut *self.state;
+            for at in first..ranks.len().min(first + AT_ONCE) {
+                let rank = ranks[at];
+                match clear_way(peers, *shape, Endpoint::new(rank, context)) {
+                    Some((index, peer)) if peer.is_open(protocol) => {
+                        peer.unflushed = true;
+                        targets[clear] = index;
+                        clear += 1;
+                    }
+                    _ => {
+                        ranks[left] = rank;
+                        left += 1;
+                    }
+                }
+            }
+            let targets = &mut targets[..clear];
+            let refused = self.inject.word_to_each(targets, Self::wire_id(protocol), payload);
+            for &index in &targets[..refused] {
+                ranks[left] = shape.endpoint(index).rank;
+                left += 1;
+            }
+            let sent = (clear - refused) as u64;
+            self.state.stats.messages_sent += sent;
+            self.state.stats.bytes_sent += 8 * sent;
+        }
+        if tracing::enabled!(tracing::Level::TRACE) {
+            tracing::trace!(rank = %self.state.me, to = ranks.len() - left, bytes = 8, "packets sent");
+        }
+        left
+    }
+
+    /// Sends any one packet without info to several ranks, as [`multicast_word`](Self::multicast_word) does one word; devices
+    /// may make one copy of the payload for all (V03).
+    pub fn multicast_packet(
+        &mut self,
+        ranks: &mut [Rank],
+        context: ContextId,
+        protocol: ProtocolId,
+        source: Whole<'_>,
+    ) -> usize {
+        self.multicast(|scope| {
+            let mut left = 0;
+            for at in 0..ranks.len() {
+                let rank = ranks[at];
+                if !scope.send_packet(Endpoint::new(rank, context), protocol, source) {
+                    ranks[left] = rank;
+                    left += 1;
+                }
+            }
+            left
+        })
+    }
+
+    /// Sends, in `f`, one payload to several targets: devices may make one copy of it for all (V03). Whatever `f` sends
+    /// must not change before it returns.
+    pub fn multicast<R>(&mut self, f: impl FnOnce(&mut Scope<'_>) -> R) -> R {
+        self.inject.multicast(true);
+        let result = f(self);
+        self.inject.multicast(false);
+        result
+    }
+
+    /// Sends a request of one word without info if nothing at all stands in the way, as [`send_word`](Self::send_word)
+    /// does; the ticket ends with the reply.
+    #[inline]
+    pub fn request_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> Option<Ticket> {
+        let State { peers, shape, stats, completer, closed, .. } = &mut *self.state;
+        let (index, peer) = clear_way(peers, *shape, target)?;
+        if *closed {
+            return None;
+        }
+        let out = peer.outgoing.get_mut(protocol.index())?;
+        if !out.admits_requests() {
+            return None;
+        }
+        let ticket = completer.alloc(Some(target.rank))?;
+        completer.set_note(ticket, request_note(protocol, 8));
+        if !self.inject.word(index, Self::wire_id(protocol), ticket.to_word(), payload) {
+            completer.give_up(ticket);
+            return None;
+        }
+        out.credits -= 1;
+        out.bytes -= 8;
+        peer.unflushed = true;
+        stats.sent(8);
+        self.trace_sent(target, 8);
+        Some(ticket)
+    }
+}
+
+/// The peer, and its index, if it is known and alive and nothing waits for it.
+#[inline(always)]
+fn clear_way(
+    peers: &mut [Option<Box<Peer>>],
+    shape: JobShape,
+    target: Endpoint,
+) -> Option<(usize, &mut Peer)> {
+    let index = shape.index(target);
+    let peer = peers.get_mut(index)?.as_deref_mut()?;
+    let clear = target.context.0 < shape.contexts && peer.fault.is_none() && peer.queue_is_empty();
+    clear.then_some((index, peer))
+}

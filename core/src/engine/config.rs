@@ -1,0 +1,44 @@
+//! What the job fixes for its contexts.
+
+/// Settings of a context that the job fixes.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// Messages that a sender may have outstanding per peer and credited protocol.
+    pub credits: u32,
+    /// Payload bytes likewise.
+    pub credit_bytes: u64,
+    /// Slots of a target's injection FIFO that awaited sends may fill.
+    pub fifo_slots: usize,
+    /// Longest message in bytes.
+    pub max_message: u64,
+    /// Puts, gets and replays go over sends though the device could carry them out itself.
+    pub oversend: bool,
+    /// Bytes that a peer may have been asked for by gets over sends and that are not here yet; it keeps as many for
+    /// them. The same on all ranks; at least 128.
+    pub get_window: u64,
+    /// From this length in bytes on, a message asks its receiver for a place and goes straight there, whatever the device
+    /// says ([`Caps::rendezvous`](crate::Caps::rendezvous)); `u64::MAX` for never. At least 64.
+    pub rendezvous_bytes: Option<u64>,
+    /// Bytes of this rank's memory that messages may land in at a time, until they are read; longer ones, and those for
+    /// which there is no place, go as streams.
+    pub landing_bytes: u64,
+    /// Recorded descriptors that a context has room for, 64 bytes each: one per operation, and up to three for message
+    /// info.
+    pub pattern_slots: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            credits: 1024,
+            credit_bytes: 16 << 20,
+            fifo_slots: 256,
+            max_message: 1 << 32,
+            oversend: false,
+            get_window: 4 << 20,
+            rendezvous_bytes: None,
+            landing_bytes: 256 << 20,
+            pattern_slots: 256 << 10,
+        }
+    }
+}
