@@ -215,6 +215,23 @@ fn calls_that_do_not_match_are_told_to_all() {
     }
 }
 
+/// As long, and by the same name: only what they combine with tells them apart.
+#[test]
+fn operators_that_do_not_match_are_told_to_all() {
+    let right = |group: &Group| outcome(group.reduce_scatter(&[1u64; 400], &Reduce::sum()));
+    let wrong: [Call; 2] = [
+        |group| outcome(group.reduce_scatter(&[1u64; 400], &Reduce::max())),
+        |group| outcome(group.reduce_scatter(&[1i64; 400], &Reduce::sum())),
+    ];
+    for wrong in wrong {
+        for (late, no_room) in [(0, None), (40, None), (0, Some(4096))] {
+            mismatch(late, no_room, right, wrong, &|calls| {
+                matches!(calls, [Collective::ReduceScatter(_), Collective::ReduceScatter(_)])
+            });
+        }
+    }
+}
+
 #[test]
 fn whoever_dies_every_one_of_every_survivor_ends() {
     let several = |group: &Group, random: &mut Random, turn: u64| {

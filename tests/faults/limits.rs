@@ -94,6 +94,26 @@ fn fault_too_few_descriptors_are_a_typed_error() {
 }
 
 #[test]
+fn fault_too_few_addresses_are_a_typed_error_that_names_the_setting() {
+    let joined = |segment: &str| {
+        let low = options().after_shell_command("ulimit -v 4000000").env("POSTHASTE_SEGMENT", segment);
+        run_unjoined(2, low, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            match runtime.block_on(posthaste::join()) {
+                Ok(_job) => println!("joined"),
+                Err(error) => println!("refused: {error}"),
+            }
+        })
+    };
+    for text in joined("16G") {
+        assert!(text.contains("refused: cannot map the arena (lower POSTHASTE_SEGMENT"), "{text}");
+    }
+    for text in joined("256M") {
+        assert!(text.contains("joined"), "{text}");
+    }
+}
+
+#[test]
 fn fault_memory_over_the_jobs_limit_is_a_typed_error_and_the_job_goes_on() {
     run(3, options().env("POSTHASTE_MEMORY_LIMIT", "8M"), async |job| {
         for _ in 0..3 {

@@ -91,7 +91,9 @@ impl Arena {
             subject: "the arena",
             problem: "it is larger than the address space: lower POSTHASTE_SEGMENT".into(),
         })?;
-        let base = map_where_huge_pages_begin(&fd, len).map_err(os("cannot map the arena"))?;
+        let base = map_where_huge_pages_begin(&fd, len).map_err(os(
+            "cannot map the arena (lower POSTHASTE_SEGMENT for all ranks, or raise what limits the addresses of a process: ulimit -v)",
+        ))?;
         // A forked child must not keep the memory of a dead rank reachable, and a core dump must not be terabytes.
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: the whole mapping, which was just made; neither advice changes what is stored there.
