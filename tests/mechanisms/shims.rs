@@ -200,7 +200,8 @@ fn m_d14_a_control_gets_past_messages_that_wait() {
         job.barrier().await.unwrap();
         if let Some(word) = word {
             // Nothing moves on this rank until rank 0 has sent what it can.
-            word.recv(&mut [0]).unwrap();
+            word.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            word.recv(&mut [0]).expect("rank 0 has got its first control out");
             soon("all controls", controls.reach(200)).await;
             soon("all messages", arrived.reach(MESSAGES as u64)).await;
             let seen = seen.lock().unwrap().clone();
