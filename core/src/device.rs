@@ -182,6 +182,14 @@ pub trait Inject {
         false
     }
 
+    /// Takes a message without info whose payload is these bytes, copied before this returns; as [`word`](Self::word) takes one
+    /// of 8 bytes.
+    #[inline]
+    fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
+        let _ = (target, protocol, cookie, payload);
+        false
+    }
+
     /// The same word for each of these endpoints, as [`word`](Self::word) takes it for one. Those for which nothing was done
     /// are the first of `targets` afterwards; returns how many.
     fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
@@ -265,6 +273,24 @@ pub trait Sink {
         let body = payload.to_ne_bytes();
         let body = Body::Short(&body);
         self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
+    }
+
+    /// A packet without info. `None`: it is taken. Otherwise it is to be kept, with everything behind it, and offered again
+    /// later; this is its payload.
+    #[inline]
+    fn plain<'b>(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        body: Body<'b>,
+    ) -> Option<Body<'b>> {
+        let mut packet = Packet { source, protocol, kind: 0, cookie, info: &[], body };
+        match self.packet(inject, &mut packet) {
+            Verdict::Taken => None,
+            Verdict::Hold => Some(packet.body),
+        }
     }
 
     /// Packets of one word each, of one protocol and without cookies. Returns how many were taken; the next one is to be

@@ -7,8 +7,8 @@
 use crate::caps::Caps;
 use crate::descriptor::Descriptor;
 use crate::device::{
-    Allocation, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, PacketHead, Payloads, Port, Sink,
-    Sources, Stop, Verdict,
+    Allocation, Body, Device, Doorbell, Inject, Injected, Loan, Memory, Packet, PacketHead, Payloads, Port,
+    Sink, Sources, Stop, Verdict,
 };
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
@@ -267,6 +267,11 @@ impl Inject for RoutePort {
         self.of(rank).is_some_and(|port| port.word(target, protocol, cookie, payload))
     }
 
+    fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
+        let rank = Rank((target / self.contexts) as u32);
+        self.of(rank).is_some_and(|port| port.plain(target, protocol, cookie, payload))
+    }
+
     fn multicast(&mut self, begins: bool) {
         for port in &mut self.ports {
             port.multicast(begins);
@@ -385,6 +390,18 @@ impl Sink for RouteSink<'_> {
         self.sink.word(&mut inject, source, protocol, cookie, payload)
     }
 
+    fn plain<'b>(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        body: Body<'b>,
+    ) -> Option<Body<'b>> {
+        let mut inject = RouteInject { inject, others: &mut self.others };
+        self.sink.plain(&mut inject, source, protocol, cookie, body)
+    }
+
     fn words(
         &mut self,
         inject: &mut dyn Inject,
@@ -453,6 +470,11 @@ impl Inject for RouteInject<'_, '_> {
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
         let at = self.others.index_of(Rank((target / self.others.contexts) as u32));
         self.with(at, |inject| inject.word(target, protocol, cookie, payload)).unwrap_or(false)
+    }
+
+    fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
+        let at = self.others.index_of(Rank((target / self.others.contexts) as u32));
+        self.with(at, |inject| inject.plain(target, protocol, cookie, payload)).unwrap_or(false)
     }
 
     fn multicast(&mut self, begins: bool) {

@@ -64,8 +64,8 @@ impl Buffer {
 
     /// The payload was sent: a loan belongs to its device again.
     #[inline]
-    pub(crate) fn sent(self) {
-        if let Kind::Loan(mut loan) = self.0 {
+    pub(crate) fn sent(&mut self) {
+        if let Kind::Loan(loan) = &mut self.0 {
             loan.owner = None;
         }
     }

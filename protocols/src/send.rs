@@ -71,7 +71,8 @@ pub(crate) fn try_now<F: Face>(
     envelope: &Envelope,
     buffer: Buffer,
 ) -> Result<(), TrySendError<Buffer>> {
-    if send_word(face, envelope, &buffer) {
+    let mut buffer = buffer;
+    if send_at_once(face, envelope, &mut buffer) {
         return Ok(());
     }
     try_slowly(face, envelope, buffer)
@@ -85,6 +86,21 @@ fn send_word<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
         && face
             .enter(|engine| engine.scope().send_word(envelope.target, envelope.protocol, payload))
             .unwrap_or(false)
+}
+
+/// A message of one packet with nothing in its way. The buffer is as good as gone then.
+#[inline]
+fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> bool {
+    if buffer.word().is_some() {
+        return send_word(face, envelope, buffer);
+    }
+    let (target, protocol, payload) = (envelope.target, envelope.protocol, buffer.whole());
+    let sent = envelope.info.is_none()
+        && face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
+    if sent {
+        buffer.sent();
+    }
+    sent
 }
 
 #[cold]
@@ -223,36 +239,21 @@ impl<'f, F: Face> SendMessage<'f, F> {
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
-            if self.buffer.as_ref().is_some_and(|buffer| send_word(self.face, &self.envelope, buffer)) {
+            if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
-            return self.first_step(cx);
+            let first = self.first_step(cx);
+            if first.is_ready() {
+                coop.made_progress();
+            }
+            return first;
         }
         self.step_slowly(cx)
     }
 
-    /// A message of one packet with nothing in its way.
-    #[inline]
-    fn send_packet(&mut self) -> bool {
-        let Some(buffer) = &self.buffer else { return false };
-        let (target, protocol, payload) = (self.envelope.target, self.envelope.protocol, buffer.whole());
-        let sent = self.envelope.info.is_none()
-            && self
-                .face
-                .enter(|engine| engine.scope().send_packet(target, protocol, payload))
-                .unwrap_or(false);
-        if sent && let Some(buffer) = self.buffer.take() {
-            buffer.sent();
-        }
-        sent
-    }
-
-    /// As a rule anything else, too, is on its way at once.
+    #[cold]
     fn first_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        if self.send_packet() {
-            return Poll::Ready(Ok(()));
-        }
         let (envelope, buffer) = (&self.envelope, &mut self.buffer);
         let started = self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, Wait::Await));
         let state = match started {

@@ -258,7 +258,6 @@ fn m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it() {
                         1 => window.atomic_store(sleeper, 2, round + 1).await.unwrap(),
                         2 => drop(window.compare_swap(sleeper, 2, round, round + 1).await.unwrap()),
                         3 => window.put_signal(sleeper, 4, &[9; 4], window.signal_add(2, 1)).await.unwrap(),
-                        // It is not told of a plain put where that is a store; it looks itself.
                         _ => window.put(sleeper, 2, round + 1).await.unwrap(),
                     }
                 }

@@ -167,7 +167,7 @@ impl Driver {
                 engine.look_at_memory();
                 shared.watching.store(engine.is_watching(), Ordering::SeqCst);
             }
-            let events = engine.stats().events;
+            let events = engine.stats().events.wrapping_add(u64::from(shared.waits.load(Ordering::Relaxed)));
             self.events = events;
             if events != seen {
                 let bytes = engine.stats().bytes_received.wrapping_sub(self.received);

@@ -24,7 +24,7 @@ use crate::sysdep::Sysdep;
 use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -79,6 +79,8 @@ pub struct Shared {
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
     watching: AtomicBool,
+    /// Waits on memory that have begun, roughly: as long as there are more of them, the driver stays awake.
+    waits: AtomicU32,
     reliance: reliance::Reliance,
 }
 
@@ -121,6 +123,7 @@ impl Shared {
             parked: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
         })
     }

@@ -24,6 +24,10 @@ const MOST_YIELDED: Duration = Duration::from_millis(1);
 const SLICE: Duration = Duration::from_micros(100);
 /// Looks at what is about to be written, before anything else is looked at.
 const AT_ONCE: u32 = 64;
+/// The same with a pause before each, which lasts as long as a few looks.
+const AT_ONCE_PAUSED: u32 = 16;
+/// One in so many waits on memory looks at what comes in first.
+const ADVANCING_WAITS: u32 = 8;
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -64,7 +68,8 @@ pub fn poll_until<F: Face, R>(
 /// Waits until `done` gives something, which depends on memory of this rank that others write past the engine. `watched`
 /// is kept for the next poll; whether the memory is still there is the caller's business.
 ///
-/// Whoever writes with a look at the doorbell wakes the task; what is written without one is seen within milliseconds.
+/// Whoever writes with a look at the doorbell wakes the task, as everybody does but the rank itself; what is written without
+/// one is seen within milliseconds.
 #[inline]
 pub fn poll_memory<F: Face, R>(
     face: &F,
@@ -77,10 +82,22 @@ pub fn poll_memory<F: Face, R>(
     let shared = face.shared();
     let spun = match done() {
         Some(value) => Ok(Spun::Done(value)),
-        None => match face.enter(|engine| spin_on_memory(shared, engine, YIELDED, &mut done)) {
-            Ok(spun) => Ok(spun),
-            Err(_) => look_for_a_while(shared, &mut done).map(Spun::Done).ok_or(()),
-        },
+        None => {
+            let waits = shared.waits.load(Ordering::Relaxed).wrapping_add(1);
+            // A wait that another thread counts as well is counted once: what counts is that there are some.
+            shared.waits.store(waits, Ordering::Relaxed);
+            let advances = waits.is_multiple_of(ADVANCING_WAITS);
+            let found = if advances { None } else { look_before_all_else(shared, &mut done) };
+            match found {
+                Some(value) => Ok(Spun::Done(value)),
+                None => {
+                    match face.enter(|engine| spin_on_memory(shared, engine, advances, YIELDED, &mut done)) {
+                        Ok(spun) => Ok(spun),
+                        Err(_) => look_for_a_while(shared, &mut done).map(Spun::Done).ok_or(()),
+                    }
+                }
+            }
+        }
     };
     match spun {
         Ok(Spun::Done(value)) => {
@@ -142,7 +159,10 @@ pub fn poll_look<F: Face, R>(
             });
             Ok(Spun::Done(value))
         }
-        None => match face.enter(|engine| spin_on_memory(shared, engine, SLICE, &mut done)) {
+        None => match face.enter(|engine| {
+            let advances = engine.memory_wait_begins();
+            spin_on_memory(shared, engine, advances, SLICE, &mut done)
+        }) {
             Ok(spun) => Ok(spun),
             // Somebody else is at the engine, or owns it and has to get back to it.
             Err(_) => look_a_little(shared, &mut done).map(Spun::Done).ok_or(()),
@@ -240,15 +260,25 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
     }
 }
 
-/// As [`spin`], with the eyes on memory, and now and then on what comes in.
+/// The first looks at memory of a wait, past the engine: what is being written now is found without entering and leaving it.
+#[inline]
+fn look_before_all_else<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
+    let looks = if shared.spin == Spin::Yield { 0 } else { AT_ONCE_PAUSED };
+    (0..looks).find_map(|_| {
+        spin_loop();
+        done()
+    })
+}
+
+/// As [`spin`], with the eyes on memory, and now and then on what comes in. `advances`: on what comes in first.
 fn spin_on_memory<R>(
     shared: &Shared,
     engine: &mut Engine,
+    mut advances: bool,
     yielded: Duration,
     done: &mut impl FnMut() -> Option<R>,
 ) -> Spun<R> {
     let mut until = None;
-    let mut advances = engine.memory_wait_begins();
     loop {
         let moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {

@@ -59,6 +59,31 @@ impl Sink for Dispatcher<'_> {
         self.other_word(inject, source, protocol, cookie, payload)
     }
 
+    #[inline]
+    fn plain<'b>(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        body: Body<'b>,
+    ) -> Option<Body<'b>> {
+        let index = self.state.shape.index(source);
+        if let Some((handler, flow, life)) = self.straight(index, protocol) {
+            let bytes = body.len() as u64;
+            self.state.stats.received(bytes);
+            let mut scope = Scope { inject, state: self.state };
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                handler.on_message(&mut scope, Incoming { source, info: &[], body, protocol, life, cookie });
+            }));
+            if outcome.is_err() {
+                scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes });
+            }
+            return None;
+        }
+        self.other_plain(inject, source, protocol, cookie, body)
+    }
+
     fn words(
         &mut self,
         inject: &mut dyn Inject,
@@ -218,6 +243,21 @@ impl<'a> Dispatcher<'a> {
         let handler = self.handlers.get(local.index())?;
         let clear = peer.takes_words() && !self.state.closed && !tracing::enabled!(tracing::Level::TRACE);
         clear.then_some((&**handler, *flow, peer.life))
+    }
+
+    /// A packet without info that is not simply the next message of a protocol which is known.
+    #[inline(never)]
+    fn other_plain<'b>(
+        &mut self,
+        inject: &mut dyn Inject,
+        source: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        body: Body<'b>,
+    ) -> Option<Body<'b>> {
+        let mut packet = Packet { source, protocol, kind: 0, cookie, info: &[], body };
+        let held = self.packet(inject, &mut packet) == Verdict::Hold;
+        held.then_some(packet.body)
     }
 
     /// A word that is not simply the next message of a protocol which is known.

@@ -14,7 +14,7 @@ use std::task::Waker;
 
 /// Milliseconds between two looks at memory that may be written without a ring.
 const LONGEST: u64 = 8;
-/// One in so many waits on memory looks at what comes in first.
+/// One in so many of many short waits on memory looks at what comes in first.
 const ADVANCING_WAITS: u32 = 8;
 
 /// Memory that a task waits on. The engine forgets it when it has changed, or when its task has.

@@ -112,7 +112,15 @@ impl InProcessPort {
             Some(Source::Shared(slice)) => remote.copy_from(slice),
             Some(Source::Loan(..)) | None => return Err(Stop::Fault(defect(descriptor))),
         }
+        self.rouse(descriptor);
         Ok(())
+    }
+
+    /// Tasks of the target may wait for what was written there.
+    fn rouse(&self, descriptor: &Descriptor) {
+        if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(descriptor.target())) {
+            inbox.ring_if_armed();
+        }
     }
 
     pub(super) fn get(
@@ -145,9 +153,7 @@ impl InProcessPort {
         let word = self.remote(descriptor, sources)?;
         let Some((op, fetch)) = descriptor.word_op() else { return Err(Stop::Fault(defect(descriptor))) };
         let Some(old) = word.apply(&op) else { return Err(Stop::Fault(defect(descriptor))) };
-        if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(descriptor.target())) {
-            inbox.ring_if_armed();
-        }
+        self.rouse(descriptor);
         if !fetch {
             return Ok(Some(Ok(Value::Unit)));
         }

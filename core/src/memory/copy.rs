@@ -83,6 +83,24 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     unsafe { copy_from_shared(to, from, len) }
 }
 
+/// Copies between private memory and a ring, where nobody reads a payload before it is whole: the pieces may be of any size.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap; that in the ring must be aligned to words.
+#[inline]
+pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if len <= WORD_COPY_MAX { x86::short(to, from, len) } else { bulk(to, from, len) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as promised by the caller. Which of the two is aligned is found out again, byte by byte.
+    unsafe {
+        bulk(to, from, len)
+    }
+}
+
 /// Copies between two shared ranges.
 ///
 /// # Safety

@@ -138,14 +138,15 @@ impl Memory {
         }
     }
 
-    /// The mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing precedes".
+    /// The part and the mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing
+    /// precedes".
     #[inline]
-    fn target(&self, rank: Rank, offset: u64, count: u64) -> Option<SharedSlice> {
+    fn target(&self, rank: Rank, offset: u64, count: u64) -> Option<(&Part, SharedSlice)> {
         let part = self.parts.get(rank.index())?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
         }
-        part.mapped?.slice(offset, count)
+        Some((part, part.mapped?.slice(offset, count)?))
     }
 
     /// The mapped bytes of an access that may go ahead inline.

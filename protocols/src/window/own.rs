@@ -91,10 +91,9 @@ impl<T: Element> Window<T> {
     /// Waits until an element of this rank's own part satisfies a condition, such as `|value| value >= 5`, advancing the
     /// context meanwhile, and gives the value that does. What its writer wrote before is seen then.
     ///
-    /// It looks for a short bounded time and then sleeps. Atomic operations and [`put_signal`](Window::put_signal) wake it,
-    /// wherever they come from, and so does every put that does not go straight to mapped memory; one that does, and a
-    /// [`store`](Window::store), is seen some milliseconds later at most. A value that is there for a moment only may be
-    /// missed. Nobody tells it that a rank which was to write is gone.
+    /// It looks for a short bounded time and then sleeps. Puts, signals and atomic operations wake it, wherever they come from;
+    /// a [`store`](Window::store) of this rank's own is seen some milliseconds later at most. A value that is there for a moment
+    /// only may be missed. Nobody tells it that a rank which was to write is gone.
     ///
     /// # Errors
     /// If there is no such element, the window is freed, or the job is left.
@@ -136,9 +135,11 @@ impl<T: Element> Window<T> {
         let handle = &self.memory.handle;
         let mut watched = None;
         let mut done = || {
-            let Some(value) = self.load(index) else {
+            if !self.memory.alive.load(Ordering::Relaxed) {
                 return Some(Err(RmaError::NoSuchWindow(self.memory.id)));
-            };
+            }
+            let mut value = T::new_zeroed();
+            memory.read(value.as_mut_bytes());
             if condition(value) {
                 // Partner: whatever makes a signal visible after its data.
                 fence(Ordering::Acquire);

@@ -77,8 +77,9 @@ impl<T: Element> Future for PutElement<'_, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
-            if let Some(target) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
+            if let Some((part, target)) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
                 target.write(self.value.as_bytes());
+                part.rouse();
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
@@ -199,6 +200,7 @@ impl<'w> Put<'w> {
             Source::Buffer(Buffer(Kind::Loan(loan))) => target.copy_from(loan.memory),
             Source::Gone => {}
         }
+        part.rouse();
         if let Source::Buffer(_) = self.payload {
             self.payload = Source::Gone;
         }

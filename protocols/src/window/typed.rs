@@ -78,6 +78,7 @@ impl Memory {
         match self.inline(part, 0, part.len) {
             Some(target) => {
                 redistribute_with(thresholds, target, to, source, from)?;
+                part.rouse();
                 Ok(VecDeque::new())
             }
             None => self.pack(part, to, source, from),

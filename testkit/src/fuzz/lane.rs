@@ -97,6 +97,18 @@ pub fn lane_reader(data: &[u8]) {
                 }
                 continue;
             }
+            if let Look::Short { cookie, len, .. } = consumer.look() {
+                assert!(len <= most, "{len} bytes");
+                let header = consumer.peek();
+                assert!(
+                    matches!(header, Peek::Record(header) if header.len as usize == len
+                        && header.cookie == cookie.is_some() && header.info_len == 0),
+                    "{header:?}"
+                );
+                consumer.payload(cookie.is_some(), &mut vec![0; len]);
+                consumer.consume_short(cookie.is_some(), len, LightFence::Full);
+                continue;
+            }
             let Peek::Record(header) = consumer.peek() else { break };
             assert!(usize::from(header.info_len) <= MAX_INFO, "{header:?}");
             let mut info = [0; MAX_INFO];
@@ -158,7 +170,11 @@ pub fn lane_writer(data: &[u8]) {
             cookie: cookie != 0,
         };
         let bytes = vec![input.byte(); len];
-        producer.push(header, cookie, info, |ring, at| ring.write_bytes(at, &bytes));
+        if info.is_empty() {
+            producer.push_short(header.protocol, cookie, &bytes);
+        } else {
+            producer.push(header, cookie, info, |ring, at| ring.write_bytes(at, &bytes));
+        }
         std::hint::black_box((producer.reader_moved(), producer.returned(usize::from(input.byte()) % 64)));
     }
 }

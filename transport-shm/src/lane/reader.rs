@@ -34,6 +34,15 @@ pub enum Look {
         /// The payload.
         payload: u64,
     },
+    /// Another payload in the record, without info, to be read by [`Consumer::payload`].
+    Short {
+        /// The sender's number of the protocol.
+        protocol: u16,
+        /// The cookie word, if there is one.
+        cookie: Option<u64>,
+        /// Bytes of the payload.
+        len: usize,
+    },
     /// Something for [`Consumer::peek`].
     Other,
 }
@@ -115,26 +124,49 @@ impl<W: Words> Consumer<W> {
         self.ring.load(self.word(), Ordering::Relaxed) != 0
     }
 
-    /// A quick look at the next record: [`push_word`](super::Producer::push_word)'s are read at once, anything else is for
-    /// [`peek`](Self::peek).
+    /// A quick look at the next record: those of [`push_word`](super::Producer::push_word) are read at once, those of
+    /// [`push_short`](super::Producer::push_short) nearly so, anything else is for [`peek`](Self::peek).
     #[inline]
     pub fn look(&self) -> Look {
         let at = self.word();
-        // Acquire pairs with the release of `Producer::push_word` and `push`.
+        // Acquire pairs with the release of `Producer::push_word`, `push_short` and `push`.
         let header = self.ring.load(at, Ordering::Acquire);
         if header == 0 {
             return Look::Empty;
         }
         let has_cookie = (header >> 63) as usize;
-        if header & !WORD_FREE_BITS != WORD_HEADER || at + 2 + has_cookie > (self.size / 8) as usize {
+        let protocol = (header >> 16) as u16;
+        let (body, end) = (at + 1 + has_cookie, (self.size / 8) as usize);
+        if header & !WORD_FREE_BITS != WORD_HEADER {
+            let len = (header >> 32) as u32 & 0x7fff_ffff;
+            let plain = header & 0xffff == u64::from(KIND_SHORT) && len <= self.max_len;
+            if !plain || body + (len as usize).div_ceil(8) > end {
+                return Look::Other;
+            }
+            let cookie = (has_cookie != 0).then(|| self.ring.load(at + 1, Ordering::Relaxed));
+            return Look::Short { protocol, cookie, len: len as usize };
+        }
+        if body + 1 > end {
             return Look::Other;
         }
         let first = self.ring.load(at + 1, Ordering::Relaxed);
-        let protocol = (header >> 16) as u16;
         if has_cookie == 0 {
             return Look::Word { protocol, cookie: 0, payload: first };
         }
         Look::Word { protocol, cookie: first, payload: self.ring.load(at + 2, Ordering::Relaxed) }
+    }
+
+    /// Reads the payload that [`look`](Self::look) found; its length and whether there is a cookie are as the look said.
+    #[inline]
+    pub fn payload(&self, has_cookie: bool, payload: &mut [u8]) {
+        self.ring.read_bytes(self.word() + 1 + usize::from(has_cookie), payload);
+    }
+
+    /// The record whose payload that was is done with; as [`consume`](Self::consume).
+    #[inline]
+    pub fn consume_short(&mut self, has_cookie: bool, len: usize, fence: LightFence) -> bool {
+        self.position += 8 + 8 * u64::from(has_cookie) + (len as u64).next_multiple_of(8);
+        self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 
     /// The payloads of records like the one that [`look`](Self::look) found, which had no cookie, from that one on: as many

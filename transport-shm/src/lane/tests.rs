@@ -21,11 +21,12 @@ fn random_records_arrive_as_an_oracle_says() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
-        let mut received = 0;
+        let (mut received, mut looked) = (0, 0);
         for step in 0..200_000u64 {
             if random(2) == 0 {
                 let len = random(max_short(ring) as u64 + 1) as u32 / (1 + random(40) as u32);
-                let info: Vec<u8> = (0..random(113)).map(|i| (i + step) as u8).collect();
+                let info_len = if random(2) == 0 { 0 } else { random(113) };
+                let info: Vec<u8> = (0..info_len).map(|i| (i + step) as u8).collect();
                 let payload: Vec<u8> = (0..len).map(|i| (u64::from(i) * 3 + step) as u8).collect();
                 let mut cookie = random(3);
                 let mut header = Header {
@@ -42,11 +43,27 @@ fn random_records_arrive_as_an_oracle_says() {
                     payload = (0..24).map(|i| (i * 5 + step) as u8).collect();
                     (cookie, info) = (0, Vec::new());
                 }
-                if producer.push(header, cookie, &info, |ring, at| ring.write_bytes(at, &payload)) {
+                let plain = header.kind == KIND_SHORT && info.is_empty();
+                let pushed = if plain && random(2) == 0 {
+                    producer.push_short(header.protocol, cookie, &payload)
+                } else {
+                    producer.push(header, cookie, &info, |ring, at| ring.write_bytes(at, &payload))
+                };
+                if pushed {
                     oracle.push_back((header, cookie, info, payload));
                 } else {
                     assert!(!oracle.is_empty(), "an empty ring has room for any record");
                 }
+            } else if let (true, Look::Short { protocol, cookie, len }) = (random(4) > 0, consumer.look()) {
+                let (header, expected_cookie, info, expected) = oracle.pop_front().expect("sent");
+                let mut payload = vec![0; len];
+                consumer.payload(cookie.is_some(), &mut payload);
+                assert_eq!(header.kind, KIND_SHORT);
+                assert_eq!((protocol, cookie.unwrap_or(0)), (header.protocol, expected_cookie));
+                assert_eq!((payload, info), (expected, Vec::new()), "at step {step}");
+                consumer.consume_short(cookie.is_some(), len, LightFence::Full);
+                received += 1;
+                looked += 1;
             } else {
                 match consumer.peek() {
                     Peek::Empty => assert!(oracle.is_empty()),
@@ -66,7 +83,7 @@ fn random_records_arrive_as_an_oracle_says() {
                 }
             }
         }
-        assert!(received > 50_000);
+        assert!(received > 50_000 && looked > 10_000, "{received} records, {looked} of them at a look");
     }
 }
 
@@ -111,6 +128,7 @@ fn groups_of_words_arrive_as_an_oracle_says() {
                         seen += 1;
                         consumer.consume_word(false, LightFence::Full);
                     }
+                    Look::Short { .. } => panic!("a word is no other payload"),
                     Look::Other => {
                         let Peek::Record(header) = consumer.peek() else { panic!("no record at {seen}") };
                         let count = header.len as usize / 8;

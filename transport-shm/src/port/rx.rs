@@ -120,6 +120,11 @@ impl Rx {
                         break;
                     }
                 }
+                Look::Short { protocol, cookie, len } => {
+                    if !self.desk.take_short(lane, (protocol, cookie, len), &self.home, tx, sink) {
+                        break;
+                    }
+                }
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
                     Took::Several(header) => {
@@ -161,6 +166,27 @@ enum Took {
 }
 
 impl Desk {
+    /// Takes the record at the lane's head, of which [`Look::Short`] has said this much; false: it has to wait.
+    #[inline]
+    fn take_short(
+        &mut self,
+        lane: &mut Reading<SharedWords, Source>,
+        (protocol, cookie, len): (u16, Option<u64>, usize),
+        home: &Arc<ClientLink>,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+    ) -> bool {
+        let from = lane.with.from;
+        let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut self.scratch[..])[..len];
+        lane.consumer.payload(cookie.is_some(), bytes);
+        let body = Body::Short(bytes);
+        lane.held = sink.plain(tx, from, ProtocolId(protocol), cookie.unwrap_or(0), body).is_some();
+        if !lane.held && lane.consumer.consume_short(cookie.is_some(), len, self.fence) {
+            home.ring_if_asleep(from);
+        }
+        !lane.held
+    }
+
     /// Takes the record at the lane's head, whatever it is.
     #[inline(never)]
     fn take(
@@ -207,26 +233,25 @@ impl Desk {
                 (cookie, Body::Lease(lease))
             }
         };
-        let mut packet = Packet {
-            source: from,
-            protocol: ProtocolId(header.protocol),
-            kind: 0,
-            cookie,
-            info: &info[..header.info_len as usize],
-            body,
+        let protocol = ProtocolId(header.protocol);
+        let held = if header.info_len == 0 {
+            sink.plain(tx, from, protocol, cookie, body)
+        } else {
+            let info = &info[..header.info_len as usize];
+            let mut packet = Packet { source: from, protocol, kind: 0, cookie, info, body };
+            (sink.packet(tx, &mut packet) == Verdict::Hold).then_some(packet.body)
         };
-        match sink.packet(tx, &mut packet) {
-            Verdict::Taken => {
-                lane.held = false;
+        lane.held = held.is_some();
+        match held {
+            None => {
                 if lane.consumer.consume(header, *fence) {
                     home.ring_if_asleep(from);
                 }
                 Took::One
             }
-            Verdict::Hold => {
-                lane.held = true;
+            Some(body) => {
                 // The record stays and names the page: the grant must not be returned yet, copied or not.
-                match packet.body {
+                match body {
                     Body::Lease(lease) => lease.keep(),
                     _ => copied.into_iter().for_each(Lease::keep),
                 }

@@ -4,7 +4,7 @@ mod batch;
 mod pages;
 mod replay;
 
-use pages::SharedPage;
+use pages::{PageHead, SharedPage};
 use replay::replay_puts;
 
 use crate::grants::Grants;
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
-use posthaste_core::{Descriptor, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{Descriptor, Endpoint, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
 
 /// The sending half.
@@ -38,6 +38,8 @@ pub(super) struct Tx {
     pub ended: Vec<(Ticket, Value)>,
     /// The lane that took no more last, until its reader was seen to move.
     full: Option<usize>,
+    /// Whose memory the run under way has written; a run has one target.
+    wrote: Option<Endpoint>,
 }
 
 pub(super) struct TxLane {
@@ -97,6 +99,7 @@ impl Tx {
             shared: None,
             ended: Vec::new(),
             full: None,
+            wrote: None,
             home,
         }
     }
@@ -187,7 +190,10 @@ impl Tx {
             Payload::Shared(slice) if len <= max_short => {
                 self.send_recorded(index, descriptor, sources.info, slice)
             }
-            _ => self.send_page(index, descriptor, sources, source),
+            _ => {
+                let Descriptor { protocol, cookie, len, .. } = *descriptor;
+                self.send_page(index, PageHead { protocol, cookie, len, info: sources.info }, source)
+            }
         }
     }
 
@@ -287,6 +293,9 @@ impl Tx {
                             return fault(taken, Fault::PeerLost(remote.rank));
                         }
                         known = (descriptor.region, mapped, remote.rank);
+                    }
+                    if descriptor.op == Op::Put {
+                        self.wrote = Some(descriptor.target());
                     }
                     if descriptor.op == Op::Put && descriptor.source_kind == SourceKind::Region {
                         let Some(local) = sources.table.local.get(descriptor.source[0] as usize) else {
@@ -427,6 +436,11 @@ impl Inject for Tx {
             };
         }
         let injected = self.run(run, sources);
+        if let Some(target) = self.wrote.take() {
+            // Tasks may wait for what was written.
+            self.fence.issue();
+            self.home.ring_for_memory(target);
+        }
         if injected.stop == Stop::Full
             && let Some(descriptor) = run.get(injected.taken)
         {
@@ -453,6 +467,29 @@ impl Inject for Tx {
             return false;
         }
         if !lane.producer.push_word(protocol.0, cookie, payload) {
+            lane.blocked = true;
+            self.full = Some(target);
+            return false;
+        }
+        if lane.producer.reader_wants_notice(fence) {
+            self.announce_to(target);
+        }
+        true
+    }
+
+    #[inline]
+    fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
+        let fence = self.fence;
+        let max_short = self.max_short;
+        let Some(Some(lane)) = self.lanes.get_mut(target) else { return false };
+        if lane.dead {
+            return false;
+        }
+        if payload.len() > max_short {
+            let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
+            return matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true));
+        }
+        if !lane.producer.push_short(protocol.0, cookie, payload) {
             lane.blocked = true;
             self.full = Some(target);
             return false;

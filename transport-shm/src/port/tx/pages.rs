@@ -4,10 +4,9 @@ use super::super::COPY_FLAG;
 use super::{Payload, Tx, TxLane};
 use crate::lane::{Header, KIND_PAGE};
 use crate::pages::{Page, Taken};
-use posthaste_core::device::Sources;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::lock;
-use posthaste_core::{Descriptor, Fault};
+use posthaste_core::{Fault, ProtocolId};
 
 /// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
 pub(super) struct SharedPage {
@@ -16,14 +15,22 @@ pub(super) struct SharedPage {
     page: Page,
 }
 
+/// Everything of a message in a page but its payload.
+#[derive(Clone, Copy)]
+pub(super) struct PageHead<'a> {
+    pub protocol: ProtocolId,
+    pub cookie: u64,
+    pub len: u64,
+    pub info: &'a [u8],
+}
+
 impl Tx {
     /// A payload that goes into a page of this side's pool (or is there already, as a loan), named by a record.
     #[inline(never)]
     pub(super) fn send_page(
         &mut self,
         index: usize,
-        descriptor: &Descriptor,
-        sources: &Sources<'_>,
+        head: PageHead<'_>,
         source: Payload<'_>,
     ) -> Result<bool, Fault> {
         self.lane(index)?;
@@ -39,7 +46,7 @@ impl Tx {
                 self.pool.share(page);
                 (page, false)
             }
-            _ => match self.take_page(descriptor.len)? {
+            _ => match self.take_page(head.len)? {
                 Some(page) => (page, false),
                 None => {
                     self.block(index);
@@ -55,7 +62,7 @@ impl Tx {
             self.block(index);
             return Ok(false);
         };
-        let memory = self.memory.slice(page.offset, descriptor.len);
+        let memory = self.memory.slice(page.offset, head.len);
         match (source, memory) {
             _ if there.is_some() => {}
             (Payload::Private(bytes), Some(memory)) => {
@@ -73,12 +80,12 @@ impl Tx {
         let copy = if scarce || lane.grants.are_kept() { COPY_FLAG } else { 0 };
         let header = Header {
             kind: KIND_PAGE,
-            info_len: descriptor.info_len,
-            protocol: descriptor.protocol.0,
-            len: descriptor.len as u32,
-            cookie: descriptor.cookie != 0,
+            info_len: head.info.len() as u8,
+            protocol: head.protocol.0,
+            len: head.len as u32,
+            cookie: head.cookie != 0,
         };
-        let sent = lane.producer.push(header, descriptor.cookie, sources.info, |ring, at| {
+        let sent = lane.producer.push(header, head.cookie, head.info, |ring, at| {
             ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
             let word = life | (number as u64) << 40 | copy;
             ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
