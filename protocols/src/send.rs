@@ -88,7 +88,7 @@ fn send_word<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
             .unwrap_or(false)
 }
 
-/// A message of one packet with nothing in its way. The buffer is as good as gone then.
+/// A message of one packet with nothing in its way. The buffer must not be sent again then.
 #[inline]
 fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> bool {
     if buffer.word().is_some() {
@@ -240,6 +240,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
             if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
+                // Whoever polls once more, or tries to send, sends nothing twice: a loan is the device's again.
+                self.buffer = None;
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }

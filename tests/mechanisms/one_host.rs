@@ -1,9 +1,11 @@
 //! What shared memory alone can do.
 
 use crate::support::{options, others, run, soon};
+use posthaste::datatype::{Datatype, Layout};
 use posthaste::{Message, Messager, Rank, Scope};
-use std::sync::Arc;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -101,6 +103,79 @@ fn m_w01_windows_are_freed_while_all_queues_are_full() {
         stop.store(true, Ordering::Relaxed);
         for sender in senders {
             soon("the senders", sender).await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// What is traced.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
+    run(2, options(), async |job| {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || writer.clone())
+            .finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        // The first word is waited on; what was rung for is told in the second.
+        let window = job.shmalloc::<u64>(64).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let pattern = job.record(|r| window.record_put(r, peer, 0, &source)).await.unwrap();
+        let mut round = 0u64;
+        let word = Datatype::of::<u64>();
+        for way in 0..5 {
+            // Whether the other one sleeps by then is its scheduler's business: once it does, it is rung.
+            loop {
+                round += 1;
+                job.barrier().await.unwrap();
+                if job.rank() == Rank(0) {
+                    soon("the word", window.wait_until(0, |word| word == round)).await.unwrap();
+                    let rung =
+                        soon("the news", window.wait_until(1, |word| word >> 1 == round)).await.unwrap();
+                    if rung & 1 == 1 {
+                        break;
+                    }
+                    continue;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                lines.0.lock().unwrap().clear();
+                match way {
+                    0 => window.put(peer, 0, round).await.unwrap(),
+                    1 => window.put_slice(peer, 0, &[round]).await.unwrap(),
+                    2 => window.put_bytes(peer, 0, round.to_ne_bytes().to_vec().into()).await.unwrap(),
+                    3 => {
+                        let layout = Layout::new(&word, 1);
+                        window.put_typed(peer, &layout, &[round], &layout).await.unwrap();
+                    }
+                    _ => {
+                        source.write(0, &round.to_ne_bytes()).unwrap();
+                        pattern.replay().await.unwrap();
+                    }
+                }
+                let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+                let rung = text.contains("bell rung");
+                window.put(peer, 1, round << 1 | u64::from(rung)).await.unwrap();
+                if rung {
+                    break;
+                }
+            }
         }
         job.barrier().await.unwrap();
     });

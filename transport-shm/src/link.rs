@@ -99,6 +99,7 @@ impl Link {
 
     /// Rings a rank's bell.
     pub fn ring(&self, rank: Rank) {
+        tracing::trace!(%rank, "bell rung");
         if let Some(Some(pipe)) = self.ring.get(rank.index()) {
             ring(pipe);
         }

@@ -1,7 +1,8 @@
 //! The driver: keeps a context moving when nobody waits for it, and sleeps on its doorbell.
 
 use super::wait::LOOKS;
-use super::{Face, Handle, Shared, patience};
+use super::{Face, Handle, Shared, Spin, patience};
+use crate::engine::Engine;
 use crate::sync::Arc;
 use std::future::Future;
 use std::pin::Pin;
@@ -9,6 +10,9 @@ use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 use tracing::Instrument;
+
+/// For how long a round of the driver goes on at most while more and more comes in.
+const STAY: Duration = Duration::from_micros(20);
 
 /// Keeps a context moving when nobody else does. Spawn it on the runtime, or block a thread of its own on it.
 pub struct Driver {
@@ -162,12 +166,12 @@ impl Driver {
                 engine.disarm();
             }
             engine.expire(now);
-            let moved = shared.advance(engine);
+            let moved = advance_while_it_comes(&shared, engine, time);
             if engine.is_watching() {
                 engine.look_at_memory();
                 shared.watching.store(engine.is_watching(), Ordering::SeqCst);
             }
-            let events = engine.stats().events.wrapping_add(u64::from(shared.waits.load(Ordering::Relaxed)));
+            let events = engine.stats().events.wrapping_add(u64::from(shared.found.load(Ordering::Relaxed)));
             self.events = events;
             if events != seen {
                 let bytes = engine.stats().bytes_received.wrapping_sub(self.received);
@@ -190,6 +194,21 @@ impl Driver {
             }
         });
         round.unwrap_or(Round::OthersMoved)
+    }
+}
+
+/// Moves what can be moved, and looks on for a little where that was something: whoever got an answer is likely to ask again
+/// at once, and would else wait for a turn of the runtime, which asks the system for events. Tasks that were woken meanwhile
+/// wait for [`STAY`] at most, and for [`LOOKS`] if nothing more comes.
+fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> usize {
+    let mut moved = 0;
+    loop {
+        let more = shared.advance(engine);
+        moved += more;
+        let goes_on = more > 0 && shared.spin != Spin::Yield && !shared.cell.has_work();
+        if !goes_on || !engine.glance(LOOKS) || shared.sysdep.now() - since > STAY {
+            return moved;
+        }
     }
 }
 

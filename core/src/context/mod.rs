@@ -79,8 +79,10 @@ pub struct Shared {
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
     watching: AtomicBool,
-    /// Waits on memory that have begun, roughly: as long as there are more of them, the driver stays awake.
+    /// Waits on memory that have begun, roughly.
     waits: AtomicU32,
+    /// The last of them that ended past the engine: as long as there are more, the driver stays awake.
+    found: AtomicU32,
     reliance: reliance::Reliance,
 }
 
@@ -124,6 +126,7 @@ impl Shared {
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            found: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
         })
     }

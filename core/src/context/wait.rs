@@ -28,6 +28,11 @@ const AT_ONCE: u32 = 64;
 const AT_ONCE_PAUSED: u32 = 16;
 /// One in so many waits on memory looks at what comes in first.
 const ADVANCING_WAITS: u32 = 8;
+/// Rounds of one wait with something to do after which more of the kind is expected, what is too little to be worth a look,
+/// and for how many pauses to wait for more of it.
+const STREAM: u32 = 4;
+const FEW: usize = 4;
+const BREATH: u32 = 4;
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -83,13 +88,16 @@ pub fn poll_memory<F: Face, R>(
     let spun = match done() {
         Some(value) => Ok(Spun::Done(value)),
         None => {
+            // What another thread counts at the same time is counted once: it is enough to know that there are some.
             let waits = shared.waits.load(Ordering::Relaxed).wrapping_add(1);
-            // A wait that another thread counts as well is counted once: what counts is that there are some.
             shared.waits.store(waits, Ordering::Relaxed);
             let advances = waits.is_multiple_of(ADVANCING_WAITS);
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
-                Some(value) => Ok(Spun::Done(value)),
+                Some(value) => {
+                    shared.found.store(waits, Ordering::Relaxed);
+                    Ok(Spun::Done(value))
+                }
                 None => {
                     match face.enter(|engine| spin_on_memory(shared, engine, advances, YIELDED, &mut done)) {
                         Ok(spun) => Ok(spun),
@@ -278,19 +286,30 @@ fn spin_on_memory<R>(
     yielded: Duration,
     done: &mut impl FnMut() -> Option<R>,
 ) -> Spun<R> {
-    let mut until = None;
+    let (mut until, mut busy_until, mut busy) = (None, None, 0u32);
     loop {
         let moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
+        if moved {
+            // As in `spin`: a rank that is asked for something goes on looking, and lets other tasks run now and then.
+            until = None;
+            busy += 1;
+            if busy.is_multiple_of(BUSY_ROUNDS) {
+                let now = shared.sysdep.now();
+                if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {
+                    return Spun::Busy;
+                }
+            }
+        }
         for _ in 0..LOOKS {
             if let Some(value) = done() {
                 // The driver is not to fall asleep between two of a row of these.
                 engine.found_memory_changed();
                 return Spun::Done(value);
             }
-            if moved || shared.spin == Spin::Yield {
+            // Messages are not to wait for the end of these looks: it has a pause of its own.
+            if moved || shared.spin == Spin::Yield || engine.glance(1) {
                 break;
             }
-            spin_loop();
         }
         if shared.cell.has_work() {
             return Spun::Busy;
@@ -455,6 +474,12 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
             received = received.wrapping_add(bytes);
             patience = self::patience(bytes);
             busy += 1;
+            if busy > STREAM && events < FEW {
+                // Who sends one after the other gets on with a line while nobody looks at it.
+                for _ in 0..BREATH {
+                    spin_loop();
+                }
+            }
             if busy.is_multiple_of(BUSY_ROUNDS) {
                 let now = shared.sysdep.now();
                 if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {

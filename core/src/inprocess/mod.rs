@@ -261,7 +261,7 @@ struct InProcessRouser {
 
 impl Rouse for InProcessRouser {
     fn rouse(&self) {
-        self.net.inboxes[self.index].ring_if_armed();
+        self.net.inboxes[self.index].rouse();
     }
 }
 

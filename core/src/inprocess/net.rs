@@ -8,7 +8,7 @@ use crate::ids::{JobShape, ProtocolId, Rank};
 use atomic_waker::AtomicWaker;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
@@ -72,6 +72,13 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
+    /// Rings after a write to memory that the endpoint's tasks may wait on.
+    pub(super) fn rouse(&self) {
+        // The write may be a plain store. Partner: the store in `arm`, before the last look at the memory.
+        fence(Ordering::SeqCst);
+        self.ring_if_armed();
+    }
+
     pub(super) fn ring_if_armed(&self) {
         // SeqCst pairs with the store in `arm`: either the sleeper sees what was done before, or it is seen armed. It
         // stays armed until it is disarmed, because a ring may be in vain.

@@ -119,7 +119,7 @@ impl InProcessPort {
     /// Tasks of the target may wait for what was written there.
     fn rouse(&self, descriptor: &Descriptor) {
         if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(descriptor.target())) {
-            inbox.ring_if_armed();
+            inbox.rouse();
         }
     }
 

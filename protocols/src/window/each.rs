@@ -33,19 +33,6 @@ pub enum WordUpdate {
     Replace,
 }
 
-impl WordUpdate {
-    fn op(self, fetch: bool) -> AtomicOp {
-        match self {
-            WordUpdate::Add => AtomicOp::Add,
-            WordUpdate::And => AtomicOp::And,
-            WordUpdate::Or => AtomicOp::Or,
-            WordUpdate::Xor => AtomicOp::Xor,
-            WordUpdate::Replace if fetch => AtomicOp::Swap,
-            WordUpdate::Replace => AtomicOp::Store,
-        }
-    }
-}
-
 /// How a word is named: by its offset in bytes, or by its index among elements.
 pub trait WordIndex: Copy + super::atomic::Sealed {
     /// The part of the rank's.
@@ -89,21 +76,32 @@ struct Ready<'w> {
     part: &'w Part,
     word: SharedSlice,
     operand: u64,
-    number: usize,
 }
 
 impl Ready<'_> {
+    /// Does it; the old value if it is wanted.
     #[inline(always)]
-    fn apply<const FETCH: bool, W: Word>(&self, op: AtomicOp, found: &mut impl FnMut(usize, W)) {
+    fn apply<const FETCH: bool, W: Word>(&self, op: AtomicOp) -> Option<W> {
         let op = WordOp { op, len: W::LEN, operand: self.operand, expected: self.operand };
         // It is an aligned word of that length: that was looked at when it was found.
-        if !FETCH {
-            let _: Option<()> = self.word.apply_unread(&op);
-        } else if let Some(old) = self.word.apply(&op) {
-            found(self.number, W::from_bits(old));
-        }
+        let old = if FETCH {
+            self.word.apply(&op).map(W::from_bits)
+        } else {
+            self.word.apply_unread(&op).and(None)
+        };
         self.part.rouse();
+        old
     }
+}
+
+/// The next of the updates.
+enum Next<'w> {
+    /// Its word has been asked for.
+    Ready(Ready<'w>),
+    /// It has been started, and ends later.
+    Started,
+    /// There is none.
+    None,
 }
 
 /// Updates, and how far they are done.
@@ -145,49 +143,74 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
 
     /// Does or starts some of them. All that were made ready are done when it returns.
     fn step<const FETCH: bool>(&mut self, found: &mut impl FnMut(usize, W)) -> Result<(), RmaError> {
-        let op = self.update.op(FETCH);
+        // One loop for each: what is done to the words is not looked up for every word.
+        match self.update {
+            WordUpdate::Add => self.step_of::<FETCH, { AtomicOp::Add as u8 }>(found),
+            WordUpdate::And => self.step_of::<FETCH, { AtomicOp::And as u8 }>(found),
+            WordUpdate::Or => self.step_of::<FETCH, { AtomicOp::Or as u8 }>(found),
+            WordUpdate::Xor => self.step_of::<FETCH, { AtomicOp::Xor as u8 }>(found),
+            WordUpdate::Replace if FETCH => self.step_of::<FETCH, { AtomicOp::Swap as u8 }>(found),
+            WordUpdate::Replace => self.step_of::<FETCH, { AtomicOp::Store as u8 }>(found),
+        }
+    }
+
+    #[inline(always)]
+    fn step_of<const FETCH: bool, const OP: u8>(
+        &mut self,
+        found: &mut impl FnMut(usize, W),
+    ) -> Result<(), RmaError> {
+        let Some(op) = (const { AtomicOp::from_number(OP) }) else { return Ok(()) };
+        // Where the update of a turn waits until so many others have come behind it.
         let mut ahead = [None::<Ready<'w>>; AHEAD];
-        let (mut turn, mut end, mut outcome) = (0, STEP, Ok(()));
-        while turn < end + AHEAD {
-            let mut later = None;
-            if turn < end {
-                match self.take(op, FETCH) {
-                    Ok(taken) => later = taken,
-                    Err(error) => outcome = Err(error),
-                }
-                if self.ended || outcome.is_err() {
-                    end = turn;
-                }
+        let first = self.taken;
+        let mut apply = |turn: usize, ready: Option<Ready<'w>>| {
+            if let Some(ready) = ready
+                && let Some(old) = ready.apply::<FETCH, W>(op)
+            {
+                found(first + turn, old);
             }
-            if let Some(ready) = std::mem::replace(&mut ahead[turn % AHEAD], later) {
-                ready.apply::<FETCH, W>(op, found);
-            }
+        };
+        let (mut turn, mut outcome) = (0, Ok(()));
+        while turn < STEP {
+            let later = match self.take(op, FETCH) {
+                Ok(Next::Ready(ready)) => Some(ready),
+                Ok(Next::Started) => None,
+                Ok(Next::None) => {
+                    self.ended = true;
+                    break;
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            };
+            apply(turn.wrapping_sub(AHEAD), std::mem::replace(&mut ahead[turn % AHEAD], later));
             turn += 1;
+        }
+        for turn in turn..turn + AHEAD {
+            apply(turn.wrapping_sub(AHEAD), ahead[turn % AHEAD]);
         }
         outcome
     }
 
     /// Takes the next update, finds its word, and asks for it. What cannot be done at once is started.
     #[inline(always)]
-    fn take(&mut self, op: AtomicOp, fetch: bool) -> Result<Option<Ready<'w>>, RmaError> {
-        let Some((rank, index, value)) = self.updates.next() else {
-            self.ended = true;
-            return Ok(None);
-        };
+    fn take(&mut self, op: AtomicOp, fetch: bool) -> Result<Next<'w>, RmaError> {
+        let Some((rank, index, value)) = self.updates.next() else { return Ok(Next::None) };
         let (memory, number, operand) = (self.words.memory(), self.taken, value.to_bits());
         self.taken += 1;
         let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
         match memory.atomic_word(part, offset, W::LEN) {
             Some((part, word)) if word.is_word(W::LEN) => {
                 word.prefetch_write(0);
-                Ok(Some(Ready { part, word, operand, number }))
+                Ok(Next::Ready(Ready { part, word, operand }))
             }
             _ => {
                 let op = WordOp { op, len: W::LEN, operand, expected: operand };
                 let mut access = Access::new(memory, part, rank, offset, op);
                 access.start(fetch)?;
                 self.under_way.push_back((number, access));
-                Ok(None)
+                Ok(Next::Started)
             }
         }
     }

@@ -55,6 +55,12 @@ impl<W: Words> Producer<W> {
         Some(self.tail + skip)
     }
 
+    /// Whether there is room for a record like this.
+    #[inline]
+    pub fn has_room(&mut self, header: Header) -> bool {
+        self.reserve(header.record_bytes()).is_some()
+    }
+
     #[inline]
     fn word(&self, position: u64) -> usize {
         ((position & (self.size - 1)) / 8) as usize

@@ -18,6 +18,8 @@ const COPY_FLAG: u64 = 1 << 63;
 pub(crate) struct ShmPort {
     tx: Tx,
     rx: Rx,
+    /// Tasks wait on memory.
+    watching: bool,
 }
 
 impl ShmPort {
@@ -25,7 +27,7 @@ impl ShmPort {
         let block = home.link.arena.layout().block(home.client, home.me);
         home.link.arena.commit(block.0, block.1)?;
         let (tx, rx) = (Tx::new(home.clone()), Rx::new(home));
-        Ok(ShmPort { tx, rx })
+        Ok(ShmPort { tx, rx, watching: false })
     }
 }
 
@@ -61,7 +63,7 @@ impl Inject for ShmPort {
 impl Port for ShmPort {
     #[inline]
     fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
-        let ShmPort { tx, rx } = self;
+        let ShmPort { tx, rx, .. } = self;
         if rx.inbox.is_announced() {
             rx.collect();
         }
@@ -92,7 +94,7 @@ impl Port for ShmPort {
 
     #[inline]
     fn glance(&mut self, looks: u32) -> bool {
-        let ShmPort { tx, rx } = self;
+        let ShmPort { tx, rx, .. } = self;
         if !tx.ended.is_empty() {
             return true;
         }
@@ -104,13 +106,13 @@ impl Port for ShmPort {
     }
 
     fn arm(&mut self, waiting_for_room: bool) -> bool {
-        let ShmPort { tx, rx } = self;
+        let ShmPort { tx, rx, watching } = self;
         if waiting_for_room {
             tx.set_waiting(true);
         }
         // Where nobody else writes to the arena, no other thread has a light fence to pair with, but for leases that are
-        // returned.
-        let alone = rx.alone && !waiting_for_room;
+        // returned, and puts to memory that tasks wait on.
+        let alone = rx.alone && !waiting_for_room && !*watching;
         let heavy_fence = || {
             if !alone {
                 rx.home.link.sysdep.heavy_fence();
@@ -124,6 +126,7 @@ impl Port for ShmPort {
     }
 
     fn watch(&mut self, watching: bool) {
+        self.watching = watching;
         self.rx.inbox.watch(watching);
     }
 
@@ -133,12 +136,12 @@ impl Port for ShmPort {
     }
 
     fn has_packets_of(&self, rank: Rank) -> bool {
-        let ShmPort { tx, rx } = self;
+        let ShmPort { tx, rx, .. } = self;
         (0..tx.lanes.len()).any(|index| tx.home.endpoint(index).rank == rank && rx.inbox.has_any(index))
     }
 
     fn peer_down(&mut self, rank: Rank) {
-        let ShmPort { tx, rx } = self;
+        let ShmPort { tx, rx, .. } = self;
         for index in 0..tx.lanes.len() {
             if tx.home.endpoint(index).rank == rank {
                 tx.kill(index);

@@ -35,7 +35,16 @@ impl Tx {
     ) -> Result<bool, Fault> {
         self.lane(index)?;
         self.settle(index);
-        if self.lanes[index].as_ref().is_none_or(|lane| lane.grants.is_far_ahead()) {
+        let header = Header {
+            kind: KIND_PAGE,
+            info_len: head.info.len() as u8,
+            protocol: head.protocol.0,
+            len: head.len as u32,
+            cookie: head.cookie != 0,
+        };
+        // Before the payload is copied.
+        let may = |lane: &mut Box<TxLane>| !lane.grants.is_far_ahead() && lane.producer.has_room(header);
+        if !self.lanes[index].as_mut().is_some_and(may) {
             self.block(index);
             return Ok(false);
         }
@@ -78,13 +87,6 @@ impl Tx {
         let scarce = self.pool.is_scarce();
         let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
         let copy = if scarce || lane.grants.are_kept() { COPY_FLAG } else { 0 };
-        let header = Header {
-            kind: KIND_PAGE,
-            info_len: head.info.len() as u8,
-            protocol: head.protocol.0,
-            len: head.len as u32,
-            cookie: head.cookie != 0,
-        };
         let sent = lane.producer.push(header, head.cookie, head.info, |ring, at| {
             ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
             let word = life | (number as u64) << 40 | copy;
