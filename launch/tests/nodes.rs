@@ -98,7 +98,11 @@ fn a_place_to_meet_is_served_where_sockets_are_needed() {
         assert_eq!(lines(&job), vec![format!("{nodes}{address}"); 3]);
         TcpStream::connect(address).unwrap();
         drop(job);
-        assert!(TcpStream::connect(address).is_err(), "the place ends with the job");
+        // The place ends with the job; a child that another test of this process is starting may still have its socket until
+        // it is the program that it is to be.
+        while TcpStream::connect(address).is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
