@@ -1,33 +1,15 @@
 //! Tracing: an event for every packet, in a span that names both ends, for whoever asks; see also `steady.rs`, which
 //! counts what a message costs when nobody does.
 
+#[path = "support/lines.rs"]
+mod lines;
+
+use lines::Lines;
 use posthaste::{Message, Scope};
-use std::io::Write;
-use std::sync::{Arc, Mutex};
-
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 #[tokio::test(flavor = "current_thread")]
 async fn packets_leave_a_trace_with_rank_and_peer() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (lines, _guard) = Lines::of_this_thread();
 
     let job = posthaste::solo().await.expect("a job of one rank");
     let arrived = job.counter();
@@ -44,7 +26,7 @@ async fn packets_leave_a_trace_with_rank_and_peer() {
     echo.call_bytes(job.rank(), [1; 8]).await.expect("an answer");
     job.leave().await.expect("left");
 
-    let text = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+    let text = lines.take();
     for len in [8, 100, 10_000] {
         let of = |what: &str| {
             text.lines().any(|line| line.contains(what) && line.contains(&format!("bytes={len}")))

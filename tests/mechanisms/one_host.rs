@@ -1,11 +1,11 @@
 //! What shared memory alone can do.
 
+use crate::support::lines::Lines;
 use crate::support::{options, others, run, soon};
 use posthaste::datatype::{Datatype, Layout};
 use posthaste::{Message, Messager, Rank, Scope};
-use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -108,31 +108,10 @@ fn m_w01_windows_are_freed_while_all_queues_are_full() {
     });
 }
 
-/// What is traced.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
     run(2, options(), async |job| {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_writer(move || writer.clone())
-            .finish();
-        let _guard = tracing::subscriber::set_default(subscriber);
+        let (lines, _guard) = Lines::of_this_thread();
         // The first word is waited on; what was rung for is told in the second.
         let window = job.shmalloc::<u64>(64).await.unwrap();
         let source = job.region(8).await.unwrap();
@@ -155,7 +134,7 @@ fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
                     continue;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                lines.0.lock().unwrap().clear();
+                lines.take();
                 match way {
                     0 => window.put(peer, 0, round).await.unwrap(),
                     1 => window.put_slice(peer, 0, &[round]).await.unwrap(),
@@ -169,8 +148,7 @@ fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
                         pattern.replay().await.unwrap();
                     }
                 }
-                let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-                let rung = text.contains("bell rung");
+                let rung = lines.take().contains("bell rung");
                 window.put(peer, 1, round << 1 | u64::from(rung)).await.unwrap();
                 if rung {
                     break;
