@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use common::{assigned, job_of, job_of_shell, watchdog};
+use common::{assigned, eventually, job_of, job_of_shell, watchdog};
 use posthaste_launch::{
     InheritedFds, JobEnv, JobId, JobKey, Launch, LaunchError, Meeting, Output, Part, RankEnd, Rendezvous,
     RunningJob,
@@ -98,11 +98,8 @@ fn a_place_to_meet_is_served_where_sockets_are_needed() {
         assert_eq!(lines(&job), vec![format!("{nodes}{address}"); 3]);
         TcpStream::connect(address).unwrap();
         drop(job);
-        // The place ends with the job; a child that another test of this process is starting may still have its socket until
-        // it is the program that it is to be.
-        while TcpStream::connect(address).is_ok() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // A child that another test of this process is starting may have its socket until it is the program it is to be.
+        eventually("the place ends with the job", || TcpStream::connect(address).is_err());
     }
 }
 
