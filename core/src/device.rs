@@ -271,8 +271,7 @@ pub trait Sink {
         payload: u64,
     ) -> Verdict {
         let body = payload.to_ne_bytes();
-        let body = Body::Short(&body);
-        self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
+        self.packet(inject, &mut Packet::plain(source, protocol, cookie, Body::Short(&body)))
     }
 
     /// A packet without info. `None`: it is taken. Otherwise it is to be kept, with everything behind it, and offered again
@@ -286,11 +285,9 @@ pub trait Sink {
         cookie: u64,
         body: Body<'b>,
     ) -> Option<Body<'b>> {
-        let mut packet = Packet { source, protocol, kind: 0, cookie, info: &[], body };
-        match self.packet(inject, &mut packet) {
-            Verdict::Taken => None,
-            Verdict::Hold => Some(packet.body),
-        }
+        let mut packet = Packet::plain(source, protocol, cookie, body);
+        let verdict = self.packet(inject, &mut packet);
+        packet.held(verdict)
     }
 
     /// Packets of one word each, of one protocol and without cookies. Returns how many were taken; the next one is to be
@@ -318,8 +315,7 @@ pub trait Sink {
         payloads: &mut dyn Payloads,
     ) {
         while let Some(bytes) = payloads.next() {
-            let body = Body::Short(bytes);
-            let mut packet = Packet { source, protocol, kind: 0, cookie: 0, info: &[], body };
+            let mut packet = Packet::plain(source, protocol, 0, Body::Short(bytes));
             if self.packet(inject, &mut packet) == Verdict::Hold {
                 return payloads.put_back();
             }
@@ -396,6 +392,20 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
+    /// A packet without info.
+    #[inline]
+    #[must_use]
+    pub fn plain(source: Endpoint, protocol: ProtocolId, cookie: u64, body: Body<'a>) -> Self {
+        Self { source, protocol, kind: 0, cookie, info: &[], body }
+    }
+
+    /// The payload of a packet that is to be kept, as [`Sink::packet`] said.
+    #[inline]
+    #[must_use]
+    pub fn held(self, verdict: Verdict) -> Option<Body<'a>> {
+        (verdict == Verdict::Hold).then_some(self.body)
+    }
+
     /// The packet as its protocol sees it; its payload is gone from here then.
     #[must_use]
     pub fn take(&mut self) -> Incoming<'a> {

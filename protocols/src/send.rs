@@ -69,34 +69,26 @@ pub(crate) fn start(
 pub(crate) fn try_now<F: Face>(
     face: &F,
     envelope: &Envelope,
-    buffer: Buffer,
+    mut buffer: Buffer,
 ) -> Result<(), TrySendError<Buffer>> {
-    let mut buffer = buffer;
     if send_at_once(face, envelope, &mut buffer) {
         return Ok(());
     }
     try_slowly(face, envelope, buffer)
 }
 
-/// A message of one word with nothing in its way.
-#[inline]
-fn send_word<F: Face>(face: &F, envelope: &Envelope, buffer: &Buffer) -> bool {
-    let Some(payload) = buffer.word() else { return false };
-    envelope.info.is_none()
-        && face
-            .enter(|engine| engine.scope().send_word(envelope.target, envelope.protocol, payload))
-            .unwrap_or(false)
-}
-
 /// A message of one packet with nothing in its way. The buffer must not be sent again then.
 #[inline]
 fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> bool {
-    if buffer.word().is_some() {
-        return send_word(face, envelope, buffer);
+    if envelope.info.is_some() {
+        return false;
     }
-    let (target, protocol, payload) = (envelope.target, envelope.protocol, buffer.whole());
-    let sent = envelope.info.is_none()
-        && face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
+    let (target, protocol) = (envelope.target, envelope.protocol);
+    if let Some(word) = buffer.word() {
+        return face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false);
+    }
+    let payload = buffer.whole();
+    let sent = face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
     if sent {
         buffer.sent();
     }

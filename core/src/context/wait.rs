@@ -26,7 +26,7 @@ const SLICE: Duration = Duration::from_micros(100);
 const AT_ONCE: u32 = 64;
 /// The same with a pause before each, which lasts as long as a few looks.
 const AT_ONCE_PAUSED: u32 = 16;
-/// One in so many waits on memory looks at what comes in first.
+/// One in so many waits on memory looks at what comes in first: there may be many short ones behind each other.
 const ADVANCING_WAITS: u32 = 8;
 /// Rounds of one wait with something to do after which more of the kind is expected, what is too little to be worth a look,
 /// and for how many pauses to wait for more of it.
@@ -88,10 +88,7 @@ pub fn poll_memory<F: Face, R>(
     let spun = match done() {
         Some(value) => Ok(Spun::Done(value)),
         None => {
-            // What another thread counts at the same time is counted once: it is enough to know that there are some.
-            let waits = shared.waits.load(Ordering::Relaxed).wrapping_add(1);
-            shared.waits.store(waits, Ordering::Relaxed);
-            let advances = waits.is_multiple_of(ADVANCING_WAITS);
+            let (waits, advances) = shared.memory_wait_begins();
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
                 Some(value) => {
@@ -168,7 +165,7 @@ pub fn poll_look<F: Face, R>(
             Ok(Spun::Done(value))
         }
         None => match face.enter(|engine| {
-            let advances = engine.memory_wait_begins();
+            let (_, advances) = shared.memory_wait_begins();
             spin_on_memory(shared, engine, advances, SLICE, &mut done)
         }) {
             Ok(spun) => Ok(spun),
@@ -268,6 +265,17 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
     }
 }
 
+impl Shared {
+    /// A wait on memory begins: its number, and whether it is to look at what comes in before it looks at the memory. Most
+    /// look there only when the memory does not change soon. What two threads count at once may be counted once.
+    #[inline]
+    fn memory_wait_begins(&self) -> (u32, bool) {
+        let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
+        self.waits.store(waits, Ordering::Relaxed);
+        (waits, waits.is_multiple_of(ADVANCING_WAITS))
+    }
+}
+
 /// The first looks at memory of a wait, past the engine: what is being written now is found without entering and leaving it.
 #[inline]
 fn look_before_all_else<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
@@ -286,18 +294,14 @@ fn spin_on_memory<R>(
     yielded: Duration,
     done: &mut impl FnMut() -> Option<R>,
 ) -> Spun<R> {
-    let (mut until, mut busy_until, mut busy) = (None, None, 0u32);
+    let (mut until, mut busy) = (None, Busy::default());
     loop {
         let moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         if moved {
-            // As in `spin`: a rank that is asked for something goes on looking, and lets other tasks run now and then.
+            // A rank that is asked for something goes on looking.
             until = None;
-            busy += 1;
-            if busy.is_multiple_of(BUSY_ROUNDS) {
-                let now = shared.sysdep.now();
-                if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {
-                    return Spun::Busy;
-                }
+            if busy.is_enough(shared) {
+                return Spun::Busy;
             }
         }
         for _ in 0..LOOKS {
@@ -443,6 +447,26 @@ fn wait_on<F: Face>(
     waited
 }
 
+/// How long things have kept coming in that are not what a spin waits for.
+#[derive(Default)]
+struct Busy {
+    rounds: u32,
+    until: Option<Duration>,
+}
+
+impl Busy {
+    /// Counts a round with something to do; whether it is time for other tasks of the runtime.
+    #[inline]
+    fn is_enough(&mut self, shared: &Shared) -> bool {
+        self.rounds += 1;
+        if !self.rounds.is_multiple_of(BUSY_ROUNDS) {
+            return false;
+        }
+        let now = shared.sysdep.now();
+        now >= *self.until.get_or_insert(now + shared.spin.limit())
+    }
+}
+
 /// How a spin ended.
 enum Spun<R> {
     Done(R),
@@ -454,8 +478,7 @@ enum Spun<R> {
 
 fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engine) -> Option<R>) -> Spun<R> {
     let mut rounds = 0u32;
-    let mut busy = 0u32;
-    let (mut until, mut busy_until) = (None, None);
+    let (mut until, mut busy) = (None, Busy::default());
     let mut patience = Duration::ZERO;
     let mut received = engine.stats().bytes_received;
     loop {
@@ -473,18 +496,14 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
             let bytes = engine.stats().bytes_received.wrapping_sub(received);
             received = received.wrapping_add(bytes);
             patience = self::patience(bytes);
-            busy += 1;
-            if busy > STREAM && events < FEW {
+            if busy.rounds >= STREAM && events < FEW {
                 // Who sends one after the other gets on with a line while nobody looks at it.
                 for _ in 0..BREATH {
                     spin_loop();
                 }
             }
-            if busy.is_multiple_of(BUSY_ROUNDS) {
-                let now = shared.sysdep.now();
-                if now >= *busy_until.get_or_insert(now + shared.spin.limit()) {
-                    return Spun::Busy;
-                }
+            if busy.is_enough(shared) {
+                return Spun::Busy;
             }
             continue;
         }

@@ -60,32 +60,28 @@ impl Scope<'_> {
         let wire_id = Self::wire_id(protocol);
         let (source_kind, key, len, borrowed) = match source {
             Whole::Bytes(bytes) if bytes.len() <= *eager => {
-                let len = bytes.len() as u64;
-                if self.inject.plain(index, wire_id, 0, bytes) {
-                    peer.unflushed = true;
-                    stats.sent(len);
-                    self.trace_sent(target, len);
-                    return true;
-                }
-                (SourceKind::Borrowed, 0, len, bytes)
+                (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
             Whole::Bytes(_) => return false,
             Whole::Loan(key, len) if routes.of(target.rank).loans => (SourceKind::Loan, key, len, &[][..]),
             Whole::Loan(..) => return false,
         };
-        let descriptor = Descriptor {
-            op: Op::Send,
-            source_kind,
-            rank: target.rank,
-            context: target.context,
-            protocol: wire_id,
-            len,
-            source: [key, 0],
-            ..Descriptor::default()
-        };
-        let sources = Sources { info: &[], borrowed, table };
-        if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
-            return false;
+        let plain = source_kind == SourceKind::Borrowed && self.inject.plain(index, wire_id, 0, borrowed);
+        if !plain {
+            let descriptor = Descriptor {
+                op: Op::Send,
+                source_kind,
+                rank: target.rank,
+                context: target.context,
+                protocol: wire_id,
+                len,
+                source: [key, 0],
+                ..Descriptor::default()
+            };
+            let sources = Sources { info: &[], borrowed, table };
+            if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
+                return false;
+            }
         }
         peer.unflushed = true;
         stats.sent(len);

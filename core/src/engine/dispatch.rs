@@ -81,7 +81,10 @@ impl Sink for Dispatcher<'_> {
             }
             return None;
         }
-        self.other_plain(inject, source, protocol, cookie, body)
+        // Not simply the next message of a protocol which is known.
+        let mut packet = Packet::plain(source, protocol, cookie, body);
+        let verdict = self.packet(inject, &mut packet);
+        packet.held(verdict)
     }
 
     fn words(
@@ -146,8 +149,7 @@ impl Sink for Dispatcher<'_> {
                 }
             }
             let Some(payload) = payloads.next() else { return };
-            let body = Body::Short(payload);
-            let mut packet = Packet { source, protocol, kind: 0, cookie: 0, info: &[], body };
+            let mut packet = Packet::plain(source, protocol, 0, Body::Short(payload));
             if self.packet(inject, &mut packet) == Verdict::Hold {
                 return payloads.put_back();
             }
@@ -245,21 +247,6 @@ impl<'a> Dispatcher<'a> {
         clear.then_some((&**handler, *flow, peer.life))
     }
 
-    /// A packet without info that is not simply the next message of a protocol which is known.
-    #[inline(never)]
-    fn other_plain<'b>(
-        &mut self,
-        inject: &mut dyn Inject,
-        source: Endpoint,
-        protocol: ProtocolId,
-        cookie: u64,
-        body: Body<'b>,
-    ) -> Option<Body<'b>> {
-        let mut packet = Packet { source, protocol, kind: 0, cookie, info: &[], body };
-        let held = self.packet(inject, &mut packet) == Verdict::Hold;
-        held.then_some(packet.body)
-    }
-
     /// A word that is not simply the next message of a protocol which is known.
     fn other_word(
         &mut self,
@@ -276,7 +263,7 @@ impl<'a> Dispatcher<'a> {
             Scope { inject, state: self.state }.answered(index, source.rank, cookie, body);
             return Verdict::Taken;
         }
-        self.packet(inject, &mut Packet { source, protocol, kind: 0, cookie, info: &[], body })
+        self.packet(inject, &mut Packet::plain(source, protocol, cookie, body))
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A task that goes to sleep leaves what it has seen. The memory is compared with that whenever the driver has a round, and
 //! once more when the doorbell has been armed: a writer that comes later finds it armed and rings. What is written without
-//! a look at the doorbell, as by a plain put to mapped memory, is found when time has passed: soon at first, then at most
-//! [`LONGEST`] later.
+//! a look at the doorbell, as by the rank itself to its own part of a window, is found when time has passed: soon at first,
+//! then at most [`LONGEST`] later.
 
 use super::Engine;
 use crate::memory::SharedSlice;
@@ -14,9 +14,6 @@ use std::task::Waker;
 
 /// Milliseconds between two looks at memory that may be written without a ring.
 const LONGEST: u64 = 8;
-/// One in so many of many short waits on memory looks at what comes in first.
-const ADVANCING_WAITS: u32 = 8;
-
 /// Memory that a task waits on. The engine forgets it when it has changed, or when its task has.
 #[derive(Debug)]
 pub struct Watched {
@@ -79,8 +76,6 @@ pub(super) struct Watches {
     list: Vec<Arc<Watched>>,
     next: u64,
     pause: u64,
-    /// Waits that began.
-    begun: u32,
 }
 
 impl Watches {
@@ -119,15 +114,6 @@ impl Engine {
             self.watching = !self.watching;
             self.port.watch(self.watching);
         }
-    }
-
-    /// A wait on memory begins; whether it is to look at what comes in before it looks at the memory. Most look there only
-    /// when the memory does not change soon; this is for a task that has many short waits behind each other.
-    #[inline]
-    pub(crate) fn memory_wait_begins(&mut self) -> bool {
-        let watches = &mut self.state.watches;
-        watches.begun = watches.begun.wrapping_add(1);
-        watches.begun.is_multiple_of(ADVANCING_WAITS)
     }
 
     /// Something has come in, though it was no event: a task has found its memory changed.

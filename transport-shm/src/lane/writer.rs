@@ -92,6 +92,7 @@ impl<W: Words> Producer<W> {
         }
         self.tail = start + bytes;
         posthaste_core::failpoint!("lane.push.published");
+        self.fetch_ahead(bytes);
         true
     }
 
@@ -121,56 +122,28 @@ impl<W: Words> Producer<W> {
         }
         self.tail += bytes;
         posthaste_core::failpoint!("lane.push.published");
-        if self.tail & (8 * LINE_WORDS as u64 - 1) < bytes {
-            self.fetch_ahead(1);
-        }
+        self.fetch_ahead(bytes);
         true
     }
 
-    /// Has the lines fetched that the next records are written to: the reader gave the one at the tail a look and has no use
-    /// for those behind it yet, but they were its own for the last lap. A writer that waits for them publishes late,
-    /// because the word behind a record is written before its header.
+    /// Has the lines fetched that the next records are written to, if the one of so many bytes that was just written reached
+    /// another line: the reader has no use for those behind the tail yet, but they were its own for the last lap. A writer
+    /// that waits for them publishes late, because the word behind a record is written before its header.
     #[inline(always)]
-    fn fetch_ahead(&self, lines: u64) {
-        for line in 1..=lines {
-            self.ring.prefetch_write(self.word(self.tail + line * 8 * LINE_WORDS as u64));
+    fn fetch_ahead(&self, bytes: u64) {
+        const LINE: u64 = 8 * LINE_WORDS as u64;
+        if self.tail % LINE < bytes {
+            for line in 1..=(bytes / LINE + 1).min(MOST_AHEAD) {
+                self.ring.prefetch_write(self.word(self.tail + line * LINE));
+            }
         }
     }
 
-    /// [`push`](Self::push) for the next most frequent record: any short payload, without info; a cookie that is not 0 goes
-    /// with it.
+    /// [`push`](Self::push) for any other short payload without info; a cookie that is not 0 goes with it.
     #[inline]
     pub fn push_short(&mut self, protocol: u16, cookie: u64, payload: &[u8]) -> bool {
-        let header = Header {
-            kind: KIND_SHORT,
-            info_len: 0,
-            protocol,
-            len: payload.len() as u32,
-            cookie: cookie != 0,
-        };
-        let offset = self.tail & (self.size - 1);
-        let bytes = 8 + 8 * u64::from(cookie != 0) + (payload.len() as u64).next_multiple_of(8);
-        // As in `push_word`.
-        if offset + bytes >= self.size || self.tail + bytes + 8 - self.head > self.size {
-            return self.push_short_slowly(header, cookie, payload);
-        }
-        let at = (offset / 8) as usize;
-        self.ring.store(at + (bytes / 8) as usize, 0, Ordering::Relaxed);
-        if cookie != 0 {
-            self.ring.store(at + 1, cookie, Ordering::Relaxed);
-        }
-        self.ring.write_bytes(at + 1 + usize::from(cookie != 0), payload);
-        posthaste_core::failpoint!("lane.push.written");
-        self.ring.store(at, header.pack(), Ordering::Release);
-        self.tail += bytes;
-        posthaste_core::failpoint!("lane.push.published");
-        self.fetch_ahead((bytes / (8 * LINE_WORDS as u64) + 1).min(MOST_AHEAD));
-        true
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn push_short_slowly(&mut self, header: Header, cookie: u64, payload: &[u8]) -> bool {
+        let len = payload.len() as u32;
+        let header = Header { kind: KIND_SHORT, info_len: 0, protocol, len, cookie: cookie != 0 };
         self.push(header, cookie, &[], |ring, at| ring.write_bytes(at, payload))
     }
 

@@ -239,7 +239,8 @@ impl Desk {
         } else {
             let info = &info[..header.info_len as usize];
             let mut packet = Packet { source: from, protocol, kind: 0, cookie, info, body };
-            (sink.packet(tx, &mut packet) == Verdict::Hold).then_some(packet.body)
+            let verdict = sink.packet(tx, &mut packet);
+            packet.held(verdict)
         };
         lane.held = held.is_some();
         match held {

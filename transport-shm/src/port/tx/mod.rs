@@ -251,13 +251,35 @@ impl Tx {
         Ok(true)
     }
 
+    /// Writes a record to a lane that is there, by the given way; false: there is no such lane, or no room.
+    #[inline(always)]
+    fn push_at_once<P>(
+        &mut self,
+        target: usize,
+        (protocol, cookie, payload): (ProtocolId, u64, P),
+        push: impl FnOnce(&mut Producer<SharedWords>, u16, u64, P) -> bool,
+    ) -> bool {
+        let fence = self.fence;
+        if let Some(Some(lane)) = self.lanes.get_mut(target)
+            && !lane.dead
+            && push(&mut lane.producer, protocol.0, cookie, payload)
+        {
+            if lane.producer.reader_wants_notice(fence) {
+                self.announce_to(target);
+            }
+            return true;
+        }
+        self.refuse(target);
+        false
+    }
+
     /// A multicast begins, or ends.
     pub fn multicast(&mut self, begins: bool) {
         self.forget_shared();
         self.multicast = begins;
     }
 
-    /// A word found no room in that lane, or no lane.
+    /// A record found no room in that lane, or no lane.
     #[cold]
     fn refuse(&mut self, index: usize) {
         if self.lanes.get(index).is_some_and(|lane| lane.as_ref().is_some_and(|lane| !lane.dead)) {
@@ -461,62 +483,26 @@ impl Inject for Tx {
 
     #[inline]
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
-        let fence = self.fence;
-        let Some(Some(lane)) = self.lanes.get_mut(target) else { return false };
-        if lane.dead {
-            return false;
-        }
-        if !lane.producer.push_word(protocol.0, cookie, payload) {
-            lane.blocked = true;
-            self.full = Some(target);
-            return false;
-        }
-        if lane.producer.reader_wants_notice(fence) {
-            self.announce_to(target);
-        }
-        true
+        self.push_at_once(target, (protocol, cookie, payload), Producer::push_word)
     }
 
     #[inline]
     fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
-        let fence = self.fence;
-        let max_short = self.max_short;
-        let Some(Some(lane)) = self.lanes.get_mut(target) else { return false };
-        if lane.dead {
-            return false;
+        if payload.len() <= self.max_short {
+            return self.push_at_once(target, (protocol, cookie, payload), Producer::push_short);
         }
-        if payload.len() > max_short {
-            let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
-            return matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true));
-        }
-        if !lane.producer.push_short(protocol.0, cookie, payload) {
-            lane.blocked = true;
-            self.full = Some(target);
-            return false;
-        }
-        if lane.producer.reader_wants_notice(fence) {
-            self.announce_to(target);
-        }
-        true
+        let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
+        matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true))
     }
 
     fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
-        let fence = self.fence;
         let mut left = 0;
         for at in 0..targets.len() {
             let target = targets[at];
-            if let Some(Some(lane)) = self.lanes.get_mut(target)
-                && !lane.dead
-                && lane.producer.push_word(protocol.0, 0, payload)
-            {
-                if lane.producer.reader_wants_notice(fence) {
-                    self.announce_to(target);
-                }
-                continue;
+            if !self.push_at_once(target, (protocol, 0, payload), Producer::push_word) {
+                targets[left] = target;
+                left += 1;
             }
-            self.refuse(target);
-            targets[left] = target;
-            left += 1;
         }
         left
     }
