@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::message::Message;
 use crate::multisend::Multisend;
-use crate::send::{Envelope, SendMessage};
+use crate::send::{Envelope, SendMessage, SendSlice};
 use bytes::BytesMut;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{SendArgs, Sent, Wait};
@@ -70,6 +70,31 @@ impl<F: Face> ActiveMessage<F> {
     #[inline]
     pub fn send(&self, target: Rank, payload: impl Into<Buffer>) -> SendMessage<'_, F> {
         SendMessage::new(&self.face, self.envelope(target), payload.into())
+    }
+
+    /// Sends borrowed bytes, which are copied once, by the first poll: of all sends of more than 31 bytes that do not own
+    /// them the fastest. Awaiting it means what it means for [`send`](Self::send).
+    ///
+    /// # Cancel safety
+    /// See [`SendSlice`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let arrived = job.counter();
+    /// let count = arrived.clone();
+    /// let lines = job.register("line", move |m: posthaste::Message, _: &mut posthaste::Scope| count.add(m.len() as u64))?;
+    /// let text = String::from("a line that the caller keeps");
+    /// lines.send_slice(job.rank(), text.as_bytes()).await?;
+    /// arrived.reach(text.len() as u64).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[inline]
+    pub fn send_slice<'f, 's>(&'f self, target: Rank, bytes: &'s [u8]) -> SendSlice<'f, 's, F> {
+        SendSlice::new(&self.face, Endpoint::new(target, self.face.shared().me().context), self.id, bytes)
     }
 
     /// Sends a message now or not at all; never waits.

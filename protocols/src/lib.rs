@@ -43,11 +43,11 @@ pub use multisend::{Connection, ConnectionManager, ManyToMany, Multisend, Multis
 pub use namespace::Namespace;
 pub use pattern::{Pattern, Recorder, Replay};
 pub use persistent::Persistent;
-pub use send::SendMessage;
+pub use send::{SendMessage, SendSlice};
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
-    AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTyped, Put, PutElement, PutSignal,
-    PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal, UpdateEach, Window, Word, WordIndex,
-    WordUpdate, Words,
+    AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTyped, One, Put, PutCopy, PutElement,
+    PutSignal, PutSlice, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal, UpdateEach, Window,
+    Word, WordIndex, WordUpdate, Words,
 };

@@ -3,7 +3,7 @@
 use crate::buffer::{Buffer, Unsent};
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Scope, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Scope, SendArgs, Sent, Wait, Whole};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
@@ -85,14 +85,23 @@ fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> 
     }
     let (target, protocol) = (envelope.target, envelope.protocol);
     if let Some(word) = buffer.word() {
-        return face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false);
+        return send_word(face, target, protocol, word);
     }
-    let payload = buffer.whole();
-    let sent = face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
+    let sent = send_packet(face, target, protocol, buffer.whole());
     if sent {
         buffer.sent();
     }
     sent
+}
+
+#[inline(always)]
+fn send_word<F: Face>(face: &F, target: Endpoint, protocol: ProtocolId, word: u64) -> bool {
+    face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false)
+}
+
+#[inline(always)]
+fn send_packet<F: Face>(face: &F, target: Endpoint, protocol: ProtocolId, payload: Whole<'_>) -> bool {
+    face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false)
 }
 
 #[cold]
@@ -325,5 +334,80 @@ impl<F: Face> Future for SendMessage<'_, F> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.step(cx)
+    }
+}
+
+/// A send of borrowed bytes. Ready when they are reusable and the message is on its way, in order.
+///
+/// The first poll copies them: to where the receiver finds them, if nothing stands in the way, and to a [`Buffer`] else.
+/// Order and cancel safety are those of [`SendMessage`], which has options as well.
+#[must_use = "a send does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct SendSlice<'f, 's, F: Face> {
+    face: &'f F,
+    target: Endpoint,
+    protocol: ProtocolId,
+    bytes: &'s [u8],
+    way: Way<'f, F>,
+}
+
+/// How far a send of borrowed bytes is.
+#[derive(Debug)]
+enum Way<'f, F: Face> {
+    Fresh,
+    /// It could not be done at once.
+    Slow(Box<SendMessage<'f, F>>),
+    Done,
+}
+
+impl<F: Face> Unpin for SendSlice<'_, '_, F> {}
+
+impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
+    #[inline]
+    pub(crate) fn new(face: &'f F, target: Endpoint, protocol: ProtocolId, bytes: &'s [u8]) -> Self {
+        Self { face, target, protocol, bytes, way: Way::Fresh }
+    }
+
+    #[cold]
+    fn general(&self) -> SendMessage<'f, F> {
+        let (target, protocol) = (self.target, self.protocol);
+        let envelope = Envelope { target, protocol, info: None, relaxed: false };
+        SendMessage::new(self.face, envelope, Buffer::copy(self.bytes))
+    }
+
+    #[inline]
+    fn send_at_once(&self) -> bool {
+        match <[u8; 8]>::try_from(self.bytes) {
+            Ok(word) => send_word(self.face, self.target, self.protocol, u64::from_ne_bytes(word)),
+            Err(_) => send_packet(self.face, self.target, self.protocol, Whole::Bytes(self.bytes)),
+        }
+    }
+
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if let Way::Fresh = self.way {
+            self.way = Way::Slow(Box::new(self.general()));
+        }
+        match &mut self.way {
+            Way::Slow(send) => send.step(cx),
+            Way::Fresh | Way::Done => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl<F: Face> Future for SendSlice<'_, '_, F> {
+    type Output = Result<(), SendError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Way::Fresh = self.way {
+            let coop = ready!(poll_proceed(cx));
+            if self.send_at_once() {
+                self.way = Way::Done;
+                coop.made_progress();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        self.poll_slowly(cx)
     }
 }

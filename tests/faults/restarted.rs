@@ -132,7 +132,7 @@ fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
             let there = job.remote_region(key).await.unwrap();
             let seen = there.get_into(8, vec![0; 8]).await.unwrap();
             assert_eq!(seen, u64::from(theirs).to_le_bytes());
-            there.put(64 + 8 * me.index(), u64::from(me.0).to_le_bytes().to_vec()).await.unwrap();
+            there.put(64 + 8 * me.index(), &u64::from(me.0).to_le_bytes()).await.unwrap();
         }
         let group = everybody(&job).await;
         assert_eq!(sum(&group, 1 << (8 * me.0)).await, 0x1_0101);
@@ -324,7 +324,7 @@ fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
                     let there = job.remote_region(key).await.map_err(fault_of)?;
                     let bytes = rma(there.get_into(0, vec![0; 4]).await)?;
                     assert_eq!(bytes, key.incarnation.to_le_bytes(), "memory of another incarnation");
-                    rma(there.put(64, vec![7; 30_000]).await)?;
+                    rma(there.put(64, &[7; 30_000]).await)?;
                     if rounds % 64 == 1 && to == ONE {
                         let pending = never.call_within(to, (), Duration::from_millis(30)).await;
                         return Err(fault_of(pending.unwrap_err().into()));

@@ -11,12 +11,11 @@ fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
         let mut at = 0;
         for len in [0usize, 1, 7, 8, 9, 31, 32, 4096, 1 << 20, 20 << 20] {
             let mut bytes = payload(len as u64, len);
-            let put = match len % 2 {
-                0 => window.put_slice(peer, at, &bytes),
-                _ => window.put_bytes(peer, at, Bytes::from(bytes.clone())),
-            };
             // Done: the source is reusable. Acknowledged: the data is there, for the target and for a get.
-            let acknowledged = put.local().await.unwrap();
+            let acknowledged = match len % 2 {
+                0 => window.put_slice(peer, at, &bytes).local().await.unwrap(),
+                _ => window.put_bytes(peer, at, Bytes::from(bytes.clone())).local().await.unwrap(),
+            };
             bytes.fill(0xee);
             acknowledged.await.unwrap();
             let back = window.get_slice(peer, at, len).await.unwrap();
@@ -49,8 +48,12 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
         assert_eq!(keys.call(peer, key).await.unwrap(), key, "a key is plain data");
         let remote = job.remote_region(key).await.unwrap();
         assert!(is_payload(1, &remote.get_into(100, vec![0; 5000]).await.unwrap()));
-        let put = remote.put(200_001, payload(2, 70_000)).local().await.unwrap();
+        let mut bytes = payload(2, 70_000);
+        let put = remote.put(200_001, &bytes[..40_000]).local().await.unwrap();
+        let rest = remote.put_bytes(240_001, Bytes::copy_from_slice(&bytes[40_000..])).local().await.unwrap();
+        bytes.fill(0xee);
         put.await.unwrap();
+        rest.await.unwrap();
         job.barrier().await.unwrap();
         let mut own = vec![0; 70_000];
         region.read(200_001, &mut own).unwrap();

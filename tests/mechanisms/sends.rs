@@ -268,6 +268,50 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
 }
 
 #[test]
+fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
+    const COUNT: u64 = 300;
+    let length = |number: u64| {
+        let lengths = [8, 16, 31, 64, 3000, 9000, if number % 25 == 0 { 5 << 20 } else { 2048 }];
+        lengths[Random(number).below(7) as usize]
+    };
+    // A narrow lane: many of them find no room, and go on with a copy.
+    run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
+        let arrived = job.counter();
+        let (count, seen) = (arrived.clone(), Arc::<Mutex<Vec<u64>>>::default());
+        let log = seen.clone();
+        let message = job
+            .register("borrowed", move |m: Message, _: &mut Scope| {
+                let number = m.read::<u64>(0).unwrap();
+                let right = m.len() == length(number) && m.bytes()[8..] == payload(number, m.len())[8..];
+                log.lock().unwrap().push(if right { number } else { u64::MAX });
+                count.add(1);
+            })
+            .unwrap();
+        if job.rank() == Rank(0) {
+            let mut bytes = vec![0; 5 << 20];
+            for number in 0..COUNT {
+                let len = length(number);
+                bytes[..len].copy_from_slice(&payload(number, len));
+                bytes[..8].copy_from_slice(&number.to_ne_bytes());
+                drop(message.send_slice(Rank(1), &bytes[..len]));
+                let mut send = message.send_slice(Rank(1), &bytes[..len]);
+                (&mut send).await.unwrap();
+                // Whoever polls once more sends nothing twice.
+                let _ended = futures::poll!(&mut send);
+                // The source is reusable.
+                bytes.fill(0xee);
+            }
+        } else {
+            soon("all messages", arrived.reach(COUNT)).await;
+        }
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            assert_eq!(*seen.lock().unwrap(), (0..COUNT).collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
 fn sends_to_oneself_arrive() {
     run(1, options(), async |job| {
         let arrived = job.counter();

@@ -167,7 +167,7 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
         drop(region);
         job.barrier().await.unwrap();
         let none = RmaError::Fault(Fault::NoSuchMemory(peer));
-        assert_eq!(remote.put(0, vec![1; 5_000]).await, Err(none.clone()));
+        assert_eq!(remote.put(0, &[1; 5_000]).await, Err(none.clone()));
         assert_eq!(remote.get_into(0, vec![0; 5_000]).await, Err(none.clone()));
         let beyond = job.remote_region(RegionKey { offset: 1 << 20, ..key }).await.unwrap();
         assert_eq!(beyond.put(0, "x").await, Err(none));

@@ -95,7 +95,7 @@ impl Memory {
 
     /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
-    fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
+    pub(super) fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
         let (part, word) = self.atomic_word(part, offset, op.len)?;
         let old = if fetch { word.apply(op)? } else { word.apply_unread(op).map(|()| 0)? };
         if op.op != AtomicOp::Load {
@@ -142,17 +142,11 @@ impl<'w> Access<'w> {
         self.poll_slowly(cx, fetch)
     }
 
-    /// Does an update that was not started, if nothing stands in the way of doing it at once.
-    #[inline(always)]
-    pub fn try_at_once(&mut self) -> bool {
-        self.memory.atomic(self.part, self.offset, &self.op, false).is_some()
-    }
-
     /// Starts an update; ready once it is started, with whether it is done already.
     #[inline]
     pub fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, RmaError>> {
         if self.slow.is_none() {
-            if self.try_at_once() {
+            if self.memory.atomic(self.part, self.offset, &self.op, false).is_some() {
                 return Poll::Ready(Ok(true));
             }
             self.start(false)?;

@@ -164,7 +164,9 @@ impl<T: Element> Future for Get<'_, T> {
         let mut value = T::new_zeroed();
         if self.slow.is_none() {
             let coop = ready!(poll_proceed(cx));
-            if let Some((_, source)) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
+            if let Some((_, source)) =
+                self.memory.target(self.rank.index(), self.offset, size_of::<T>() as u64)
+            {
                 source.read(value.as_mut_bytes());
                 coop.made_progress();
                 return Poll::Ready(Ok(value));

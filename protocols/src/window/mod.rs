@@ -14,7 +14,7 @@ pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
 pub use get::{Get, GetInto};
 pub(crate) use group::WindowHome;
-pub use put::{Put, PutElement};
+pub use put::{One, Put, PutCopy, PutElement, PutSlice};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
@@ -141,8 +141,8 @@ impl Memory {
     /// The part and the mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing
     /// precedes".
     #[inline]
-    fn target(&self, rank: Rank, offset: u64, count: u64) -> Option<(&Part, SharedSlice)> {
-        let part = self.parts.get(rank.index())?;
+    fn target(&self, part: usize, offset: u64, count: u64) -> Option<(&Part, SharedSlice)> {
+        let part = self.parts.get(part)?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
         }
@@ -353,16 +353,17 @@ impl<T: Element> Window<T> {
     /// See [`Put`].
     #[inline]
     pub fn put(&self, rank: Rank, index: usize, value: T) -> PutElement<'_, T> {
-        PutElement { memory: &self.memory, rank, offset: Self::offset(index), value, slow: None }
+        PutElement::element(&self.memory, rank, Self::offset(index), value)
     }
 
-    /// Puts consecutive elements. They are copied first: up to 192 bytes of them into the future, longer ones into memory of
-    /// their own, which [`put_bytes`](Self::put_bytes) spares.
+    /// Puts consecutive elements. They are borrowed until the put has started: the first poll writes them to mapped memory,
+    /// or makes a copy for the device, which [`put_bytes`](Self::put_bytes) spares.
     ///
     /// # Cancel safety
     /// See [`Put`].
-    pub fn put_slice(&self, rank: Rank, index: usize, values: &[T]) -> Put<'_> {
-        Put::copying(&self.memory, rank, Self::offset(index), values.as_bytes())
+    #[inline]
+    pub fn put_slice<'w, 's>(&'w self, rank: Rank, index: usize, values: &'s [T]) -> PutSlice<'w, 's> {
+        PutSlice::new(&self.memory, rank.0, rank, Self::offset(index), values.as_bytes())
     }
 
     /// Puts owned bytes at an element's place, without a copy of them on the way.

@@ -1,9 +1,8 @@
 //! Puts: one element, consecutive ones, owned bytes.
 
 use super::{Element, Memory, Stage};
-use crate::buffer::{Buffer, INLINE, Kind};
+use crate::buffer::{Buffer, Kind};
 use crate::operation::Pending;
-use bytes::Bytes;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::{Endpoint, Rank, RmaError, Scope};
@@ -13,25 +12,59 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
 
-/// A put of one element. Ready when it is at the target.
+/// A put whose source is copied, at the latest by the first poll. Ready when it is at the target.
+///
+/// Where the target's memory is mapped and nothing precedes, the first poll writes the source to its place, and there is no
+/// other copy of it.
 ///
 /// # Cancel safety
 /// As for [`Put`].
 #[must_use = "a put does nothing until it is awaited"]
-pub struct PutElement<'w, T> {
-    pub(super) memory: &'w Arc<Memory>,
-    pub(super) rank: Rank,
-    pub(super) offset: u64,
-    pub(super) value: T,
-    /// Made when the put cannot be done at once.
-    pub(super) slow: Option<Box<Put<'w>>>,
+pub struct PutCopy<'w, S> {
+    memory: &'w Arc<Memory>,
+    part: u32,
+    rank: Rank,
+    offset: u64,
+    source: S,
+    way: Way<'w>,
 }
 
-impl<T> Unpin for PutElement<'_, T> {}
+/// How far a put of a copied source is.
+enum Way<'w> {
+    Fresh,
+    /// It could not be done at once.
+    Slow(Box<Put<'w>>),
+    Done,
+}
 
-impl<T> std::fmt::Debug for PutElement<'_, T> {
+/// A put of one element. Ready when it is at the target.
+///
+/// # Cancel safety
+/// As for [`Put`].
+pub type PutElement<'w, T> = PutCopy<'w, One<T>>;
+
+/// A put of consecutive elements or of bytes, which are borrowed until it has started. Ready when they are at the target.
+///
+/// # Cancel safety
+/// As for [`Put`].
+pub type PutSlice<'w, 's> = PutCopy<'w, &'s [u8]>;
+
+/// One element, as the source of a put.
+#[derive(Clone, Copy, Debug)]
+pub struct One<T>(T);
+
+impl<T: Element> AsRef<[u8]> for One<T> {
+    #[inline(always)]
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl<S> Unpin for PutCopy<'_, S> {}
+
+impl<S> std::fmt::Debug for PutCopy<'_, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PutElement")
+        f.debug_struct("PutCopy")
             .field("rank", &self.rank)
             .field("offset", &self.offset)
             .finish_non_exhaustive()
@@ -39,6 +72,18 @@ impl<T> std::fmt::Debug for PutElement<'_, T> {
 }
 
 impl<'w, T: Element> PutElement<'w, T> {
+    #[inline(always)]
+    pub(super) fn element(memory: &'w Arc<Memory>, rank: Rank, offset: u64, value: T) -> Self {
+        Self::new(memory, rank.0, rank, offset, One(value))
+    }
+}
+
+impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
+    #[inline(always)]
+    pub(super) fn new(memory: &'w Arc<Memory>, part: u32, rank: Rank, offset: u64, source: S) -> Self {
+        Self { memory, part, rank, offset, source, way: Way::Fresh }
+    }
+
     /// The earlier stage: ready when the source is reusable, with the future of the later one.
     ///
     /// # Errors
@@ -47,39 +92,56 @@ impl<'w, T: Element> PutElement<'w, T> {
     /// # Cancel safety
     /// As for the put itself.
     pub async fn local(self) -> Result<Put<'w>, RmaError> {
-        match self.slow {
-            Some(put) => put.local().await,
-            None => self.general().local().await,
+        if let Way::Slow(put) = self.way {
+            return put.local().await;
         }
+        let done = std::future::poll_fn(|cx| {
+            let coop = ready!(poll_proceed(cx));
+            let done = matches!(self.way, Way::Done) || self.try_at_once();
+            coop.made_progress();
+            Poll::Ready(done)
+        });
+        if done.await { Ok(Put::done(self.memory, self.rank)) } else { self.general().local().await }
     }
 
+    /// Does a put that was not started, if nothing stands in the way of doing it at once.
+    #[inline(always)]
+    pub(super) fn try_at_once(&self) -> bool {
+        let source = self.source.as_ref();
+        let found = self.memory.target(self.part as usize, self.offset, source.len() as u64);
+        let Some((part, target)) = found else { return false };
+        target.write(source);
+        part.rouse();
+        true
+    }
+
+    /// The same put, with a copy of the source of its own.
     #[cold]
-    fn general(&self) -> Put<'w> {
-        Put::copying(self.memory, self.rank, self.offset, self.value.as_bytes())
+    pub(super) fn general(&self) -> Put<'w> {
+        Put::new(self.memory, self.part as usize, self.rank, self.offset, Buffer::copy(self.source.as_ref()))
     }
 
     #[cold]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
-        if self.slow.is_none() {
-            self.slow = Some(Box::new(self.general()));
+        if let Way::Fresh = self.way {
+            self.way = Way::Slow(Box::new(self.general()));
         }
-        match &mut self.slow {
-            Some(put) => Pin::new(&mut **put).poll(cx),
-            None => Poll::Pending,
+        match &mut self.way {
+            Way::Slow(put) => Pin::new(&mut **put).poll(cx),
+            Way::Fresh | Way::Done => Poll::Ready(Ok(())),
         }
     }
 }
 
-impl<T: Element> Future for PutElement<'_, T> {
+impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
     type Output = Result<(), RmaError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.slow.is_none() {
+        if let Way::Fresh = self.way {
             let coop = ready!(poll_proceed(cx));
-            if let Some((part, target)) = self.memory.target(self.rank, self.offset, size_of::<T>() as u64) {
-                target.write(self.value.as_bytes());
-                part.rouse();
+            if self.try_at_once() {
+                self.way = Way::Done;
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
@@ -98,41 +160,9 @@ pub struct Put<'w> {
     part: usize,
     rank: Rank,
     offset: u64,
-    payload: Source,
+    /// Until it is handed over.
+    payload: Option<Buffer>,
     stage: Stage,
-}
-
-/// Longest copied payload in bytes that is kept in the future of its put: up to there a copy costs less than an allocation.
-const SHORT: usize = 192;
-
-/// What is put.
-enum Source {
-    Short {
-        len: u8,
-        bytes: [u8; SHORT],
-    },
-    Buffer(Buffer),
-    /// It was handed over.
-    Gone,
-}
-
-impl Source {
-    #[inline]
-    fn len(&self) -> usize {
-        match self {
-            Source::Short { len, .. } => usize::from(*len),
-            Source::Buffer(buffer) => buffer.len(),
-            Source::Gone => 0,
-        }
-    }
-
-    fn into_bytes(self) -> Bytes {
-        match self {
-            Source::Short { len, bytes } => Bytes::copy_from_slice(&bytes[..usize::from(len)]),
-            Source::Buffer(buffer) => buffer.into_bytes(),
-            Source::Gone => Bytes::new(),
-        }
-    }
 }
 
 impl std::fmt::Debug for Put<'_> {
@@ -150,20 +180,12 @@ impl<'w> Put<'w> {
         offset: u64,
         payload: Buffer,
     ) -> Self {
-        Self { memory, part, rank, offset, payload: Source::Buffer(payload), stage: Stage::Start }
+        Self { memory, part, rank, offset, payload: Some(payload), stage: Stage::Start }
     }
 
-    /// A put of bytes that are copied first.
-    #[inline]
-    pub(super) fn copying(memory: &'w Arc<Memory>, rank: Rank, offset: u64, source: &[u8]) -> Self {
-        let payload = if (INLINE + 1..=SHORT).contains(&source.len()) {
-            let mut bytes = [0; SHORT];
-            bytes[..source.len()].copy_from_slice(source);
-            Source::Short { len: source.len() as u8, bytes }
-        } else {
-            Source::Buffer(Buffer::copy(source))
-        };
-        Self { memory, part: rank.index(), rank, offset, payload, stage: Stage::Start }
+    /// One that has been done already.
+    fn done(memory: &'w Arc<Memory>, rank: Rank) -> Self {
+        Self { memory, part: 0, rank, offset: 0, payload: None, stage: Stage::Done }
     }
 
     /// The earlier stage: ready when the source is reusable, with the future of the later one.
@@ -183,29 +205,21 @@ impl<'w> Put<'w> {
         Ok(self)
     }
 
-    pub(super) fn is_fresh(&self) -> bool {
-        matches!(self.stage, Stage::Start)
-    }
-
     /// Does a put that was not started, if nothing stands in the way of doing it at once.
     #[inline(always)]
-    pub(super) fn try_at_once(&mut self) -> Result<bool, RmaError> {
-        let len = self.payload.len() as u64;
-        let part = self.memory.check(self.part, self.rank, self.offset, len)?;
-        let Some(target) = self.memory.inline(part, self.offset, len) else { return Ok(false) };
-        match &self.payload {
-            Source::Short { len, bytes } => target.write(&bytes[..usize::from(*len)]),
-            Source::Buffer(Buffer(Kind::Inline { len, bytes })) => target.write(&bytes[..usize::from(*len)]),
-            Source::Buffer(Buffer(Kind::Bytes(bytes))) => target.write(bytes),
-            Source::Buffer(Buffer(Kind::Loan(loan))) => target.copy_from(loan.memory),
-            Source::Gone => {}
+    fn try_at_once(&mut self) -> bool {
+        let Some(payload) = &self.payload else { return false };
+        let found = self.memory.target(self.part, self.offset, payload.len() as u64);
+        let Some((part, target)) = found else { return false };
+        match &payload.0 {
+            Kind::Inline { len, bytes } => target.write(&bytes[..usize::from(*len)]),
+            Kind::Bytes(bytes) => target.write(bytes),
+            Kind::Loan(loan) => target.copy_from(loan.memory),
         }
         part.rouse();
-        if let Source::Buffer(_) = self.payload {
-            self.payload = Source::Gone;
-        }
+        self.payload = None;
         self.stage = Stage::Done;
-        Ok(true)
+        true
     }
 
     /// Starts the put; ready once it is started.
@@ -213,7 +227,7 @@ impl<'w> Put<'w> {
     pub(super) fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Stage::Start = self.stage {
             let coop = ready!(poll_proceed(cx));
-            if self.try_at_once()? {
+            if self.try_at_once() {
                 coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
@@ -230,13 +244,13 @@ impl<'w> Put<'w> {
 
     #[cold]
     fn start_slowly(&mut self) -> Result<(), RmaError> {
-        let len = self.payload.len() as u64;
+        let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, len)?;
         let (remote, rank) = (part.remote, part.rank);
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
-        let payload = std::mem::replace(&mut self.payload, Source::Gone).into_bytes();
-        let (offset, len) = (self.offset, payload.len() as u64);
+        let payload = self.payload.take().map(Buffer::into_bytes).unwrap_or_default();
+        let offset = self.offset;
         let owner = handle.clone();
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
             let started = scope.rma(target, remote, offset, Rma::Put(Payload::Owned(payload)))?;

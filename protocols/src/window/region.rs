@@ -1,7 +1,7 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::{GetInto, Memory, Part, Put, add_remote, first_context};
+use super::{GetInto, Memory, Part, Put, PutSlice, add_remote, first_context};
 use crate::buffer::Buffer;
 use posthaste_core::context::Face;
 use posthaste_core::device::{Allocation, RemoteMemory};
@@ -271,11 +271,21 @@ impl RemoteRegion {
         })
     }
 
-    /// Puts bytes at an offset in bytes.
+    /// Puts bytes at an offset in bytes. They are borrowed until the put has started: the first poll writes them to mapped
+    /// memory, or makes a copy for the device, which [`put_bytes`](Self::put_bytes) spares.
     ///
     /// # Cancel safety
     /// See [`Put`].
-    pub fn put(&self, offset: usize, payload: impl Into<Buffer>) -> Put<'_> {
+    #[inline]
+    pub fn put<'w, 's>(&'w self, offset: usize, bytes: &'s (impl AsRef<[u8]> + ?Sized)) -> PutSlice<'w, 's> {
+        PutSlice::new(&self.memory, 0, self.memory.parts[0].rank, offset as u64, bytes.as_ref())
+    }
+
+    /// Puts an owned payload at an offset in bytes, without a copy of it on the way.
+    ///
+    /// # Cancel safety
+    /// See [`Put`].
+    pub fn put_bytes(&self, offset: usize, payload: impl Into<Buffer>) -> Put<'_> {
         let rank = self.memory.parts[0].rank;
         Put::new(&self.memory, 0, rank, offset as u64, payload.into())
     }

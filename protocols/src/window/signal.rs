@@ -1,7 +1,7 @@
 //! Puts that say on a word of the target's that they have arrived.
 
 use super::atomic::Access;
-use super::{Element, Memory, Put, Window, Word, Words};
+use super::{Element, Memory, Put, PutSlice, Window, Word, Words};
 use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::future::Future;
@@ -9,7 +9,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
-use zerocopy::IntoBytes;
 
 /// What a put does to a word of its target's part when the data is there; see [`Window::put_signal`].
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +22,12 @@ impl<'w> Signal<'w> {
     /// What it is on, where in a rank's part, and what is done there.
     pub(crate) fn parts(&self) -> (&'w Arc<Memory>, u64, WordOp) {
         (self.memory, self.offset, self.op)
+    }
+
+    /// Gives it to a rank, if nothing stands in the way of doing it at once.
+    #[inline(always)]
+    fn try_at_once(&self, rank: Rank) -> bool {
+        self.memory.atomic(rank.index(), self.offset, &self.op, false).is_some()
     }
 
     fn access(&self, rank: Rank) -> Access<'w> {
@@ -68,7 +73,7 @@ impl<T: Element> Window<T> {
     /// Puts consecutive elements and then shows on a word of the same rank, of this window or of another one, that they
     /// are there: whoever sees the word changed, as by [`wait_until`](Window::wait_until), sees the elements. Awaiting it
     /// means that both are done. It is the mechanism of reception counters (D31): the target counts what has come and runs
-    /// nothing.
+    /// nothing. The elements are borrowed until the put has started, as by [`put_slice`](Self::put_slice).
     ///
     /// # Cancel safety
     /// Dropped before it was polled, nothing is put. Dropped later, what was started goes on; the signal is given only if
@@ -88,15 +93,14 @@ impl<T: Element> Window<T> {
     /// # }
     /// ```
     #[inline]
-    pub fn put_signal<'w>(
+    pub fn put_signal<'w, 's>(
         &'w self,
         rank: Rank,
         index: usize,
-        values: &[T],
+        values: &'s [T],
         signal: Signal<'w>,
-    ) -> PutSignal<'w> {
-        let put = Put::copying(&self.memory, rank, Self::offset(index), values.as_bytes());
-        PutSignal { put: Some(put), signal: Some(signal.access(rank)), starting: true }
+    ) -> PutSignal<'w, 's> {
+        PutSignal { rank, data: self.put_slice(rank, index, values), signal, way: Way::Fresh }
     }
 }
 
@@ -105,44 +109,65 @@ impl<T: Element> Window<T> {
 /// # Cancel safety
 /// See [`Window::put_signal`].
 #[must_use = "a put does nothing until it is awaited"]
-pub struct PutSignal<'w> {
-    /// What has not ended.
+pub struct PutSignal<'w, 's> {
+    rank: Rank,
+    data: PutSlice<'w, 's>,
+    signal: Signal<'w>,
+    way: Way<'w>,
+}
+
+/// How far a put with a signal is.
+enum Way<'w> {
+    Fresh,
+    /// They could not both be done at once.
+    Slow(Box<Slow<'w>>),
+    Done,
+}
+
+/// What has not ended.
+struct Slow<'w> {
     put: Option<Put<'w>>,
     signal: Option<Access<'w>>,
     starting: bool,
 }
 
-impl std::fmt::Debug for PutSignal<'_> {
+impl std::fmt::Debug for PutSignal<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PutSignal").field("put", &self.put).finish_non_exhaustive()
+        f.debug_struct("PutSignal").field("data", &self.data).field("signal", &self.signal).finish()
     }
 }
 
-impl Future for PutSignal<'_> {
+impl Future for PutSignal<'_, '_> {
     type Output = Result<(), RmaError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        if let (true, Some(put), Some(signal)) = (this.starting, &mut this.put, &mut this.signal)
-            && put.is_fresh()
-        {
+        if let Way::Fresh = self.way {
             // As a rule nothing stands in the way of either.
             let coop = ready!(poll_proceed(cx));
-            if put.try_at_once()? && signal.try_at_once() {
+            let put = self.data.try_at_once();
+            if put && self.signal.try_at_once(self.rank) {
+                self.way = Way::Done;
                 coop.made_progress();
-                (this.put, this.signal) = (None, None);
                 return Poll::Ready(Ok(()));
             }
+            self.go_slowly(put);
         }
-        this.poll_slowly(cx)
+        self.poll_slowly(cx)
     }
 }
 
-impl PutSignal<'_> {
+impl PutSignal<'_, '_> {
+    #[cold]
+    fn go_slowly(&mut self, is_put: bool) {
+        let put = (!is_put).then(|| self.data.general());
+        let signal = Some(self.signal.access(self.rank));
+        self.way = Way::Slow(Box::new(Slow { put, signal, starting: true }));
+    }
+
     #[inline(never)]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
-        let this = self;
+        let Way::Slow(this) = &mut self.way else { return Poll::Ready(Ok(())) };
         if this.starting {
             // In this order, one after the other has started: the signal follows the data on whatever way it goes.
             if let Some(put) = &mut this.put {

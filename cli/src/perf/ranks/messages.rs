@@ -159,17 +159,16 @@ impl<F: ContextFace> Bench<F> {
             u64::wrapping_add(sum, u64::from_ne_bytes(word.try_into().unwrap_or_default()))
         });
         if self.leads() {
-            let data = Bytes::from(data);
             // The limit's clock starts when all memory has been used once, too.
             for _ in 0..WARM {
-                message.send(self.peer, data.clone()).await?;
+                message.send_slice(self.peer, &data).await?;
             }
             let start = Instant::now();
             let mut count = 0u64;
             while start.elapsed() < self.time {
                 for _ in 0..16 {
                     count += 1;
-                    message.send(self.peer, data.clone()).await?;
+                    message.send_slice(self.peer, &data).await?;
                 }
             }
             total.send(self.peer, (WARM + count).to_ne_bytes()).await?;
