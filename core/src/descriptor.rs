@@ -80,7 +80,8 @@ pub struct Descriptor {
     pub rank: Rank,
     /// The context that is meant.
     pub context: ContextId,
-    /// The protocol, as the sender counts it. Travels with a send.
+    /// The protocol, as the sender counts it. Travels with a send. Of a recorded put, how many [followers](Self::followers) it
+    /// has.
     pub protocol: ProtocolId,
     /// Key of the target region (put, get and atomic operation).
     pub region: u32,
@@ -114,32 +115,51 @@ impl Descriptor {
         1 + (self.info_len as usize).div_ceil(SLOT_BYTES)
     }
 
-    /// Of a recorded send: at least so many descriptors behind it in its run differ from the one before them in nothing but
-    /// that their payload lies right behind that one's. So a device needs to look at none of them.
+    /// At least so many descriptors behind this recorded one differ from the one before them in nothing but their places, so
+    /// that a device need look at nothing else of them: behind a send those whose payload lies right behind that one's, behind
+    /// a put of 8 bytes other such puts.
     #[inline]
     #[must_use]
     pub const fn followers(&self) -> usize {
-        (self.offset >> 32) as usize
+        match self.op {
+            Op::Send => (self.offset >> 32) as usize,
+            Op::Put => self.protocol.0 as usize,
+            _ => 0,
+        }
     }
 
-    /// Looks which sends of a run of recorded ones follow each other, and has each tell how many [`followers`](Self::followers)
-    /// it has.
+    /// Looks which operations of a run of recorded ones follow each other, and has each tell how many
+    /// [`followers`](Self::followers) it has.
     pub(crate) fn tell_followers(run: &mut [Descriptor]) {
+        for put in run.iter_mut().filter(|one| one.op == Op::Put) {
+            put.protocol = ProtocolId(0);
+        }
         for at in (1..run.len()).rev() {
-            let (send, next) = (run[at - 1], run[at]);
-            let behind = Some(next.source[1]) == send.source[1].checked_add(send.len);
-            let place = |send: Descriptor| Descriptor { offset: 0, source: [send.source[0], 0], ..send };
-            // Only what has no info leaves the offset alone.
-            let plain = |send: &Descriptor| {
-                send.op == Op::Send
-                    && send.source_kind == SourceKind::Region
-                    && (send.info_len, send.offset as u32) == (0, 0)
-            };
-            let alike = place(send).as_bytes() == place(next).as_bytes();
-            if plain(&send) && plain(&next) && alike && behind {
-                run[at - 1].offset = (next.followers() as u64 + 1) << 32;
+            let (this, next) = (run[at - 1], run[at]);
+            if this.is_followed_by(&next) {
+                let followers = next.followers() + 1;
+                match this.op {
+                    Op::Send => run[at - 1].offset = (followers as u64) << 32,
+                    _ => run[at - 1].protocol = ProtocolId(u16::try_from(followers).unwrap_or(u16::MAX)),
+                }
             }
         }
+    }
+
+    /// Whether the next one of a recorded run is a [follower](Self::followers) of this one, which tells of none yet.
+    fn is_followed_by(&self, next: &Descriptor) -> bool {
+        let told = |one: &Descriptor| match one.op {
+            // Only what has no info leaves the offset alone.
+            Op::Send if (one.info_len, one.offset as u32) == (0, 0) => Descriptor { offset: 0, ..*one },
+            Op::Put if one.len == 8 => Descriptor { offset: 0, protocol: ProtocolId(0), ..*one },
+            _ => Descriptor::default(),
+        };
+        let alike = |one: &Descriptor| Descriptor { source: [one.source[0], 0], ..told(one) };
+        let behind = self.source[1].checked_add(self.len) == Some(next.source[1]);
+        self.source_kind == SourceKind::Region
+            && (self.op == Op::Put || behind)
+            && told(self).op != Op::Nop
+            && alike(self).as_bytes() == alike(next).as_bytes()
     }
 
     /// Writes up to 16 bytes of payload into the descriptor.
@@ -221,5 +241,69 @@ impl Info {
 impl Default for Info {
     fn default() -> Self {
         Info::EMPTY
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+
+    /// All that a device may take for granted of the one behind a descriptor that it has looked at.
+    fn follows(this: &Descriptor, next: &Descriptor) -> bool {
+        let same = (this.op, this.source_kind, this.info_len, this.kind, this.rank, this.context)
+            == (next.op, next.source_kind, next.info_len, next.kind, next.rank, next.context)
+            && (this.region, this.len, this.ticket) == (next.region, next.len, next.ticket)
+            && (this.cookie, this.source[0]) == (next.cookie, next.source[0]);
+        same && this.source_kind == SourceKind::Region
+            && match this.op {
+                Op::Send => {
+                    (this.protocol, this.info_len, next.source[1])
+                        == (next.protocol, 0, this.source[1] + this.len)
+                        && (this.offset, next.offset) == (0, 0)
+                }
+                Op::Put => this.len == 8,
+                _ => false,
+            }
+    }
+
+    #[test]
+    fn followers_are_as_many_as_an_oracle_says() {
+        let mut state = 1u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        for _ in 0..2000 {
+            let mut run = vec![Descriptor { source_kind: SourceKind::Region, ..Descriptor::default() }];
+            for _ in 0..below(40) {
+                let mut next = run[run.len() - 1];
+                next.source[1] += next.len;
+                match below(24) {
+                    0..4 => next.op = [Op::Send, Op::Put, Op::Get, Op::Atomic][below(4) as usize],
+                    4..8 => next.len = [8, 8, 16, 0][below(4) as usize],
+                    8 => next.rank = Rank(below(2) as u32),
+                    9 => next.region = below(2) as u32,
+                    10 => next.source[0] = below(2),
+                    11 => next.source[1] = 8 * below(100),
+                    12 => next.source_kind = [SourceKind::Region, SourceKind::Inline][below(2) as usize],
+                    13 => next.info_len = below(2) as u8,
+                    14 => next.ticket = below(2),
+                    15 if next.op == Op::Send => next.protocol = ProtocolId(below(2) as u16),
+                    _ => {}
+                }
+                next.offset = if next.op == Op::Send { below(20) / 19 } else { 8 * below(100) };
+                run.push(next);
+            }
+            let mut told = run.clone();
+            Descriptor::tell_followers(&mut told);
+            for at in 0..run.len() {
+                let pairs = run[at..].windows(2);
+                let expected = pairs.take_while(|pair| follows(&pair[0], &pair[1])).count();
+                assert_eq!(told[at].followers(), expected, "{at} of {run:#?}");
+                if expected == 0 && run[at].op != Op::Put {
+                    assert_eq!(told[at].as_bytes(), run[at].as_bytes(), "it tells of none");
+                }
+            }
+        }
     }
 }

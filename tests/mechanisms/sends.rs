@@ -271,7 +271,7 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
 fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
     const COUNT: u64 = 300;
     let length = |number: u64| {
-        let lengths = [8, 16, 31, 64, 3000, 9000, if number % 25 == 0 { 5 << 20 } else { 2048 }];
+        let lengths = [8, 16, 31, 64, 3000, 9000, if number.is_multiple_of(25) { 5 << 20 } else { 2048 }];
         lengths[Random(number).below(7) as usize]
     };
     // A narrow lane: many of them find no room, and go on with a copy.

@@ -152,6 +152,60 @@ pub fn random_mixtures_do_what_they_say<H: Harness>(harness: H) {
     assert_eq!(used, 0, "all sections are free again");
 }
 
+/// Recorded puts of words next to each other go where each says: from and to whichever memory, aligned or not, of whichever
+/// length, however many are alike but for their places.
+pub fn rows_of_recorded_words_go_where_each_says<H: Harness>(harness: H) {
+    const WORDS: u64 = 1000;
+    let mut world = World::new(harness, 2);
+    let memories = [world.memory(2 * 8 * WORDS), world.memory(2 * 8 * WORDS)];
+    for _ in 0..6 {
+        let mut put = Descriptor { op: Op::Put, source_kind: SourceKind::Region, ..Descriptor::default() };
+        let (mut puts, mut from, mut to) = (Vec::new(), &memories[0], 0);
+        for word in 0..WORDS {
+            let random = &mut world.random;
+            if word == 0 || random.chance(3) {
+                (from, to) = (&memories[random.below(2)], random.below(2));
+                put.rank = Rank(random.below(2) as u32);
+            }
+            (put.len, put.offset) = (8, 8 * (WORDS + word));
+            put.source = [from.local[0] as u64, 8 * random.below(WORDS as usize) as u64];
+            if random.chance(3) {
+                put.len = random.below(9) as u64;
+            }
+            if random.chance(3) {
+                put.source[1] = random.below(8 * WORDS as usize - 8) as u64;
+            }
+            put.region = memories[to].remote[0][put.rank.index()] as u32;
+            puts.push((from, to, put));
+        }
+        let id = store(&world, puts.iter().map(|(_, _, put)| *put).collect());
+        for _ in 0..2 {
+            for memory in &memories {
+                for rank in [Rank(0), Rank(1)] {
+                    let bytes = world.random.bytes(2 * 8 * WORDS as usize);
+                    memory.write(rank, 0, &bytes);
+                }
+            }
+            let whole = |memory: &Memory, rank| memory.bytes(rank, 0, 2 * 8 * WORDS as usize);
+            let mut expected =
+                memories.each_ref().map(|memory| [Rank(0), Rank(1)].map(|at| whole(memory, at)));
+            for (from, to, put) in &puts {
+                let bytes = from.bytes(Rank(0), put.source[1], put.len as usize);
+                expected[*to][put.rank.index()][put.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            if let Some(ticket) = started(&world, id, None) {
+                assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+            }
+            for (memory, expected) in memories.iter().zip(&expected) {
+                for rank in [Rank(0), Rank(1)] {
+                    assert!(whole(memory, rank) == expected[rank.index()], "what was put to {rank}");
+                }
+            }
+        }
+        world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
+    }
+}
+
 /// Recorded messages that take credit wait for it, one replay after the other; nothing else waits with them.
 pub fn recorded_messages_wait_for_credit<H: Harness>(harness: H) {
     let mut world = World::with(harness, 2, |setup| setup.config.credits = 4);

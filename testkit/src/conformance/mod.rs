@@ -172,6 +172,7 @@ macro_rules! conformance_suite {
             patterns::alike_sends_are_replayed_whole_and_in_order,
             patterns::alike_sends_wait_until_their_protocol_is_registered,
             mixtures::random_mixtures_do_what_they_say,
+            mixtures::rows_of_recorded_words_go_where_each_says,
             mixtures::recorded_messages_wait_for_credit,
             mixtures::recorded_words_pass_those_whose_handler_panics,
             mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,

@@ -85,7 +85,7 @@ impl<F: ContextFace> Bench<F> {
                 while start.elapsed() < self.time {
                     for _ in 0..16 {
                         count += 1;
-                        window.put_bytes(self.peer, 0, data.clone()).await?;
+                        window.put_slice(self.peer, 0, &data).await?;
                     }
                 }
             } else {

@@ -10,23 +10,13 @@ use zerocopy::IntoBytes;
 /// Words that are worth a record of their own: fewer are read faster one by one.
 const FEWEST_WORDS: usize = 4;
 
-/// Carries out the puts of single words at the front of a run that are like the first one but for their places; returns how
-/// many.
+/// Carries out the puts of single words at the front of a run that are like the first one but for their places, as that one
+/// tells; returns how many.
 #[inline]
-pub(super) fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
-    let Some(first) = run.first() else { return 0 };
-    if first.len != 8 {
-        return 0;
-    }
-    // Everything but the places is compared at once: as words, and in one branch.
-    let &[kind, target, ..] = descriptor_words(first);
-    let local = first.source[0];
-    let differs = |put: &Descriptor| {
-        let &[put_kind, put_target, len, _, _, _, put_local, _] = descriptor_words(put);
-        (put_kind ^ kind) | (put_target ^ target) | (len ^ 8) | (put_local ^ local)
-    };
-    let done = |put: &&Descriptor| differs(put) == 0 && words.copy(put.offset, put.source[1]);
-    run.iter().take_while(done).count()
+fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
+    let Some(first) = run.first().filter(|first| first.len == 8) else { return 0 };
+    let row = &run[..run.len().min(first.followers() + 1)];
+    row.iter().take_while(|put| words.copy(put.offset, put.source[1])).count()
 }
 
 /// A descriptor as words: op to rank; context to region; length; offset; ticket; cookie; source.
@@ -55,6 +45,10 @@ pub(super) fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &Sha
             && put.source[0] == local
     };
     let done = target.words_from(source).map_or(0, |words| replay_words(run, &words));
+    if done >= FEWEST_WORDS {
+        // What follows may be another row of words.
+        return done;
+    }
     let is_done =
         |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
     done + run[done..].iter().take_while(is_done).count()
