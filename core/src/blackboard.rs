@@ -164,6 +164,12 @@ impl<W: Words> Blackboard<W> {
         self.boards[member].load(TOLD, Ordering::Relaxed) != 0
     }
 
+    /// This member is about to look what another one has written for an operation.
+    #[inline(always)]
+    pub fn expect(&self, member: usize, operation: u64) {
+        self.boards[member].prefetch(self.slot(operation));
+    }
+
     /// What a member has written for an operation, if it has.
     #[inline(always)]
     #[must_use]

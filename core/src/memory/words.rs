@@ -31,6 +31,10 @@ pub trait Words {
     fn prefetch_write(&self, index: usize) {
         let _ = index;
     }
+    /// The same, to be read.
+    fn prefetch(&self, index: usize) {
+        let _ = index;
+    }
 }
 
 /// Shared memory as aligned words: what rings are made of. One comparison per access.
@@ -116,6 +120,14 @@ impl Words for SharedWords {
         let word = self.bytes_at(index, 8);
         #[cfg(target_arch = "x86_64")]
         super::x86::prefetch_write(word);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
+    }
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        let word = self.bytes_at(index, 8);
+        #[cfg(target_arch = "x86_64")]
+        super::x86::prefetch(word, 1);
         #[cfg(not(target_arch = "x86_64"))]
         let _ = word;
     }

@@ -280,7 +280,11 @@ impl Hub {
     ) -> Written {
         let (board, operation) = (&boards.board, looking.operation);
         let others = (0..board.members()).filter(|place| *place != board.me());
-        let unsent = others.fold(0, |bits, place| bits | u64::from(board.wants_message(place)) << place);
+        let unsent = others.fold(0, |bits, place| {
+            // What it has written is on its way while this rank keeps its books.
+            board.expect(place, operation);
+            bits | u64::from(board.wants_message(place)) << place
+        });
         // It was there when the part was written.
         let Some(group) = state.groups.get_mut(inner.at) else { return Written::Left(operation) };
         if unsent != 0
