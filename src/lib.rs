@@ -68,9 +68,10 @@ pub use posthaste_core::{
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
     ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Group, InFlight, ManyToMany,
-    Message, MessageStream, Multisend, MultisendError, OwnedMessage, Part, Pattern, Put, PutElement,
-    PutSignal, PutSlice, Received, Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay,
-    SendMessage, Service, ServiceOptions, Signal, UpdateEach, Window, Word, WordIndex, WordUpdate, Words,
+    Message, MessageStream, Multisend, MultisendError, One, OwnedMessage, Part, Pattern, Put, PutCopy,
+    PutElement, PutSignal, PutSlice, Received, Recorder, Reduce, Region, RegionKey, RegionSlice,
+    RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions, Signal, UpdateEach, Window, Word,
+    WordIndex, WordUpdate, Words,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

@@ -306,4 +306,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn more_followers_than_can_be_told_are_told_as_the_most() {
+        let put =
+            Descriptor { op: Op::Put, source_kind: SourceKind::Region, len: 8, ..Descriptor::default() };
+        let mut run = vec![put; 70_000];
+        Descriptor::tell_followers(&mut run);
+        let told = [0, 4464, 4465, 69_998, 69_999].map(|at: usize| run[at].followers());
+        assert_eq!(told, [65_535, 65_535, 65_534, 1, 0]);
+    }
 }

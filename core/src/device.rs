@@ -167,7 +167,8 @@ pub struct Injected {
 
 /// The sending half of a port.
 pub trait Inject {
-    /// Takes as many descriptors from the front of the run as there is room for. Never waits.
+    /// Takes as many descriptors from the front of the run as there is room for. Never waits. In a run of several, which are
+    /// recorded ones, a device may go by their [`followers`](Descriptor::followers).
     fn inject(&mut self, run: &[Descriptor], sources: &Sources<'_>) -> Injected;
 
     /// Lends page memory to be filled; `None` if there is none now or the device lends none.

@@ -72,8 +72,8 @@ impl<F: Face> ActiveMessage<F> {
         SendMessage::new(&self.face, self.envelope(target), payload.into())
     }
 
-    /// Sends borrowed bytes, which are copied once, by the first poll: of all sends of more than 31 bytes that do not own
-    /// them the fastest. Awaiting it means what it means for [`send`](Self::send).
+    /// Sends borrowed bytes, which are copied when the send starts; what owns more than 31 bytes is not copied by
+    /// [`send`](Self::send) if it has to wait. Awaiting it means the same.
     ///
     /// # Cancel safety
     /// See [`SendSlice`].

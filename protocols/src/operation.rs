@@ -9,6 +9,16 @@ use std::task::{Context, Poll};
 /// What moves so many bytes takes longer than the turns of other tasks do.
 const LONG: u64 = 16 << 10;
 
+/// How far an operation is that can be done at once as a rule, without anything that it takes otherwise.
+#[derive(Debug)]
+pub(crate) enum Way<S> {
+    /// Nothing was done.
+    Fresh,
+    /// It could not be done at once.
+    Slow(Box<S>),
+    Done,
+}
+
 /// A ticket and what its end promises. Dropping it detaches the operation: it goes on, and what it was promised is
 /// given back.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! The future of a send.
 
 use crate::buffer::{Buffer, Unsent};
-use crate::operation::Pending;
+use crate::operation::{Pending, Way};
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Scope, SendArgs, Sent, Wait, Whole};
+use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait, Whole};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
@@ -53,15 +53,21 @@ pub(crate) fn start(
 ) -> Started {
     let args = envelope.args(cookie);
     let Some(payload) = buffer.take() else { return Started::Failed(Fault::Shutdown.into()) };
-    let (started, back) = payload.lend(|payload| match scope.send(&args, payload, wait) {
+    let (started, back) = payload.lend(|payload| start_with(scope.send(&args, payload, wait)));
+    *buffer = back;
+    started
+}
+
+/// What became of a send, and its payload if that is not taken.
+#[inline]
+fn start_with(sent: Result<Sent<'_>, (SendError, Payload<'_>)>) -> (Started, Option<Unsent>) {
+    match sent {
         Ok(Sent::Done) => (Started::Done, None),
         Ok(Sent::Queued(ticket)) => (Started::Queued(ticket), None),
         Ok(Sent::Later(ticket, wait, payload)) => (Started::Later(ticket, wait), Some(Unsent::new(payload))),
         Ok(Sent::Full(payload)) => (Started::Full, Some(Unsent::new(payload))),
         Err((error, payload)) => (Started::Failed(error), Some(Unsent::new(payload))),
-    });
-    *buffer = back;
-    started
+    }
 }
 
 /// Sends at once or not at all.
@@ -168,7 +174,7 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// comes free; those that wait are let in one after the other, and none waits for ever.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, or while it waits for credit or room, nothing is sent. Dropped later, the message
+/// Dropped before it has started, or while it waits for credit or room, nothing is sent. Dropped later, the message
 /// goes on; its payload is kept until it is on its way.
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
@@ -339,8 +345,8 @@ impl<F: Face> Future for SendMessage<'_, F> {
 
 /// A send of borrowed bytes. Ready when they are reusable and the message is on its way, in order.
 ///
-/// The first poll copies them: to where the receiver finds them, if nothing stands in the way, and to a [`Buffer`] else.
-/// Order and cancel safety are those of [`SendMessage`], which has options as well.
+/// They are copied when it starts, by the first poll as a rule: to where the receiver finds them, or to a queue. Order and
+/// cancel safety are those of [`SendMessage`], which has options as well.
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendSlice<'f, 's, F: Face> {
@@ -348,16 +354,7 @@ pub struct SendSlice<'f, 's, F: Face> {
     target: Endpoint,
     protocol: ProtocolId,
     bytes: &'s [u8],
-    way: Way<'f, F>,
-}
-
-/// How far a send of borrowed bytes is.
-#[derive(Debug)]
-enum Way<'f, F: Face> {
-    Fresh,
-    /// It could not be done at once.
-    Slow(Box<SendMessage<'f, F>>),
-    Done,
+    way: Way<SendMessage<'f, F>>,
 }
 
 impl<F: Face> Unpin for SendSlice<'_, '_, F> {}
@@ -368,13 +365,6 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
         Self { face, target, protocol, bytes, way: Way::Fresh }
     }
 
-    #[cold]
-    fn general(&self) -> SendMessage<'f, F> {
-        let (target, protocol) = (self.target, self.protocol);
-        let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        SendMessage::new(self.face, envelope, Buffer::copy(self.bytes))
-    }
-
     #[inline]
     fn send_at_once(&self) -> bool {
         match <[u8; 8]>::try_from(self.bytes) {
@@ -383,15 +373,33 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
         }
     }
 
+    /// Starts it the general way; the bytes are copied only if they have to wait here.
+    #[cold]
+    fn start_slowly(&self) -> Result<Option<SendMessage<'f, F>>, SendError> {
+        let (face, bytes) = (self.face, self.bytes);
+        let envelope = Envelope { target: self.target, protocol: self.protocol, info: None, relaxed: false };
+        let payload = Payload::Borrowed(bytes);
+        let send =
+            |engine: &mut Engine| start_with(engine.scope().send(&envelope.args(0), payload, Wait::Await)).0;
+        let (state, buffer) = match face.enter(send) {
+            Ok(started) => match own(started, || Handle::of(face), None) {
+                Step::Done => return Ok(None),
+                Step::Failed(error) => return Err(error),
+                Step::Queued(pending) => (State::Queued(pending), None),
+                Step::Later(pending) => (State::Later(pending), Some(Buffer::copy(bytes))),
+            },
+            // Somebody else is at the engine.
+            Err(_) => (State::Start(Wait::Await), Some(Buffer::copy(bytes))),
+        };
+        Ok(Some(SendMessage { face, envelope, deadline: None, buffer, slow: Some(Box::new(state)) }))
+    }
+
     #[cold]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        if let Way::Fresh = self.way {
-            self.way = Way::Slow(Box::new(self.general()));
-        }
-        match &mut self.way {
-            Way::Slow(send) => send.step(cx),
-            Way::Fresh | Way::Done => Poll::Ready(Ok(())),
-        }
+        let Way::Slow(send) = &mut self.way else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(send.step_slowly(cx));
+        self.way = Way::Done;
+        Poll::Ready(outcome)
     }
 }
 
@@ -402,10 +410,13 @@ impl<F: Face> Future for SendSlice<'_, '_, F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Way::Fresh = self.way {
             let coop = ready!(poll_proceed(cx));
-            if self.send_at_once() {
-                self.way = Way::Done;
-                coop.made_progress();
-                return Poll::Ready(Ok(()));
+            let slow = if self.send_at_once() { Ok(None) } else { self.start_slowly() };
+            self.way = Way::Done;
+            coop.made_progress();
+            match slow {
+                Ok(None) => return Poll::Ready(Ok(())),
+                Ok(Some(send)) => self.way = Way::Slow(Box::new(send)),
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
         self.poll_slowly(cx)

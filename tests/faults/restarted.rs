@@ -100,7 +100,7 @@ fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
             assert_eq!(rma(window.put(ONE, 0, 7).await), Err(stale(0, 1)));
             assert_eq!(rma(window.get(ONE, 0).await), Err(stale(0, 1)));
             assert_eq!(rma(window.get_into(ONE, 0, word).await).map(|_| ()), Err(stale(0, 1)));
-            assert_eq!(rma(old_region.put(0, "x").await), Err(stale(0, 1)));
+            assert_eq!(rma(old_region.put_slice(0, "x").await), Err(stale(0, 1)));
             assert_eq!(fault_of(job.remote_region(old_key).await.unwrap_err()), stale(0, 1));
             let replayed = soon("the replay", pattern.replay()).await.unwrap_err();
             assert!(replayed.to_string().contains("incarnation 0 of rank 1"), "{replayed}");
@@ -132,7 +132,7 @@ fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
             let there = job.remote_region(key).await.unwrap();
             let seen = there.get_into(8, vec![0; 8]).await.unwrap();
             assert_eq!(seen, u64::from(theirs).to_le_bytes());
-            there.put(64 + 8 * me.index(), &u64::from(me.0).to_le_bytes()).await.unwrap();
+            there.put_slice(64 + 8 * me.index(), &u64::from(me.0).to_le_bytes()).await.unwrap();
         }
         let group = everybody(&job).await;
         assert_eq!(sum(&group, 1 << (8 * me.0)).await, 0x1_0101);
@@ -324,7 +324,7 @@ fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
                     let there = job.remote_region(key).await.map_err(fault_of)?;
                     let bytes = rma(there.get_into(0, vec![0; 4]).await)?;
                     assert_eq!(bytes, key.incarnation.to_le_bytes(), "memory of another incarnation");
-                    rma(there.put(64, &[7; 30_000]).await)?;
+                    rma(there.put_slice(64, &[7; 30_000]).await)?;
                     if rounds % 64 == 1 && to == ONE {
                         let pending = never.call_within(to, (), Duration::from_millis(30)).await;
                         return Err(fault_of(pending.unwrap_err().into()));

@@ -49,7 +49,7 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
         let remote = job.remote_region(key).await.unwrap();
         assert!(is_payload(1, &remote.get_into(100, vec![0; 5000]).await.unwrap()));
         let mut bytes = payload(2, 70_000);
-        let put = remote.put(200_001, &bytes[..40_000]).local().await.unwrap();
+        let put = remote.put_slice(200_001, &bytes[..40_000]).local().await.unwrap();
         let rest = remote.put_bytes(240_001, Bytes::copy_from_slice(&bytes[40_000..])).local().await.unwrap();
         bytes.fill(0xee);
         put.await.unwrap();

@@ -1,6 +1,7 @@
 //! Active messages: registration, info, handlers, order.
 
 use crate::support::{Random, is_payload, options, others, payload, run, soon};
+use futures::StreamExt;
 use posthaste::{Bytes, Fill, First, Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
@@ -274,7 +275,12 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
         let lengths = [8, 16, 31, 64, 3000, 9000, if number.is_multiple_of(25) { 5 << 20 } else { 2048 }];
         lengths[Random(number).below(7) as usize]
     };
-    // A narrow lane: many of them find no room, and go on with a copy.
+    let numbered = move |number: u64| {
+        let mut bytes = payload(number, length(number));
+        bytes[..8].copy_from_slice(&number.to_ne_bytes());
+        bytes
+    };
+    // A narrow lane: many of them find no room, and wait in the queue.
     run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
         let arrived = job.counter();
         let (count, seen) = (arrived.clone(), Arc::<Mutex<Vec<u64>>>::default());
@@ -282,26 +288,30 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
         let message = job
             .register("borrowed", move |m: Message, _: &mut Scope| {
                 let number = m.read::<u64>(0).unwrap();
-                let right = m.len() == length(number) && m.bytes()[8..] == payload(number, m.len())[8..];
-                log.lock().unwrap().push(if right { number } else { u64::MAX });
+                log.lock().unwrap().push(if m.bytes() == numbered(number) { number } else { u64::MAX });
                 count.add(1);
             })
             .unwrap();
+        // Nothing of a stream goes out at once, and much of it waits for credit.
+        let (credited, mut stream) = job.stream("credited").unwrap();
         if job.rank() == Rank(0) {
-            let mut bytes = vec![0; 5 << 20];
             for number in 0..COUNT {
-                let len = length(number);
-                bytes[..len].copy_from_slice(&payload(number, len));
-                bytes[..8].copy_from_slice(&number.to_ne_bytes());
-                drop(message.send_slice(Rank(1), &bytes[..len]));
-                let mut send = message.send_slice(Rank(1), &bytes[..len]);
-                (&mut send).await.unwrap();
-                // Whoever polls once more sends nothing twice.
-                let _ended = futures::poll!(&mut send);
+                let mut bytes = numbered(number);
+                drop(message.send_slice(Rank(1), &bytes));
+                for way in [&message, &credited] {
+                    let mut send = way.send_slice(Rank(1), &bytes);
+                    (&mut send).await.unwrap();
+                    // Whoever polls once more sends nothing twice.
+                    assert_eq!(futures::poll!(&mut send), std::task::Poll::Ready(Ok(())));
+                }
                 // The source is reusable.
                 bytes.fill(0xee);
             }
         } else {
+            for number in 0..COUNT {
+                let message = soon("the next of the stream", stream.next()).await.unwrap();
+                assert!(message.to_bytes() == numbered(number), "{number} of the stream");
+            }
             soon("all messages", arrived.reach(COUNT)).await;
         }
         job.barrier().await.unwrap();

@@ -161,16 +161,16 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
         job.barrier().await.unwrap();
         let key = *key.get().unwrap();
         let remote = job.remote_region(key).await.unwrap();
-        remote.put(9_990, "0123456789").await.unwrap();
+        remote.put_slice(9_990, "0123456789").await.unwrap();
         job.barrier().await.unwrap();
         // Freed, or never given to anybody.
         drop(region);
         job.barrier().await.unwrap();
         let none = RmaError::Fault(Fault::NoSuchMemory(peer));
-        assert_eq!(remote.put(0, &[1; 5_000]).await, Err(none.clone()));
+        assert_eq!(remote.put_slice(0, &[1; 5_000]).await, Err(none.clone()));
         assert_eq!(remote.get_into(0, vec![0; 5_000]).await, Err(none.clone()));
         let beyond = job.remote_region(RegionKey { offset: 1 << 20, ..key }).await.unwrap();
-        assert_eq!(beyond.put(0, "x").await, Err(none));
+        assert_eq!(beyond.put_slice(0, "x").await, Err(none));
         // Nothing else suffers from it.
         job.barrier().await.unwrap();
     });

@@ -356,8 +356,8 @@ impl<T: Element> Window<T> {
         PutElement::element(&self.memory, rank, Self::offset(index), value)
     }
 
-    /// Puts consecutive elements. They are borrowed until the put has started: the first poll writes them to mapped memory,
-    /// or makes a copy for the device, which [`put_bytes`](Self::put_bytes) spares.
+    /// Puts consecutive elements, which are borrowed as long as the future lives, or until [`local`](PutCopy::local) is ready.
+    /// They are written to mapped memory, or copied for the device, which [`put_bytes`](Self::put_bytes) spares.
     ///
     /// # Cancel safety
     /// See [`Put`].

@@ -2,7 +2,7 @@
 
 use super::{Element, Memory, Stage};
 use crate::buffer::{Buffer, Kind};
-use crate::operation::Pending;
+use crate::operation::{Pending, Way};
 use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::{Endpoint, Rank, RmaError, Scope};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
 
-/// A put whose source is copied, at the latest by the first poll. Ready when it is at the target.
+/// A put whose source is copied when it starts, by the first poll as a rule (not if its task has used up its turn). Ready when
+/// it is at the target.
 ///
-/// Where the target's memory is mapped and nothing precedes, the first poll writes the source to its place, and there is no
-/// other copy of it.
+/// Where the target's memory is mapped and nothing precedes, it is written to its place, and there is no other copy of it.
 ///
 /// # Cancel safety
 /// As for [`Put`].
@@ -26,15 +26,7 @@ pub struct PutCopy<'w, S> {
     rank: Rank,
     offset: u64,
     source: S,
-    way: Way<'w>,
-}
-
-/// How far a put of a copied source is.
-enum Way<'w> {
-    Fresh,
-    /// It could not be done at once.
-    Slow(Box<Put<'w>>),
-    Done,
+    way: Way<Put<'w>>,
 }
 
 /// A put of one element. Ready when it is at the target.
@@ -43,7 +35,8 @@ enum Way<'w> {
 /// As for [`Put`].
 pub type PutElement<'w, T> = PutCopy<'w, One<T>>;
 
-/// A put of consecutive elements or of bytes, which are borrowed until it has started. Ready when they are at the target.
+/// A put of consecutive elements or of bytes, which are borrowed as long as this lives, or until [`local`](PutCopy::local) is
+/// ready. Ready when they are at the target.
 ///
 /// # Cancel safety
 /// As for [`Put`].
@@ -126,10 +119,10 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
         if let Way::Fresh = self.way {
             self.way = Way::Slow(Box::new(self.general()));
         }
-        match &mut self.way {
-            Way::Slow(put) => Pin::new(&mut **put).poll(cx),
-            Way::Fresh | Way::Done => Poll::Ready(Ok(())),
-        }
+        let Way::Slow(put) = &mut self.way else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(Pin::new(&mut **put).poll(cx));
+        self.way = Way::Done;
+        Poll::Ready(outcome)
     }
 }
 
@@ -153,7 +146,8 @@ impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
 /// A put. Ready when the data is at the target.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, nothing is put. Dropped later, the put goes on; its payload is kept until then.
+/// Dropped before it has started, nothing is put. That is by the first poll, unless its task has used up its turn
+/// ([`tokio::task::coop`]). Dropped later, the put goes on; its payload is kept until then.
 #[must_use = "a put does nothing until it is awaited"]
 pub struct Put<'w> {
     memory: &'w Arc<Memory>,

@@ -221,7 +221,7 @@ impl From<&Region> for RegionSlice {
 /// let region = job.region(64).await?;
 /// let key = region.key(); // plain data, told to a peer in a message
 /// let remote = job.remote_region(key).await?;
-/// remote.put(8, "written by a peer").await?;
+/// remote.put_slice(8, "written by a peer").await?;
 /// assert_eq!(remote.get_into(8, vec![0; 7]).await?, b"written");
 /// # job.leave().await
 /// # }
@@ -271,17 +271,21 @@ impl RemoteRegion {
         })
     }
 
-    /// Puts bytes at an offset in bytes. They are borrowed until the put has started: the first poll writes them to mapped
-    /// memory, or makes a copy for the device, which [`put_bytes`](Self::put_bytes) spares.
+    /// Puts bytes at an offset in bytes, as [`Window::put_slice`](crate::Window::put_slice) does.
     ///
     /// # Cancel safety
     /// See [`Put`].
     #[inline]
-    pub fn put<'w, 's>(&'w self, offset: usize, bytes: &'s (impl AsRef<[u8]> + ?Sized)) -> PutSlice<'w, 's> {
+    pub fn put_slice<'w, 's>(
+        &'w self,
+        offset: usize,
+        bytes: &'s (impl AsRef<[u8]> + ?Sized),
+    ) -> PutSlice<'w, 's> {
         PutSlice::new(&self.memory, 0, self.memory.parts[0].rank, offset as u64, bytes.as_ref())
     }
 
-    /// Puts an owned payload at an offset in bytes, without a copy of it on the way.
+    /// Puts an owned payload at an offset in bytes, without a copy of it on the way, but of a loan where the memory is not
+    /// mapped.
     ///
     /// # Cancel safety
     /// See [`Put`].

@@ -2,6 +2,7 @@
 
 use super::atomic::Access;
 use super::{Element, Memory, Put, PutSlice, Window, Word, Words};
+use crate::operation::Way;
 use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::future::Future;
@@ -73,10 +74,10 @@ impl<T: Element> Window<T> {
     /// Puts consecutive elements and then shows on a word of the same rank, of this window or of another one, that they
     /// are there: whoever sees the word changed, as by [`wait_until`](Window::wait_until), sees the elements. Awaiting it
     /// means that both are done. It is the mechanism of reception counters (D31): the target counts what has come and runs
-    /// nothing. The elements are borrowed until the put has started, as by [`put_slice`](Self::put_slice).
+    /// nothing. The elements are borrowed as long as the future lives.
     ///
     /// # Cancel safety
-    /// Dropped before it was polled, nothing is put. Dropped later, what was started goes on; the signal is given only if
+    /// Dropped before it has started, nothing is put. Dropped later, what was started goes on; the signal is given only if
     /// it was started, too.
     ///
     /// # Examples
@@ -113,15 +114,7 @@ pub struct PutSignal<'w, 's> {
     rank: Rank,
     data: PutSlice<'w, 's>,
     signal: Signal<'w>,
-    way: Way<'w>,
-}
-
-/// How far a put with a signal is.
-enum Way<'w> {
-    Fresh,
-    /// They could not both be done at once.
-    Slow(Box<Slow<'w>>),
-    Done,
+    way: Way<Slow<'w>>,
 }
 
 /// What has not ended.
@@ -167,7 +160,16 @@ impl PutSignal<'_, '_> {
 
     #[inline(never)]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
-        let Way::Slow(this) = &mut self.way else { return Poll::Ready(Ok(())) };
+        let Way::Slow(slow) = &mut self.way else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(slow.poll(cx));
+        self.way = Way::Done;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Slow<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        let this = self;
         if this.starting {
             // In this order, one after the other has started: the signal follows the data on whatever way it goes.
             if let Some(put) = &mut this.put {

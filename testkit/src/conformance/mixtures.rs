@@ -157,7 +157,7 @@ pub fn random_mixtures_do_what_they_say<H: Harness>(harness: H) {
 pub fn rows_of_recorded_words_go_where_each_says<H: Harness>(harness: H) {
     const WORDS: u64 = 1000;
     let mut world = World::new(harness, 2);
-    let memories = [world.memory(2 * 8 * WORDS), world.memory(2 * 8 * WORDS)];
+    let memories = [world.memory(3 * 8 * WORDS), world.memory(3 * 8 * WORDS)];
     for _ in 0..6 {
         let mut put = Descriptor { op: Op::Put, source_kind: SourceKind::Region, ..Descriptor::default() };
         let (mut puts, mut from, mut to) = (Vec::new(), &memories[0], 0);
@@ -167,7 +167,9 @@ pub fn rows_of_recorded_words_go_where_each_says<H: Harness>(harness: H) {
                 (from, to) = (&memories[random.below(2)], random.below(2));
                 put.rank = Rank(random.below(2) as u32);
             }
-            (put.len, put.offset) = (8, 8 * (WORDS + word));
+            // Some lie across two words, of which the next one belongs to nobody else.
+            let aslant = u64::from(random.chance(3));
+            (put.len, put.offset) = (8, 8 * (WORDS + 2 * word) + 3 * aslant);
             put.source = [from.local[0] as u64, 8 * random.below(WORDS as usize) as u64];
             if random.chance(3) {
                 put.len = random.below(9) as u64;
@@ -182,11 +184,11 @@ pub fn rows_of_recorded_words_go_where_each_says<H: Harness>(harness: H) {
         for _ in 0..2 {
             for memory in &memories {
                 for rank in [Rank(0), Rank(1)] {
-                    let bytes = world.random.bytes(2 * 8 * WORDS as usize);
+                    let bytes = world.random.bytes(3 * 8 * WORDS as usize);
                     memory.write(rank, 0, &bytes);
                 }
             }
-            let whole = |memory: &Memory, rank| memory.bytes(rank, 0, 2 * 8 * WORDS as usize);
+            let whole = |memory: &Memory, rank| memory.bytes(rank, 0, 3 * 8 * WORDS as usize);
             let mut expected =
                 memories.each_ref().map(|memory| [Rank(0), Rank(1)].map(|at| whole(memory, at)));
             for (from, to, put) in &puts {
