@@ -91,23 +91,14 @@ fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> 
     }
     let (target, protocol) = (envelope.target, envelope.protocol);
     if let Some(word) = buffer.word() {
-        return send_word(face, target, protocol, word);
+        return face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false);
     }
-    let sent = send_packet(face, target, protocol, buffer.whole());
+    let payload = buffer.whole();
+    let sent = face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
     if sent {
         buffer.sent();
     }
     sent
-}
-
-#[inline(always)]
-fn send_word<F: Face>(face: &F, target: Endpoint, protocol: ProtocolId, word: u64) -> bool {
-    face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false)
-}
-
-#[inline(always)]
-fn send_packet<F: Face>(face: &F, target: Endpoint, protocol: ProtocolId, payload: Whole<'_>) -> bool {
-    face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false)
 }
 
 #[cold]
@@ -365,12 +356,15 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
         Self { face, target, protocol, bytes, way: Way::Fresh }
     }
 
+    /// As the free [`send_at_once`]; what enters the engine is not shared with that one, which is to be inlined where it is.
     #[inline]
     fn send_at_once(&self) -> bool {
-        match <[u8; 8]>::try_from(self.bytes) {
-            Ok(word) => send_word(self.face, self.target, self.protocol, u64::from_ne_bytes(word)),
-            Err(_) => send_packet(self.face, self.target, self.protocol, Whole::Bytes(self.bytes)),
-        }
+        let (target, protocol, bytes) = (self.target, self.protocol, self.bytes);
+        let send = |scope: &mut Scope<'_>| match <[u8; 8]>::try_from(bytes) {
+            Ok(word) => scope.send_word(target, protocol, u64::from_ne_bytes(word)),
+            Err(_) => scope.send_packet(target, protocol, Whole::Bytes(bytes)),
+        };
+        self.face.enter(|engine| send(&mut engine.scope())).unwrap_or(false)
     }
 
     /// Starts it the general way; the bytes are copied only if they have to wait here.
