@@ -115,8 +115,8 @@ impl Default for Limits {
             fragment: 256 << 10,
             outgoing: 256 << 10,
             read_buffer: 128 << 10,
-            get_chunk: 256 << 10,
-            get_window: 4 << 20,
+            get_chunk: 2 << 20,
+            get_window: 8 << 20,
             unproven: 256,
             socket_buffers: None,
         }

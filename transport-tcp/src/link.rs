@@ -57,8 +57,20 @@ impl Landing {
 
 /// Something too long for one go. Puts and gets behind it wait.
 pub(crate) enum Job {
-    Put { source: PutSource, sent: u64, len: u64, offset: u64, ticket: u64 },
-    Get { offset: u64, left: u64 },
+    Put {
+        source: PutSource,
+        sent: u64,
+        len: u64,
+        offset: u64,
+        ticket: u64,
+    },
+    /// `waits`: the window was full, and nothing is asked for until half of it is free, so that what is asked for goes in
+    /// few frames: one for each part that has come would cost both sides a good part of what that did.
+    Get {
+        offset: u64,
+        left: u64,
+        waits: bool,
+    },
 }
 
 pub(crate) enum PutSource {
@@ -399,9 +411,10 @@ impl TxLink {
                         self.mark(ticket);
                     }
                 }
-                Some(Job::Get { offset, left }) => {
+                Some(Job::Get { offset, left, waits }) => {
                     let now = (*left).min(chunk);
-                    if self.asked + now + GET_COST > window {
+                    *waits = self.asked + now + GET_COST > window || (*waits && self.asked > window / 2);
+                    if *waits {
                         return moved;
                     }
                     let header = Header::control(GET, 8, *offset);
@@ -448,6 +461,37 @@ mod tests {
     use std::io::Read;
     use std::net::TcpListener;
     use zerocopy::FromBytes;
+
+    #[test]
+    fn parts_of_a_long_get_are_asked_for_by_the_half_window() {
+        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
+        let (chunk, window) = (100, 8 * (100 + GET_COST));
+        let asks = |link: &mut TxLink| {
+            let before = link.out.len();
+            link.work(usize::MAX, chunk, window);
+            (link.out.len() - before) / (HEADER + 8)
+        };
+        link.job = Some(Job::Get { offset: 0, left: 1_950, waits: false });
+        assert_eq!(asks(&mut link), 8);
+        let mut rounds = Vec::new();
+        // Twenty parts in all, the last one of 50 bytes; one after the other comes.
+        for part in 0..20 {
+            link.asked -= if part < 19 { chunk } else { 50 } + GET_COST;
+            rounds.push(asks(&mut link));
+        }
+        assert_eq!(rounds, [0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(link.job.is_none() && link.asked == 0);
+        // A window of a single part is half free when it is free.
+        link.job = Some(Job::Get { offset: 0, left: 300, waits: false });
+        link.work(usize::MAX, chunk, chunk + GET_COST);
+        let mut parts = 1;
+        while link.asked > 0 {
+            link.asked -= chunk + GET_COST;
+            link.work(usize::MAX, chunk, chunk + GET_COST);
+            parts += usize::from(link.asked > 0);
+        }
+        assert_eq!(parts, 3);
+    }
 
     #[test]
     fn who_puts_and_does_not_listen_is_told_no_more_than_once_beyond_what_the_kernel_holds() {

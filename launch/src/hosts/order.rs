@@ -211,7 +211,7 @@ mod tests {
             bind: true,
             keep_going: false,
             grace: Duration::from_millis(1500),
-            directory: "/tmp/a b".into(),
+            directory: "/srv/a b".into(),
             program: OsString::from_vec(b"/bin/\xff".to_vec()).into(),
             args: vec!["-c".into(), "".into()],
             envs: vec![("A".into(), "b=c".into())],

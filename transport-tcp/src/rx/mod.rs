@@ -34,6 +34,8 @@ const LONG: usize = 16 << 10;
 /// How long a connection is left alone that brings a row of long payloads faster than they are sent: about as long as two
 /// of them take to come. Each look on its own costs both sides a good part of what a payload does.
 const REST: Duration = Duration::from_micros(20);
+/// So much of a payload has to be missing for a rest in the midst of it: more than comes meanwhile.
+const AMID: usize = 256 << 10;
 /// Payloads of a row that have to be on their way then, so that nobody waits for word on them meanwhile.
 const ROW: usize = 4;
 /// Most bytes that are kept of a peer that has ended while a packet of it was held.
@@ -178,7 +180,7 @@ impl RxLink {
                 Err(malformed) => break Some(End::Malformed(malformed)),
             }
         };
-        if patient && self.long && events > 0 && self.row >= ROW && !self.ready {
+        if patient && !self.ready && (self.is_in_row(events) || moved && self.is_amid(index, tx)) {
             self.rests_until = Some(Instant::now() + REST);
         }
         if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
@@ -186,6 +188,17 @@ impl RxLink {
         }
         // A piece of a long payload is an event: who waits for the whole of it must not give up looking meanwhile.
         (events.max(usize::from(moved)), end)
+    }
+
+    /// The last payload was one of many on their way.
+    fn is_in_row(&self, events: usize) -> bool {
+        self.long && events > 0 && self.row >= ROW
+    }
+
+    /// Much is missing of a payload, or of what was asked for, and what comes during a rest has room in the kernel.
+    fn is_amid(&self, index: usize, tx: &Tx) -> bool {
+        let missing = self.fill.as_ref().map_or(0, Fill::missing) + tx.asked_beyond(index);
+        missing >= AMID && tx.hub.limits.socket_buffers.is_none_or(|bytes| bytes >= AMID)
     }
 
     fn end(&self) -> End {

@@ -103,6 +103,12 @@ impl Tx {
         self.links[index].as_ref().map_or(0, |link| link.gets.len())
     }
 
+    /// Bytes that were asked for beyond the part that is coming.
+    pub fn asked_beyond(&self, index: usize) -> usize {
+        let asked = self.links[index].as_ref().map_or(0, |link| link.asked as usize);
+        asked.saturating_sub(self.hub.limits.get_chunk)
+    }
+
     /// That part has come. Returns what has ended with it.
     pub fn answered(&mut self, index: usize, part: AnswerPart<'_>, sink: &mut dyn Sink) {
         let Some(link) = &mut self.links[index] else { return };

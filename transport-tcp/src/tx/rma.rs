@@ -91,7 +91,7 @@ impl Tx {
         link.gets.push_back(Get { ticket, len: descriptor.len, received: 0, absent: false, into });
         link.gets_asked += 1;
         // A get of nothing is asked for, too: its answer says that what precedes it is done.
-        link.job = Some(Job::Get { offset, left: descriptor.len });
+        link.job = Some(Job::Get { offset, left: descriptor.len, waits: false });
         link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
         self.touch(index);
         Ok(())
