@@ -5,6 +5,7 @@
 //! named as changed.
 
 use super::super::strided::Run;
+use super::stream::{AHEAD, BLOCK};
 use std::arch::asm;
 
 /// `asm!` that may change every vector register.
@@ -102,26 +103,44 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// # Safety
-/// Both ranges must be valid for `lines` lines, at least one, and the target be aligned to them; the processor must have AVX2.
-pub(super) unsafe fn stream(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: every access is at an offset below that of the end. The fence orders the stores before all later ones, as
-    // others are.
+/// Both ranges must be valid for `blocks` blocks, at least one, and the target be aligned to lines; the processor must have
+/// AVX2.
+pub(super) unsafe fn stream(to: *mut u8, from: *const u8, blocks: usize) {
+    // SAFETY: every access is at an offset below that of the end, but for prefetches, which are hints without effect. The
+    // fence orders the stores before all later ones, as others are.
     unsafe {
         vectors!(
             "2:",
+            "prefetcht0 [{from} + {at} + {ahead}]",
+            "prefetcht0 [{from} + {at} + {ahead} + 64]",
+            "prefetcht0 [{from} + {at} + {ahead} + 128]",
+            "prefetcht0 [{from} + {at} + {ahead} + 192]",
             "vmovdqu ymm0, [{from} + {at}]",
             "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu ymm2, [{from} + {at} + 64]",
+            "vmovdqu ymm3, [{from} + {at} + 96]",
+            "vmovdqu ymm4, [{from} + {at} + 128]",
+            "vmovdqu ymm5, [{from} + {at} + 160]",
+            "vmovdqu ymm6, [{from} + {at} + 192]",
+            "vmovdqu ymm7, [{from} + {at} + 224]",
             "vmovntdq [{to} + {at}], ymm0",
             "vmovntdq [{to} + {at} + 32], ymm1",
-            "add {at}, 64",
+            "vmovntdq [{to} + {at} + 64], ymm2",
+            "vmovntdq [{to} + {at} + 96], ymm3",
+            "vmovntdq [{to} + {at} + 128], ymm4",
+            "vmovntdq [{to} + {at} + 160], ymm5",
+            "vmovntdq [{to} + {at} + 192], ymm6",
+            "vmovntdq [{to} + {at} + 224], ymm7",
+            "add {at}, 256",
             "cmp {at}, {end}",
             "jb 2b",
             "sfence",
             ;
+            ahead = const AHEAD,
             from = in(reg) from,
             to = in(reg) to,
             at = inout(reg) 0usize => _,
-            end = in(reg) lines * 64,
+            end = in(reg) blocks * BLOCK,
         );
     }
 }
