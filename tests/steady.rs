@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// What is counted, operation by operation.
-const KINDS: [&str; 8] = ["send", "borrowed", "put", "slice", "get", "replay", "mixture", "call"];
+const KINDS: [&str; 9] = ["send", "borrowed", "put", "slice", "get", "gotten", "replay", "mixture", "call"];
 /// Operations are counted in batches. A rank that has to wait for another may fall asleep, which takes system calls and
 /// now and then an allocation; on a busy machine it often does. What an operation costs by itself it costs in every
 /// batch, so the batch that cost least tells it.
@@ -62,7 +62,7 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
     let count = arrived.clone();
     let message = job.register("small", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
     let echo = job.service_inline("echo", |m, _| Ok(m.read::<u64>(0).unwrap().to_ne_bytes().into())).unwrap();
-    let window = job.shmalloc::<u64>(80).await.unwrap();
+    let window = job.shmalloc::<u64>(150).await.unwrap();
     let (source, mirror) = (job.region(8).await.unwrap(), job.region(8).await.unwrap());
     let peer = job.rank().next(job.size());
     let pattern = job.record(|r| window.record_put(r, peer, 0, &source)).await.unwrap();
@@ -102,6 +102,13 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
                         window.put_slice(peer, 1, &words[..1 + number as usize % 64]).await.unwrap();
                     }
                     "get" => assert!(window.get(peer, 79).await.unwrap() == 0),
+                    // 8 to 512 bytes.
+                    "gotten" => {
+                        let mut words = [1; 64];
+                        let some = &mut words[..1 + number as usize % 64];
+                        window.get_to(peer, 80, some).await.unwrap();
+                        assert!(some.iter().all(|word| *word == 0));
+                    }
                     "replay" => {
                         source.write(0, &number.to_ne_bytes()).unwrap();
                         pattern.replay().await.unwrap();

@@ -56,6 +56,7 @@ pub enum Value {
 impl Value {
     /// Copies short bytes in place, longer ones into a `Bytes`.
     #[must_use]
+    #[inline]
     pub fn copy(source: &[u8]) -> Value {
         if source.len() <= SMALL_VALUE {
             let mut bytes = [0; SMALL_VALUE];

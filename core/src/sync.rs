@@ -111,6 +111,30 @@ mod real {
 
 pub use real::*;
 
+/// How one side of a Dekker handshake, in which both store a word of their own and then look at the other's, orders the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LightFence {
+    /// The other side makes a barrier on all processors, so that keeping the compiler from reordering will do.
+    Compiler,
+    /// Both sides fence.
+    Full,
+}
+
+impl LightFence {
+    /// Keeps what follows from being done before what precedes.
+    #[inline(always)]
+    pub fn issue(self) {
+        match self {
+            #[cfg(not(posthaste_loom))]
+            LightFence::Compiler => std::sync::atomic::compiler_fence(Ordering::SeqCst),
+            // loom knows no barrier on another thread's behalf: it models both sides with fences.
+            #[cfg(posthaste_loom)]
+            LightFence::Compiler => fence(Ordering::SeqCst),
+            LightFence::Full => fence(Ordering::SeqCst),
+        }
+    }
+}
+
 fn next_thread_id() -> u64 {
     // Out of loom's sight: the models only compare the numbers.
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);

@@ -22,7 +22,7 @@
 //! biased to the same thread for ever, and after each revocation it takes that thread longer to get the bias back.
 #![allow(unsafe_code)]
 
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, UnsafeCell, fence, lock, thread_id};
+use crate::sync::{AtomicU32, AtomicU64, LightFence, Mutex, Ordering, UnsafeCell, fence, lock, thread_id};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
@@ -102,14 +102,7 @@ impl<T, W> std::fmt::Debug for Guard<'_, T, W> {
 }
 
 /// The owner's half of the handshake; its partner is the heavy fence of `revoke`.
-#[inline(always)]
-fn light_fence() {
-    #[cfg(not(posthaste_loom))]
-    std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    // loom knows no barrier on another thread's behalf: it models both sides with fences.
-    #[cfg(posthaste_loom)]
-    fence(Ordering::SeqCst);
-}
+const LIGHT: LightFence = LightFence::Compiler;
 
 impl<T, W> TokenCell<T, W> {
     /// A free token that is never biased.
@@ -146,7 +139,7 @@ impl<T, W> TokenCell<T, W> {
                 return None;
             }
             self.inside.store(1, Ordering::Relaxed);
-            light_fence();
+            LIGHT.issue();
             if self.bias.load(Ordering::Relaxed) == me {
                 return Some(Guard { cell: self, biased: true, thread: PhantomData });
             }
@@ -289,7 +282,7 @@ impl<T, W> Guard<'_, T, W> {
         std::mem::forget(self);
         // Release pairs with the acquire in `revoke`.
         cell.inside.store(0, Ordering::Release);
-        light_fence();
+        LIGHT.issue();
         if cell.bias.load(Ordering::Relaxed) == 0 {
             // Not `then_some`: a guard that is made is a guard that is dropped.
             return cell.settle().then(|| Guard { cell, biased: false, thread: PhantomData });
@@ -360,7 +353,7 @@ impl<T, W> Drop for Guard<'_, T, W> {
     fn drop(&mut self) {
         if self.biased {
             self.cell.inside.store(0, Ordering::Release);
-            light_fence();
+            LIGHT.issue();
             if self.cell.bias.load(Ordering::Relaxed) != 0 || !self.cell.settle() {
                 return;
             }

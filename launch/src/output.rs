@@ -42,10 +42,29 @@ impl fmt::Debug for Relay {
 /// A line longer than this is passed on in pieces, so that a rank cannot fill the launcher's memory.
 const LONGEST_LINE: usize = 64 << 10;
 
+/// How long what a rank prints waits for the rest of what the rank before it, under the same number, has printed. That one
+/// is dead, but a process that it left behind may hold its output open.
+const SUCCESSION: Duration = Duration::from_millis(500);
+
+/// One that reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reader {
+    rank: u32,
+    stream: Stream,
+    /// In the order of their beginnings.
+    number: u64,
+}
+
+#[derive(Debug, Default)]
+struct Active {
+    readers: Vec<Reader>,
+    begun: u64,
+}
+
 /// The readers of all streams of a job.
 #[derive(Debug)]
 pub(crate) struct Readers {
-    active: Mutex<usize>,
+    active: Mutex<Active>,
     ended: Condvar,
     captured: Vec<[Mutex<Vec<u8>>; 2]>,
 }
@@ -53,7 +72,7 @@ pub(crate) struct Readers {
 impl Readers {
     pub(crate) fn new(ranks: usize) -> Arc<Self> {
         let captured = (0..ranks).map(|_| Default::default()).collect();
-        Arc::new(Self { active: Mutex::new(0), ended: Condvar::new(), captured })
+        Arc::new(Self { active: Mutex::default(), ended: Condvar::new(), captured })
     }
 
     /// Reads a stream to its end on a thread of its own, passing lines on with a label.
@@ -64,7 +83,7 @@ impl Readers {
         from: impl Read + Send + 'static,
     ) -> io::Result<()> {
         let mut lines = Labeller::new(rank);
-        self.read(rank, from, move |_, bytes| {
+        self.read(rank, stream, from, move |_, bytes| {
             let text = match bytes {
                 Some(bytes) => lines.feed(bytes),
                 None => lines.finish(),
@@ -82,7 +101,7 @@ impl Readers {
         from: impl Read + Send + 'static,
         relay: Relay,
     ) -> io::Result<()> {
-        self.read(rank, from, move |_, bytes| {
+        self.read(rank, stream, from, move |_, bytes| {
             if let Some(bytes) = bytes {
                 (relay.0)(rank, stream, bytes);
             }
@@ -96,7 +115,7 @@ impl Readers {
         stream: Stream,
         from: impl Read + Send + 'static,
     ) -> io::Result<()> {
-        self.read(rank, from, move |readers, bytes| {
+        self.read(rank, stream, from, move |readers, bytes| {
             lock(&readers.captured[rank as usize][stream as usize])
                 .extend_from_slice(bytes.unwrap_or_default());
         })
@@ -113,26 +132,44 @@ impl Readers {
     /// Waits until every stream has ended; a process that a rank left behind may hold one open for longer.
     pub(crate) fn wait(&self, most: Duration) {
         let active = lock(&self.active);
-        let left = self.ended.wait_timeout_while(active, most, |active| *active > 0);
-        if left.is_ok_and(|(active, _)| *active > 0) {
+        let left = self.ended.wait_timeout_while(active, most, |active| !active.readers.is_empty());
+        if left.is_ok_and(|(active, _)| !active.readers.is_empty()) {
             tracing::warn!(
                 "a process left behind by a rank still holds its output; no longer waiting for it"
             );
         }
     }
 
+    /// Waits for those that read the same before.
+    fn succeed(&self, reader: Reader) {
+        let precedes = |other: &Reader| {
+            (other.rank, other.stream) == (reader.rank, reader.stream) && other.number < reader.number
+        };
+        let waits = |active: &mut Active| active.readers.iter().any(precedes);
+        // After that long they go on side by side.
+        let _in_turn = self.ended.wait_timeout_while(lock(&self.active), SUCCESSION, waits);
+    }
+
     /// Calls `sink` with each piece, and with none at the end.
     fn read(
         self: &Arc<Self>,
         rank: u32,
+        stream: Stream,
         mut from: impl Read + Send + 'static,
         mut sink: impl FnMut(&Self, Option<&[u8]>) + Send + 'static,
     ) -> io::Result<()> {
-        *lock(&self.active) += 1;
-        let active = Active(Arc::clone(self));
+        let reader = {
+            let mut active = lock(&self.active);
+            active.begun += 1;
+            let reader = Reader { rank, stream, number: active.begun };
+            active.readers.push(reader);
+            reader
+        };
+        let reading = Reading { readers: Arc::clone(self), reader };
         std::thread::Builder::new().name(format!("output of {rank}")).stack_size(128 << 10).spawn(
             move || {
-                let readers = &active.0;
+                let readers = &reading.readers;
+                readers.succeed(reader);
                 let mut buffer = vec![0; 8 << 10];
                 loop {
                     match from.read(&mut buffer) {
@@ -152,13 +189,16 @@ impl Readers {
     }
 }
 
-/// Counts a reader out, however its thread ends.
-struct Active(Arc<Readers>);
+/// Takes a reader out, however its thread ends.
+struct Reading {
+    readers: Arc<Readers>,
+    reader: Reader,
+}
 
-impl Drop for Active {
+impl Drop for Reading {
     fn drop(&mut self) {
-        *lock(&self.0.active) -= 1;
-        self.0.ended.notify_all();
+        lock(&self.readers.active).readers.retain(|reader| *reader != self.reader);
+        self.readers.ended.notify_all();
     }
 }
 
@@ -238,6 +278,28 @@ mod tests {
             out.extend_from_slice(lines.finish());
             assert_eq!(out, b"[7] one\n[7] \n[7] two three\n[7] last\n", "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn what_a_rank_prints_comes_behind_what_its_predecessor_has() {
+        /// Gives its text late.
+        struct Slow(Option<&'static [u8]>);
+        impl Read for Slow {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let Some(text) = self.0.take() else { return Ok(0) };
+                std::thread::sleep(Duration::from_millis(50));
+                buffer[..text.len()].copy_from_slice(text);
+                Ok(text.len())
+            }
+        }
+        let readers = Readers::new(2);
+        readers.capture(1, Stream::Out, Slow(Some(b"first "))).unwrap();
+        readers.capture(1, Stream::Err, &b"aside"[..]).unwrap();
+        readers.capture(1, Stream::Out, &b"second "[..]).unwrap();
+        readers.capture(1, Stream::Out, &b"third"[..]).unwrap();
+        readers.wait(Duration::from_secs(100));
+        assert_eq!(readers.captured(1, Stream::Out), b"first second third");
+        assert_eq!(readers.captured(1, Stream::Err), b"aside");
     }
 
     #[test]

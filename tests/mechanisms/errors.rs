@@ -60,6 +60,10 @@ fn error_an_access_out_of_range_is_refused_before_anything_is_touched() {
         assert!(window.put(Rank(0), usize::MAX / 4 + 1, 1).await.is_err());
         assert!(window.get_slice(Rank(0), 1, usize::MAX).await.is_err());
         assert!(window.get_into(Rank(0), usize::MAX, vec![0; 10]).await.is_err());
+        let mut slice = [7; 10];
+        assert_eq!(window.get_to(Rank(0), 1, &mut slice).await, outside(4, 40, 40, 0));
+        assert!(window.get_to(Rank(0), usize::MAX, &mut slice).await.is_err());
+        assert_eq!(slice, [7; 10], "nothing has come");
         // The end itself is inside, for nothing.
         window.put_slice(Rank(0), 10, &[]).await.unwrap();
         job.barrier().await.unwrap();

@@ -2,6 +2,9 @@
 
 use crate::support::{is_payload, options, payload, run, soon};
 use posthaste::{Bytes, Message, Rank, RegionKey, RmaError, Scope};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Poll;
 
 #[test]
 fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
@@ -20,6 +23,13 @@ fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
             acknowledged.await.unwrap();
             let back = window.get_slice(peer, at, len).await.unwrap();
             assert!(is_payload(len as u64, &back), "{len} bytes");
+            let mut framed = vec![0xee; len + 20];
+            window.get_to(peer, at, &mut framed[7..7 + len]).await.unwrap();
+            assert!(is_payload(len as u64, &framed[7..7 + len]), "{len} bytes to a slice");
+            assert!(
+                framed[..7].iter().chain(&framed[7 + len..]).all(|byte| *byte == 0xee),
+                "around {len} bytes"
+            );
             // Unaligned places, too.
             at += len + 3;
         }
@@ -30,6 +40,41 @@ fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
             assert!(is_payload(len as u64, &own[at..at + len]), "{len} bytes at the target");
             assert_eq!(&own[at + len..at + len + 3], [0, 0, 0], "behind {len} bytes");
             at += len + 3;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d12_a_get_changes_a_borrowed_slice_when_it_is_ready_and_only_once() {
+    run(2, options(), async |job| {
+        const WORDS: usize = 20_000;
+        let window = job.shmalloc::<u64>(WORDS).await.unwrap();
+        (0..WORDS).for_each(|at| assert!(window.store(at, at as u64)));
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for count in [1, 100, WORDS] {
+                let expected: Vec<u64> = (0..count as u64).collect();
+                let mut slice = vec![u64::MAX; count];
+                drop(window.get_to(Rank(1), 0, &mut slice));
+                assert_eq!(slice, vec![u64::MAX; count], "it was never polled");
+                let first = {
+                    let mut get = window.get_to(Rank(1), 0, &mut slice);
+                    std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut get).poll(cx))).await
+                };
+                match first {
+                    Poll::Ready(got) => assert!(got.is_ok() && slice == expected),
+                    // It was dropped while it was under way.
+                    Poll::Pending => assert_eq!(slice, vec![u64::MAX; count]),
+                }
+                let mut get = window.get_to(Rank(1), 0, &mut slice);
+                (&mut get).await.unwrap();
+                // Whoever polls once more gets nothing that came later.
+                window.put(Rank(1), 0, 77).await.unwrap();
+                (&mut get).await.unwrap();
+                assert_eq!(slice, expected);
+                window.put(Rank(1), 0, 0).await.unwrap();
+            }
         }
         job.barrier().await.unwrap();
     });
@@ -48,6 +93,9 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
         assert_eq!(keys.call(peer, key).await.unwrap(), key, "a key is plain data");
         let remote = job.remote_region(key).await.unwrap();
         assert!(is_payload(1, &remote.get_into(100, vec![0; 5000]).await.unwrap()));
+        let mut some = [0; 5000];
+        remote.get_to(100, &mut some).await.unwrap();
+        assert!(is_payload(1, &some));
         let mut bytes = payload(2, 70_000);
         let put = remote.put_slice(200_001, &bytes[..40_000]).local().await.unwrap();
         let rest = remote.put_bytes(240_001, Bytes::copy_from_slice(&bytes[40_000..])).local().await.unwrap();

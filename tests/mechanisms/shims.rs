@@ -169,6 +169,7 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
         let none = RmaError::Fault(Fault::NoSuchMemory(peer));
         assert_eq!(remote.put_slice(0, &[1; 5_000]).await, Err(none.clone()));
         assert_eq!(remote.get_into(0, vec![0; 5_000]).await, Err(none.clone()));
+        assert_eq!(remote.get_to(0, &mut [0; 5_000]).await, Err(none.clone()));
         let beyond = job.remote_region(RegionKey { offset: 1 << 20, ..key }).await.unwrap();
         assert_eq!(beyond.put_slice(0, "x").await, Err(none));
         // Nothing else suffers from it.

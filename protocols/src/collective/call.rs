@@ -113,12 +113,13 @@ impl Started {
     }
 }
 
+/// How far an operation is. What is not the rule lies elsewhere, as futures are moved.
 #[derive(Debug)]
 pub(super) enum Stage {
-    Refused(CollectiveError),
+    Refused(Box<CollectiveError>),
     /// It is on the boards of the group.
     Looking(Looking),
-    Started(Started),
+    Started(Box<Started>),
     Posted(Posted<Started>),
     Over,
 }
@@ -137,7 +138,7 @@ pub struct InFlight<T> {
     convert: fn(Value) -> T,
     /// Where the result is if it was put together from what others have lent, and what it is.
     lent: Option<LentResult<T>>,
-    /// Since when it looks in vain, if it waits for what others do on the same cores.
+    /// Since when it looks in vain, at boards or for what others do on the same cores.
     since: Option<Duration>,
 }
 
@@ -162,7 +163,7 @@ impl Stage {
             None => Begun::Failed(Fault::Shutdown),
         };
         match handle.enter(|engine| begin(&mut engine.scope(), &mut call)) {
-            Ok(begun) => Stage::Started(Started::new(handle, begun)),
+            Ok(begun) => Stage::Started(Box::new(Started::new(handle, begun))),
             Err(_) => {
                 let (hub, owner) = (hub.clone(), handle.clone());
                 Stage::Posted(handle.post(move |scope| {
@@ -191,7 +192,7 @@ impl<T> InFlight<T> {
 
     /// One that was not started.
     pub(crate) fn refused(group: &Arc<Inner>, error: CollectiveError, convert: fn(Value) -> T) -> Self {
-        Self::new(group, Stage::Refused(error), None, None, convert)
+        Self::new(group, Stage::Refused(Box::new(error)), None, None, convert)
     }
 
     /// The result, if it was put together where others have laid it out.
@@ -238,7 +239,7 @@ impl<T> Future for InFlight<T> {
             match &mut this.stage {
                 Stage::Looking(looking) => {
                     let group = &this.group;
-                    let seen = ready!(looking.poll(group, cx));
+                    let seen = ready!(looking.poll(group, cx, &mut this.since));
                     if seen && looking.lies_elsewhere() {
                         if looking.put_together(group) && looking.finish(group) {
                             let result = this.put_together().map(Ok);
@@ -253,8 +254,10 @@ impl<T> Future for InFlight<T> {
                         }
                     }
                     this.stage = leave(group, looking.operation);
+                    this.since = None;
                 }
-                Stage::Started(Started::Pending(pending)) => {
+                Stage::Started(started) => {
+                    let Started::Pending(pending) = &mut **started else { break };
                     let handle = &this.group.handle;
                     if this.lent.is_some() {
                         // All are about to do as much as this rank did: to sleep until the first of them has, and until the
@@ -269,14 +272,18 @@ impl<T> Future for InFlight<T> {
                         outcome.map(|value| this.result(value)).map_err(CollectiveError::from),
                     );
                 }
-                Stage::Posted(posted) => this.stage = Stage::Started(ready!(posted.poll(cx))),
+                Stage::Posted(posted) => this.stage = Stage::Started(Box::new(ready!(posted.poll(cx)))),
                 _ => break,
             }
         }
         Poll::Ready(match std::mem::replace(&mut this.stage, Stage::Over) {
-            Stage::Started(Started::Done(value)) => Ok(this.result(value)),
-            Stage::Started(Started::Failed(fault)) => Err(fault.into()),
-            Stage::Refused(error) => Err(error),
+            Stage::Started(started) => match *started {
+                Started::Done(value) => Ok(this.result(value)),
+                Started::Failed(fault) => Err(fault.into()),
+                // It is waited for above.
+                Started::Pending(_) => Err(Fault::Shutdown.into()),
+            },
+            Stage::Refused(error) => Err(*error),
             // It was ready before.
             _ => Err(Fault::Shutdown.into()),
         })

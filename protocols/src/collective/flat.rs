@@ -58,8 +58,6 @@ pub(super) struct Looking {
     next: u32,
     /// It has looked at everything else since it was called.
     looked: bool,
-    /// Since when it looks in vain.
-    since: Option<Duration>,
 }
 
 enum Seen {
@@ -70,7 +68,7 @@ enum Seen {
 impl Looking {
     #[inline]
     pub(super) fn new(operation: u64, upsets: u32, mark: u32, len: usize) -> Looking {
-        Looking { operation, upsets, mark, len: len as u32, next: 0, looked: false, since: None }
+        Looking { operation, upsets, mark, len: len as u32, next: 0, looked: false }
     }
 
     #[inline]
@@ -93,6 +91,13 @@ impl Looking {
     pub(super) fn value(&self, inner: &Inner, fold: Option<&Combiner>) -> Value {
         let (Some(combiner), Some(boards)) = (fold, inner.boards.get()) else { return Value::Unit };
         let board = &boards.board;
+        if self.len == 8 {
+            let mut total = board.word(0, self.operation).to_ne_bytes();
+            for member in 1..board.members() {
+                combiner.run(&mut total, &board.word(member, self.operation).to_ne_bytes(), false);
+            }
+            return Value::copy(&total);
+        }
         let (mut total, mut part) = ([0; MOST_BYTES], [0; MOST_BYTES]);
         let (total, part) = (&mut total[..self.len as usize], &mut part[..self.len as usize]);
         board.read(0, self.operation, total);
@@ -109,15 +114,19 @@ impl Looking {
         self.len as usize == Entry::ELSEWHERE
     }
 
-    /// Looks until all is there, which is true, or the operation may have to go on otherwise.
+    /// Looks until all is there, which is true, or the operation may have to go on otherwise. `since`: since when it looks in
+    /// vain.
     #[inline]
-    pub(super) fn poll(&mut self, inner: &Arc<Inner>, cx: &mut Context<'_>) -> Poll<bool> {
+    pub(super) fn poll(
+        &mut self,
+        inner: &Arc<Inner>,
+        cx: &mut Context<'_>,
+        since: &mut Option<Duration>,
+    ) -> Poll<bool> {
         let Some(boards) = inner.boards.get() else { return Poll::Ready(false) };
         loop {
             let first = !std::mem::replace(&mut self.looked, true) && boards.is_turn();
-            let mut since = self.since;
-            let looked = poll_look(&inner.handle, cx, first, &mut since, || self.look(boards));
-            self.since = since;
+            let looked = poll_look(&inner.handle, cx, first, since, || self.look(boards));
             match ready!(looked) {
                 Some(Seen::All) => {
                     boards.board.prepare(self.operation + 1);
@@ -161,7 +170,7 @@ impl Looking {
 pub(super) fn leave(inner: &Arc<Inner>, operation: u64) -> Stage {
     let begun = inner.handle.enter(|engine| inner.hub.leave_board(&mut engine.scope(), inner.at, operation));
     match begun {
-        Ok(begun) => Stage::Started(Started::new(&inner.handle, begun)),
+        Ok(begun) => Stage::Started(Box::new(Started::new(&inner.handle, begun))),
         Err(_) => {
             let (hub, owner, at) = (inner.hub.clone(), inner.handle.clone(), inner.at);
             Stage::Posted(inner.handle.post(move |scope| {
@@ -223,7 +232,7 @@ fn begin_by_messages(inner: &Arc<Inner>, mark: u32, name: Collective, payload: &
     let (kind, choice) = EXCHANGE;
     let (operation, plan) = match hub.reserve(*at, kind, 0, &choice, None) {
         Ok((operation, plan, _)) => (operation, plan),
-        Err(unfit) => return Stage::Refused(CollectiveError::unfit(unfit, &choice, kind)),
+        Err(unfit) => return Stage::Refused(Box::new(CollectiveError::unfit(unfit, &choice, kind))),
     };
     let layout = layout_of(payload.len(), &plan);
     let input = Input { bytes: Bytes::copy_from_slice(payload), outgoing: None, lent: None };

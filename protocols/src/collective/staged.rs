@@ -221,7 +221,7 @@ impl Group {
                 inner.hub.refer_on_board(inner, operation, what).unwrap_or_else(|what| {
                     let (plan, layout, input) = match what.staged {
                         Some(staged) => staged.into_input(),
-                        None => return Stage::Refused(Fault::Shutdown.into()),
+                        None => return Stage::Refused(Box::new(Fault::Shutdown.into())),
                     };
                     start(call(plan, layout, input))
                 })

@@ -1,7 +1,7 @@
-//! Gets: one element, or consecutive ones into a buffer.
+//! Gets: one element, or consecutive ones into a slice or a buffer.
 
 use super::{Element, Memory, Stage};
-use crate::operation::Pending;
+use crate::operation::{Pending, Way};
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::slot::Value;
@@ -174,6 +174,67 @@ impl<T: Element> Future for Get<'_, T> {
         }
         ready!(self.poll_slowly(cx, value.as_mut_bytes())?);
         Poll::Ready(Ok(value))
+    }
+}
+
+/// A get of consecutive elements, or of bytes, into a slice that is borrowed as long as this lives. Ready when they are there.
+///
+/// Where the target's memory is mapped and nothing precedes, they are read from their place, and there is no other copy of
+/// them. Elsewhere they come in memory of their own and are copied, which [`GetInto`] spares if they are bytes.
+///
+/// # Cancel safety
+/// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+#[must_use = "a get does nothing until it is awaited"]
+pub struct GetSlice<'w, 's, T> {
+    pub(super) memory: &'w Arc<Memory>,
+    pub(super) part: u32,
+    pub(super) rank: Rank,
+    pub(super) offset: u64,
+    pub(super) into: &'s mut [T],
+    pub(super) way: Way<Fetch<'w>>,
+}
+
+impl<T> std::fmt::Debug for GetSlice<'_, '_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GetSlice")
+            .field("rank", &self.rank)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> GetSlice<'_, '_, T> {
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        if let Way::Fresh = self.way {
+            let fetch = Fetch::new(self.memory, self.part as usize, self.rank, self.offset);
+            self.way = Way::Slow(Box::new(fetch));
+        }
+        let Way::Slow(fetch) = &mut self.way else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(fetch.poll(cx, self.into.as_mut_bytes()));
+        self.way = Way::Done;
+        Poll::Ready(outcome)
+    }
+}
+
+impl<T: Element> Future for GetSlice<'_, '_, T> {
+    type Output = Result<(), RmaError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Way::Fresh = this.way {
+            let coop = ready!(poll_proceed(cx));
+            let into = this.into.as_mut_bytes();
+            let found = this.memory.target(this.part as usize, this.offset, into.len() as u64);
+            if let Some((_, source)) = found {
+                source.read(into);
+                this.way = Way::Done;
+                coop.made_progress();
+                return Poll::Ready(Ok(()));
+            }
+        }
+        this.poll_slowly(cx)
     }
 }
 

@@ -12,7 +12,7 @@ mod typed;
 
 pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
-pub use get::{Get, GetInto};
+pub use get::{Get, GetInto, GetSlice};
 pub(crate) use group::WindowHome;
 pub use put::{One, Put, PutCopy, PutElement, PutSlice};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
@@ -21,7 +21,7 @@ pub use typed::{GetTyped, PutTyped};
 
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, PART_BYTES};
-use crate::operation::Pending;
+use crate::operation::{Pending, Way};
 use bytes::Bytes;
 use get::Fetch;
 use group::GroupOrigin;
@@ -383,7 +383,18 @@ impl<T: Element> Window<T> {
         Get { memory: &self.memory, rank, offset: Self::offset(index), slow: None, element: PhantomData }
     }
 
-    /// Fills a buffer with consecutive elements and gives it back.
+    /// Fills a slice with consecutive elements, which is borrowed for as long as the future lives.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+    #[inline]
+    pub fn get_to<'w, 's>(&'w self, rank: Rank, index: usize, into: &'s mut [T]) -> GetSlice<'w, 's, T> {
+        let offset = Self::offset(index);
+        GetSlice { memory: &self.memory, part: rank.0, rank, offset, into, way: Way::Fresh }
+    }
+
+    /// Fills a buffer with consecutive elements and gives it back. Where memory is not mapped, a long one takes what came
+    /// instead of a copy of it if its elements are bytes.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.

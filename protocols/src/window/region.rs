@@ -1,8 +1,9 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::{GetInto, Memory, Part, Put, PutSlice, add_remote, first_context};
+use super::{GetInto, GetSlice, Memory, Part, Put, PutSlice, add_remote, first_context};
 use crate::buffer::Buffer;
+use crate::operation::Way;
 use posthaste_core::context::Face;
 use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::memory::SharedSlice;
@@ -294,7 +295,18 @@ impl RemoteRegion {
         Put::new(&self.memory, 0, rank, offset as u64, payload.into())
     }
 
-    /// Fills a buffer from an offset in bytes and gives it back.
+    /// Fills a slice from an offset in bytes, as [`Window::get_to`](crate::Window::get_to) does.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+    #[inline]
+    pub fn get_to<'w, 's>(&'w self, offset: usize, into: &'s mut [u8]) -> GetSlice<'w, 's, u8> {
+        let rank = self.memory.parts[0].rank;
+        GetSlice { memory: &self.memory, part: 0, rank, offset: offset as u64, into, way: Way::Fresh }
+    }
+
+    /// Fills a buffer from an offset in bytes and gives it back. Where the memory is not mapped, a long one takes what came
+    /// instead of a copy of it.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.

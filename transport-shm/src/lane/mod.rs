@@ -27,7 +27,8 @@ pub use writer::Producer;
 
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
-use posthaste_core::sync::{Ordering, fence};
+pub use posthaste_core::sync::LightFence;
+use posthaste_core::sync::Ordering;
 
 const STATE: usize = 0;
 const WAITING: usize = 1;
@@ -61,30 +62,6 @@ const WORD_HEADER: u64 = 8 << 32 | KIND_SHORT as u64;
 const WORD_FREE_BITS: u64 = COOKIE_BIT | 0xffff << 16;
 /// A cookie word follows the header.
 const COOKIE_BIT: u64 = 1 << 63;
-
-/// How the publishing side orders "record stored" before "does the reader want to be told?".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LightFence {
-    /// The sleeper makes a barrier on all processors, so a compiler fence will do.
-    Compiler,
-    /// Both sides fence.
-    Full,
-}
-
-impl LightFence {
-    /// Keeps what follows from being done before what precedes.
-    #[inline(always)]
-    pub fn issue(self) {
-        match self {
-            #[cfg(not(posthaste_loom))]
-            LightFence::Compiler => std::sync::atomic::compiler_fence(Ordering::SeqCst),
-            // loom knows no barrier on another thread's behalf: it models both sides with fences.
-            #[cfg(posthaste_loom)]
-            LightFence::Compiler => fence(Ordering::SeqCst),
-            LightFence::Full => fence(Ordering::SeqCst),
-        }
-    }
-}
 
 /// A record's header in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
