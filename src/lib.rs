@@ -67,11 +67,11 @@ pub use posthaste_core::{
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
-    ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Group, InFlight, ManyToMany,
-    Message, MessageStream, Multisend, MultisendError, One, OwnedMessage, Part, Pattern, Put, PutCopy,
-    PutElement, PutSignal, PutSlice, Received, Recorder, Reduce, Region, RegionKey, RegionSlice,
-    RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions, Signal, UpdateEach, Window, Word,
-    WordIndex, WordUpdate, Words,
+    ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Get, GetInto, GetTo, Group,
+    InFlight, ManyToMany, Message, MessageStream, Multisend, MultisendError, One, OwnedMessage, Part,
+    Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received, Recorder, Reduce, Region, RegionKey,
+    RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions, Signal, UpdateEach,
+    Window, Word, WordIndex, WordUpdate, Words,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

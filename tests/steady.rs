@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// What is counted, operation by operation.
-const KINDS: [&str; 9] = ["send", "borrowed", "put", "slice", "get", "gotten", "replay", "mixture", "call"];
+const KINDS: [&str; 9] = ["send", "borrowed", "put", "slice", "get", "get_to", "replay", "mixture", "call"];
 /// Operations are counted in batches. A rank that has to wait for another may fall asleep, which takes system calls and
 /// now and then an allocation; on a busy machine it often does. What an operation costs by itself it costs in every
 /// batch, so the batch that cost least tells it.
@@ -103,7 +103,7 @@ async fn operations(job: &Job, mut at: impl FnMut(&str, usize, Place)) {
                     }
                     "get" => assert!(window.get(peer, 79).await.unwrap() == 0),
                     // 8 to 512 bytes.
-                    "gotten" => {
+                    "get_to" => {
                         let mut words = [1; 64];
                         let some = &mut words[..1 + number as usize % 64];
                         window.get_to(peer, 80, some).await.unwrap();

@@ -157,8 +157,8 @@ impl<W: Words> Blackboard<W> {
     #[inline(always)]
     fn publish(&self, operation: u64, entry: Entry) {
         self.boards[self.me].store(self.slot(operation), entry.stamp(operation), Ordering::Release);
-        // Partner: that in `ask`. Each has its own: an operation that goes by messages asks, which may be every other one, and
-        // a barrier on all processors then costs ten times as much as all these do.
+        // Partner: that in `ask`. Both sides fence: a barrier on all processors in `ask` alone would cost ten times as much,
+        // as every second operation may go by messages, and ask.
         fence(Ordering::SeqCst);
     }
 

@@ -53,12 +53,16 @@ struct Reader {
     stream: Stream,
     /// In the order of their beginnings.
     number: u64,
+    /// Another one of the same stream has waited for it in vain.
+    given_up: bool,
 }
 
 #[derive(Debug, Default)]
 struct Active {
     readers: Vec<Reader>,
     begun: u64,
+    /// No rank is left: nobody waits for anybody any more.
+    ending: bool,
 }
 
 /// The readers of all streams of a job.
@@ -131,7 +135,9 @@ impl Readers {
 
     /// Waits until every stream has ended; a process that a rank left behind may hold one open for longer.
     pub(crate) fn wait(&self, most: Duration) {
-        let active = lock(&self.active);
+        let mut active = lock(&self.active);
+        active.ending = true;
+        self.ended.notify_all();
         let left = self.ended.wait_timeout_while(active, most, |active| !active.readers.is_empty());
         if left.is_ok_and(|(active, _)| !active.readers.is_empty()) {
             tracing::warn!(
@@ -143,11 +149,14 @@ impl Readers {
     /// Waits for those that read the same before.
     fn succeed(&self, reader: Reader) {
         let precedes = |other: &Reader| {
-            (other.rank, other.stream) == (reader.rank, reader.stream) && other.number < reader.number
+            let same = (other.rank, other.stream) == (reader.rank, reader.stream);
+            same && other.number < reader.number && !other.given_up
         };
-        let waits = |active: &mut Active| active.readers.iter().any(precedes);
-        // After that long they go on side by side.
-        let _in_turn = self.ended.wait_timeout_while(lock(&self.active), SUCCESSION, waits);
+        let waits = |active: &mut Active| !active.ending && active.readers.iter().any(precedes);
+        // After that long they go on side by side, and those that come later do not wait for the one that did not end.
+        if let Ok((mut active, _)) = self.ended.wait_timeout_while(lock(&self.active), SUCCESSION, waits) {
+            active.readers.iter_mut().filter(|other| precedes(other)).for_each(|other| other.given_up = true);
+        }
     }
 
     /// Calls `sink` with each piece, and with none at the end.
@@ -161,7 +170,7 @@ impl Readers {
         let reader = {
             let mut active = lock(&self.active);
             active.begun += 1;
-            let reader = Reader { rank, stream, number: active.begun };
+            let reader = Reader { rank, stream, number: active.begun, given_up: false };
             active.readers.push(reader);
             reader
         };
@@ -197,7 +206,7 @@ struct Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        lock(&self.readers.active).readers.retain(|reader| *reader != self.reader);
+        lock(&self.readers.active).readers.retain(|reader| reader.number != self.reader.number);
         self.readers.ended.notify_all();
     }
 }
@@ -300,6 +309,32 @@ mod tests {
         readers.wait(Duration::from_secs(100));
         assert_eq!(readers.captured(1, Stream::Out), b"first second third");
         assert_eq!(readers.captured(1, Stream::Err), b"aside");
+    }
+
+    #[test]
+    fn a_predecessor_whose_output_does_not_end_keeps_nobody_waiting_for_ever() {
+        /// Ends when the other end of the channel does.
+        struct Stuck(std::sync::mpsc::Receiver<()>);
+        impl Read for Stuck {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                let _never_sent = self.0.recv();
+                Ok(0)
+            }
+        }
+        let readers = Readers::new(1);
+        let (end, stuck) = std::sync::mpsc::channel();
+        readers.capture(0, Stream::Out, Stuck(stuck)).unwrap();
+        readers.capture(0, Stream::Out, &b"second "[..]).unwrap();
+        while readers.captured(0, Stream::Out).is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (end_of_third, third) = std::sync::mpsc::channel();
+        readers.capture(0, Stream::Out, Stuck(third)).unwrap();
+        readers.capture(0, Stream::Out, &b"fourth"[..]).unwrap();
+        // The launcher has no rank left, and looks once more what was printed.
+        readers.wait(Duration::from_millis(300));
+        assert_eq!(readers.captured(0, Stream::Out), b"second fourth");
+        drop((end, end_of_third));
     }
 
     #[test]

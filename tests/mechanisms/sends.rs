@@ -4,6 +4,7 @@ use crate::support::{Random, is_payload, options, others, payload, run, soon};
 use futures::StreamExt;
 use posthaste::{Bytes, Fill, First, Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Lengths in bytes around every way that a message may take: in the record, in a page, in fragments.
 pub const LENGTHS: [usize; 16] = [
@@ -308,6 +309,8 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
                 bytes.fill(0xee);
             }
         } else {
+            // By the time it takes the first one, the sender's credit is used up.
+            tokio::time::sleep(Duration::from_millis(300)).await;
             for number in 0..COUNT {
                 let message = soon("the next of the stream", stream.next()).await.unwrap();
                 assert!(message.to_bytes() == numbered(number), "{number} of the stream");

@@ -1,5 +1,6 @@
 //! What a device is made of: identity, key, mode, addresses, limits and times.
 
+use crate::link::GET_COST;
 use posthaste_core::{ClientId, Device, JobShape, Rank};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -99,7 +100,9 @@ pub struct Limits {
     pub read_buffer: usize,
     /// Longest part in which a get is answered.
     pub get_chunk: usize,
-    /// What may be asked for on a connection and not be here yet. The other side keeps as much for it.
+    /// What may be asked for on a connection and not be here yet, counting 64 bytes more for each part. The other side keeps as
+    /// much for it, where the kernel does not take it. Of a get that had to wait for it, more is asked for when half of it is
+    /// free.
     pub get_window: usize,
     /// Sockets that may be open before they have proven anything; past it the oldest is closed.
     pub unproven: usize,
@@ -116,7 +119,8 @@ impl Default for Limits {
             outgoing: 256 << 10,
             read_buffer: 128 << 10,
             get_chunk: 2 << 20,
-            get_window: 8 << 20,
+            // Three parts, and what each counts for beyond its bytes.
+            get_window: 3 * ((2 << 20) + GET_COST as usize),
             unproven: 256,
             socket_buffers: None,
         }
@@ -136,7 +140,7 @@ impl Limits {
             outgoing: self.outgoing.max(1),
             read_buffer: self.read_buffer.max(max_inline + 256),
             get_chunk,
-            get_window: self.get_window.max(get_chunk + 64),
+            get_window: self.get_window.max(get_chunk + GET_COST as usize),
             unproven: self.unproven.max(1),
             ..self
         }

@@ -65,7 +65,7 @@ pub(crate) enum Job {
         ticket: u64,
     },
     /// `waits`: the window was full, and nothing is asked for until half of it is free, so that what is asked for goes in
-    /// few frames: one for each part that has come would cost both sides a good part of what that did.
+    /// few frames: to ask anew for each part that comes costs both sides much of what the part does.
     Get {
         offset: u64,
         left: u64,
@@ -457,6 +457,7 @@ impl Payload<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
     use posthaste_core::ContextId;
     use std::io::Read;
     use std::net::TcpListener;
@@ -481,6 +482,18 @@ mod tests {
         }
         assert_eq!(rounds, [0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert!(link.job.is_none() && link.asked == 0);
+        // As a rule there are three parts in it, of which two go first and are asked for again together.
+        let limits = Limits::default();
+        let (chunk_of, window_of) = (limits.get_chunk as u64, limits.get_window as u64);
+        link.job = Some(Job::Get { offset: 0, left: 7 * chunk_of, waits: false });
+        let mut asked = Vec::new();
+        for came in [0, 1, 1, 1, 1, 1, 1, 1] {
+            link.asked -= came * (chunk_of + GET_COST);
+            let before = link.out.len();
+            link.work(usize::MAX, chunk_of, window_of);
+            asked.push((link.out.len() - before) / (HEADER + 8));
+        }
+        assert_eq!((asked, link.asked), (vec![3, 0, 2, 0, 2, 0, 0, 0], 0));
         // A window of a single part is half free when it is free.
         link.job = Some(Job::Get { offset: 0, left: 300, waits: false });
         link.work(usize::MAX, chunk, chunk + GET_COST);

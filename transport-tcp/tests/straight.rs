@@ -168,7 +168,7 @@ async fn a_get_fills_the_memory_that_it_was_given() {
             let mut memory = Some(memory);
             let ticket = members[0]
                 .enter(|scope| {
-                    let rma = Rma::GetTo(memory.take().expect("entered once"), len);
+                    let rma = Rma::GetGiven(memory.take().expect("entered once"), len);
                     scope.rma(at(1), key, 77, rma).expect("it is started").expect("it has a value")
                 })
                 .await;
@@ -217,7 +217,7 @@ async fn rows_of_long_puts_and_gets_are_whole() {
         for number in 0..COUNT {
             let started = members[0]
                 .enter(|scope| {
-                    let get = Rma::GetTo(Vec::with_capacity(LEN as usize), LEN);
+                    let get = Rma::GetGiven(Vec::with_capacity(LEN as usize), LEN);
                     scope.rma(at(1), key, number % PLACES * LEN, get).expect("it is started")
                 })
                 .await;

@@ -12,7 +12,8 @@ pub(super) enum Copier {
     Avx512,
     /// 32-byte loads and stores.
     Avx2,
-    /// Loads, and stores that bypass the caches, of as many bytes as the processor has at once.
+    /// Loads, and stores that bypass the caches, of as many bytes as the processor has at once; by blocks of 256 bytes, with
+    /// the source asked for a page ahead.
     Stream,
 }
 
@@ -197,6 +198,11 @@ fn sum_with<const N: usize>(words: &[u64]) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
+    /// Bytes that are loaded before any of them is stored past the caches.
+    const BLOCK: usize = 256;
+    /// How far ahead their source is asked for.
+    const AHEAD: usize = 4096;
+
     #[target_feature(enable = "avx512f")]
     pub(super) fn sum512(words: &[u64]) -> u64 {
         super::sum_with::<32>(words)
@@ -296,9 +302,28 @@ mod x86 {
     pub(super) unsafe fn stream256(source: *const u8, target: *mut u8, len: usize) {
         let mut i = 0;
         while i < len {
-            // SAFETY: `len` is a multiple of 64, and the caller's promise.
-            unsafe { _mm256_stream_si256(target.add(i).cast(), _mm256_loadu_si256(source.add(i).cast())) };
-            i += 32;
+            let now = if len - i >= BLOCK { BLOCK } else { 64 };
+            for line in (0..now).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(i + line + AHEAD).cast());
+            }
+            // SAFETY: `len` is a multiple of 64, and the caller's promise. All of a block is loaded before any of it is
+            // stored.
+            unsafe {
+                if now == BLOCK {
+                    let mut block = [_mm256_setzero_si256(); BLOCK / 32];
+                    for (at, part) in block.iter_mut().enumerate() {
+                        *part = _mm256_loadu_si256(source.add(i + 32 * at).cast());
+                    }
+                    for (at, part) in block.into_iter().enumerate() {
+                        _mm256_stream_si256(target.add(i + 32 * at).cast(), part);
+                    }
+                } else {
+                    for at in (i..i + now).step_by(32) {
+                        _mm256_stream_si256(target.add(at).cast(), _mm256_loadu_si256(source.add(at).cast()));
+                    }
+                }
+            }
+            i += now;
         }
         _mm_sfence();
     }
@@ -307,9 +332,28 @@ mod x86 {
     pub(super) unsafe fn stream512(source: *const u8, target: *mut u8, len: usize) {
         let mut i = 0;
         while i < len {
-            // SAFETY: `len` is a multiple of 64, and the caller's promise.
-            unsafe { _mm512_stream_si512(target.add(i).cast(), _mm512_loadu_si512(source.add(i).cast())) };
-            i += 64;
+            let now = if len - i >= BLOCK { BLOCK } else { 64 };
+            for line in (0..now).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(i + line + AHEAD).cast());
+            }
+            // SAFETY: `len` is a multiple of 64, and the caller's promise. All of a block is loaded before any of it is
+            // stored.
+            unsafe {
+                if now == BLOCK {
+                    let mut block = [_mm512_setzero_si512(); BLOCK / 64];
+                    for (at, part) in block.iter_mut().enumerate() {
+                        *part = _mm512_loadu_si512(source.add(i + 64 * at).cast());
+                    }
+                    for (at, part) in block.into_iter().enumerate() {
+                        _mm512_stream_si512(target.add(i + 64 * at).cast(), part);
+                    }
+                } else {
+                    for at in (i..i + now).step_by(64) {
+                        _mm512_stream_si512(target.add(at).cast(), _mm512_loadu_si512(source.add(at).cast()));
+                    }
+                }
+            }
+            i += now;
         }
         _mm_sfence();
     }

@@ -21,7 +21,7 @@ pub enum Rma<'p> {
     /// Get this many bytes as the operation's value.
     Get(u64),
     /// The same, in this memory if the device can and its capacity is enough; what it holds is of no account.
-    GetTo(Vec<u8>, u64),
+    GetGiven(Vec<u8>, u64),
     /// An atomic operation on the word at the offset, whose old value is not wanted.
     Update(WordOp),
     /// An atomic operation, with the word's old value as its own.
@@ -30,7 +30,7 @@ pub enum Rma<'p> {
 
 impl Scope<'_> {
     /// Starts a put, a get or an atomic operation at `offset` of the remote memory `remote` (a key of the source table).
-    /// `None`: it is complete already, which is never said of [`Rma::Get`], [`Rma::GetTo`] and [`Rma::Fetch`].
+    /// `None`: it is complete already, which is never said of [`Rma::Get`], [`Rma::GetGiven`] and [`Rma::Fetch`].
     ///
     /// # Errors
     /// If the target is unknown or gone, the access is out of range, or a word is not aligned; nothing was started then.
@@ -46,7 +46,7 @@ impl Scope<'_> {
             self.state.index_of(target).map_err(|_| RmaError::UnknownRank { rank: target.rank, size })?;
         let len = match &operation {
             Rma::Put(payload) => payload.len() as u64,
-            Rma::PutFrom(_, _, len) | Rma::GetInto(_, _, len) | Rma::Get(len) | Rma::GetTo(_, len) => *len,
+            Rma::PutFrom(_, _, len) | Rma::GetInto(_, _, len) | Rma::Get(len) | Rma::GetGiven(_, len) => *len,
             Rma::Update(op) | Rma::Fetch(op) => op.len.bytes(),
         };
         let Some(memory) = self.state.table.remote.get(remote) else {
@@ -96,7 +96,7 @@ impl Scope<'_> {
                 descriptor.source = [key as u64, at];
             }
             Rma::Get(_) => descriptor.op = Op::Get,
-            Rma::GetTo(mut memory, _) => {
+            Rma::GetGiven(mut memory, _) => {
                 descriptor.op = Op::Get;
                 if self.state.routes.of(target.rank).held_gets && !self.state.goes_over_send(index) {
                     memory.clear();

@@ -113,7 +113,7 @@ impl Started {
     }
 }
 
-/// How far an operation is. What is not the rule lies elsewhere, as futures are moved.
+/// How far an operation is. What one on boards does not need lies elsewhere: its future is moved between two looks at them.
 #[derive(Debug)]
 pub(super) enum Stage {
     Refused(Box<CollectiveError>),

@@ -102,7 +102,7 @@ impl<'w> Fetch<'w> {
         let (offset, count) = (self.offset, self.count);
         let owner = handle.clone();
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
-            let get = spare.map_or(Rma::Get(count), |memory| Rma::GetTo(memory, count));
+            let get = spare.map_or(Rma::Get(count), |memory| Rma::GetGiven(memory, count));
             let started = scope.rma(target, remote, offset, get)?;
             Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(count)))
         }));
@@ -177,15 +177,16 @@ impl<T: Element> Future for Get<'_, T> {
     }
 }
 
-/// A get of consecutive elements, or of bytes, into a slice that is borrowed as long as this lives. Ready when they are there.
+/// A get of consecutive elements, or of bytes, into a slice that is borrowed as long as this lives. Ready when they are
+/// there.
 ///
-/// Where the target's memory is mapped and nothing precedes, they are read from their place, and there is no other copy of
-/// them. Elsewhere they come in memory of their own and are copied, which [`GetInto`] spares if they are bytes.
+/// Where the target's memory is mapped and nothing precedes, they are read from their place, and there is no other copy
+/// of them. Elsewhere they come in memory of their own and are copied, which [`GetInto`] spares if they are bytes.
 ///
 /// # Cancel safety
 /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
 #[must_use = "a get does nothing until it is awaited"]
-pub struct GetSlice<'w, 's, T> {
+pub struct GetTo<'w, 's, T> {
     pub(super) memory: &'w Arc<Memory>,
     pub(super) part: u32,
     pub(super) rank: Rank,
@@ -194,16 +195,16 @@ pub struct GetSlice<'w, 's, T> {
     pub(super) way: Way<Fetch<'w>>,
 }
 
-impl<T> std::fmt::Debug for GetSlice<'_, '_, T> {
+impl<T> std::fmt::Debug for GetTo<'_, '_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GetSlice")
+        f.debug_struct("GetTo")
             .field("rank", &self.rank)
             .field("offset", &self.offset)
             .finish_non_exhaustive()
     }
 }
 
-impl<T: Element> GetSlice<'_, '_, T> {
+impl<T: Element> GetTo<'_, '_, T> {
     #[cold]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Way::Fresh = self.way {
@@ -212,12 +213,13 @@ impl<T: Element> GetSlice<'_, '_, T> {
         }
         let Way::Slow(fetch) = &mut self.way else { return Poll::Ready(Ok(())) };
         let outcome = ready!(fetch.poll(cx, self.into.as_mut_bytes()));
-        self.way = Way::Done;
+        // Whoever polls one that has failed asks anew.
+        self.way = if outcome.is_ok() { Way::Done } else { Way::Fresh };
         Poll::Ready(outcome)
     }
 }
 
-impl<T: Element> Future for GetSlice<'_, '_, T> {
+impl<T: Element> Future for GetTo<'_, '_, T> {
     type Output = Result<(), RmaError>;
 
     #[inline]

@@ -12,7 +12,7 @@ mod typed;
 
 pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
-pub use get::{Get, GetInto, GetSlice};
+pub use get::{Get, GetInto, GetTo};
 pub(crate) use group::WindowHome;
 pub use put::{One, Put, PutCopy, PutElement, PutSlice};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
@@ -388,13 +388,13 @@ impl<T: Element> Window<T> {
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
     #[inline]
-    pub fn get_to<'w, 's>(&'w self, rank: Rank, index: usize, into: &'s mut [T]) -> GetSlice<'w, 's, T> {
+    pub fn get_to<'w, 's>(&'w self, rank: Rank, index: usize, into: &'s mut [T]) -> GetTo<'w, 's, T> {
         let offset = Self::offset(index);
-        GetSlice { memory: &self.memory, part: rank.0, rank, offset, into, way: Way::Fresh }
+        GetTo { memory: &self.memory, part: rank.0, rank, offset, into, way: Way::Fresh }
     }
 
-    /// Fills a buffer with consecutive elements and gives it back. Where memory is not mapped, a long one takes what came
-    /// instead of a copy of it if its elements are bytes.
+    /// Fills a buffer with consecutive elements and gives it back. Where memory is not mapped, a
+    /// long get of bytes gives the memory that came instead of copying it.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.

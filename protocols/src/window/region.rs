@@ -1,7 +1,7 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::{GetInto, GetSlice, Memory, Part, Put, PutSlice, add_remote, first_context};
+use super::{GetInto, GetTo, Memory, Part, Put, PutSlice, add_remote, first_context};
 use crate::buffer::Buffer;
 use crate::operation::Way;
 use posthaste_core::context::Face;
@@ -300,13 +300,13 @@ impl RemoteRegion {
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
     #[inline]
-    pub fn get_to<'w, 's>(&'w self, offset: usize, into: &'s mut [u8]) -> GetSlice<'w, 's, u8> {
+    pub fn get_to<'w, 's>(&'w self, offset: usize, into: &'s mut [u8]) -> GetTo<'w, 's, u8> {
         let rank = self.memory.parts[0].rank;
-        GetSlice { memory: &self.memory, part: 0, rank, offset: offset as u64, into, way: Way::Fresh }
+        GetTo { memory: &self.memory, part: 0, rank, offset: offset as u64, into, way: Way::Fresh }
     }
 
-    /// Fills a buffer from an offset in bytes and gives it back. Where the memory is not mapped, a long one takes what came
-    /// instead of a copy of it.
+    /// Fills a buffer from an offset in bytes and gives it back. Where the memory is not mapped, a long get
+    /// gives the memory that came instead of copying it.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.

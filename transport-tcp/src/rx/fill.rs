@@ -43,6 +43,11 @@ impl Fill {
         }
     }
 
+    /// Whether it is part of what this side has asked for.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Fill::Answer { .. } | Fill::Memory { put: false, .. })
+    }
+
     /// Takes as much as it misses; returns how much.
     pub fn take(&mut self, data: &[u8]) -> usize {
         let mut count = self.missing().min(data.len());

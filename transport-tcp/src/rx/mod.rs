@@ -32,7 +32,8 @@ const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
 const LONG: usize = 16 << 10;
 /// How long a connection is left alone that brings a row of long payloads faster than they are sent: about as long as two
-/// of them take to come. Each look on its own costs both sides a good part of what a payload does.
+/// of them take to come. Each look on its own costs both sides a good part of what a payload does. So does one that brings
+/// much of a payload.
 const REST: Duration = Duration::from_micros(20);
 /// So much of a payload has to be missing for a rest in the midst of it: more than comes meanwhile.
 const AMID: usize = 256 << 10;
@@ -135,7 +136,7 @@ impl RxLink {
             }
             self.rests_until = None;
         }
-        let mut moved = false;
+        let (mut moved, mut dry) = (false, false);
         if self.plain.bytes.is_empty()
             && let Some(bytes) = spare.pop()
         {
@@ -162,10 +163,11 @@ impl RxLink {
             }
             reads += 1;
             match self.pull(&tx.hub.limits) {
-                Ok(Pulled::Some(count, dry)) => {
+                Ok(Pulled::Some(count, last)) => {
                     moved = true;
                     bytes += count;
-                    if dry && !self.ended {
+                    if last && !self.ended {
+                        dry = true;
                         reads = READS;
                         self.ready = false;
                     } else if bytes >= SHARE {
@@ -173,6 +175,7 @@ impl RxLink {
                     }
                 }
                 Ok(Pulled::Nothing) => {
+                    dry = true;
                     self.ready = false;
                     break None;
                 }
@@ -180,7 +183,8 @@ impl RxLink {
                 Err(malformed) => break Some(End::Malformed(malformed)),
             }
         };
-        if patient && !self.ready && (self.is_in_row(events) || moved && self.is_amid(index, tx)) {
+        let in_row = !self.ready && self.is_in_row(events);
+        if patient && !self.held && (in_row || dry && moved && self.is_amid(index, tx)) {
             self.rests_until = Some(Instant::now() + REST);
         }
         if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
@@ -195,10 +199,11 @@ impl RxLink {
         self.long && events > 0 && self.row >= ROW
     }
 
-    /// Much is missing of a payload, or of what was asked for, and what comes during a rest has room in the kernel.
+    /// Much is missing of a payload, or of the get that it is a part of, and what comes during a rest has room in the kernel.
     fn is_amid(&self, index: usize, tx: &Tx) -> bool {
-        let missing = self.fill.as_ref().map_or(0, Fill::missing) + tx.asked_beyond(index);
-        missing >= AMID && tx.hub.limits.socket_buffers.is_none_or(|bytes| bytes >= AMID)
+        let Some(fill) = &self.fill else { return false };
+        let behind = if fill.is_answer() { tx.behind_part(index) } else { 0 };
+        fill.missing() + behind >= AMID && tx.hub.limits.socket_buffers.is_none_or(|bytes| bytes >= AMID)
     }
 
     fn end(&self) -> End {

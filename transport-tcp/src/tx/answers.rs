@@ -103,10 +103,11 @@ impl Tx {
         self.links[index].as_ref().map_or(0, |link| link.gets.len())
     }
 
-    /// Bytes that were asked for beyond the part that is coming.
-    pub fn asked_beyond(&self, index: usize) -> usize {
-        let asked = self.links[index].as_ref().map_or(0, |link| link.asked as usize);
-        asked.saturating_sub(self.hub.limits.get_chunk)
+    /// Bytes of a get that are to come behind the part of its answer that is coming now.
+    pub fn behind_part(&self, index: usize) -> usize {
+        let chunk = self.hub.limits.get_chunk as u64;
+        let get = self.links[index].as_ref().and_then(|link| link.gets.front());
+        get.map_or(0, |get| (get.len - get.received).saturating_sub(chunk) as usize)
     }
 
     /// That part has come. Returns what has ended with it.

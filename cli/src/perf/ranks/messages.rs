@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Messages before the clock of a bandwidth starts.
-const WARM: u64 = 16;
+/// Messages between two looks at the clock, and before it starts.
+const BATCH: u64 = 16;
 /// Longest message in bytes that is one packet over shared memory, and copied once.
 const BORROWED: usize = 4 << 20;
 
@@ -167,22 +167,22 @@ impl<F: ContextFace> Bench<F> {
             let mut count = 0u64;
             // The limit's clock starts when all memory has been used once, too.
             let mut start = Instant::now();
-            while count < WARM || start.elapsed() < self.time {
+            while count < BATCH || start.elapsed() < self.time {
                 if borrows {
-                    for _ in 0..16 {
+                    for _ in 0..BATCH {
                         message.send_slice(self.peer, &data).await?;
                     }
                 } else {
-                    for _ in 0..16 {
+                    for _ in 0..BATCH {
                         message.send(self.peer, owned.clone()).await?;
                     }
                 }
-                count += 16;
-                if count == WARM {
+                count += BATCH;
+                if count == BATCH {
                     start = Instant::now();
                 }
             }
-            let timed = (count - WARM) as f64;
+            let timed = (count - BATCH) as f64;
             total.send(self.peer, count.to_ne_bytes()).await?;
             told.reach_on(&self.face, 1).await;
             figure(timed * self.size as f64 / start.elapsed().as_secs_f64() / 1e9);

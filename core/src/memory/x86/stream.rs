@@ -22,7 +22,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 /// load behind a store looks like one of what is on its way to memory, and waits; so each block has one such load, not each
 /// pair of registers.
 pub(super) const BLOCK: usize = 256;
-/// How far ahead the source is asked for: the processor itself does not look beyond a page of 4 KiB.
+/// How far ahead the source is asked for: the processor itself does not look beyond a page of 4 KiB as a rule.
 pub(super) const AHEAD: usize = 4096;
 
 /// # Safety
@@ -35,7 +35,7 @@ pub(super) unsafe fn copy_by(
     len: usize,
 ) {
     // SAFETY: the head is shorter than a line, and the range longer; the blocks behind it are aligned to lines in the target,
-    // and whole; the rest is what is left.
+    // and whole; the rest is what is left, of which more than a line goes through the caches.
     unsafe {
         let head = to.align_offset(LINE);
         short(to, from, head);
@@ -92,7 +92,7 @@ pub(super) unsafe fn wide(to: *mut u8, from: *const u8, blocks: usize) {
 /// # Safety
 /// Both ranges must be valid for `blocks` blocks, at least one, and the target be aligned to lines.
 pub(super) unsafe fn narrow(to: *mut u8, from: *const u8, blocks: usize) {
-    // SAFETY: as in `wide`. Half a block at a time: there are not as many registers.
+    // SAFETY: as in `wide`. Half a block at a time: a whole one would take all sixteen registers.
     unsafe {
         asm!(
             "2:",
