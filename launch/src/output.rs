@@ -61,8 +61,6 @@ struct Reader {
 struct Active {
     readers: Vec<Reader>,
     begun: u64,
-    /// No rank is left: nobody waits for anybody any more.
-    ending: bool,
 }
 
 /// The readers of all streams of a job.
@@ -135,9 +133,9 @@ impl Readers {
 
     /// Waits until every stream has ended; a process that a rank left behind may hold one open for longer.
     pub(crate) fn wait(&self, most: Duration) {
-        let mut active = lock(&self.active);
-        active.ending = true;
-        self.ended.notify_all();
+        // Who waits for one that does not end reads after that time.
+        let most = most + SUCCESSION;
+        let active = lock(&self.active);
         let left = self.ended.wait_timeout_while(active, most, |active| !active.readers.is_empty());
         if left.is_ok_and(|(active, _)| !active.readers.is_empty()) {
             tracing::warn!(
@@ -152,7 +150,7 @@ impl Readers {
             let same = (other.rank, other.stream) == (reader.rank, reader.stream);
             same && other.number < reader.number && !other.given_up
         };
-        let waits = |active: &mut Active| !active.ending && active.readers.iter().any(precedes);
+        let waits = |active: &mut Active| active.readers.iter().any(precedes);
         // After that long they go on side by side, and those that come later do not wait for the one that did not end.
         if let Ok((mut active, _)) = self.ended.wait_timeout_while(lock(&self.active), SUCCESSION, waits) {
             active.readers.iter_mut().filter(|other| precedes(other)).for_each(|other| other.given_up = true);
