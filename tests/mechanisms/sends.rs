@@ -282,7 +282,7 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
         bytes
     };
     // A narrow lane: many of them find no room, and wait in the queue.
-    run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
+    run(2, options().env("POSTHASTE_LANE_BYTES", "1024").env("POSTHASTE_CREDITS", "16"), async |job| {
         let arrived = job.counter();
         let (count, seen) = (arrived.clone(), Arc::<Mutex<Vec<u64>>>::default());
         let log = seen.clone();
