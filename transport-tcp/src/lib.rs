@@ -48,13 +48,12 @@
 //! put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB become visible whole; of longer ones a
 //! reader may see part of a word where a packet ended.
 //!
-//! The rest of a long payload and the next frame's header are read by one system call. A put says how many precede it that
-//! are not confirmed: behind one of a row, or an answer of one, a connection that has run dry is left alone for 20 us, so
-//! that the next few come together and one word confirms them. So is one of which much is missing, of a payload or of a
-//! get, if it is the only one of its context and its buffers in the kernel are not limited to less: a receiver that
-//! looks all the time takes the socket's lock and opens the window for each segment, and over loopback, where the sender's
-//! core does the kernel's work for both, that costs the sender a third. A get that had to wait for its window goes on when
-//! half of it is free.
+//! The rest of a long payload and the next frame's header are read by one system call. A put says how many precede it
+//! that are not confirmed: behind one of a row, or an answer of one, a context's only connection that has run dry is left
+//! alone for 20 us, so that the next few come together and one word confirms them. So it is when much is missing of a
+//! payload or of a get, if its buffers in the kernel are not limited to less: a receiver that looks all the time takes
+//! the socket's lock and opens the window for each segment, and over loopback, where the sender's core does the kernel's
+//! work for both, that costs the sender a third. A get that had to wait for its window goes on when half of it is free.
 //!
 //! # The end
 //! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave*,

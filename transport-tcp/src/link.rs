@@ -482,7 +482,7 @@ mod tests {
         }
         assert_eq!(rounds, [0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert!(link.job.is_none() && link.asked == 0);
-        // As a rule there are three parts in it, of which two go first and are asked for again together.
+        // By default three parts have room in it; when two of them have come, two more are asked for together.
         let limits = Limits::default();
         let (chunk_of, window_of) = (limits.get_chunk as u64, limits.get_window as u64);
         link.job = Some(Job::Get { offset: 0, left: 7 * chunk_of, waits: false });

@@ -298,63 +298,41 @@ mod x86 {
         }
     }
 
-    #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn stream256(source: *const u8, target: *mut u8, len: usize) {
-        let mut i = 0;
-        while i < len {
-            let now = if len - i >= BLOCK { BLOCK } else { 64 };
-            for line in (0..now).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(i + line + AHEAD).cast());
-            }
-            // SAFETY: `len` is a multiple of 64, and the caller's promise. All of a block is loaded before any of it is
-            // stored.
-            unsafe {
-                if now == BLOCK {
-                    let mut block = [_mm256_setzero_si256(); BLOCK / 32];
-                    for (at, part) in block.iter_mut().enumerate() {
-                        *part = _mm256_loadu_si256(source.add(i + 32 * at).cast());
+    /// The loop over registers of so many bytes.
+    macro_rules! stream {
+        ($name:ident, $feature:literal, $bytes:literal, $zero:ident, $load:ident, $store:ident) => {
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $name(source: *const u8, target: *mut u8, len: usize) {
+                let mut i = 0;
+                while i < len {
+                    let now = if len - i >= BLOCK { BLOCK } else { 64 };
+                    for line in (0..now).step_by(64) {
+                        _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(i + line + AHEAD).cast());
                     }
-                    for (at, part) in block.into_iter().enumerate() {
-                        _mm256_stream_si256(target.add(i + 32 * at).cast(), part);
+                    // SAFETY: `len` is a multiple of 64, and the caller's promise. All of a block is loaded before any of
+                    // it is stored.
+                    unsafe {
+                        if now == BLOCK {
+                            let mut block = [$zero(); BLOCK / $bytes];
+                            for (at, part) in block.iter_mut().enumerate() {
+                                *part = $load(source.add(i + $bytes * at).cast());
+                            }
+                            for (at, part) in block.into_iter().enumerate() {
+                                $store(target.add(i + $bytes * at).cast(), part);
+                            }
+                        } else {
+                            for at in (i..i + now).step_by($bytes) {
+                                $store(target.add(at).cast(), $load(source.add(at).cast()));
+                            }
+                        }
                     }
-                } else {
-                    for at in (i..i + now).step_by(32) {
-                        _mm256_stream_si256(target.add(at).cast(), _mm256_loadu_si256(source.add(at).cast()));
-                    }
+                    i += now;
                 }
+                _mm_sfence();
             }
-            i += now;
-        }
-        _mm_sfence();
+        };
     }
 
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn stream512(source: *const u8, target: *mut u8, len: usize) {
-        let mut i = 0;
-        while i < len {
-            let now = if len - i >= BLOCK { BLOCK } else { 64 };
-            for line in (0..now).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(i + line + AHEAD).cast());
-            }
-            // SAFETY: `len` is a multiple of 64, and the caller's promise. All of a block is loaded before any of it is
-            // stored.
-            unsafe {
-                if now == BLOCK {
-                    let mut block = [_mm512_setzero_si512(); BLOCK / 64];
-                    for (at, part) in block.iter_mut().enumerate() {
-                        *part = _mm512_loadu_si512(source.add(i + 64 * at).cast());
-                    }
-                    for (at, part) in block.into_iter().enumerate() {
-                        _mm512_stream_si512(target.add(i + 64 * at).cast(), part);
-                    }
-                } else {
-                    for at in (i..i + now).step_by(64) {
-                        _mm512_stream_si512(target.add(at).cast(), _mm512_loadu_si512(source.add(at).cast()));
-                    }
-                }
-            }
-            i += now;
-        }
-        _mm_sfence();
-    }
+    stream!(stream256, "avx2", 32, _mm256_setzero_si256, _mm256_loadu_si256, _mm256_stream_si256);
+    stream!(stream512, "avx512f", 64, _mm512_setzero_si512, _mm512_loadu_si512, _mm512_stream_si512);
 }

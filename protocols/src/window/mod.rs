@@ -393,8 +393,8 @@ impl<T: Element> Window<T> {
         GetTo { memory: &self.memory, part: rank.0, rank, offset, into, way: Way::Fresh }
     }
 
-    /// Fills a buffer with consecutive elements and gives it back. Where memory is not mapped, a
-    /// long get of bytes gives the memory that came instead of copying it.
+    /// Fills a buffer with consecutive elements and gives it back. Where memory is not mapped, a long get
+    /// of bytes gives the memory that came instead of copying it.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.

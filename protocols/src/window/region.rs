@@ -305,8 +305,8 @@ impl RemoteRegion {
         GetTo { memory: &self.memory, part: 0, rank, offset: offset as u64, into, way: Way::Fresh }
     }
 
-    /// Fills a buffer from an offset in bytes and gives it back. Where the memory is not mapped, a long get
-    /// gives the memory that came instead of copying it.
+    /// Fills a buffer from an offset in bytes and gives it back. Where the memory is not mapped, a long get gives the
+    /// memory that came instead of copying it.
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.
