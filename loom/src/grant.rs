@@ -8,11 +8,14 @@ use loom::thread;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
-use posthaste_shm::grants::Grants;
+use posthaste_shm::grants::{Grants, Slot};
 use posthaste_shm::lane::{
     Consumer, Header, KIND_BATCH, KIND_PAGE, LightFence, Peek, Producer, return_grant,
 };
-use posthaste_shm::pages;
+use posthaste_shm::pages::{PagePool, Taken};
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 /// One page of the sender's pool; loom fails the model if reads and writes of it are not ordered.
 #[derive(Clone)]
@@ -131,29 +134,46 @@ const BATCH: Header = Header { kind: KIND_BATCH, info_len: 0, protocol: 0, len: 
 struct Batches {
     producer: Producer<Memory>,
     grants: Grants,
-    /// The page, if it is here, and what is in it: a cell for each message.
-    free: Option<pages::Page>,
+    pool: PagePool,
+    /// What is in the page: a cell for each message.
     cells: [Page; 2],
 }
 
 impl Batches {
+    fn new(producer: Producer<Memory>, cells: [Page; 2]) -> Self {
+        let mut pool = PagePool::new(4 * PAGE);
+        for _ in 1..4 {
+            assert!(pool.take(PAGE).is_some(), "a page that is in use for ever");
+        }
+        Self { producer, grants: Grants::new(1 << 20), pool, cells }
+    }
+
+    /// The page, if it is here, with a number: the one that it had, once it rests.
+    fn slot(&mut self) -> Option<Slot> {
+        let Batches { grants, pool, .. } = self;
+        grants.take(PAGE, pool).or_else(|| {
+            let (Taken::Warm(page) | Taken::Fresh(page)) = pool.take(PAGE)?;
+            Some(Slot::new(grants.number(pool)?, page, true))
+        })
+    }
+
     /// Fills the page and sends it, if it is here.
     fn send(&mut self, first: u64) -> bool {
         let head = self.producer.consumed();
-        let Batches { producer, grants, free, .. } = self;
-        grants.settle(head, |number| producer.returned(number), |page| *free = Some(page));
-        let (Some((number, life)), Some(page)) = (self.grants.next(), self.free) else { return false };
+        let Batches { producer, grants, pool, .. } = self;
+        grants.settle(head, |number| producer.returned(number), pool);
+        let Some(slot) = self.slot() else { return false };
         for (message, cell) in self.cells.iter().enumerate() {
             cell.write(first + message as u64);
         }
+        let word = self.grants.next_life() | u64::from(slot.number) << 40;
         let sent = self.producer.push(BATCH, 0, &[], |ring, at| {
-            for (word, value) in [page.offset, life | (number as u64) << 40, 2].into_iter().enumerate() {
-                ring.store(at + word, value, Ordering::Relaxed);
+            for (at_word, value) in [slot.page().offset, word, 2].into_iter().enumerate() {
+                ring.store(at + at_word, value, Ordering::Relaxed);
             }
         });
         if sent {
-            self.free = None;
-            self.grants.grant(number, life, page, self.producer.tail());
+            self.grants.grant(slot, self.producer.tail());
         }
         sent
     }
@@ -168,9 +188,7 @@ fn the_page_of_a_batch_is_reused_only_after_its_last_message() {
         let producer = Producer::open(control.clone(), ring.clone());
         let mut consumer = Consumer::new(control.clone(), ring);
         let cells = [Page::new(), Page::new()];
-        let page = pages::Page { offset: 4096, class: 12 };
-        let mut batches =
-            Batches { producer, grants: Grants::new(1 << 20), free: Some(page), cells: cells.clone() };
+        let mut batches = Batches::new(producer, cells.clone());
         assert!(batches.send(10), "there is room");
         let writer = thread::spawn(move || {
             for _ in 0..3 {

@@ -100,7 +100,7 @@ impl Words for Memory {
 }
 
 /// Words of the control page that the code uses, with one page grant.
-pub const CONTROL: [usize; 5] = [0, 1, 16, 17, 64];
+pub const CONTROL: [usize; 5] = [0, 1, 16, 32, 64];
 /// Words of an endpoint's block that the code uses, for up to 64 sources.
 pub const BLOCK: [usize; 3] = [0, 1, 8];
 

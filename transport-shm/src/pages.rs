@@ -31,6 +31,13 @@ impl Page {
         1 << self.class
     }
 
+    /// The class of pages for `len` bytes.
+    #[inline]
+    #[must_use]
+    pub fn class_for(len: u64) -> u32 {
+        len.max(1).next_power_of_two().trailing_zeros().clamp(MIN_CLASS, MAX_CLASS)
+    }
+
     /// The page as one word.
     #[must_use]
     pub const fn to_word(self) -> u64 {
@@ -51,6 +58,8 @@ pub struct PagePool {
     /// Bytes ever handed out from the front.
     fresh: u64,
     used: u64,
+    /// Bytes of free pages that rest with the grants of lanes.
+    resting: u64,
     free: Vec<VecDeque<u64>>,
     /// Users of each page beyond the first, by the number of its first 4 KiB.
     more_users: Vec<u32>,
@@ -73,7 +82,7 @@ impl PagePool {
     pub fn new(size: u64) -> Self {
         let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
         let free = vec![VecDeque::new(); classes];
-        Self { size, fresh: 0, used: 0, free, more_users: Vec::new(), shared: 0 }
+        Self { size, fresh: 0, used: 0, resting: 0, free, more_users: Vec::new(), shared: 0 }
     }
 
     /// The longest page.
@@ -86,6 +95,12 @@ impl PagePool {
     #[must_use]
     pub fn is_scarce(&self) -> bool {
         self.used > self.size / 2
+    }
+
+    /// Bytes of the pages that are in use.
+    #[cfg(all(test, not(posthaste_loom)))]
+    pub fn in_use(&self) -> u64 {
+        self.used
     }
 
     /// Bytes of the pool.
@@ -105,13 +120,36 @@ impl PagePool {
     #[inline]
     #[must_use]
     pub fn has_warm(&self, len: u64) -> bool {
-        let class = Self::class_of(len);
+        let class = Page::class_for(len);
         self.free.get((class - MIN_CLASS) as usize).is_some_and(|free| !free.is_empty())
     }
 
+    /// Whether pages rest with the grants of lanes.
     #[inline]
-    fn class_of(len: u64) -> u32 {
-        len.max(1).next_power_of_two().trailing_zeros().clamp(MIN_CLASS, MAX_CLASS)
+    #[must_use]
+    pub fn any_rest(&self) -> bool {
+        self.resting > 0
+    }
+
+    /// A page that one alone used is free, and stays with the grant that it had.
+    #[inline]
+    pub fn rest(&mut self, page: Page) {
+        self.used -= page.len();
+        self.resting += page.len();
+    }
+
+    /// A page that rested is in use again.
+    #[inline]
+    pub fn wake(&mut self, page: Page) {
+        self.used += page.len();
+        self.resting -= page.len();
+    }
+
+    /// A page that rested is here again.
+    #[inline]
+    pub fn end_rest(&mut self, page: Page) {
+        self.resting -= page.len();
+        self.free[(page.class - MIN_CLASS) as usize].push_back(page.offset);
     }
 
     /// Takes a page of at least `len` bytes; `None` if there is none.
@@ -119,7 +157,7 @@ impl PagePool {
         if len > self.max_page() {
             return None;
         }
-        let class = Self::class_of(len);
+        let class = Page::class_for(len);
         let index = (class - MIN_CLASS) as usize;
         if let Some(offset) = self.free[index].pop_front() {
             self.used += 1 << class;

@@ -5,7 +5,7 @@
 //!   word  0  state: 1 once the lane is open (writer)     +--------+--------+------+---------+---+--------+
 //!   word  1  waiting: the writer wants to be rung        | header | cookie | info | payload | 0 | stale  |
 //!   word 16  head: bytes consumed (reader)               +--------+--------+------+---------+---+--------+
-//!   word 17  notify: the reader wants to be told          ^ written last, with release        ^ the writer
+//!   word 32  notify: the reader wants to be told          ^ written last, with release        ^ the writer
 //!   word 64  return words of the page grants (reader)                                            zeroed it first
 //! ```
 //! A record's header is its publication flag. Before a header is published the writer zeroes the word *behind* the
@@ -33,7 +33,8 @@ use posthaste_core::sync::Ordering;
 const STATE: usize = 0;
 const WAITING: usize = 1;
 const HEAD: usize = 16;
-const NOTIFY: usize = 17;
+// Not in the line of the head: the writer looks at it after each record.
+const NOTIFY: usize = 32;
 const GRANTS: usize = 64;
 
 /// Page grants that a lane can have outstanding: their return words fill the control page.

@@ -4,7 +4,8 @@ use super::Tx;
 use super::replay::descriptor_words;
 use crate::batch::Batch;
 use crate::lane::{Header, KIND_BATCH};
-use posthaste_core::memory::{SharedSlice, Words};
+use crate::link::grant_word;
+use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Descriptor, Fault};
 
 /// Messages and bytes that are worth a page of their own.
@@ -72,15 +73,9 @@ impl Tx {
             return Ok(0);
         }
         // Without memory for a page, which was told, they go through the ring.
-        let Ok(Some(page)) = self.take_page(batch.bytes()) else { return Ok(0) };
-        // After the page, which may have to be looked for: that frees numbers, too.
-        let granted = self.next_grant(index);
-        let filled =
-            self.memory.slice(page.offset, batch.bytes()).and_then(|memory| fill(batch, run, source, memory));
-        let (Some((number, life)), Some(())) = (granted, filled) else {
-            self.pool.give_back(page);
-            return Ok(0);
-        };
+        let Ok(Some(slot)) = self.slot(index, batch.bytes()) else { return Ok(0) };
+        let memory = self.memory.slice(slot.page().offset, batch.bytes());
+        let filled = memory.and_then(|memory| fill(batch, run, source, memory));
         posthaste_core::failpoint!("grant.written");
         let header = Header {
             kind: KIND_BATCH,
@@ -89,18 +84,19 @@ impl Tx {
             len: first.len as u32,
             cookie: false,
         };
-        let lane = self.lane(index)?;
-        let sent = lane.producer.push(header, 0, &[], |ring, at| {
-            let words = [page.offset, life | (number as u64) << 40, batch.count()];
-            for (word, value) in words.into_iter().enumerate() {
+        let Tx { lanes, pool, .. } = self;
+        let Some(lane) = &mut lanes[index] else { return Ok(0) };
+        let word = grant_word(usize::from(slot.number), lane.grants.next_life());
+        let named = |ring: &SharedWords, at| {
+            for (word, value) in [slot.page().offset, word, batch.count()].into_iter().enumerate() {
                 ring.store(at + word, value, posthaste_core::sync::Ordering::Relaxed);
             }
-        });
-        if !sent {
-            self.pool.give_back(page);
+        };
+        if filled.is_none() || !lane.producer.push(header, 0, &[], named) {
+            lane.grants.put_back(slot, pool);
             return Ok(0);
         }
-        lane.grants.grant(number, life, page, lane.producer.tail());
+        lane.grants.grant(slot, lane.producer.tail());
         posthaste_core::failpoint!("grant.sent");
         Ok(run.len())
     }

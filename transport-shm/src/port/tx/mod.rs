@@ -111,7 +111,7 @@ impl Tx {
         lane.dead = true;
         // Only a proven exit gives back what the peer could still be reading (I3).
         if home.link.is_gone(lane.rank) {
-            lane.grants.void(|page| pool.give_back(page));
+            lane.grants.void(pool);
         }
     }
 
@@ -490,6 +490,9 @@ impl Inject for Tx {
     fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
         if payload.len() <= self.max_short {
             return self.push_at_once(target, (protocol, cookie, payload), Producer::push_short);
+        }
+        if self.page_at_once(target, protocol, cookie, payload) {
+            return true;
         }
         let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
         matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true))

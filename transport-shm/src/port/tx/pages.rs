@@ -2,8 +2,10 @@
 
 use super::super::COPY_FLAG;
 use super::{Payload, Tx, TxLane};
+use crate::grants::Slot;
 use crate::lane::{Header, KIND_PAGE};
-use crate::pages::{Page, Taken};
+use crate::link::grant_word;
+use crate::pages::{Page, PagePool, Taken};
 use posthaste_core::memory::Words;
 use posthaste_core::sync::lock;
 use posthaste_core::{Fault, ProtocolId};
@@ -25,6 +27,46 @@ pub(super) struct PageHead<'a> {
 }
 
 impl Tx {
+    /// The most frequent message in a page: these bytes, without info. False, and nothing was done: it is not that simple,
+    /// and [`send_page`](Self::send_page) knows why.
+    #[inline]
+    pub(super) fn page_at_once(
+        &mut self,
+        index: usize,
+        protocol: ProtocolId,
+        cookie: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let Tx { lanes, pool, memory, fence, multicast, .. } = self;
+        let Some(Some(lane)) = lanes.get_mut(index) else { return false };
+        if lane.dead || *multicast {
+            return false;
+        }
+        if lane.grants.worth_a_look() {
+            lane.settle(pool);
+        }
+        let (len, has_cookie) = (bytes.len() as u64, cookie != 0);
+        let header = page_header(protocol, len, 0, has_cookie);
+        if lane.grants.is_far_ahead() || !lane.producer.has_room(header) {
+            return false;
+        }
+        let Some(slot) = lane.grants.take(len, pool) else { return false };
+        let Some(memory) = memory.slice(slot.page().offset, len) else { return false };
+        memory.write(bytes);
+        posthaste_core::failpoint!("grant.written");
+        let copy = must_copy(lane, pool);
+        if !lane.name(header, cookie, &[], slot, copy) {
+            // There was room a moment ago.
+            lane.grants.put_back(slot, pool);
+            return false;
+        }
+        posthaste_core::failpoint!("grant.sent");
+        if lane.producer.reader_wants_notice(*fence) {
+            self.announce_to(index);
+        }
+        true
+    }
+
     /// A payload that goes into a page of this side's pool (or is there already, as a loan), named by a record.
     #[inline(never)]
     pub(super) fn send_page(
@@ -35,13 +77,7 @@ impl Tx {
     ) -> Result<bool, Fault> {
         self.lane(index)?;
         self.settle(index);
-        let header = Header {
-            kind: KIND_PAGE,
-            info_len: head.info.len() as u8,
-            protocol: head.protocol.0,
-            len: head.len as u32,
-            cookie: head.cookie != 0,
-        };
+        let header = page_header(head.protocol, head.len, head.info.len(), head.cookie != 0);
         // Before the payload is copied.
         let may = |lane: &mut Box<TxLane>| !lane.grants.is_far_ahead() && lane.producer.has_room(header);
         if !self.lanes[index].as_mut().is_some_and(may) {
@@ -49,62 +85,82 @@ impl Tx {
             return Ok(false);
         }
         let there = self.page_of(source);
-        let (page, lent) = match (source, there) {
-            (Payload::Loan(key, _), _) => (Page::from_word(key), true),
-            (_, Some(page)) => {
-                self.pool.share(page);
-                (page, false)
-            }
-            _ => match self.take_page(head.len)? {
-                Some(page) => (page, false),
-                None => {
-                    self.block(index);
-                    return Ok(false);
-                }
-            },
+        let lent = matches!(source, Payload::Loan(..));
+        let slot = match (source, there) {
+            (Payload::Loan(key, _), _) => self.slot_for(index, Page::from_word(key)),
+            (_, Some(page)) => self.slot_for(index, page).inspect(|_| self.pool.share(page)),
+            _ => self.slot(index, head.len)?,
         };
-        // After the page, which may have to be looked for: that frees numbers, too.
-        let Some((number, life)) = self.next_grant(index) else {
-            if !lent {
-                self.pool.give_back(page);
-            }
+        let Some(mut slot) = slot else {
             self.block(index);
             return Ok(false);
         };
-        let memory = self.memory.slice(page.offset, head.len);
+        let memory = self.memory.slice(slot.page().offset, head.len);
         match (source, memory) {
             _ if there.is_some() => {}
             (Payload::Private(bytes), Some(memory)) => {
                 memory.write(bytes);
                 if self.multicast {
-                    self.keep_for_others(bytes, page);
+                    self.keep_for_others(bytes, slot.page());
+                    slot.sole = false;
                 }
             }
             (Payload::Shared(slice), Some(memory)) => memory.copy_from(slice),
             _ => {}
         }
         posthaste_core::failpoint!("grant.written");
-        let scarce = self.pool.is_scarce();
-        let Some(lane) = &mut self.lanes[index] else { return Ok(false) };
-        let copy = if scarce || lane.grants.are_kept() { COPY_FLAG } else { 0 };
-        let sent = lane.producer.push(header, head.cookie, head.info, |ring, at| {
-            ring.store(at, page.offset, posthaste_core::sync::Ordering::Relaxed);
-            let word = life | (number as u64) << 40 | copy;
-            ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
-        });
+        let Tx { lanes, pool, .. } = self;
+        let Some(lane) = &mut lanes[index] else { return Ok(false) };
+        let copy = must_copy(lane, pool);
+        let sent = lane.name(header, head.cookie, head.info, slot, copy);
         if sent {
-            lane.grants.grant(number, life, page, lane.producer.tail());
             posthaste_core::failpoint!("grant.sent");
             if lane.producer.reader_wants_notice(self.fence) {
                 self.announce_to(index);
             }
         } else {
             lane.blocked = true;
-            if !lent {
-                self.pool.give_back(page);
+            match lent {
+                true => lane.grants.number_unused(slot.number),
+                false => lane.grants.put_back(slot, pool),
             }
         }
         Ok(sent)
+    }
+
+    /// A number and a page for `len` bytes; `None`: all are in use.
+    pub(super) fn slot(&mut self, index: usize, len: u64) -> Result<Option<Slot>, Fault> {
+        let Tx { lanes, pool, .. } = self;
+        if let Some(slot) = lanes[index].as_mut().and_then(|lane| lane.grants.take(len, pool)) {
+            return Ok(Some(slot));
+        }
+        let Some(page) = self.take_page(len)? else { return Ok(None) };
+        // After the page, which may have to be looked for: that frees numbers, too.
+        let number = self.number(index);
+        if number.is_none() {
+            self.pool.give_back(page);
+        }
+        Ok(number.map(|number| Slot::new(number, page, true)))
+    }
+
+    /// A number for a page that others use as well, or have another way home for.
+    fn slot_for(&mut self, index: usize, page: Page) -> Option<Slot> {
+        self.number(index).map(|number| Slot::new(number, page, false))
+    }
+
+    /// A free number for a grant; `None` if all are in use.
+    fn number(&mut self, index: usize) -> Option<u16> {
+        for looked in [false, true] {
+            if looked {
+                self.sweep(index);
+            }
+            let Tx { lanes, pool, .. } = self;
+            let number = lanes[index].as_mut()?.grants.number(pool);
+            if number.is_some() {
+                return number;
+            }
+        }
+        None
     }
 
     /// The page that a multicast has put this payload into.
@@ -128,30 +184,22 @@ impl Tx {
         }
     }
 
-    /// A free number and life for a grant; `None` if all are in use.
-    pub(super) fn next_grant(&mut self, index: usize) -> Option<(usize, u64)> {
-        let next = self.lanes[index].as_ref()?.grants.next();
-        if next.is_none() {
-            self.sweep(index);
-            return self.lanes[index].as_ref()?.grants.next();
-        }
-        next
-    }
-
     /// Looks how far a reader has got, if that is worth while.
+    #[inline]
     pub(super) fn settle(&mut self, index: usize) {
         let Tx { lanes, pool, .. } = self;
         if let Some(lane) = &mut lanes[index]
             && lane.grants.worth_a_look()
         {
-            let TxLane { producer, grants, .. } = &mut **lane;
-            let head = producer.consumed();
-            grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
+            lane.settle(pool);
         }
     }
 
     /// A page for `len` bytes; `None`: all are in use.
     pub(super) fn take_page(&mut self, len: u64) -> Result<Option<Page>, Fault> {
+        if self.pool.any_rest() && !self.pool.has_warm(len) {
+            self.end_rest();
+        }
         // Rather than touch ever more memory, look what has come back.
         if self.pool.is_large() && !self.pool.has_warm(len) {
             self.sweep_all();
@@ -181,6 +229,13 @@ impl Tx {
         }
     }
 
+    /// What rests with the lanes is for all again.
+    #[cold]
+    fn end_rest(&mut self) {
+        let Tx { lanes, pool, .. } = self;
+        lanes.iter_mut().flatten().for_each(|lane| lane.grants.end_rest(pool));
+    }
+
     #[cold]
     pub(super) fn sweep_all(&mut self) {
         for index in 0..self.lanes.len() {
@@ -197,7 +252,42 @@ impl Tx {
         }
         let TxLane { producer, grants, .. } = &mut **lane;
         let head = producer.consumed();
-        let settled = grants.settle(head, |number| producer.returned(number), |page| pool.give_back(page));
-        grants.sweep(|number| producer.returned(number), |page| pool.give_back(page)) || settled
+        let settled = grants.settle(head, |number| producer.returned(number), pool);
+        grants.sweep(|number| producer.returned(number), pool) || settled
     }
+}
+
+impl TxLane {
+    /// Looks how far the reader has got.
+    #[inline(never)]
+    fn settle(&mut self, pool: &mut PagePool) {
+        let head = self.producer.consumed();
+        self.grants.settle(head, |number| self.producer.returned(number), pool);
+    }
+
+    /// Writes the record that names a page, and grants it; false: no room.
+    #[inline(always)]
+    fn name(&mut self, header: Header, cookie: u64, info: &[u8], slot: Slot, copy: bool) -> bool {
+        let word = grant_word(usize::from(slot.number), self.grants.next_life());
+        let word = word | if copy { COPY_FLAG } else { 0 };
+        let sent = self.producer.push(header, cookie, info, |ring, at| {
+            ring.store(at, slot.page().offset, posthaste_core::sync::Ordering::Relaxed);
+            ring.store(at + 1, word, posthaste_core::sync::Ordering::Relaxed);
+        });
+        if sent {
+            self.grants.grant(slot, self.producer.tail());
+        }
+        sent
+    }
+}
+
+/// Whether the reader should copy what it is sent at once, and give the page back.
+#[inline]
+fn must_copy(lane: &TxLane, pool: &PagePool) -> bool {
+    pool.is_scarce() || lane.grants.are_kept()
+}
+
+#[inline]
+fn page_header(protocol: ProtocolId, len: u64, info_len: usize, cookie: bool) -> Header {
+    Header { kind: KIND_PAGE, info_len: info_len as u8, protocol: protocol.0, len: len as u32, cookie }
 }
