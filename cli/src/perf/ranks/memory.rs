@@ -117,7 +117,7 @@ impl<F: ContextFace> Bench<F> {
                 while start.elapsed() < self.time {
                     for _ in 0..16 {
                         count += 1;
-                        buffer = window.get_into(self.peer, 0, buffer).await?;
+                        window.get_to(self.peer, 0, &mut buffer).await?;
                     }
                 }
             } else {
