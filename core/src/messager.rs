@@ -3,7 +3,7 @@
 use crate::context::{Driver, Handle, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
-use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
+use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work, caught};
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
@@ -187,6 +187,10 @@ impl Client {
     ///
     /// # Errors
     /// If a device cannot be opened. Those that were opened before it are closed, and the contexts with them.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: what was opened stays open until the client is [closed](Messager::close). A driver's thread
+    /// goes on without its caller, and nobody is told whether it could open the devices.
     pub async fn open(&self) -> Result<(), DeviceError> {
         let (contexts, opening) = (self.contexts.clone(), self.opening());
         if !self.driver_thread {
@@ -231,6 +235,9 @@ impl Client {
     ///
     /// # Errors
     /// As [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: devices that were opened before stay open until the client is [closed](Messager::close).
     pub async fn open_devices(&self) -> Result<(), DeviceError> {
         self.opening().open().await
     }
@@ -394,7 +401,7 @@ impl Opening {
                             restarts.changed.notify_waiters();
                             let handler = lock(&restarts.handler).clone();
                             if let Some(handler) = handler {
-                                handler(rank, incarnation);
+                                caught("the handler of restarts", || handler(rank, incarnation));
                             }
                         }
                     });

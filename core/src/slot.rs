@@ -317,6 +317,25 @@ impl Completer {
         Some(Ticket(u64::from(generation) << 32 | u64::from(index + 1)))
     }
 
+    /// Whether the operation has not ended, and somebody waits for it.
+    #[must_use]
+    pub fn is_pending(&self, ticket: Ticket) -> bool {
+        self.pool.slot(ticket.index()).is_some_and(|slot| {
+            let state = slot.state.load(Ordering::Acquire);
+            (state == PENDING || state == WAITED)
+                && slot.generation.load(Ordering::Relaxed) == ticket.generation()
+        })
+    }
+
+    /// Whether the operation has not ended, be it that nobody waits for it any more.
+    #[must_use]
+    pub fn is_under_way(&self, ticket: Ticket) -> bool {
+        self.pool.slot(ticket.index()).is_some_and(|slot| {
+            let state = slot.state.load(Ordering::Acquire);
+            state != DONE && state != FREE && slot.generation.load(Ordering::Relaxed) == ticket.generation()
+        })
+    }
+
     /// Takes over what futures have returned, or makes new slots.
     #[cold]
     fn restock(&mut self) -> Option<()> {

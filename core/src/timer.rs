@@ -1,7 +1,8 @@
 //! The timer wheel: one per context, for all deadlines.
 //!
 //! A hashed wheel (Varghese and Lauck 1987, scheme 6) of 512 slots of one millisecond; entries further ahead
-//! than a turn wait for further turns in their slot. Setting and cancelling cost O(1).
+//! than a turn wait for further turns in their slot. Setting and cancelling cost O(1), and so does moving on by a tick, but for
+//! what expires and for what shares its slot.
 
 use crate::slot::Ticket;
 use slab::Slab;
@@ -31,7 +32,7 @@ pub struct TimerWheel {
     heads: Box<[u32]>,
     entries: Slab<Entry>,
     now: u64,
-    /// No entry expires before this tick; exact after an expiry, else a lower bound.
+    /// No entry expires before this tick, which is at most a turn ahead.
     earliest: u64,
 }
 
@@ -47,6 +48,12 @@ impl TimerWheel {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Timers that are set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// When to look next, in milliseconds: no timer expires before.
@@ -121,7 +128,41 @@ impl TimerWheel {
             }
         }
         self.now = now;
-        self.earliest = self.entries.iter().map(|(_, entry)| entry.tick).min().unwrap_or(u64::MAX);
+        self.look_ahead();
+    }
+
+    /// Finds the next tick at which something expires, a turn ahead at most: what is due later is looked for then.
+    fn look_ahead(&mut self) {
+        if self.is_empty() {
+            self.earliest = u64::MAX;
+            return;
+        }
+        let turn = self.now + 1..=self.now + SLOTS as u64;
+        self.earliest = turn.clone().find(|&tick| self.is_due(tick)).unwrap_or(*turn.end());
+    }
+
+    fn is_due(&self, tick: u64) -> bool {
+        let mut at = self.heads[tick as usize % SLOTS];
+        while let Some(entry) = self.entries.get(at as usize) {
+            if entry.tick == tick {
+                return true;
+            }
+            at = entry.next;
+        }
+        false
+    }
+
+    /// Takes out the timers of all tickets that nobody waits for any more.
+    pub fn retain(&mut self, mut wanted: impl FnMut(Ticket) -> bool) {
+        let over: Vec<u32> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| !wanted(entry.ticket))
+            .map(|(index, _)| index as u32)
+            .collect();
+        for index in over {
+            self.unlink(index);
+        }
     }
 }
 
@@ -153,6 +194,12 @@ mod tests {
                     let key = wheel.set(at, ticket(step));
                     model.insert((at.max(now + 1), step), key);
                 }
+                2 if random(50) == 0 => {
+                    let odd = |ticket: Ticket| !(ticket.to_word() - 1).is_multiple_of(2);
+                    wheel.retain(odd);
+                    model.retain(|&(_, id), _| !id.is_multiple_of(2));
+                    assert_eq!(wheel.len(), model.len());
+                }
                 2 => {
                     let chosen = random(model.len().max(1) as u64) as usize;
                     if let Some((&id, &key)) = model.iter().nth(chosen) {
@@ -172,6 +219,11 @@ mod tests {
                     expected.sort_unstable();
                     assert_eq!(seen, expected, "at {now}");
                     assert!(wheel.next_expiry().is_none() == model.is_empty());
+                    if let (Some(next), Some(((first, _), _))) =
+                        (wheel.next_expiry(), model.first_key_value())
+                    {
+                        assert!(now < next && next <= *first, "{next} for {first} at {now}");
+                    }
                 }
             }
         }

@@ -1,11 +1,24 @@
-//! Typed messages: what is sent under a name, and the hash by which two ranks check that they mean the same type.
+//! Typed messages: how they are encoded, and the hash by which two ranks notice that they mean types of different names
+//! or sizes.
 
 use posthaste_core::CallError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A hash of a message type: its name and its size in memory. Ranks of one program agree on it; ranks of different
-/// builds that changed the type do not, which is the point.
+/// A hash of a message type: of the encoding, of the type's name as [`type_name`](std::any::type_name) gives it, and of
+/// its size in memory. It is never 0, which stands for bytes. Ranks of one build agree on it.
+///
+/// Ranks of different builds refuse each other's messages if the type has another name, of which its crate, modules and
+/// type parameters are parts, another size, or another encoding. Nothing else is noticed:
+///
+/// * Fields or variants that were added, taken away, reordered, renamed or given other types, where name and size
+///   stayed the same. So it is with the types within it: of a `Vec<T>` the name of `T` counts, not its size.
+/// * What serde's attributes change in the encoding.
+///
+/// Such messages are taken: plain ones are read as the receiver's type, whatever their bytes meant, and encoded ones
+/// come out as other values or as [`CallError::Codec`]. Whoever changes a type so should send it under another name.
+/// The compiler promises neither that two types have different names nor that its next version names them alike: ranks
+/// of builds by different compilers may refuse each other without need.
 #[must_use]
 pub fn schema_of<T>(encoding: &str) -> u64 {
     let name = std::any::type_name::<T>();

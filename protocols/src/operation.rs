@@ -119,8 +119,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_moves_much_lets_others_have_their_turn_before_it_looks_for_its_end() {
+    fn one_client() -> Client {
         let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
         let fabric = InProcessFabric::new(shape);
         let client = Client::new(ClientParts {
@@ -131,7 +130,55 @@ mod tests {
             spin: Some(Duration::ZERO),
             driver_thread: false,
         });
-        let client = client.expect("the ports are made");
+        client.expect("the ports are made")
+    }
+
+    fn begin(handle: &Handle) -> Ticket {
+        let ticket = handle.enter(|engine| engine.scope().operation(None).expect("it is open"));
+        ticket.unwrap_or_else(|_| unreachable!("nobody else is there"))
+    }
+
+    fn timers(handle: &Handle) -> usize {
+        handle.enter(|engine| engine.scope().timers()).unwrap_or(usize::MAX)
+    }
+
+    /// Deadlines in the far future of operations that end at once, or that nobody waits for any more, do not pile up, and those
+    /// that are waited for stay.
+    #[test]
+    fn deadlines_of_what_has_ended_do_not_pile_up() {
+        let client = one_client();
+        let handle = &client.contexts()[0];
+        let far = handle.deadline_after(Duration::from_secs(3600));
+        let still: Vec<Pending> =
+            (0..100).map(|_| Pending::new(handle.clone(), begin(handle), None, Some(far))).collect();
+        let soon = handle.deadline_after(Duration::from_millis(50));
+        let mut last = Pending::new(handle.clone(), begin(handle), None, Some(soon));
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let cx = &mut Context::from_waker(&waker);
+        assert!(last.poll(handle, cx).is_pending());
+        for number in 0..10_000 {
+            let ticket = begin(handle);
+            let mut pending = Pending::new(handle.clone(), ticket, None, Some(far));
+            if number % 2 == 0 {
+                let ended = handle.enter(|engine| engine.scope().complete(ticket, Ok(Value::Unit)));
+                assert!(matches!(ended, Ok(true)));
+                assert!(pending.poll(handle, cx).is_ready());
+            }
+            drop(pending);
+            assert!(timers(handle) <= 400, "{} after {number} operations", timers(handle));
+        }
+        assert!(timers(handle) > 100);
+        drop(still);
+        // The one that is due soon is told, which is still there.
+        let before = wakes.0.load(Ordering::Relaxed);
+        let _ = handle.enter(|engine| engine.expire(soon + 1));
+        assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
+    }
+
+    #[test]
+    fn what_moves_much_lets_others_have_their_turn_before_it_looks_for_its_end() {
+        let client = one_client();
         let handle = &client.contexts()[0];
         for (bytes, turns) in [(LONG - 1, 0), (LONG, 1)] {
             let ticket = handle.enter(|engine| {

@@ -84,6 +84,47 @@ fn every_operation_by_every_schedule_gives_what_the_oracle_says() {
     every_operation(&[1, 2, 3, 4, 5, 7, 8, 13, 16, 33], &[0, 1, 9, 300], &Setup::new());
 }
 
+/// Nobody leaves a barrier before the last has come to it, by whatever schedule, also when several are under way.
+#[test]
+fn nobody_leaves_a_barrier_before_the_last_has_come() {
+    for size in [2u32, 3, 4, 5, 7, 8, 13] {
+        let entered = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counts = entered.clone();
+        let mut setup = Setup::new();
+        setup.nodes = (0..size).map(|rank| rank * 7919 % 4).collect();
+        run(size, setup, async move |member| {
+            let world = member.collectives.world();
+            let mut random = Random(u64::from(member.rank.0) * 77 + 5);
+            let chosen = Algorithm::ALL.into_iter().map(|algorithm| world.schedule(algorithm));
+            let mut round = 0;
+            for group in chosen.chain([world.clone()]) {
+                for _ in 0..8 {
+                    let most = if random.below(4) == 0 { 200 } else { 3 };
+                    for _ in 0..random.below(most) {
+                        tokio::task::yield_now().await;
+                    }
+                    let so_far = counts.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    match group.barrier().await {
+                        Ok(()) => round += 1,
+                        Err(CollectiveError::NotOffered { .. }) => {
+                            // All find it so; nobody has waited.
+                            counts.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                            break;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    let now = counts.load(std::sync::atomic::Ordering::SeqCst);
+                    assert!(
+                        so_far < round * size as usize,
+                        "round {round}: the last barrier let somebody go early"
+                    );
+                    assert!(now >= round * size as usize, "round {round}: {now} of {size} have come");
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn long_ones_go_in_chunks() {
     every_operation(&[2, 3, 5], &[2500, 40_000], &Setup::new());

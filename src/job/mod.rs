@@ -7,6 +7,7 @@ pub use messages::TypedMessage;
 
 use crate::error::{Error, JoinError};
 use crate::place::Place;
+use posthaste_core::Face;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
@@ -110,7 +111,12 @@ impl Job {
     /// there are; each is handed out once.
     ///
     /// # Errors
-    /// If there is no such client or it was handed out before.
+    /// If there is no such client or it was handed out before, or it cannot be opened; then it may be asked for again.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe where a thread drives the contexts (`POSTHASTE_DRIVER=thread`): given up half-way, the number
+    /// stays taken and the client is never closed, so that the others may see a lost rank. Elsewhere it waits for
+    /// nothing unless it fails.
     pub async fn client(&self, number: u16) -> Result<Job, Error> {
         Ok(Job::with_client(self.place.clone(), ClientId(number)).await?)
     }
@@ -274,7 +280,11 @@ impl Job {
         Counter::new(self.handle.clone())
     }
 
-    /// Leaves the job in order: what was sent is on its way, peers see a clean leave.
+    /// Leaves the job in order: what was sent is on its way, peers see a clean leave. So it takes as long as a peer takes that
+    /// has to make room first, for instance one that is stopped.
+    ///
+    /// A [`Context`] that is still owned has to be polled by its owner meanwhile, or be dropped before: what waits there
+    /// is given up after a second otherwise, with a warning.
     ///
     /// # Errors
     /// If the runtime is shut down meanwhile; what cannot be delivered any more was reported to its own future.
@@ -284,17 +294,7 @@ impl Job {
     pub async fn leave(self) -> Result<(), Error> {
         // Everything queued is delivered first: a peer that died meanwhile ends its part with an error.
         for context in self.client.contexts() {
-            loop {
-                let posted = {
-                    use posthaste_core::Face;
-                    context.post(|scope| scope.has_queued())
-                };
-                if !std::future::poll_fn(|cx| posted.poll(cx)).await {
-                    break;
-                }
-                context.advance();
-                tokio::task::yield_now().await;
-            }
+            empty(context).await;
         }
         self.client.close().await;
         if self.place.client_left(self.client.id()) {
@@ -303,5 +303,38 @@ impl Job {
             ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
         }
         Ok(())
+    }
+}
+
+/// Turns of other tasks between two looks whether a queue is empty, before the looks are a millisecond apart.
+const PROMPT_LOOKS: u32 = 256;
+/// How long the owner of a context is waited for.
+const OWNER: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Waits until nothing is queued in a context any more.
+async fn empty(context: &Handle) {
+    for look in 0u32.. {
+        let posted = context.post(|scope| scope.has_queued());
+        let answer = std::future::poll_fn(|cx| posted.poll(cx));
+        let queued = if context.is_owned() {
+            let Ok(queued) = tokio::time::timeout(OWNER, answer).await else {
+                let context = context.me();
+                tracing::warn!(%context, "its owner does not poll it: what is queued there is given up");
+                return;
+            };
+            queued
+        } else {
+            answer.await
+        };
+        if !queued {
+            return;
+        }
+        context.advance();
+        if look < PROMPT_LOOKS {
+            tokio::task::yield_now().await;
+        } else {
+            // The peer is slow, or stopped: it is not worth a processor.
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
     }
 }

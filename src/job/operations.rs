@@ -12,7 +12,8 @@ use posthaste_protocols::{
 use std::future::Future;
 
 impl Job {
-    /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero.
+    /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero. It
+    /// is made through the client's first context, and so are its operations.
     ///
     /// # Examples
     /// ```
@@ -39,26 +40,40 @@ impl Job {
         Ok(Window::allocate(&self.client, &self.exchange, &self.layouts, len).await?)
     }
 
-    /// Allocates a region of `len` bytes on this rank, zeroed.
+    /// Allocates a region of `len` bytes on this rank, zeroed. It belongs to the client's first context, and so does
+    /// what is recorded of it.
     ///
     /// # Errors
     /// If memory cannot be had.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the memory goes back. See [`Region::allocate`].
     pub async fn region(&self, len: usize) -> Result<Region, Error> {
         Ok(Region::allocate(&self.client, len).await?)
     }
 
-    /// A region of a peer, by the key that the peer told.
+    /// A region of a peer, by the key that the peer told. What is done with it goes through the client's first context.
     ///
     /// # Errors
-    /// If the key names nothing that the peer shares.
+    /// If there is no such rank or it was started again since the key was told, or, where its memory is mapped here,
+    /// the key names nothing that the peer shares; elsewhere the operations on the region tell that. See
+    /// [`RemoteRegion::open`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nobody is told anything. See [`RemoteRegion::open`].
     pub async fn remote_region(&self, key: RegionKey) -> Result<RemoteRegion, Error> {
         Ok(RemoteRegion::open(&self.client, key).await?)
     }
 
-    /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`].
+    /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`]. The pattern
+    /// belongs to the client's first context.
     ///
     /// # Errors
-    /// If the closure fails, or records nothing.
+    /// If the closure fails or records nothing, the context has no room for it, what it names cannot be reached, or the
+    /// job was left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what was recorded is freed again.
     pub async fn record(
         &self,
         recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
@@ -67,10 +82,13 @@ impl Job {
     }
 
     /// Makes an injection FIFO: messages and patterns that go through it wait for, and delay, nothing that goes another way.
-    /// See [`Fifo`].
+    /// See [`Fifo`]. It belongs to the client's first context, and takes messages of that one only.
     ///
     /// # Errors
     /// If the job was left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a FIFO that nobody waits for any more is closed again.
     pub async fn fifo(&self, options: FifoOptions) -> Result<Fifo, Error> {
         Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
     }
@@ -84,23 +102,32 @@ impl Job {
         }
     }
 
-    /// Waits until everything this context did towards a rank has taken effect there.
+    /// Waits until everything that the client's first context did towards a rank has taken effect there; before that,
+    /// until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have [`flush`](flush::flush).
     ///
     /// # Errors
-    /// If the rank is unknown or gone.
+    /// If the rank is unknown, lost or has left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: waiting changes nothing, and a later flush waits for what this one waited for.
     pub async fn flush(&self, rank: Rank) -> Result<(), Error> {
         Ok(flush::flush(&self.handle, rank).await?)
     }
 
-    /// The same towards all ranks.
+    /// The same towards all ranks, by the client's first context, too.
     ///
     /// # Errors
-    /// If a rank is gone.
+    /// If a rank is lost or leaves while this waits for it: the first failure, after the others have ended. Ranks that
+    /// were known to be gone are left out.
+    ///
+    /// # Cancel safety
+    /// As for [`flush`](Job::flush).
     pub async fn fence(&self) -> Result<(), Error> {
         Ok(flush::fence(&self.handle).await?)
     }
 
-    /// Waits until every rank has got here, and implies [`ready`](Job::ready).
+    /// Waits until every rank has got here, and implies [`ready`](Job::ready). It goes through the client's first
+    /// context, as all collective operations do.
     ///
     /// # Errors
     /// If a rank is lost or has left, or calls another collective operation
@@ -121,8 +148,8 @@ impl Job {
         posthaste_core::context::drive(context, future).await
     }
 
-    /// Gathers a blob of the same length from every rank, by rank. Collective. Typed values go through
-    /// [`Group::all_gather`].
+    /// Gathers a blob of the same length from every rank, by rank. Collective, through the client's first context.
+    /// Typed values go through [`Group::all_gather`].
     ///
     /// # Examples
     /// ```
@@ -137,12 +164,17 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// As for [`barrier`](Job::barrier); a blob of another length is another operation.
+    /// As for [`barrier`](Job::barrier); a blob of another length is another operation. If all blobs together have 4
+    /// GiB or more.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a rank that gives up leaves the others waiting until it leaves the job.
     pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, Error> {
         Ok(self.exchange.all_gather(blob).await?)
     }
 
-    /// The group of all ranks; its operations are those of [`Group`].
+    /// The group of all ranks; its operations are those of [`Group`], and go through the client's first context, as
+    /// those of all groups do.
     ///
     /// # Examples
     /// ```
@@ -163,19 +195,21 @@ impl Job {
         self.collectives.world()
     }
 
-    /// Makes collectives that are recorded once and replayed each time (D29).
+    /// Makes collectives that are recorded once and replayed each time (D29), by the client's first context.
     #[must_use]
     pub fn persistent(&self) -> &Persistent {
         &self.persistent
     }
 
-    /// Makes groups of listed ranks, also such as the other members do not know of yet.
+    /// Makes groups of listed ranks, also such as the other members do not know of yet. What they do goes through the
+    /// client's first context.
     #[must_use]
     pub fn collectives(&self) -> &Collectives {
         &self.collectives
     }
 
-    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19).
+    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19), through the client's
+    /// first context.
     ///
     /// # Examples
     /// ```

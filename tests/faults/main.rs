@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod callbacks;
 mod cgroup;
 mod clocks;
 mod collectives;

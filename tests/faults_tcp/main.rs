@@ -5,6 +5,8 @@ mod support;
 
 const TRANSPORT: support::Transport = support::Transport::Tcp;
 
+#[path = "../faults/callbacks.rs"]
+mod callbacks;
 #[path = "../faults/collectives.rs"]
 mod collectives;
 #[path = "../faults/futures.rs"]

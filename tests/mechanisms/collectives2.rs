@@ -292,3 +292,27 @@ fn m_d23_without_memory_for_stages_messages_do() {
         });
     }
 }
+
+#[test]
+fn m_d23_nobody_leaves_a_barrier_of_a_group_before_the_last_has_come() {
+    run(4, options(), async |job| {
+        let window = job.shmalloc::<u64>(3).await.unwrap();
+        let me = job.rank();
+        let pair = job.world().split(Some(me.0 % 2), 0).await.unwrap().unwrap();
+        let mut random = Random(u64::from(me.0) + 1);
+        for (word, group) in [job.world(), pair, job.world()].into_iter().enumerate() {
+            // All count in a word of the first of them.
+            let (home, size) = (group.members()[0], group.size() as u64);
+            for round in 1..=30 {
+                if random.below(3) == 0 {
+                    tokio::time::sleep(std::time::Duration::from_micros(random.below(2000))).await;
+                }
+                window.fetch_add(home, word, 1).await.unwrap();
+                soon("the barrier", group.barrier()).await.unwrap();
+                let come = window.fetch_add(home, word, 0).await.unwrap();
+                assert!(come >= round * size, "round {round}: {come} have come");
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -165,6 +165,42 @@ fn try_send_says_full_and_gives_the_payload_back() {
     }
 }
 
+/// Not only the first that asks: one beside it and one behind one that was given up find the handler through as well.
+#[test]
+fn every_flush_waits_until_handlers_have_run() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let own = window.clone();
+        let slow = job
+            .register("slow", move |m: Message, _: &mut Scope| {
+                std::thread::sleep(Duration::from_millis(100));
+                own.store(0, m.read(0).unwrap());
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for (number, given_up, all) in
+                [(1u64, false, false), (2, true, false), (3, false, true), (4, true, true)]
+            {
+                slow.send(Rank(1), number.to_ne_bytes()).await.unwrap();
+                let mut first = Box::pin(job.flush(Rank(1)));
+                assert!(futures::poll!(&mut first).is_pending(), "the handler takes its time");
+                let first = if given_up { None } else { Some(first) };
+                if all {
+                    soon("the fence", job.fence()).await.unwrap();
+                } else {
+                    soon("the second", job.flush(Rank(1))).await.unwrap();
+                }
+                assert_eq!(window.get(Rank(1), 0).await, Ok(number), "the handler has not run");
+                if let Some(first) = first {
+                    soon("the first", first).await.unwrap();
+                }
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
 #[test]
 fn flush_and_fence_wait_until_handlers_have_run() {
     run(3, options(), async |job| {

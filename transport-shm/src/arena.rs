@@ -48,6 +48,10 @@ impl std::fmt::Debug for Arena {
 /// Offsets of the words in the header page, in bytes.
 const FINGERPRINT: usize = 8;
 const COMMITTED: usize = 64;
+/// From here to its end: a bit for each of the first pages of the arena at which something begins that several ranks commit,
+/// set once that counts as committed.
+const COUNTED: usize = 128;
+const COUNTED_BITS: u64 = (PAGE - COUNTED as u64) * 8;
 /// Offsets of the words in a rank's entry, in bytes.
 const PRESENCE: usize = 0;
 const PROCESS: usize = 8;
@@ -106,8 +110,10 @@ impl Arena {
         let (unseen, own) = (AtomicU64::new(0), OnceLock::new());
         let arena = Arena { fd, memory, layout, limit, sysdep, unseen, own };
         let (table, table_len) = layout.rank_table();
+        // The bits lie in the first page: it is committed before they are looked at.
         arena.commit(0, PAGE)?;
-        arena.commit(table, table_len)?;
+        arena.count_once(0, PAGE);
+        arena.commit_common(table, table_len)?;
         arena.greet()?;
         Ok(arena)
     }
@@ -147,8 +153,34 @@ impl Arena {
         }
     }
 
+    /// Commits a range that others commit as well, as [`commit`](Self::commit) does; it counts once, whoever does it, and as often
+    /// as it is done.
+    ///
+    /// # Errors
+    /// As for `commit`.
+    pub fn commit_common(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let (word, bit) = counted(offset);
+        let is_counted = word.is_some_and(|word| self.memory.atomic(word).load(Ordering::Acquire) & bit != 0);
+        if is_counted {
+            let _pending = self.claim(len)?;
+            return self.allocate(offset, len);
+        }
+        self.commit(offset, len)?;
+        self.count_once(offset, len);
+        Ok(())
+    }
+
+    /// A range was committed that others commit, too: it counts once.
+    fn count_once(&self, offset: u64, len: u64) {
+        let (Some(word), bit) = counted(offset) else { return };
+        let before = self.memory.atomic(word).fetch_or(bit, Ordering::AcqRel);
+        if before & bit != 0 && self.limit.is_some() {
+            self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
+        }
+    }
+
     /// Commits a range before it is touched: after a check against every limit, so that our own size never ends
-    /// in a SIGBUS or at the hands of the OOM killer. Committing twice does no harm.
+    /// in a SIGBUS or at the hands of the OOM killer. Committing twice does no harm, but that it counts twice.
     ///
     /// # Errors
     /// The limit that was met. Nothing has been touched then.
@@ -184,6 +216,14 @@ impl Arena {
             }
         }
         begin();
+        let allocated = self.allocate(offset, len);
+        if allocated.is_err() && self.limit.is_some() {
+            self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
+        }
+        allocated
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         loop {
             match fallocate(&self.fd, FallocateFlags::empty(), offset, len) {
                 Ok(()) => return Ok(()),
@@ -191,13 +231,8 @@ impl Arena {
                 // A file system without fallocate commits on touch; the checks above are all there is then.
                 Err(rustix::io::Errno::OPNOTSUPP) => return Ok(()),
                 Err(error) => {
-                    if self.limit.is_some() {
-                        self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
-                    }
-                    return Err(MemoryError::Refused {
-                        wanted: len,
-                        reason: std::io::Error::from(error).kind(),
-                    });
+                    let reason = std::io::Error::from(error).kind();
+                    return Err(MemoryError::Refused { wanted: len, reason });
                 }
             }
         }
@@ -445,6 +480,13 @@ fn namespaces() -> (u64, u64) {
     *OWN.get_or_init(|| (inode("/proc/self/ns/pid"), inode("/proc/self/ns/time")))
 }
 
+/// Where in the header page it says that what begins at this offset counts as committed: a word, if it has one, and its bit.
+fn counted(offset: u64) -> (Option<usize>, u64) {
+    let at = offset / PAGE;
+    let word = (at < COUNTED_BITS).then_some(COUNTED + (at / 64 * 8) as usize);
+    (word, 1 << (at % 64))
+}
+
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
@@ -522,6 +564,31 @@ mod tests {
             arena.decommit(at, len);
             assert_eq!(bytes_of(&arena), before);
         }
+    }
+
+    #[test]
+    fn what_all_commit_counts_once() {
+        let arena = Arena { limit: Some(64 << 20), ..arena() };
+        let used = || arena.memory.atomic(COMMITTED).load(Ordering::Relaxed);
+        let block = arena
+            .layout
+            .block(ClientId(0), posthaste_core::Endpoint::new(Rank(0), posthaste_core::ContextId(0)));
+        for (offset, len) in [block, (block.0 + 64 * PAGE, PAGE), (block.0 + 65 * PAGE, 2 * PAGE)] {
+            let before = used();
+            for _ in 0..3 {
+                arena.commit_common(offset, len).expect("there is memory");
+                assert_eq!(used() - before, len);
+            }
+            // Two that found it uncounted at once.
+            arena.commit(offset, len).expect("there is memory");
+            arena.count_once(offset, len);
+            assert_eq!(used() - before, len);
+        }
+        let (header, table) = (0, arena.layout.rank_table());
+        let before = used();
+        arena.count_once(header, 0);
+        arena.commit_common(table.0, table.1).expect("there is memory");
+        assert_eq!(used(), before, "they were counted when the arena was mapped");
     }
 
     #[test]

@@ -204,7 +204,7 @@ impl Device for ShmDevice {
         // Whose memory is known has committed its block. A rank that invents memory must not have others touch what is
         // not there.
         let (offset, len) = link.arena.layout().block(self.client, target);
-        link.arena.commit(offset, len).ok()?;
+        link.arena.commit_common(offset, len).ok()?;
         Some(Arc::new(Rouser::new(link.clone(), self.client, target)))
     }
 

@@ -246,10 +246,13 @@ pub trait Face {
 }
 
 /// The result of work that was posted to a context in use.
+///
+/// # Panics
+/// Where the work did, so does whoever waits for its result.
 pub struct Posted<R>(std::sync::Arc<PostedCell<R>>);
 
 struct PostedCell<R> {
-    result: std::sync::Mutex<Option<R>>,
+    result: std::sync::Mutex<Option<std::thread::Result<R>>>,
     waker: AtomicWaker,
 }
 
@@ -267,7 +270,11 @@ impl<R> Posted<R> {
             Ok(mut cell) => cell.take(),
             Err(poisoned) => poisoned.into_inner().take(),
         };
-        result.map_or(Poll::Pending, Poll::Ready)
+        match result {
+            None => Poll::Pending,
+            Some(Ok(result)) => Poll::Ready(result),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
     }
 }
 
@@ -277,7 +284,7 @@ fn post<R: Send + 'static>(shared: &Shared, f: impl FnOnce(&mut Engine) -> R + S
         std::sync::Arc::new(PostedCell { result: std::sync::Mutex::new(None), waker: AtomicWaker::new() });
     let theirs = cell.clone();
     let work = Work::Enter(Box::new(move |engine| {
-        let result = f(engine);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(engine)));
         match theirs.result.lock() {
             Ok(mut cell) => *cell = Some(result),
             Err(poisoned) => *poisoned.into_inner() = Some(result),
@@ -368,6 +375,12 @@ impl Context {
     /// Moves everything that can move. Returns the number of events.
     pub fn advance(&self) -> usize {
         self.enter(|engine| self.handle.shared.advance(engine)).unwrap_or(0)
+    }
+
+    /// What the context has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.enter(|engine| *engine.stats()).unwrap_or_default()
     }
 
     /// A face of the same context that works from anywhere.
@@ -475,7 +488,17 @@ impl Handle {
         }
     }
 
+    /// Whether an owned [`Context`] has the token for good.
+    #[must_use]
+    pub fn is_owned(&self) -> bool {
+        self.shared.owned.load(Ordering::Acquire)
+    }
+
     /// What the context has done so far.
+    ///
+    /// Where another thread is at the context, it is asked, and waited for up to a second: an owned context answers when its
+    /// owner polls. The owner itself asks [`Context::stats`], a handler its [`Scope`]: from there this would wait in vain, and
+    /// tell nothing but zeros.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -529,9 +552,9 @@ impl Handle {
 
     /// Sets a deadline for an operation: at that time its future is woken.
     pub fn set_deadline(&self, at: u64, ticket: Ticket) {
-        self.post_run(move |scope| {
-            scope.deadline(at, ticket);
-        });
+        if self.enter(|engine| engine.scope().deadline(at, ticket)).is_err() {
+            self.post_run(move |scope| scope.deadline(at, ticket));
+        }
         if at < self.shared.timer_at.load(Ordering::Relaxed) {
             self.shared.driver.wake();
         }

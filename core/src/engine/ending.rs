@@ -81,7 +81,7 @@ impl State {
     pub(crate) fn report(&mut self, fault: Fault) {
         tracing::debug!(me = %self.me, %fault, "asynchronous error");
         if let Some(handler) = &self.errors {
-            handler(fault);
+            super::caught("the handler of errors", || handler(fault));
         }
     }
 }

@@ -49,7 +49,7 @@ use crate::route::RouteCaps;
 use crate::slot::{Completer, Outcome, SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::Arc;
-use crate::timer::{TimerKey, TimerWheel};
+use crate::timer::TimerWheel;
 use crate::wire;
 use dispatch::Dispatcher;
 use peer::Peer;
@@ -58,6 +58,8 @@ use peer::Peer;
 const PACKETS_OF_A_LANE: usize = 1 << 13;
 /// Times that so many are taken from every lane, before a peer that still has packets is no further waited for.
 const DRAINS: usize = 256;
+/// Timers that nobody waits for may be so many, however few are waited for.
+const FEW_TIMERS: usize = 64;
 
 /// Something another thread wants done under the token.
 pub enum Work {
@@ -124,6 +126,8 @@ pub struct State {
     pub(crate) slots: Arc<SlotPool>,
     pub(crate) completer: Completer,
     pub(crate) timers: TimerWheel,
+    /// How many of them were waited for when somebody looked last.
+    timers_wanted: usize,
     pub(crate) stats: Stats,
     pub(crate) gates: Arc<Gates>,
     pub(crate) memory: std::sync::Arc<dyn Memory>,
@@ -240,6 +244,7 @@ impl Engine {
             slots: slots.clone(),
             completer,
             timers: TimerWheel::new(parts.now),
+            timers_wanted: 0,
             stats: Stats::default(),
             gates: parts.gates,
             landings: std::sync::Arc::new(rendezvous::Landings::new(
@@ -318,8 +323,9 @@ impl Engine {
     /// Runs what another thread posted.
     pub fn run(&mut self, work: Work) {
         match work {
-            Work::Run(run) => run(&mut self.scope()),
-            Work::Enter(run) => run(self),
+            // Whatever it is, the work behind it is done, and the engine goes on.
+            Work::Run(run) => caught("work that was posted", || run(&mut self.scope())),
+            Work::Enter(run) => caught("work that was posted", || run(self)),
             Work::Consumed(credit) => self.scope().consumed(credit),
             Work::Peer(rank, PeerEvent::Down { fault, incarnation }) => {
                 // What is said of an incarnation comes late if there is a later one.
@@ -433,6 +439,13 @@ impl Engine {
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.state.stats
+    }
+}
+
+/// Runs something of the user's that is no handler of a message; if it panics, that is told and nothing else ends.
+pub(crate) fn caught(what: &str, run: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
+        tracing::error!("{what} panicked");
     }
 }
 
@@ -561,13 +574,23 @@ impl Scope<'_> {
     }
 
     /// Sets a deadline, in milliseconds of the context's clock.
-    pub fn deadline(&mut self, at: u64, ticket: Ticket) -> TimerKey {
-        self.state.timers.set(at, ticket)
+    ///
+    /// Nobody tells of an operation that ends before its deadline: its timer stays for a while. When there are twice as many as
+    /// operations waited for them the last time somebody looked, those that nobody waits for are taken out.
+    pub fn deadline(&mut self, at: u64, ticket: Ticket) {
+        let State { timers, timers_wanted, completer, .. } = &mut *self.state;
+        timers.set(at, ticket);
+        if timers.len() > 2 * (*timers_wanted).max(FEW_TIMERS) {
+            timers.retain(|ticket| ticket == rendezvous::LANDINGS || completer.is_pending(ticket));
+            *timers_wanted = timers.len();
+        }
     }
 
-    /// Cancels a deadline.
-    pub fn cancel_deadline(&mut self, key: TimerKey) {
-        self.state.timers.cancel(key);
+    /// Timers that are set.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn timers(&self) -> usize {
+        self.state.timers.len()
     }
 
     /// A protocol that was registered after the last look at the table.

@@ -5,7 +5,7 @@ use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::{Endpoint, ProtocolId};
 use crate::protocol::{Accept, Flow};
-use crate::slot::Ticket;
+use crate::slot::{Completer, Ticket};
 use std::collections::VecDeque;
 
 /// State towards and from one endpoint.
@@ -30,8 +30,10 @@ pub(crate) struct Peer {
     pub incoming: Vec<Incoming>,
     /// The message that is arriving in fragments.
     pub assembly: Option<Assembly>,
-    /// Something was sent since the last flush was answered.
+    /// Something was sent since the last flush was asked for.
     pub unflushed: bool,
+    /// The last flush that was asked for.
+    pub flush: Option<Ticket>,
     /// What came for protocols that are not registered yet.
     pub aside: Option<Box<super::aside::Aside>>,
     /// Puts and gets that go over sends, both ways.
@@ -124,6 +126,7 @@ impl Peer {
             incoming: Vec::new(),
             assembly: None,
             unflushed: false,
+            flush: None,
             aside: None,
             over: None,
             rendezvous: None,
@@ -155,6 +158,12 @@ impl Peer {
             None => true,
             Some(fifo) => fifo.is_empty(),
         }
+    }
+
+    /// Whether the peer may have yet to handle something that was sent.
+    pub fn wants_flush(&self, completer: &Completer) -> bool {
+        let asked = self.flush.is_some_and(|flush| completer.is_under_way(flush));
+        asked || self.unflushed || !self.queue_is_empty()
     }
 
     /// Slots that awaited sends may still take.

@@ -410,7 +410,7 @@ impl Scope<'_> {
     }
 
     /// Asks the peer to answer once it has handled everything sent before; the ticket ends then.
-    /// `None`: nothing was sent since the last answer.
+    /// `None`: nothing was sent since the last question that was answered.
     ///
     /// # Errors
     /// If the peer is gone.
@@ -420,13 +420,14 @@ impl Scope<'_> {
         if let Some(fault) = peer.fault {
             return Err(fault.into());
         }
-        if !peer.unflushed && peer.queue_is_empty() {
+        if !peer.wants_flush(&self.state.completer) {
             return Ok(None);
         }
-        peer.unflushed = false;
         let ticket = self.operation(Some(target.rank))?;
         self.system(index, wire::FLUSH, ticket.to_word(), &[])?;
-        self.state.peer(index).unflushed = false;
+        let peer = self.state.peer(index);
+        // As long as this one is not answered, whoever asks next has to wait, too, and so if nobody waits for this one any more.
+        (peer.unflushed, peer.flush) = (false, Some(ticket));
         Ok(Some(ticket))
     }
 
@@ -435,7 +436,7 @@ impl Scope<'_> {
     pub fn unflushed(&self) -> Vec<Endpoint> {
         let peers = self.state.peers.iter().flatten();
         peers
-            .filter(|p| p.fault.is_none() && (p.unflushed || !p.queue_is_empty()))
+            .filter(|p| p.fault.is_none() && p.wants_flush(&self.state.completer))
             .map(|p| p.endpoint)
             .collect()
     }
@@ -459,9 +460,13 @@ impl Scope<'_> {
         }
     }
 
-    /// Whether anything still waits in an injection FIFO of a living peer, or is owed to one.
+    /// Whether anything still waits in an injection FIFO of a living peer or one of the user's that is served, or of a replay, or
+    /// is owed to a peer.
     #[must_use]
     pub fn has_queued(&self) -> bool {
+        if self.state.fifos.are_busy() || self.state.replaying.any_unread() {
+            return true;
+        }
         let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());
         living.any(|peer| {
             !peer.queue_is_empty() || peer.owes_over() || peer.has_controls() || peer.owes_clearance()

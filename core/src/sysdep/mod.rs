@@ -1,4 +1,10 @@
-//! Kernel services, behind a trait: everything above asks here and never the kernel (D04).
+//! Kernel services that contexts and clients have in common, behind a trait (D04): the clock, who this process is,
+//! cores, threads and giving the core away, the heavy fence, how much memory is left, and random bytes.
+//!
+//! What belongs to one place alone asks the kernel there: the device over shared memory for its mapping, pipes and
+//! pidfds; the one over TCP for its sockets, their watch and its own time limits; `memory` for advice on huge pages,
+//! and for reads and writes of descriptors that go straight to shared memory; `reactor` for descriptors in the runtime
+//! and for when a host was last heard of; the in-process device for pages that it gives back.
 
 mod linux;
 

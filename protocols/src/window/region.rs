@@ -93,10 +93,15 @@ pub struct RegionKey {
 }
 
 impl Region {
-    /// Allocates a region of `len` bytes, zeroed.
+    /// Allocates a region of `len` bytes, zeroed. It belongs to the client's first context, and so does what is
+    /// recorded of it.
     ///
     /// # Errors
-    /// If memory cannot be had.
+    /// If memory cannot be had, or no device reaches this rank itself.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the memory goes back. It waits only while somebody else is at the context; given up then, an entry
+    /// in the context's table of memory stays taken until the client ends.
     pub async fn allocate(client: &Client, len: usize) -> Result<Region, RmaError> {
         let handle = first_context(client)?;
         let me = handle.me().rank;
@@ -233,11 +238,17 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
-    /// A peer's region by the key that the peer told.
+    /// A peer's region by the key that the peer told. The peer is asked nothing. What is done with the region goes
+    /// through the client's first context.
     ///
     /// # Errors
-    /// If the rank is unknown, or the range is outside what the rank shares; [`Fault::StaleHandle`] if the rank was started
-    /// again since, and [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
+    /// If the rank is unknown; where its memory is mapped here, if the range is outside what it shares, which is told
+    /// by the operations on the region elsewhere; [`Fault::StaleHandle`] if the rank was started again since, and
+    /// [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nobody is told anything. It waits only while somebody else is at the context; given up then, an
+    /// entry in the context's table of memory stays taken until the client ends.
     pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
         let (rank, size) = (Rank(key.rank), client.peers().ranks);
         if key.rank >= size {

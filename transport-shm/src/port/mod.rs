@@ -25,7 +25,7 @@ pub(crate) struct ShmPort {
 impl ShmPort {
     pub fn new(home: Arc<ClientLink>) -> Result<ShmPort, MemoryError> {
         let block = home.link.arena.layout().block(home.client, home.me);
-        home.link.arena.commit(block.0, block.1)?;
+        home.link.arena.commit_common(block.0, block.1)?;
         let (tx, rx) = (Tx::new(home.clone()), Rx::new(home));
         Ok(ShmPort { tx, rx, watching: false })
     }

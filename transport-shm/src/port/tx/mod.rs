@@ -137,7 +137,8 @@ impl Tx {
             (arena.layout().lane(home.client, home.me, to), arena.layout().block(home.client, to));
         posthaste_core::failpoint!("lane.create.before");
         for (offset, len) in [lane, block] {
-            arena.commit(offset, len).map_err(|error| {
+            // Other senders commit the reader's block as well, and so does the reader.
+            arena.commit_common(offset, len).map_err(|error| {
                 tracing::warn!(%to, %error, "no memory for a lane");
                 Fault::OutOfMemory("for a lane; see the log")
             })?;

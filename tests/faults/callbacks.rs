@@ -1,0 +1,99 @@
+//! What a user's closures do wrong that are no handlers of messages, and leaving while work is left.
+
+use crate::support::{options, run, soon, until};
+use posthaste::{ContextId, Fault, Message, Rank, Scope};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[test]
+fn fault_a_panic_of_posted_work_or_of_an_error_handler_ends_nothing_else() {
+    run(3, options().body_leaves(), async |job| {
+        let me = job.rank();
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        job.on_error(move |fault| {
+            faults.lock().unwrap().push(fault);
+            panic!("a defect of the error handler");
+        });
+        let heard = job.counter();
+        let count = heard.clone();
+        let word = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if me == Rank(1) {
+            job.leave().await.unwrap();
+            return;
+        }
+        until("the report", || !told.lock().unwrap().is_empty()).await;
+        // Of several at once each is done, whichever of them panics.
+        let done = Arc::new(AtomicU64::new(0));
+        for number in 0..30 {
+            let done = done.clone();
+            job.handle().post_run(move |_| {
+                done.fetch_add(1, Ordering::Relaxed);
+                assert!(number % 3 > 0, "a defect of posted work");
+            });
+        }
+        until("posted work", || done.load(Ordering::Relaxed) == 30).await;
+        // The context goes on.
+        let other = Rank(2 - me.0);
+        word.send(other, b"").await.unwrap();
+        soon("the other's word", heard.reach(1)).await;
+        job.flush(other).await.unwrap();
+        word.send(other, b"").await.unwrap();
+        soon("the other's flush", heard.reach(2)).await;
+        job.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_leaving_beside_an_owned_context_that_nobody_polls_does_not_hang() {
+    run(2, options().body_leaves(), async |job| {
+        job.barrier().await.unwrap();
+        let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+        assert!(context.handle().is_owned());
+        assert!(context.stats().messages_sent > 0, "the owner is told at once");
+        soon("leaving", job.leave()).await.unwrap();
+        drop(context);
+    });
+}
+
+#[test]
+fn fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves() {
+    run(2, options().body_leaves().env("POSTHASTE_CREDITS", "4"), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let bulk = job
+            .register("bulk", move |m: Message, _: &mut Scope| {
+                assert_eq!(m.len(), 100_000);
+                count.add(1);
+            })
+            .unwrap();
+        let fifo = job.fifo(posthaste::FifoOptions::default()).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let sends: Vec<_> = (0..200)
+                .map(|_| {
+                    let (fifo, bulk) = (fifo.clone(), bulk.clone());
+                    tokio::spawn(async move { fifo.send(&bulk, Rank(1), vec![1u8; 100_000]).await })
+                })
+                .collect();
+            until("all to be in the FIFO", || sends.iter().filter(|send| send.is_finished()).count() > 20)
+                .await;
+            let status = fifo.status().await.unwrap();
+            let sent = status.tail;
+            // What has not got into the FIFO yet is told that the job was left; what is in is sent.
+            drop(fifo);
+            job.leave().await.unwrap();
+            println!("{sent} were in");
+            for send in sends {
+                let _ = soon("a send", send).await.unwrap();
+            }
+        } else {
+            soon("the first", arrived.reach(1)).await;
+            std::thread::sleep(Duration::from_millis(50));
+            soon("some of them", arrived.reach(20)).await;
+            job.leave().await.unwrap();
+        }
+    });
+}
