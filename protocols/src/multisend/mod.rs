@@ -121,8 +121,8 @@ impl<'f, F: Face> Multisend<'f, F> {
         Self { face, protocol, info: None, word: None, payload: None, targets: SmallVec::new(), total, legs }
     }
 
-    /// The same message to each of these ranks.
-    #[inline]
+    /// The same message to each of these ranks. Always made in place: to be moved, it would wait for its own stores.
+    #[inline(always)]
     pub(crate) fn multicast(
         face: &'f F,
         protocol: ProtocolId,
