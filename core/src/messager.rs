@@ -3,7 +3,7 @@
 use crate::context::{Driver, Handle, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
-use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work, caught};
+use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
 use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
@@ -401,7 +401,7 @@ impl Opening {
                             restarts.changed.notify_waiters();
                             let handler = lock(&restarts.handler).clone();
                             if let Some(handler) = handler {
-                                caught("the handler of restarts", || handler(rank, incarnation));
+                                handler(rank, incarnation);
                             }
                         }
                     });

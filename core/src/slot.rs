@@ -320,20 +320,20 @@ impl Completer {
     /// Whether the operation has not ended, and somebody waits for it.
     #[must_use]
     pub fn is_pending(&self, ticket: Ticket) -> bool {
-        self.pool.slot(ticket.index()).is_some_and(|slot| {
-            let state = slot.state.load(Ordering::Acquire);
-            (state == PENDING || state == WAITED)
-                && slot.generation.load(Ordering::Relaxed) == ticket.generation()
-        })
+        matches!(self.state_of(ticket), Some(PENDING | WAITED))
     }
 
     /// Whether the operation has not ended, be it that nobody waits for it any more.
     #[must_use]
     pub fn is_under_way(&self, ticket: Ticket) -> bool {
-        self.pool.slot(ticket.index()).is_some_and(|slot| {
-            let state = slot.state.load(Ordering::Acquire);
-            state != DONE && state != FREE && slot.generation.load(Ordering::Relaxed) == ticket.generation()
-        })
+        matches!(self.state_of(ticket), Some(PENDING | WAITED | DETACHED))
+    }
+
+    /// The state of the ticket's slot, if that is still in the life that the ticket names.
+    fn state_of(&self, ticket: Ticket) -> Option<u32> {
+        let slot = self.pool.slot(ticket.index())?;
+        let state = slot.state.load(Ordering::Acquire);
+        (slot.generation.load(Ordering::Relaxed) == ticket.generation()).then_some(state)
     }
 
     /// Takes over what futures have returned, or makes new slots.

@@ -1,8 +1,8 @@
 //! The timer wheel: one per context, for all deadlines.
 //!
 //! A hashed wheel (Varghese and Lauck 1987, scheme 6) of 512 slots of one millisecond; entries further ahead
-//! than a turn wait for further turns in their slot. Setting and cancelling cost O(1), and so does moving on by a tick, but for
-//! what expires and for what shares its slot.
+//! than a turn wait for further turns in their slot. Setting costs O(1), and so does moving on by a tick, but for what expires
+//! and for what shares its slot. Who is no longer waited for is taken out of all at once (`retain`).
 
 use crate::slot::Ticket;
 use slab::Slab;
@@ -18,21 +18,13 @@ struct Entry {
     next: u32,
 }
 
-/// Names a timer that was set, to cancel it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimerKey {
-    index: u32,
-    tick: u64,
-    ticket: Ticket,
-}
-
 /// Deadlines in milliseconds of the context's clock.
 #[derive(Debug)]
 pub struct TimerWheel {
     heads: Box<[u32]>,
     entries: Slab<Entry>,
     now: u64,
-    /// No entry expires before this tick, which is at most a turn ahead.
+    /// No entry expires before this tick; something may have been due then that was taken out.
     earliest: u64,
 }
 
@@ -63,7 +55,7 @@ impl TimerWheel {
     }
 
     /// Sets a timer for the tick `at` (in milliseconds); the past means the next tick.
-    pub fn set(&mut self, at: u64, ticket: Ticket) -> TimerKey {
+    pub fn set(&mut self, at: u64, ticket: Ticket) {
         let tick = at.max(self.now + 1);
         let slot = tick as usize % SLOTS;
         let next = self.heads[slot];
@@ -73,23 +65,11 @@ impl TimerWheel {
         }
         self.heads[slot] = index;
         self.earliest = self.earliest.min(tick);
-        TimerKey { index, tick, ticket }
     }
 
     /// Sets a timer for so many milliseconds after the time at which the wheel stands.
-    pub(crate) fn set_in(&mut self, after: u64, ticket: Ticket) -> TimerKey {
-        self.set(self.now + after, ticket)
-    }
-
-    /// Cancels a timer; false if it has expired.
-    pub fn cancel(&mut self, key: TimerKey) -> bool {
-        match self.entries.get(key.index as usize) {
-            Some(entry) if entry.ticket == key.ticket && entry.tick == key.tick => {
-                self.unlink(key.index);
-                true
-            }
-            _ => false,
-        }
+    pub(crate) fn set_in(&mut self, after: u64, ticket: Ticket) {
+        self.set(self.now + after, ticket);
     }
 
     fn unlink(&mut self, index: u32) -> Option<Entry> {
@@ -169,7 +149,7 @@ impl TimerWheel {
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use std::collections::BTreeSet;
 
     fn ticket(n: u64) -> Ticket {
         Ticket::from_word(n + 1).expect("not zero")
@@ -178,7 +158,7 @@ mod tests {
     #[test]
     fn agrees_with_a_sorted_map() {
         let mut wheel = TimerWheel::new(0);
-        let mut model: BTreeMap<(u64, u64), TimerKey> = BTreeMap::new();
+        let mut model: BTreeSet<(u64, u64)> = BTreeSet::new();
         let mut seed = 0x2545_f491_4f6c_dd1du64;
         let mut random = |n: u64| {
             seed ^= seed << 13;
@@ -191,21 +171,20 @@ mod tests {
             match random(4) {
                 0 | 1 => {
                     let at = now + random(2000);
-                    let key = wheel.set(at, ticket(step));
-                    model.insert((at.max(now + 1), step), key);
+                    wheel.set(at, ticket(step));
+                    model.insert((at.max(now + 1), step));
                 }
                 2 if random(50) == 0 => {
                     let odd = |ticket: Ticket| !(ticket.to_word() - 1).is_multiple_of(2);
                     wheel.retain(odd);
-                    model.retain(|&(_, id), _| !id.is_multiple_of(2));
+                    model.retain(|&(_, id)| !id.is_multiple_of(2));
                     assert_eq!(wheel.len(), model.len());
                 }
                 2 => {
                     let chosen = random(model.len().max(1) as u64) as usize;
-                    if let Some((&id, &key)) = model.iter().nth(chosen) {
-                        model.remove(&id);
-                        assert!(wheel.cancel(key));
-                        assert!(!wheel.cancel(key));
+                    if let Some(&(at, id)) = model.iter().nth(chosen) {
+                        model.remove(&(at, id));
+                        wheel.retain(|other| other != ticket(id));
                     }
                 }
                 _ => {
@@ -213,15 +192,13 @@ mod tests {
                     let mut seen = Vec::new();
                     wheel.advance(now, |t| seen.push(t.to_word() - 1));
                     let rest = model.split_off(&(now + 1, 0));
-                    let mut expected: Vec<u64> = model.keys().map(|&(_, id)| id).collect();
+                    let mut expected: Vec<u64> = model.iter().map(|&(_, id)| id).collect();
                     model = rest;
                     seen.sort_unstable();
                     expected.sort_unstable();
                     assert_eq!(seen, expected, "at {now}");
                     assert!(wheel.next_expiry().is_none() == model.is_empty());
-                    if let (Some(next), Some(((first, _), _))) =
-                        (wheel.next_expiry(), model.first_key_value())
-                    {
+                    if let (Some(next), Some((first, _))) = (wheel.next_expiry(), model.first()) {
                         assert!(now < next && next <= *first, "{next} for {first} at {now}");
                     }
                 }

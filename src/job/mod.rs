@@ -307,13 +307,13 @@ impl Job {
 }
 
 /// Turns of other tasks between two looks whether a queue is empty, before the looks are a millisecond apart.
-const PROMPT_LOOKS: u32 = 256;
+const PROMPT_LOOKS: u64 = 256;
 /// How long the owner of a context is waited for.
 const OWNER: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Waits until nothing is queued in a context any more.
 async fn empty(context: &Handle) {
-    for look in 0u32.. {
+    for look in 0u64.. {
         let posted = context.post(|scope| scope.has_queued());
         let answer = std::future::poll_fn(|cx| posted.poll(cx));
         let queued = if context.is_owned() {

@@ -55,6 +55,7 @@ pub struct Grants {
 /// A number that no grant has, and a page for the grant that is to have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
+    // A page in parts, so that a grant takes half a line.
     page_offset: u64,
     page_class: u8,
     /// Nobody else uses the page, nor will, until the grant is returned.

@@ -443,7 +443,7 @@ impl Engine {
 }
 
 /// Runs something of the user's that is no handler of a message; if it panics, that is told and nothing else ends.
-pub(crate) fn caught(what: &str, run: impl FnOnce()) {
+fn caught(what: &str, run: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
         tracing::error!("{what} panicked");
     }

@@ -460,11 +460,11 @@ impl Scope<'_> {
         }
     }
 
-    /// Whether anything still waits in an injection FIFO of a living peer or one of the user's that is served, or of a replay, or
-    /// is owed to a peer.
+    /// Whether anything still waits in an injection FIFO, of a living peer or one of the user's that is served, or is owed to a
+    /// peer.
     #[must_use]
     pub fn has_queued(&self) -> bool {
-        if self.state.fifos.are_busy() || self.state.replaying.any_unread() {
+        if self.state.fifos.are_busy() {
             return true;
         }
         let mut living = self.state.peers.iter().flatten().filter(|peer| peer.fault.is_none());

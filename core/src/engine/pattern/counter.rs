@@ -57,11 +57,6 @@ pub(crate) struct Replays {
 }
 
 impl Replays {
-    /// Whether a device has yet to take a part of one.
-    pub fn any_unread(&self) -> bool {
-        self.parts.iter().any(|(_, part)| !part.read)
-    }
-
     fn part(&self, ticket: Ticket) -> Option<(usize, &Part)> {
         let (key, generation) = ticket.as_counted()?;
         let part = self.parts.get(key as usize)?;

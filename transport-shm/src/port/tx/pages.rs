@@ -42,21 +42,18 @@ impl Tx {
         if lane.dead || *multicast {
             return false;
         }
-        if lane.grants.worth_a_look() {
-            lane.settle(pool);
-        }
+        lane.look(pool);
         let (len, has_cookie) = (bytes.len() as u64, cookie != 0);
         let header = page_header(protocol, len, 0, has_cookie);
         if lane.grants.is_far_ahead() || !lane.producer.has_room(header) {
             return false;
         }
         let Some(slot) = lane.grants.take(len, pool) else { return false };
-        let Some(memory) = memory.slice(slot.page().offset, len) else { return false };
-        memory.write(bytes);
+        let memory = memory.slice(slot.page().offset, len).map(|memory| memory.write(bytes));
         posthaste_core::failpoint!("grant.written");
         let copy = must_copy(lane, pool);
-        if !lane.name(header, cookie, &[], slot, copy) {
-            // There was room a moment ago.
+        // A page lies in the pool, and there was room a moment ago.
+        if memory.is_none() || !lane.name(header, cookie, &[], slot, copy) {
             lane.grants.put_back(slot, pool);
             return false;
         }
@@ -188,10 +185,8 @@ impl Tx {
     #[inline]
     pub(super) fn settle(&mut self, index: usize) {
         let Tx { lanes, pool, .. } = self;
-        if let Some(lane) = &mut lanes[index]
-            && lane.grants.worth_a_look()
-        {
-            lane.settle(pool);
+        if let Some(lane) = &mut lanes[index] {
+            lane.look(pool);
         }
     }
 
@@ -250,19 +245,26 @@ impl Tx {
         if !lane.grants.any() {
             return false;
         }
+        let settled = lane.settle(pool);
         let TxLane { producer, grants, .. } = &mut **lane;
-        let head = producer.consumed();
-        let settled = grants.settle(head, |number| producer.returned(number), pool);
         grants.sweep(|number| producer.returned(number), pool) || settled
     }
 }
 
 impl TxLane {
-    /// Looks how far the reader has got.
+    /// Looks how far the reader has got, if that is worth while.
+    #[inline]
+    fn look(&mut self, pool: &mut PagePool) {
+        if self.grants.worth_a_look() {
+            self.settle(pool);
+        }
+    }
+
+    /// Looks how far the reader has got. True if anything has come of it.
     #[inline(never)]
-    fn settle(&mut self, pool: &mut PagePool) {
+    fn settle(&mut self, pool: &mut PagePool) -> bool {
         let head = self.producer.consumed();
-        self.grants.settle(head, |number| self.producer.returned(number), pool);
+        self.grants.settle(head, |number| self.producer.returned(number), pool)
     }
 
     /// Writes the record that names a page, and grants it; false: no room.
