@@ -65,8 +65,8 @@ async fn update(arguments: Arguments) -> Result<()> {
         return Err(format!("{} words are wrong, and {} after doing all twice", wrong[0], wrong[1]).into());
     }
     if me == Rank(0) {
-        println!("{words} words on each of {n} ranks: {:.4} GUPS", all as f64 / seconds / 1e9);
-        println!("{all} updates: every word is right, and doing all twice gives the first table back");
+        common::say!("{words} words on each of {n} ranks: {:.4} GUPS", all as f64 / seconds / 1e9);
+        common::say!("{all} updates: every word is right, and doing all twice gives the first table back");
     }
     Ok(job.leave().await?)
 }

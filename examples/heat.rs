@@ -75,9 +75,9 @@ async fn solve(arguments: Arguments) -> Result<()> {
             return Err("the field differs from the sequential run".into());
         }
         let us = time.as_secs_f64() * 1e6 / steps.max(1) as f64;
-        println!("{width} x {width} points, {} ranks: {us:.1} us a step", job.size());
-        println!("picture: {}", arguments.png.display());
-        println!("{steps} steps: the field is that of the sequential run");
+        common::say!("{width} x {width} points, {} ranks: {us:.1} us a step", job.size());
+        common::say!("picture: {}", arguments.png.display());
+        common::say!("{steps} steps: the field is that of the sequential run");
     }
     job.barrier().await?; // nobody leaves while rank 0 reads its rows
     Ok(job.leave().await?)

@@ -62,8 +62,8 @@ async fn transpose(arguments: Arguments) -> Result<()> {
     }
     if job.rank() == Rank(0) {
         let bytes = 8.0 * (n * n) as f64 * f64::from(arguments.iterations);
-        println!("{n} x {n}, {} ranks: {:.2} GB/s", job.size(), bytes / seconds / 1e9);
-        println!("{} transposes: every element is where it belongs", arguments.iterations);
+        common::say!("{n} x {n}, {} ranks: {:.2} GB/s", job.size(), bytes / seconds / 1e9);
+        common::say!("{} transposes: every element is where it belongs", arguments.iterations);
     }
     Ok(job.leave().await?)
 }

@@ -79,10 +79,10 @@ async fn count(ranks: u32, file: &Path) -> Result<()> {
     let figures = job.all_gather(figures.as_bytes()).await?;
     if me == Rank(0) {
         report(&job, &table, &whole).await?;
-        println!("\nrank   msgs sent   bytes sent   msgs recv   bytes recv      time/us");
+        common::say!("\nrank   msgs sent   bytes sent   msgs recv   bytes recv      time/us");
         for (rank, blob) in figures.iter().enumerate() {
             let [sent, bytes, received, bytes_in, us] = [0, 1, 2, 3, 4].map(|at| number(blob, at));
-            println!("{rank:>4} {sent:>11} {bytes:>12} {received:>11} {bytes_in:>12} {us:>12}");
+            common::say!("{rank:>4} {sent:>11} {bytes:>12} {received:>11} {bytes_in:>12} {us:>12}");
         }
     }
     job.barrier().await?; // nobody leaves while rank 0 reads its part
@@ -163,14 +163,14 @@ async fn report(job: &Job, (table, text): &Table, whole: &[u8]) -> Result<()> {
     let mut order: Vec<_> = counts.iter().collect();
     order.sort_unstable_by_key(|(word, count)| (Reverse(**count), *word));
     for (word, count) in order.iter().take(10) {
-        println!("{count:>9}  {:.60}", String::from_utf8_lossy(word).escape_debug().to_string());
+        common::say!("{count:>9}  {:.60}", String::from_utf8_lossy(word).escape_debug().to_string());
     }
     let mut sequential = Counts::new();
     count_words(whole, &mut sequential);
     if sequential != counts {
         return Err(std::io::Error::other("the table differs from the sequential count").into());
     }
-    println!("\ntotal {} words: matches the sequential count", counts.values().sum::<usize>());
+    common::say!("\ntotal {} words: matches the sequential count", counts.values().sum::<usize>());
     Ok(())
 }
 

@@ -173,6 +173,9 @@ impl Ear {
                         Notice::Ended(rank) | Notice::Left(rank) => {
                             self.gone(Rank(rank), matches!(notice, Notice::Left(_)));
                         }
+                        Notice::Died(rank) => {
+                            self.devices.iter().for_each(|device| device.died(Rank(rank)));
+                        }
                         Notice::Arrived { rank, incarnation, part } => {
                             self.restarted(rank, incarnation, &part)
                         }

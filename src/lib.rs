@@ -68,10 +68,10 @@ pub use posthaste_core::{
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
     ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Get, GetInto, GetTo, Group,
-    InFlight, ManyToMany, Message, MessageStream, Multisend, MultisendError, One, OwnedMessage, Part,
-    Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received, Recorder, Reduce, Region, RegionKey,
-    RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions, Signal, UpdateEach,
-    Window, Word, WordIndex, WordUpdate, Words,
+    InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend, MultisendError, One, OwnedMessage,
+    Part, Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received, Recorder, Reduce, Region,
+    RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions, Signal,
+    UpdateEach, Window, Within, Word, WordIndex, WordUpdate, Words, within,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.
@@ -102,4 +102,5 @@ pub mod components {
     pub use posthaste_core as core;
     pub use posthaste_protocols as protocols;
     pub use posthaste_shm as shm;
+    pub use posthaste_tcp as tcp;
 }

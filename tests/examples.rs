@@ -327,3 +327,15 @@ fn kv_service_stops_in_order_at_an_interrupt() {
     );
     assert!(child.wait().unwrap().success());
 }
+
+/// `word_count | head -1`
+#[test]
+fn whoever_reads_the_first_line_only_is_no_reason_to_panic() {
+    let mut child =
+        Command::new(example("word_count")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Before anything is printed.
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&out.stderr), "");
+    assert!(out.status.success(), "{}", out.status);
+}

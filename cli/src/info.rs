@@ -1,14 +1,17 @@
 //! `posthaste info`: what the library can do on this host, and what stands in its way.
 
 use crate::run::fail;
+use crate::say::say;
 use comfy_table::{Table, presets};
 use posthaste::components::core::{LinuxSysdep, MAX_INFO, Personality, engine::EngineConfig};
-use posthaste::{Caps, JobShape, Messager, Rank, Sysdep};
+use posthaste::components::tcp::{AddressBook, JobKey, TcpConfig, TcpDevice};
+use posthaste::{Caps, Device, JobShape, Messager, Rank, Sysdep};
 use posthaste_launch::{HostFds, MAX_RANKS, Settings};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use serde::Serialize;
 use serde_json::json;
 use std::fs::read_to_string;
+use std::sync::Arc;
 
 /// The arguments of `posthaste info`.
 #[derive(clap::Args)]
@@ -71,22 +74,22 @@ pub fn main(args: &Args) -> i32 {
             "checks": checks,
             "settings": pairs(settings.into_iter().map(|[name, value, _]| [name, value]).collect()),
         });
-        println!("{all}");
+        say(all);
         return opened;
     }
-    println!("posthaste {}\n\nDevices", env!("CARGO_PKG_VERSION"));
+    say(concat!("posthaste ", env!("CARGO_PKG_VERSION"), "\n\nDevices"));
     let mut head = vec!["".to_owned()];
     head.extend(devices.iter().map(|caps| caps.name.to_owned()));
     print(&head, caps_rows(&devices));
-    println!("\nLimits");
+    say("\nLimits");
     print(&["limit", "value"], limits);
-    println!("\nThis host");
+    say("\nThis host");
     let rows = checks.into_iter().map(|check| {
         let status = if matches!(check.status, Status::Ok) { "ok" } else { "warn" };
         [check.name.to_owned(), status.to_owned(), check.value, check.advice]
     });
     print(&["check", "", "found", "advice"], rows);
-    println!("\nSettings in force");
+    say("\nSettings in force");
     print(&["variable", "value", "from"], settings);
     opened
 }
@@ -100,15 +103,20 @@ where
     for row in rows {
         table.add_row(row.into_iter().collect::<Vec<_>>());
     }
-    println!("{table}");
+    say(table);
 }
 
-/// The devices of a job of one rank in this process.
+/// What the devices can do: that of a job of one rank in this process, and the one over sockets, opened on the loopback
+/// interface.
 fn devices() -> Result<Vec<Caps>, posthaste::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let job = posthaste::solo().await?;
-        let caps = job.messager().devices().iter().map(|device| *device.caps()).collect();
+        let mut caps: Vec<Caps> = job.messager().devices().iter().map(|device| *device.caps()).collect();
+        let shape = job.shape();
+        let config = TcpConfig::new(job.rank(), shape, [0; 16], JobKey::new([0; 32]));
+        let sockets = TcpDevice::new(config, Arc::new(AddressBook::new(shape.ranks)));
+        caps.push(*sockets.map_err(posthaste::JoinError::from)?.caps());
         job.leave().await?;
         Ok(caps)
     })

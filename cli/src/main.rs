@@ -5,8 +5,12 @@ mod limits;
 mod perf;
 mod routes;
 mod run;
+mod say;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Start, measure and inspect Posthaste jobs.
 #[derive(Parser)]
@@ -47,8 +51,21 @@ enum Command {
     },
 }
 
+/// Shows what the library warns of, unless `RUST_LOG` asks for more or less.
+fn show_warnings() {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
+    let shown = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    shown.with_ansi(colours).without_time().with_target(false).compact().init();
+}
+
 fn main() {
-    let code = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // A benchmark's own processes are as a user's program would be.
+    if !matches!(command, Command::PerfRank(_) | Command::Limit { .. }) {
+        show_warnings();
+    }
+    let code = match command {
         Command::Run(args) => run::main(&args),
         Command::Agent => posthaste_launch::run_agent(),
         Command::Info(args) => info::main(&args),

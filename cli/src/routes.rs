@@ -1,6 +1,7 @@
 //! `posthaste info --job`: in a job, by which device each of its ranks reaches each other.
 
 use crate::run::fail;
+use crate::say::say;
 use comfy_table::{Table, presets};
 use posthaste::{Error, Job, JoinError, Rank};
 use serde_json::json;
@@ -44,10 +45,10 @@ async fn show(as_json: bool) -> Result<(), Error> {
                 let line = json!({
                     "rank": rank, "host": said.host, "node": said.node, "devices": said.devices,
                 });
-                println!("{line}");
+                say(line);
             }
         } else {
-            println!("{}", table(&all));
+            say(table(&all));
         }
     }
     job.barrier().await?;

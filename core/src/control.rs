@@ -20,12 +20,15 @@ pub const MAX_CONTROLS: usize = 4096;
 /// told to the sender's error handler.
 pub type ControlHandler = Arc<dyn Fn(&mut Scope<'_>, Endpoint, [u8; CONTROL_BYTES]) + Send + Sync>;
 
-/// The name by which ranks know a control, as a number: FNV-1a of 64 bits.
-fn key_of(name: &str) -> ControlId {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    ControlId(hash)
+impl ControlId {
+    /// The name by which ranks know a control, as a number: FNV-1a of 64 bits.
+    #[must_use]
+    pub fn of(name: &str) -> ControlId {
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        ControlId(hash)
+    }
 }
 
 struct Entry {
@@ -55,7 +58,7 @@ impl Controls {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(RegisterError::BadName(name.to_owned()));
         }
-        let id = key_of(name);
+        let id = ControlId::of(name);
         let mut entries = lock(&self.entries);
         match entries.binary_search_by_key(&id, |(id, _)| *id) {
             Ok(at) => return Err(RegisterError::Taken(entries[at].1.name.clone())),

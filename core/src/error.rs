@@ -312,6 +312,22 @@ pub enum MemoryError {
     },
 }
 
+impl MemoryError {
+    /// The limit that was met, and what to do: for errors that have no room for figures.
+    #[must_use]
+    pub fn limit(&self) -> &'static str {
+        match self {
+            MemoryError::Segment { .. } => "this rank's segment is used up: raise POSTHASTE_SEGMENT",
+            MemoryError::JobLimit { .. } => "the job's limit is met: raise POSTHASTE_MEMORY_LIMIT",
+            MemoryError::Cgroup { .. } => "the memory cgroup has too little left: raise memory.max",
+            MemoryError::Host { .. } => "the host has too little available: start fewer or smaller programs",
+            MemoryError::Refused { .. } => {
+                "the kernel refused to commit shared memory; the log has its reason"
+            }
+        }
+    }
+}
+
 /// Why a `call` failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

@@ -459,6 +459,17 @@ impl Completer {
         Some(note)
     }
 
+    /// Tells of each operation that has not ended and that somebody waits for, whose loss would end it.
+    pub fn awaited(&self, mut tell: impl FnMut(Option<Rank>)) {
+        let slots = (0..).map_while(|index| self.pool.slot(index));
+        for slot in slots {
+            if matches!(slot.state.load(Ordering::Acquire), PENDING | WAITED) {
+                let peer = slot.peer.load(Ordering::Relaxed);
+                tell((peer != u32::MAX).then_some(Rank(peer)));
+            }
+        }
+    }
+
     /// Ends all pending operations that depend on the peer (or all, for `None`). Returns their number.
     pub fn fail(&mut self, peer: Option<Rank>, fault: Fault) -> usize {
         let mut ended = 0;

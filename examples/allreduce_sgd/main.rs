@@ -81,11 +81,14 @@ async fn fit(arguments: Arguments, table: Table) -> Result<()> {
     if job.rank() == Rank(0) {
         let [us, called_us] =
             [time, called_time].map(|time| time.as_secs_f64() * 1e6 / arguments.steps as f64);
-        println!("{} rows, {ranks} ranks: {us:.1} us a step; {called_us:.1} us by calls", table.rows.len());
+        common::say!(
+            "{} rows, {ranks} ranks: {us:.1} us a step; {called_us:.1} us by calls",
+            table.rows.len()
+        );
         let best = least_squares(&table.rows);
-        println!("{:>12} {:>10} {:>14}", "", "weight", "least squares");
+        common::say!("{:>12} {:>10} {:>14}", "", "weight", "least squares");
         for (name, (weight, best)) in table.names.iter().zip(descent.weights.iter().zip(&best)) {
-            println!("{name:>12} {weight:>10.4} {best:>14.4}");
+            common::say!("{name:>12} {weight:>10.4} {best:>14.4}");
         }
         let alone = sequential(&table, ranks, &arguments);
         if !close(&descent.weights, &alone, 1e-9) || !close(&called.weights, &alone, 1e-9) {
@@ -94,7 +97,7 @@ async fn fit(arguments: Arguments, table: Table) -> Result<()> {
         if !close(&descent.weights, &best, 0.02) {
             return Err("the descent has not converged: raise --steps".into());
         }
-        println!("{} steps: converged, the weights are those of the sequential run", arguments.steps);
+        common::say!("{} steps: converged, the weights are those of the sequential run", arguments.steps);
     }
     Ok(job.leave().await?)
 }

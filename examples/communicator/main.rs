@@ -43,11 +43,11 @@ async fn talk(arguments: Arguments) -> Result<()> {
 
     world.barrier().await?;
     if world.rank() == 0 {
-        println!("the token went round {} ranks and is {token}", world.size());
-        println!("rank 0 received {order} greetings, the last one first");
-        println!("pi is {area:.10}");
-        println!("even and odd ranks add up to {} and {}", halves[0], halves[1]);
-        println!("all of it is as expected");
+        common::say!("the token went round {} ranks and is {token}", world.size());
+        common::say!("rank 0 received {order} greetings, the last one first");
+        common::say!("pi is {area:.10}");
+        common::say!("even and odd ranks add up to {} and {}", halves[0], halves[1]);
+        common::say!("all of it is as expected");
     }
     Ok(job.leave().await?)
 }

@@ -67,12 +67,12 @@ async fn transform(arguments: Arguments) -> Result<()> {
             );
         }
         if job.rank() == Rank(0) {
-            println!("{way:?}: {ms:.3} ms for forward and backward");
+            common::say!("{way:?}: {ms:.3} ms for forward and backward");
         }
     }
     if job.rank() == Rank(0) {
         let [rows, columns] = grid(job.size());
-        println!(
+        common::say!(
             "{size}^3 points on {rows} x {columns} ranks: the inverse gives the input back, and 6^3 points are as defined"
         );
     }

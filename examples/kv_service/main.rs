@@ -81,7 +81,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     job.barrier().await?; // the last thing that all ranks must live for
     if job.rank() == Rank(0) {
-        println!("{} ranks serve {} clients each", job.size(), arguments.clients);
+        common::say!("{} ranks serve {} clients each", job.size(), arguments.clients);
     }
     let stopping = stop.clone();
     tokio::spawn(async move {
@@ -207,16 +207,24 @@ fn owner(key: &str, ranks: usize) -> Rank {
 }
 
 fn report(all: &[Option<Counts>], stopped: bool) {
-    println!("{:>4} {:>10} {:>6} {:>6} {:>10} {:>8}", "rank", "answered", "late", "lost", "verified", "keys");
+    common::say!(
+        "{:>4} {:>10} {:>6} {:>6} {:>10} {:>8}",
+        "rank",
+        "answered",
+        "late",
+        "lost",
+        "verified",
+        "keys"
+    );
     for (rank, counts) in all.iter().enumerate() {
         match counts {
             Some(Counts { answered, late, lost, verified, keys }) => {
-                println!("{rank:>4} {answered:>10} {late:>6} {lost:>6} {verified:>10} {keys:>8}");
+                common::say!("{rank:>4} {answered:>10} {late:>6} {lost:>6} {verified:>10} {keys:>8}");
             }
-            None => println!("{rank:>4} was killed"),
+            None => common::say!("{rank:>4} was killed"),
         }
     }
     let verified: u64 = all.iter().flatten().map(|counts| counts.verified).sum();
     let how = if stopped { "stopped in order" } else { "finished" };
-    println!("{how}: all {verified} keys that can be reached have what was acknowledged last");
+    common::say!("{how}: all {verified} keys that can be reached have what was acknowledged last");
 }

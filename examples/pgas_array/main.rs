@@ -45,9 +45,9 @@ async fn programs(arguments: Arguments) -> Result<()> {
     let fullest = histogram::run(&job, arguments.samples as usize).await?;
     if job.rank() == Rank(0) {
         let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
-        println!("stencil: {:.1} ms, the elements add up to {sum:.6}", ms(start, middle));
-        println!("histogram: {:.1} ms, the fullest bin has {fullest}", ms(middle, Instant::now()));
-        println!("both are as their sequential runs");
+        common::say!("stencil: {:.1} ms, the elements add up to {sum:.6}", ms(start, middle));
+        common::say!("histogram: {:.1} ms, the fullest bin has {fullest}", ms(middle, Instant::now()));
+        common::say!("both are as their sequential runs");
     }
     Ok(job.leave().await?)
 }

@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate};
+use rustix::io::Errno;
 
 use crate::error::HostFdsError;
 use crate::key::fill_random;
@@ -66,6 +67,14 @@ fn memfd(bytes: u64) -> io::Result<OwnedFd> {
 fn unlinked(dir: &Path, bytes: u64) -> io::Result<OwnedFd> {
     let file = File::from(nameless(dir).or_else(|_| unlinked_at_once(dir))?);
     file.set_len(bytes)?;
+    // Where memory cannot be had before it is touched, the lack of it would end the process that touches it.
+    let unable = |errno| match errno {
+        Errno::OPNOTSUPP => io::Error::other("its file system cannot reserve memory (fallocate)"),
+        errno => errno.into(),
+    };
+    fallocate(&file, FallocateFlags::empty(), 0, 4096).map_err(unable)?;
+    // Where a hole cannot be made again, the first page stays; it is the first to be used anyway.
+    let _ = fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096);
     Ok(file.into())
 }
 

@@ -287,6 +287,7 @@ impl Launch {
             signals::forward_to(Arc::downgrade(&target)).map_err(system("take over the signals"))?;
         }
         let readers = Readers::new(self.ranks as usize);
+        let obituary = rendezvous.as_ref().map(Rendezvous::obituary);
         let mut job = RunningJob {
             shared: Arc::clone(&shared),
             supervisor: None,
@@ -300,6 +301,7 @@ impl Launch {
         };
         let supervisor = Supervisor {
             watches: (0..self.ranks).map(|_| None).collect(),
+            obituary,
             restarts: vec![0; self.ranks as usize],
             launch: self,
             env,

@@ -22,6 +22,7 @@ use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Output, Readers, Stream};
 use crate::placement::Placement;
+use crate::rendezvous::Obituary;
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
@@ -37,6 +38,8 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) watches: Vec<Option<Watch>>,
+    /// Hears of the ends of the ranks, where others meet them.
+    pub(crate) obituary: Option<Obituary>,
     /// How often each rank was started again.
     pub(crate) restarts: Vec<u32>,
     pub(crate) began: Instant,
@@ -293,6 +296,9 @@ impl Supervisor {
                     RankEnd::Exit(-1)
                 }
             };
+            if let Some(obituary) = &self.obituary {
+                obituary.ended(rank as u32, child.id());
+            }
             *slot = Slot::Ended(end);
             self.watches[rank] = None;
             ends.push((rank as u32, end));

@@ -72,11 +72,31 @@ fn settle(slept: bool, bell: &Bell, inbox: &mut Inbox<Memory, ()>, lanes: &Lanes
 /// Writers send one record each to an inbox that looks `looks` times and then tries to fall asleep. With `polled`, the
 /// reader knows and polls the lanes already; otherwise it has to find them.
 fn wake_up(writers: usize, polled: bool, looks: usize, preemptions: usize, fence: fn()) {
+    wake_up_of(writers, polled, looks, preemptions, Sleeper::Fences(fence));
+}
+
+/// How a reader falls asleep.
+#[derive(Clone, Copy)]
+enum Sleeper {
+    /// Behind this fence.
+    Fences(fn()),
+    /// Behind none that senders are covered by; it rings its own bell after a while.
+    RingsItself,
+}
+
+fn wake_up_of(writers: usize, polled: bool, looks: usize, preemptions: usize, sleeper: Sleeper) {
     bounded(preemptions, move || {
         let block = block();
         let lanes: Lanes = (0..writers).map(|_| lane(8)).collect();
         let bell = Bell::default();
         let mut inbox = Inbox::new(ReadySet::new(block.clone(), writers), writers);
+        let fence = match sleeper {
+            Sleeper::Fences(fence) => fence,
+            Sleeper::RingsItself => {
+                inbox.keep_all();
+                || {}
+            }
+        };
         let mut opened: Vec<_> = lanes.iter().map(|_| None).collect();
         if polled {
             for (source, (control, ring)) in lanes.iter().enumerate() {
@@ -110,8 +130,21 @@ fn wake_up(writers: usize, polled: bool, looks: usize, preemptions: usize, fence
             thread.join().expect("no panic");
         }
         assert!(bell.rings() <= 1, "one sleep is ended by one ring");
+        if let Sleeper::RingsItself = sleeper {
+            bell.ring();
+        }
         settle(slept, &bell, &mut inbox, &lanes, writers - found);
     });
+}
+
+/// A reader that is refused the heavy fence, and rings its own bell, finds what it was not told of, whether it polled the lane
+/// before or has yet to meet it.
+#[test]
+fn a_reader_that_rings_itself_finds_all_without_a_heavy_fence() {
+    for (polled, looks) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+        wake_up_of(1, polled, looks, ALL, Sleeper::RingsItself);
+    }
+    wake_up_of(2, true, 0, 3, Sleeper::RingsItself);
 }
 
 /// The first message of all: the writer opens the lane, the reader finds it through the ready bitmap, whether the

@@ -24,10 +24,12 @@ pub mod namespace;
 mod operation;
 pub mod pattern;
 pub mod persistent;
+pub mod pulse;
 pub mod send;
 pub mod service;
 pub mod stream;
 pub mod window;
+pub mod within;
 
 pub use buffer::Buffer;
 pub use collective::{Algorithm, CollectiveError, InFlight, Reduce};
@@ -43,6 +45,7 @@ pub use multisend::{Connection, ConnectionManager, ManyToMany, Multisend, Multis
 pub use namespace::Namespace;
 pub use pattern::{Pattern, Recorder, Replay};
 pub use persistent::Persistent;
+pub use pulse::{Liveness, Pulse};
 pub use send::{SendMessage, SendSlice};
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
@@ -51,3 +54,4 @@ pub use window::{
     PutElement, PutSignal, PutSlice, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal,
     UpdateEach, Window, Word, WordIndex, WordUpdate, Words,
 };
+pub use within::{Within, within};

@@ -157,9 +157,12 @@ struct Spawned<H> {
     state: Arc<Mutex<SpawnState>>,
 }
 
+/// A message, its credit, and the context that it came to.
+type Waiting = (OwnedMessage, Credit, usize);
+
 #[derive(Default)]
 struct SpawnState {
-    waiting: VecDeque<(OwnedMessage, Credit, usize)>,
+    waiting: VecDeque<Waiting>,
     running: usize,
     closed: bool,
 }
@@ -169,11 +172,30 @@ struct Running {
     handle: Handle,
     credit: Credit,
     state: Arc<Mutex<SpawnState>>,
+    /// Its place among those that run is still to be given up.
+    counts: bool,
+}
+
+impl Running {
+    /// The handler has ended: its task goes on with the next message in the same place, or gives that up if none waits. In one
+    /// step: in between, a message might be started beside it, or come and find no place.
+    fn next(mut self) -> Option<Waiting> {
+        self.counts = false;
+        let mut state = lock(&self.state);
+        let next = state.waiting.pop_front();
+        if next.is_none() {
+            state.running -= 1;
+        }
+        drop(state);
+        next
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        lock(&self.state).running -= 1;
+        if self.counts {
+            lock(&self.state).running -= 1;
+        }
         self.handle.post_work(Work::Consumed(self.credit));
     }
 }
@@ -200,16 +222,14 @@ where
             self.runtime.spawn(async move {
                 let mut next = Some(next);
                 while let Some((message, credit, context)) = next {
-                    let running = Running { handle: contexts[context].clone(), credit, state: state.clone() };
+                    let (handle, state) = (contexts[context].clone(), state.clone());
+                    let running = Running { handle, credit, state, counts: true };
                     // A panic ends this message's handler, not the ones that wait behind it.
                     let handled = AssertUnwindSafe(async { handler(message).await }).catch_unwind().await;
                     if handled.is_err() {
                         tracing::error!("a spawned message handler panicked");
                     }
-                    drop(running);
-                    let mut state = lock(&state);
-                    next = state.waiting.pop_front();
-                    state.running += usize::from(next.is_some());
+                    next = running.next();
                 }
             });
         }

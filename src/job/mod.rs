@@ -14,7 +14,9 @@ use posthaste_core::{
     Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
     RegisterError, Stats,
 };
-use posthaste_protocols::{Collectives, Counter, Exchange, LayoutAccess, ManyToMany, Persistent, persistent};
+use posthaste_protocols::{
+    Collectives, Counter, Exchange, LayoutAccess, Liveness, ManyToMany, Persistent, Pulse, persistent,
+};
 use std::sync::Arc;
 
 /// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
@@ -42,6 +44,7 @@ pub struct Job {
     collectives: Collectives,
     persistent: Persistent,
     many: ManyToMany,
+    pulse: Pulse,
     handle: Handle,
 }
 
@@ -87,6 +90,7 @@ impl Job {
         let exchange = Exchange::new(&client)?;
         let layouts = LayoutAccess::new(&client)?;
         let many = ManyToMany::new(&client)?;
+        let pulse = Pulse::new(&client)?;
         let collectives = Collectives::new(&client, place.hosts())?;
         let collectives = collectives.with_windows(&client, &exchange, &layouts)?;
         let collectives = collectives.with_stage_bytes(settings.stage_bytes);
@@ -104,7 +108,7 @@ impl Job {
         tracing::debug!(rank = %handle.me().rank, client = id.0, "joined");
         let client = Arc::new(client);
         let persistent = persistent.with(client.clone());
-        Ok(Job { place, client, exchange, layouts, collectives, persistent, many, handle })
+        Ok(Job { place, client, exchange, layouts, collectives, persistent, many, pulse, handle })
     }
 
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
@@ -274,6 +278,34 @@ impl Job {
         self.client.on_restart(handler);
     }
 
+    /// Sets who is told of peers that something waits for and that do not answer for so long: stopped, or held up by a task
+    /// that never yields, or not joined yet; and of those that get on again. Such a peer lives: what waits for it goes on to
+    /// wait, or meets its own deadline ([`within`](Job::within)), and no memory is reused. While nothing waits nothing is
+    /// sent. Told once each, by a task of the runtime in which the job was joined; a rank that is lost is told to
+    /// [`on_error`](Job::on_error) alone.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Liveness;
+    /// job.on_peer_stalled(std::time::Duration::from_secs(1), |event| match event {
+    ///     Liveness::PeerStalled(rank) => eprintln!("rank {rank} does not answer"),
+    ///     Liveness::PeerResumed(rank) => eprintln!("rank {rank} is back"),
+    ///     _ => {}
+    /// });
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn on_peer_stalled(
+        &self,
+        after: std::time::Duration,
+        handler: impl Fn(Liveness) + Send + Sync + 'static,
+    ) {
+        self.pulse.watch(after, handler);
+    }
+
     /// A counter that handlers add to and tasks wait for.
     #[must_use]
     pub fn counter(&self) -> Counter {
@@ -296,6 +328,7 @@ impl Job {
         for context in self.client.contexts() {
             empty(context).await;
         }
+        self.pulse.stop();
         self.client.close().await;
         if self.place.client_left(self.client.id()) {
             let place = self.place.clone();

@@ -4,12 +4,13 @@ use super::Job;
 use crate::error::Error;
 use bytes::Bytes;
 use posthaste_core::engine::{FifoOptions, PatternError};
-use posthaste_core::{Context, Messager, Rank};
+use posthaste_core::{Context, Handle, Messager, Rank};
 use posthaste_protocols::{
     Collectives, Element, Fifo, Group, ManyToMany, Pattern, Persistent, Recorder, Region, RegionKey,
-    RemoteRegion, Window, flush, pattern,
+    RemoteRegion, Window, Within, flush, pattern,
 };
-use std::future::Future;
+use std::future::{Future, IntoFuture};
+use std::time::Duration;
 
 impl Job {
     /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero. It
@@ -91,6 +92,40 @@ impl Job {
     /// Cancel safe: a FIFO that nobody waits for any more is closed again.
     pub async fn fifo(&self, options: FifoOptions) -> Result<Fifo, Error> {
         Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
+    }
+
+    /// Awaits any operation for so long at most, counted from this call: a put, a get, a collective, a replay, a flush. Sends, calls and multicasts have
+    /// a `deadline` of their own as well. An owned context has [`within`](crate::within()).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Fault, RmaError};
+    /// use std::time::Duration;
+    /// let window = job.shmalloc::<u64>(1).await?;
+    /// job.within(Duration::from_secs(1), window.put(job.rank(), 0, 42)).await?;
+    /// // Nobody ever writes 43.
+    /// let never = window.wait_until(0, |word| word == 43);
+    /// let late = job.within(Duration::from_millis(5), never).await;
+    /// assert_eq!(late, Err(RmaError::Fault(Fault::DeadlineExceeded)));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The operation's own, or [`Fault::DeadlineExceeded`](crate::Fault::DeadlineExceeded): it is dropped then, and may
+    /// still take effect.
+    ///
+    /// # Cancel safety
+    /// That of the operation.
+    pub fn within<T, V, E>(&self, time: Duration, operation: T) -> Within<'_, Handle, T::IntoFuture>
+    where
+        T: IntoFuture<Output = Result<V, E>>,
+        E: From<posthaste_core::Fault>,
+    {
+        posthaste_protocols::within(&self.handle, time, operation)
     }
 
     /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are

@@ -1,6 +1,6 @@
 //! What a user's closures do wrong that are no handlers of messages, and leaving while work is left.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{driven_by_thread, options, run, soon, until};
 use posthaste::{ContextId, Fault, Message, Rank, Scope};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -79,7 +79,8 @@ fn fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves() {
                 let _begun = futures::poll!(&mut send);
             }
             let status = fifo.status().await.unwrap();
-            assert!(!status.is_empty(), "all went out at once: {status:?}");
+            // A thread of its own takes messages in while its rank sleeps.
+            assert!(driven_by_thread() || !status.is_empty(), "all went out at once: {status:?}");
             window.put(Rank(1), 0, status.tail).await.unwrap();
             job.leave().await.unwrap();
         } else {

@@ -132,6 +132,7 @@ fn fault_memory_over_the_control_groups_limit_is_a_typed_error_and_nobody_is_kil
                 Ok(()) => sent += 1,
                 Err(error) => {
                     let lack = matches!(error, posthaste::SendError::Fault(Fault::OutOfMemory(_)));
+                    assert!(error.to_string().contains("memory cgroup"), "{error}");
                     assert!(lack && len > 60, "{error:?} for {len} bytes");
                 }
             }

@@ -1,6 +1,7 @@
 //! What the system refuses or limits.
 
-use crate::support::{is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal};
+use crate::TRANSPORT;
+use crate::support::{Transport, is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal};
 use posthaste::{Error, Fault, Job, MemoryError, Message, Rank, RmaError, Scope};
 use std::time::Duration;
 
@@ -49,6 +50,33 @@ fn fault_memfd_refused_is_no_obstacle() {
 #[test]
 fn fault_membarrier_refused_is_no_obstacle() {
     run(3, options().env("POSTHASTE_TEST_NO_MEMBARRIER", "1"), async |job| exercise(&job).await);
+}
+
+/// Where one rank is refused what the others rely on, whether it comes first or last, none sleeps through a message.
+#[test]
+fn fault_membarrier_refused_to_one_rank_loses_no_wake_up() {
+    if TRANSPORT == Transport::Tcp {
+        return; // nobody looks at another's memory
+    }
+    for late in [0, 1] {
+        let script = "if [ \"$POSTHASTE_RANK\" = 1 ]; then export POSTHASTE_TEST_NO_MEMBARRIER=1; fi; exec \"$0\" \"$@\"";
+        let options = options()
+            .in_shell_script(script)
+            .delay(late, Duration::from_millis(300))
+            .env("POSTHASTE_SPIN_US", "0");
+        run(2, options, async |job| {
+            let echo = job.service("echo", |number: u64| async move { number }).unwrap();
+            job.barrier().await.unwrap();
+            // First each of them only answers: what it does not see nothing else brings up. Then both ask.
+            for asks in [[true, false], [false, true], [true, true]] {
+                let other = Rank(1 - job.rank().0);
+                for number in 0..if asks[job.rank().index()] { 4000 } else { 0 } {
+                    assert_eq!(soon("the answer", echo.call(other, number)).await, Ok(number));
+                }
+                job.barrier().await.unwrap();
+            }
+        });
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! A rank that is stopped and goes on.
 
 use crate::support::{options, run, sealed, soon, unseal, wait_for};
+use bytes::Bytes;
 use posthaste::launcher::Signal;
-use posthaste::{CallError, Fault, Message, Rank, Scope};
+use posthaste::{CallError, Fault, Liveness, Message, Rank, Reduce, Scope, SendError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -81,6 +82,109 @@ fn fault_a_rank_stopped_for_three_seconds_loses_and_doubles_nothing() {
             assert_eq!(count[source].load(Ordering::Relaxed), sent, "messages from rank {source}");
         }
         assert_eq!(*wrong.lock().unwrap(), Vec::<String>::new());
+        assert_eq!((job.stats().peers_lost, job.stats().panics), (0, 0));
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Whoever waits for a stopped rank is told of it, once, and when it goes on; operations of all kinds towards it meet their
+/// deadlines meanwhile; and afterwards all is as if nothing had been. The stopped rank itself takes nobody for stalled.
+#[test]
+fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
+    let stop = options().during(|job| {
+        for rank in 0..3 {
+            wait_for(job, rank, "ready");
+        }
+        job.signal(1, Signal::STOP).unwrap();
+        for rank in [0, 2] {
+            wait_for(job, rank, "late");
+        }
+        job.signal(1, Signal::CONT).unwrap();
+    });
+    run(3, stop, async |job| {
+        let me = job.rank();
+        let short = Duration::from_millis(150);
+        let events: Arc<Mutex<Vec<Liveness>>> = Arc::default();
+        let log = events.clone();
+        job.on_peer_stalled(Duration::from_millis(400), move |event| log.lock().unwrap().push(event));
+        let told = |event| events.lock().unwrap().contains(&event);
+        let received = job.counter();
+        let add = received.clone();
+        let news = job.register("news", move |_: Message, _: &mut Scope| add.add(1)).unwrap();
+        let echo = job.service("echo", |number: u64| async move { number }).unwrap();
+        let window = job.shmalloc::<u64>(4).await.unwrap();
+        job.barrier().await.unwrap();
+        println!("ready");
+        let mut sent = 0u64;
+        if me == Rank(1) {
+            // It waits for others while it is stopped.
+            for number in 0.. {
+                assert_eq!(echo.call(Rank(0), number).await, Ok(number));
+                if window.load(0) == Some(2) {
+                    break;
+                }
+            }
+        } else {
+            let expired = Fault::DeadlineExceeded;
+            while !told(Liveness::PeerStalled(Rank(1))) {
+                let answer = job.within(short, echo.call(Rank(1), 7)).await;
+                assert!(answer == Ok(7) || answer == Err(CallError::Fault(expired)), "{answer:?}");
+            }
+            assert_eq!(
+                job.within(short, job.flush(Rank(1))).await.map_err(|e| e.to_string()),
+                Err(expired.to_string())
+            );
+            let world = job.collectives().world();
+            assert_eq!(job.within(short, world.barrier()).await, Err(expired.into()));
+            let summed = world.all_reduce_one(1u64, &Reduce::sum());
+            assert_eq!(job.within(short, summed).await.map(|_| ()), Err(expired.into()));
+            let written = window.wait_until(3, |word| word == 1);
+            assert_eq!(job.within(short, written).await, Err(expired.into()));
+            // Over shared memory nobody is needed for these.
+            let put = job.within(short, window.put(Rank(1), me.index() + 1, 9)).await;
+            let got = job.within(short, window.get(Rank(1), 1)).await;
+            if job.caps_of(Rank(1)).mappable {
+                assert!(put.is_ok() && got.is_ok());
+            } else {
+                assert_eq!((put, got), (Err(expired.into()), Err(expired.into())));
+            }
+            // Until there is no credit for the one that is stopped, and on to the other.
+            let all = [Rank(1), Rank(2 - me.0)];
+            let failed = loop {
+                sent += 1;
+                let payload = Bytes::from(vec![1; 8 << 10]);
+                if let Err(error) = news.multicast(all, payload).deadline(short).await {
+                    break error;
+                }
+            };
+            assert_eq!(failed.failed, [(Rank(1), SendError::Fault(expired))]);
+            println!("late");
+            assert_eq!(soon("the stopped rank", echo.call(Rank(1), 8)).await, Ok(8));
+            while !told(Liveness::PeerResumed(Rank(1))) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // The one that was late may or may not have got there.
+            window.add(Rank(1), 0, 1).await.unwrap();
+        }
+        // What met its deadline is done by all in the end.
+        let world = job.collectives().world();
+        if me == Rank(1) {
+            soon("the barrier", world.barrier()).await.unwrap();
+            assert_eq!(soon("the sum", world.all_reduce_one(1u64, &Reduce::sum())).await.unwrap(), 3);
+        }
+        job.fence().await.unwrap();
+        let all = soon("the others", job.all_gather(&sent.to_le_bytes())).await.unwrap();
+        let to_me: u64 = (all.iter().enumerate())
+            .filter(|(rank, _)| *rank != me.index())
+            .map(|(_, sent)| u64::from_le_bytes(sent[..].try_into().unwrap()))
+            .sum();
+        let least = to_me - if me == Rank(1) { 2 } else { 0 };
+        assert!((least..=to_me).contains(&received.value()), "{} of {to_me}", received.value());
+        let expected = match me {
+            Rank(1) => vec![],
+            _ => vec![Liveness::PeerStalled(Rank(1)), Liveness::PeerResumed(Rank(1))],
+        };
+        assert_eq!(*events.lock().unwrap(), expected);
         assert_eq!((job.stats().peers_lost, job.stats().panics), (0, 0));
         job.barrier().await.unwrap();
     });

@@ -7,14 +7,26 @@ const TRANSPORT: support::Transport = support::Transport::Tcp;
 
 #[path = "../faults/callbacks.rs"]
 mod callbacks;
+#[path = "../faults/clocks.rs"]
+mod clocks;
 #[path = "../faults/collectives.rs"]
 mod collectives;
 #[path = "../faults/futures.rs"]
 mod futures;
+#[path = "../faults/groups.rs"]
+mod groups;
 #[path = "../faults/killed.rs"]
 mod killed;
 #[path = "../faults/leaving.rs"]
 mod leaving;
+#[path = "../faults/limits.rs"]
+mod limits;
+#[path = "../faults/processes.rs"]
+mod processes;
+#[path = "../faults/rendezvous.rs"]
+mod rendezvous;
+#[path = "../faults/replays.rs"]
+mod replays;
 #[path = "../faults/restarted.rs"]
 mod restarted;
 #[path = "../faults/stopped.rs"]

@@ -1,9 +1,10 @@
 //! Clients and contexts: separate traffic, threads of their own, work from anywhere.
 
 use crate::support::{options, run, soon, until};
-use posthaste::{ContextId, JoinError, Message, Rank, Scope};
+use posthaste::{ContextId, Fault, JoinError, Message, Rank, Scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 #[test]
 fn m_p04_two_clients_do_not_see_each_others_traffic() {
@@ -168,5 +169,37 @@ fn m_d06_both_faces_of_a_context_work_at_once() {
         soon("the handle's operations", done.reach_on(&context, 1)).await;
         drop(context);
         job.barrier().await.unwrap();
+    });
+}
+
+/// Whatever an owned context waits for, be it an operation of its own, one that goes through a handle, or nothing of this
+/// library: its deadline is met, and what ends in time ends as it would without one.
+#[test]
+fn m_p04_deadlines_of_an_owned_context_are_met_whatever_it_waits_for() {
+    run(2, options(), async |job| {
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+        let late = Fault::DeadlineExceeded;
+        for time in [1, 7, 40].map(Duration::from_millis) {
+            let began = Instant::now();
+            let (_kept, outside) = tokio::sync::oneshot::channel::<()>();
+            let outside = async { outside.await.map_err(|_| Fault::Shutdown) };
+            assert_eq!(soon("what is not ours", posthaste::within(&context, time, outside)).await, Err(late));
+            let asked = async { never.on(&context).call(peer, ()).await };
+            assert_eq!(soon("a call", posthaste::within(&context, time, asked)).await, Err(late.into()));
+            let written = window.wait_until_on(&context, 0, |word| word == 1);
+            assert_eq!(soon("memory", posthaste::within(&context, time, written)).await, Err(late.into()));
+            // Through the handle of the same context: nobody drives it but the owner.
+            let through = job.drive(&context, job.within(time, never.call(peer, ())));
+            assert_eq!(soon("a call through the handle", through).await, Err(late.into()));
+            assert!(began.elapsed() >= 4 * time, "met after {:?}", began.elapsed());
+        }
+        let hour = Duration::from_secs(3600);
+        soon("a put", job.drive(&context, job.within(hour, window.put(peer, 0, 2)))).await.unwrap();
+        soon("the barrier", job.drive(&context, job.within(hour, job.barrier()))).await.unwrap();
+        assert_eq!(window.load(0), Some(2));
     });
 }

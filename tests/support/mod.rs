@@ -24,6 +24,12 @@ pub enum Transport {
     Nodes,
 }
 
+/// Whether a thread of its own drives each rank's contexts, rather than the runtime that joins: the test program says so by
+/// its name.
+pub fn driven_by_thread() -> bool {
+    env!("CARGO_CRATE_NAME").ends_with("_thread")
+}
+
 /// How a job is started and how it is to end.
 pub struct Options {
     contexts: u16,
@@ -239,6 +245,9 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     for (name, value) in &options.env {
         launch = launch.env(name, value);
     }
+    if driven_by_thread() {
+        launch = launch.env("POSTHASTE_DRIVER", "thread");
+    }
     launch = match crate::TRANSPORT {
         Transport::Shm => launch,
         Transport::Tcp => launch.tcp(true).env("POSTHASTE_DEVICE", "tcp"),
@@ -287,9 +296,11 @@ fn arguments_of(test: &str) -> [&str; 4] {
 /// Starts a rank that the launcher does not: a child of this process, which alone waits for it. `test` is the path of
 /// the test function, as [`run`] finds it by itself.
 pub fn start_external(job: &RunningJob, rank: u32, test: &str) -> Child {
+    let device = (crate::TRANSPORT == Transport::Tcp).then_some(("POSTHASTE_DEVICE", "tcp"));
     Command::new(std::env::current_exe().expect("the test's executable"))
         .args(arguments_of(test))
         .envs(job.join_env(rank).expect("a rank that is left to others"))
+        .envs(device)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

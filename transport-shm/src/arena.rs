@@ -47,6 +47,7 @@ impl std::fmt::Debug for Arena {
 
 /// Offsets of the words in the header page, in bytes.
 const FINGERPRINT: usize = 8;
+const FENCES: usize = 16;
 const COMMITTED: usize = 64;
 /// From here to its end: a bit for each of the first pages of the arena at which something begins that several ranks commit,
 /// set once that counts as committed.
@@ -59,6 +60,17 @@ const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
 const PENDING: usize = 40;
+
+/// Who fences between what a sender writes and its look at whether the receiver sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fences {
+    /// Whoever falls asleep, on behalf of the senders.
+    Sleepers,
+    /// Both.
+    Both,
+    /// The others leave it to whoever falls asleep, which this process cannot do: it must look by itself now and then.
+    NotThisSleeper,
+}
 
 /// Bytes that a rank may commit without a look at what the system has left, which takes some 50 µs.
 const UNSEEN: u64 = 256 << 10;
@@ -228,8 +240,6 @@ impl Arena {
             match fallocate(&self.fd, FallocateFlags::empty(), offset, len) {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
-                // A file system without fallocate commits on touch; the checks above are all there is then.
-                Err(rustix::io::Errno::OPNOTSUPP) => return Ok(()),
                 Err(error) => {
                     let reason = std::io::Error::from(error).kind();
                     return Err(MemoryError::Refused { wanted: len, reason });
@@ -305,6 +315,20 @@ impl Arena {
 
     fn entry(&self, rank: Rank) -> SharedSlice {
         self.part((self.layout.rank(rank).0, RANK_BYTES))
+    }
+
+    /// Agrees with the other ranks on who fences before a look at whether somebody sleeps; whoever comes first decides.
+    /// `asymmetric`: whether this process can fence on behalf of the others when it falls asleep.
+    pub(crate) fn agree_on_fences(&self, asymmetric: bool) -> Fences {
+        const LIGHT: u64 = 1;
+        const FULL: u64 = 2;
+        let mine = if asymmetric { LIGHT } else { FULL };
+        let agreed = self.memory.atomic(FENCES).compare_exchange(0, mine, Ordering::SeqCst, Ordering::SeqCst);
+        match (asymmetric, agreed) {
+            (true, Ok(_) | Err(LIGHT)) => Fences::Sleepers,
+            (true, Err(_)) | (false, Ok(_) | Err(FULL)) => Fences::Both,
+            (false, Err(_)) => Fences::NotThisSleeper,
+        }
     }
 
     /// Enters this process into the table.
@@ -564,6 +588,21 @@ mod tests {
             arena.decommit(at, len);
             assert_eq!(bytes_of(&arena), before);
         }
+    }
+
+    #[test]
+    fn who_comes_first_decides_who_fences() {
+        use Fences::{Both, NotThisSleeper, Sleepers};
+        let first = arena();
+        let agreed = [true, false, true].map(|asymmetric| first.agree_on_fences(asymmetric));
+        assert_eq!(agreed, [Sleepers, NotThisSleeper, Sleepers]);
+        let first = arena();
+        let agreed = [false, true, false].map(|asymmetric| first.agree_on_fences(asymmetric));
+        assert_eq!(agreed, [Both; 3]);
+        // What a corrupt peer may have written there.
+        first.memory.atomic(FENCES).store(7, Ordering::SeqCst);
+        let agreed = [true, false].map(|asymmetric| first.agree_on_fences(asymmetric));
+        assert_eq!(agreed, [Both, NotThisSleeper]);
     }
 
     #[test]

@@ -220,6 +220,9 @@ impl Device for ShmDevice {
         if first {
             let mut tasks = lock(&self.host.watch);
             tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
+            if self.host.link.may_miss_rings {
+                tasks.push(tokio::spawn(self.host.link.clone().ring_now_and_then()));
+            }
             if !self.host.bells.is_empty() {
                 tasks.push(tokio::spawn(pass_on(self.host.link.bell.clone(), self.host.bells.clone())));
             }

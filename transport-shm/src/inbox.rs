@@ -36,12 +36,20 @@ pub struct Inbox<W, X> {
     ready: ReadySet<W>,
     lanes: Vec<Option<Box<Reading<W, X>>>>,
     polled: Vec<usize>,
+    /// Senders may not see that a lane is no longer polled: all that were met stay so.
+    keeps: bool,
 }
 
 impl<W: Words, X> Inbox<W, X> {
     /// No lanes yet; they are found through the block of the endpoint.
     pub fn new(ready: ReadySet<W>, sources: usize) -> Self {
-        Self { ready, lanes: (0..sources).map(|_| None).collect(), polled: Vec::new() }
+        Self { ready, lanes: (0..sources).map(|_| None).collect(), polled: Vec::new(), keeps: false }
+    }
+
+    /// From now on every lane that was met is looked at whenever this endpoint is awake: the fences of this process are not
+    /// enough for senders to see for certain that they are to tell it.
+    pub fn keep_all(&mut self) {
+        self.keeps = true;
     }
 
     /// The sources whose lanes are polled.
@@ -75,13 +83,16 @@ impl<W: Words, X> Inbox<W, X> {
     /// to keep for a lane that is met for the first time.
     #[inline]
     pub fn collect(&mut self, mut memory: impl FnMut(usize) -> (W, W, X)) {
-        let Inbox { ready, lanes, polled } = self;
+        let Inbox { ready, lanes, polled, .. } = self;
         ready.collect(|source| promote(lanes, polled, source, &mut memory));
     }
 
     /// Drops one quiet lane from the polled ones.
     #[cold]
     pub fn demote(&mut self, heavy_fence: impl FnOnce()) {
+        if self.keeps {
+            return;
+        }
         let lanes = &mut self.lanes;
         let quiet = |source: &usize| lanes[*source].as_ref().is_some_and(|lane| lane.quiet > QUIET);
         let Some(at) = self.polled.iter().position(quiet) else { return };
@@ -124,6 +135,9 @@ impl<W: Words, X> Inbox<W, X> {
                 }
             }
             return false;
+        }
+        if self.keeps {
+            return true;
         }
         // A held lane stays among the polled: it is looked at again when something is registered.
         let lanes = &mut self.lanes;

@@ -1,6 +1,6 @@
 //! What all clients and contexts of a process share: the arena, the bells of the peers, and who is gone.
 
-use crate::arena::{Arena, Life, Presence};
+use crate::arena::{Arena, Fences, Life, Presence};
 use crate::bell::{Bell, ring};
 use crate::lane::{LightFence, return_grant};
 use crate::layout::PAGE;
@@ -24,6 +24,9 @@ const LATER_LOOKS: Duration = Duration::from_secs(1);
 /// Milliseconds between two looks for dead peers by those who ring.
 const GLANCE: u64 = 2;
 
+/// How long a message may wait for a sleeper whose peers may not see that it sleeps.
+const UNRUNG: Duration = Duration::from_millis(2);
+
 /// A pidfd is told from a bell's pipe by this bit of the epoll data.
 const PIDFD: u64 = 1 << 63;
 
@@ -36,6 +39,8 @@ pub(crate) struct Link {
     ring: Vec<Option<OwnedFd>>,
     pub sysdep: Arc<dyn Sysdep>,
     pub fence: LightFence,
+    /// Peers may not see that it sleeps.
+    pub may_miss_rings: bool,
     gone: Vec<AtomicBool>,
     /// Set when the peer's process has been looked for and need not be looked for again.
     watched: Vec<AtomicBool>,
@@ -72,7 +77,8 @@ impl Link {
                 epoll::add(&poll, pipe, data, epoll::EventFlags::ET).map_err(os("cannot watch a peer"))?;
             }
         }
-        let fence = if sysdep.fence_is_asymmetric() { LightFence::Compiler } else { LightFence::Full };
+        let fences = arena.agree_on_fences(sysdep.fence_is_asymmetric());
+        let fence = if fences == Fences::Sleepers { LightFence::Compiler } else { LightFence::Full };
         let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
         Ok(Link {
             arena,
@@ -83,6 +89,7 @@ impl Link {
             ring,
             sysdep,
             fence,
+            may_miss_rings: fences == Fences::NotThisSleeper,
             pidfds: Mutex::new(Vec::new()),
             ended: Mutex::new(Vec::new()),
             news: tokio::sync::Notify::new(),
@@ -205,6 +212,22 @@ impl Link {
                 return;
             }
             self.take_events();
+        }
+    }
+
+    /// Rings this rank's own bell again and again, for ever: peers may not see that it sleeps. Whoever is woken looks at all
+    /// lanes ([`Inbox::keep_all`](crate::inbox::Inbox::keep_all)).
+    pub async fn ring_now_and_then(self: Arc<Self>) {
+        tracing::warn!(
+            me = %self.me,
+            every = ?UNRUNG,
+            "this process is refused the system call membarrier, which others of its job rely on: it wakes up now and then"
+        );
+        loop {
+            tokio::time::sleep(UNRUNG).await;
+            if let Some(Some(pipe)) = self.ring.get(self.me.index()) {
+                ring(pipe);
+            }
         }
     }
 

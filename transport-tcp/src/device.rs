@@ -107,6 +107,12 @@ impl TcpDevice {
         self.hub.gone(rank, fault);
     }
 
+    /// What somebody says who has seen the rank's process end: connections with it that live on in processes which it forked
+    /// are ended, too, once what it had sent is in.
+    pub fn died(&self, rank: Rank) {
+        self.hub.died(rank);
+    }
+
     /// Where the latest incarnation of a rank that is known of listens.
     #[must_use]
     pub fn peer_address(&self, rank: Rank) -> Option<SocketAddr> {

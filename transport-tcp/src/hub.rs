@@ -15,9 +15,13 @@ use std::collections::HashMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+
+/// How long what a rank has sent may be on its way after others know of its death.
+const LAST_WORDS: Duration = Duration::from_millis(20);
 
 /// How far the one connection of a pair of endpoints has come. What is not in the table was never wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +100,22 @@ fn told_incarnation(incarnation: u64) -> u32 {
     u32::try_from(incarnation).unwrap_or(u32::MAX)
 }
 
+/// A connection that was settled.
+#[derive(Debug)]
+struct Kept {
+    /// Of its own.
+    number: u64,
+    /// The rank at its other end, and which incarnation of that.
+    peer: (Rank, u64),
+    stream: Weak<TcpStream>,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     stages: HashMap<(ContextId, usize), Stage>,
     ranks: Vec<Known>,
-    /// The connections that were ever settled, by a number of their own.
-    streams: Vec<(u64, Weak<TcpStream>)>,
+    /// The connections that were ever settled.
+    streams: Vec<Kept>,
     settled: u64,
     tasks: Vec<AbortHandle>,
     /// What has yet to be reported.
@@ -127,10 +141,14 @@ impl Table {
         }
     }
 
-    fn keep(&mut self, stream: &Arc<TcpStream>) {
-        self.streams.retain(|(_, stream)| stream.strong_count() > 0);
+    fn keep(&mut self, settled: &Settled) {
+        self.streams.retain(|kept| kept.stream.strong_count() > 0);
         self.settled += 1;
-        self.streams.push((self.settled, Arc::downgrade(stream)));
+        self.streams.push(Kept {
+            number: self.settled,
+            peer: (settled.peer.rank, settled.incarnation),
+            stream: Arc::downgrade(&settled.stream),
+        });
     }
 }
 
@@ -295,7 +313,7 @@ impl Hub {
 
     /// Hands a settled connection to its port.
     pub fn deliver(&self, context: ContextId, settled: Settled) {
-        lock(&self.table).keep(&settled.stream);
+        lock(&self.table).keep(&settled);
         self.connected.notify_waiters();
         let door = self.door(context);
         lock(&door.inbox).push(settled);
@@ -422,6 +440,25 @@ impl Hub {
         self.tell(rank, event);
     }
 
+    /// Somebody has seen the rank's process end. Connections with it live on where a process that it forked holds them: what
+    /// it has sent is let in for a moment, and then they are ended.
+    pub fn died(self: &Arc<Self>, rank: Rank) {
+        let (hub, peer) = (self.clone(), (rank, self.incarnation_of(rank)));
+        self.spawn(async move {
+            tokio::time::sleep(LAST_WORDS).await;
+            let streams: Vec<Arc<TcpStream>> = {
+                let table = lock(&hub.table);
+                let with_it = table.streams.iter().filter(|kept| kept.peer == peer);
+                with_it.filter_map(|kept| kept.stream.upgrade()).collect()
+            };
+            for stream in streams {
+                // One that is broken already needs no ending.
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+            }
+        });
+        self.gone(rank, Fault::PeerLost(rank));
+    }
+
     /// The engine has given a rank up: nothing of it is taken any more.
     pub fn fence(&self, context: ContextId, rank: Rank) {
         let mut table = lock(&self.table);
@@ -462,7 +499,7 @@ impl Hub {
     #[cfg(all(unix, not(feature = "portable")))]
     pub fn connections(&self) -> Vec<(u64, Arc<TcpStream>)> {
         let table = lock(&self.table);
-        table.streams.iter().filter_map(|(number, stream)| Some((*number, stream.upgrade()?))).collect()
+        table.streams.iter().filter_map(|kept| Some((kept.number, kept.stream.upgrade()?))).collect()
     }
 
     /// Waits until there is a connection.
@@ -472,7 +509,7 @@ impl Hub {
             let connected = self.connected.notified();
             let mut connected = std::pin::pin!(connected);
             connected.as_mut().enable();
-            if lock(&self.table).streams.iter().any(|(_, stream)| stream.strong_count() > 0) {
+            if lock(&self.table).streams.iter().any(|kept| kept.stream.strong_count() > 0) {
                 return;
             }
             connected.await;
@@ -532,7 +569,7 @@ impl Hub {
         }
         let news = lock(&self.news).take();
         drop(news);
-        for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
+        for stream in streams.iter().filter_map(|kept| kept.stream.upgrade()) {
             // One that is broken already needs no ending.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }

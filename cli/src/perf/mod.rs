@@ -12,6 +12,7 @@ mod rivals;
 mod table;
 
 use crate::limits::{self, LimitArgs};
+use crate::say::say;
 use benches::{Bench, Limit};
 use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -163,7 +164,7 @@ struct Plan {
 pub fn main(args: &Args) -> i32 {
     if args.list {
         for name in names(args.device) {
-            println!("{name}");
+            say(name);
         }
         return 0;
     }
@@ -198,7 +199,7 @@ fn measure_all(args: &Args) -> Result<i32, String> {
         if interrupted.load(Ordering::Relaxed) {
             return Ok(INTERRUPTED);
         }
-        written?.iter().for_each(|path| println!("{path}"));
+        written?.iter().for_each(say);
         return Ok(0);
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
@@ -227,7 +228,7 @@ fn measure_all(args: &Args) -> Result<i32, String> {
                     wrong.iter().for_each(|why| complain(&plan, why));
                 }
                 if args.json {
-                    println!("{}", serde_json::to_string(&row).map_err(|error| error.to_string())?);
+                    say(serde_json::to_string(&row).map_err(|error| error.to_string())?);
                 }
                 rows.push(row);
             }
@@ -243,7 +244,7 @@ fn measure_all(args: &Args) -> Result<i32, String> {
     }
     progress.finish_and_clear();
     if !args.json {
-        println!("{}", table::render(&rows, &rivals.as_ref().map(Rivals::names).unwrap_or_default()));
+        say(table::render(&rows, &rivals.as_ref().map(Rivals::names).unwrap_or_default()));
     }
     Ok(if interrupted.load(Ordering::Relaxed) { INTERRUPTED } else { i32::from(failed > 0) })
 }
@@ -356,7 +357,7 @@ pub fn limit_main(name: &str, size: usize, count: usize, seconds: f64) -> i32 {
     let cores = jobs::cores();
     match limits::run(name, &LimitArgs { size, count, seconds, cores }) {
         Ok(measured) => {
-            println!("{} {}", measured.value, measured.unit);
+            say(format_args!("{} {}", measured.value, measured.unit));
             eprintln!("{}", measured.detail);
             0
         }

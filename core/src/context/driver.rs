@@ -51,7 +51,6 @@ impl Driver {
 
     /// Sleeps until the next deadline at the latest.
     fn poll_timer(&mut self, cx: &mut TaskContext<'_>, now: u64, at: Option<u64>) -> bool {
-        self.shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
         let Some(at) = at else {
             self.sleeping_until = None;
             return false;
@@ -98,7 +97,9 @@ impl Driver {
                 Round::Owned => {
                     let at = self.shared.timer_at.load(Ordering::Relaxed);
                     if self.sleep_until((at != u64::MAX).then_some(at)).await {
-                        self.shared.timer_at.store(u64::MAX, Ordering::Relaxed);
+                        // The owner may have set another meanwhile.
+                        let timer = &self.shared.timer_at;
+                        let _set = timer.compare_exchange(at, u64::MAX, Ordering::Relaxed, Ordering::Relaxed);
                         self.shared.wake_owner();
                     }
                 }
@@ -188,7 +189,10 @@ impl Driver {
                 engine.glance(LOOKS);
                 Round::Moved
             } else if engine.is_armed() || engine.arm() {
-                Round::Armed(engine.next_expiry())
+                let at = engine.next_expiry();
+                // Before the context is given back: whoever sets a deadline after this sees until when the driver sleeps.
+                shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
+                Round::Armed(at)
             } else {
                 Round::Moved
             }

@@ -131,7 +131,9 @@ impl Shared {
         })
     }
 
-    fn now_ms(&self) -> u64 {
+    /// Milliseconds of the context's clock.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
         self.sysdep.now().as_millis() as u64
     }
 

@@ -10,6 +10,7 @@
 
 mod aside;
 mod at_once;
+mod awaited;
 mod config;
 mod control;
 mod credit;

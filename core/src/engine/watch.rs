@@ -79,6 +79,10 @@ pub(super) struct Watches {
 }
 
 impl Watches {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Wakes those whose memory has changed; whether there are any.
     pub(super) fn look(&mut self, all: bool) -> bool {
         let mut changed = false;

@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub enum Notice {
     /// Its connection has ended without a word: its process has ended, or its host cannot be reached.
     Ended(u32),
+    /// Whoever started its process has seen that end: whatever connections of it there still are belong to processes that it
+    /// has forked.
+    Died(u32),
     /// It has left in order.
     Left(u32),
     /// It had ended, was started again, and is part of the job.
@@ -221,7 +224,8 @@ impl Bulletin {
             // Between the parts there is nothing else.
             _ if !whole => return Err(garbage()),
             (Kind::Gone, 0) => Notice::Ended(header.first),
-            (Kind::Gone, _) => Notice::Left(header.first),
+            (Kind::Gone, 1) => Notice::Left(header.first),
+            (Kind::Gone, _) => Notice::Died(header.first),
             (Kind::Arrived, incarnation) if incarnation > 0 => {
                 Notice::Arrived { rank: header.first, incarnation, part: body }
             }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
 use crate::rendezvous::wire::{
-    Failure, HEADER, Header, Kind, MAX_RECORD, message, put_gone, put_standbys, take_address,
+    Failure, HEADER, Header, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, take_address,
 };
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
@@ -34,8 +34,12 @@ pub(crate) struct Member {
     /// When to close the connection of one that has been told to go, though it has not gone.
     pub(crate) closing: Option<Instant>,
     shut: bool,
+    /// The number of its process, as that knows it.
+    pid: u32,
     /// It has said that it leaves.
     pub(crate) left: bool,
+    /// Its process was seen to end.
+    pub(crate) died: bool,
     /// It has been told who serves the news from here on.
     pub(crate) told_to_move: bool,
     /// It has been asked to stand by, and has not answered.
@@ -96,10 +100,11 @@ pub(crate) enum Over {
 }
 
 impl Member {
-    pub(crate) fn new(stream: TcpStream, channel: Channel, rank: Option<u32>) -> Self {
+    pub(crate) fn new(stream: TcpStream, channel: Channel, rank: Option<u32>, pid: u32) -> Self {
         Self {
             stream,
             rank,
+            pid,
             channel,
             input: Vec::new(),
             content: Vec::new(),
@@ -110,6 +115,7 @@ impl Member {
             closing: None,
             shut: false,
             left: false,
+            died: false,
             told_to_move: false,
             asked_to_stand_by: false,
             unable: false,
@@ -120,6 +126,20 @@ impl Member {
     /// The socket, to be polled.
     pub(crate) fn stream(&self) -> &TcpStream {
         &self.stream
+    }
+
+    /// Whether that process is the rank's, and its connection the one through which that hears the news.
+    pub(crate) fn is(&self, rank: u32, pid: u32) -> bool {
+        self.rank == Some(rank) && self.pid == pid && !self.moved
+    }
+
+    /// How it has gone, if it has.
+    pub(crate) fn way(&self) -> Way {
+        match self.left {
+            true => Way::Left,
+            false if self.died => Way::Died,
+            false => Way::Ended,
+        }
     }
 
     /// Whether something waits to be sent.
@@ -156,7 +176,12 @@ impl Member {
 
     /// Tells it that a rank is gone, and whether that rank has said so itself.
     pub(crate) fn tell_gone(&mut self, rank: u32, left: bool) {
-        self.queue.push_back(Outgoing::Message(message(Kind::Gone, rank, u32::from(left), &[])));
+        self.tell_way(rank, if left { Way::Left } else { Way::Ended });
+    }
+
+    /// Tells it that a rank is gone, and how.
+    pub(crate) fn tell_way(&mut self, rank: u32, way: Way) {
+        self.queue.push_back(Outgoing::Message(message(Kind::Gone, rank, way as u32, &[])));
     }
 
     /// Tells it that it will hear nothing more.

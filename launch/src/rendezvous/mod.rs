@@ -32,8 +32,8 @@ mod wire;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -98,7 +98,12 @@ impl Rendezvous {
         rustix::net::listen(&listener, BACKLOG)?;
         let address = listener.local_addr()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let stop = Arc::new(Stop { bell, served_by: AtomicU32::new(NO_RANK) });
+        let stop = Arc::new(Stop {
+            bell,
+            stopping: AtomicBool::new(false),
+            ended: Mutex::default(),
+            served_by: AtomicU32::new(NO_RANK),
+        });
         let server = Server::new(listener, Arc::clone(&stop), job, key, gathering, standing);
         let thread = std::thread::Builder::new().name("rendezvous".into()).spawn(move || server.run())?;
         Ok(Self { address, job, stop, thread: Some(thread) })
@@ -150,6 +155,11 @@ impl Rendezvous {
         room_for(more).map_err(|(needed, limit)| MeetingError::DescriptorLimit { size, needed, limit })
     }
 
+    /// By which whoever starts the ranks tells of their ends.
+    pub(crate) fn obituary(&self) -> Obituary {
+        Obituary(Arc::clone(&self.stop))
+    }
+
     /// Where it is.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -180,9 +190,23 @@ impl Rendezvous {
     }
 }
 
+/// Tells a [`Rendezvous`] of processes that were seen to end.
+#[derive(Debug)]
+pub(crate) struct Obituary(Arc<Stop>);
+
+impl Obituary {
+    /// The process of that number has ended. If it was the rank's own, the others hear of it even if processes that it forked
+    /// hold its connections open; of one that only started the rank nothing follows.
+    pub(crate) fn ended(&self, rank: u32, pid: u32) {
+        self.0.ended.lock().unwrap_or_else(PoisonError::into_inner).push((rank, pid));
+        self.0.ring();
+    }
+}
+
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop.bell, &1_u64.to_ne_bytes());
+        self.stop.stopping.store(true, Ordering::Release);
+        self.stop.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

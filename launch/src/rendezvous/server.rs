@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,13 +66,25 @@ pub(crate) struct Server {
     pub(crate) handover: Option<Handover>,
 }
 
-/// How a server is told to end.
+/// What a server is told by others of its process.
 #[derive(Debug)]
 pub(crate) struct Stop {
-    /// Can be read from when it is to end.
+    /// Can be read from when there is something.
     pub(crate) bell: OwnedFd,
+    /// It is to end.
+    pub(crate) stopping: AtomicBool,
+    /// Processes of ranks, by rank and number, that were seen to end.
+    pub(crate) ended: Mutex<Vec<(u32, u32)>>,
     /// The rank that serves, so that another is to serve the news from then on; or [`NO_RANK`].
     pub(crate) served_by: AtomicU32,
+}
+
+impl Stop {
+    /// There is something.
+    pub(crate) fn ring(&self) {
+        // It cannot be full: nobody rings 2^64 times.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
 }
 
 /// The launcher serves, or nobody yet.
@@ -80,7 +92,7 @@ pub(crate) const NO_RANK: u32 = u32::MAX;
 
 /// What a sleep has found.
 struct Found {
-    stop: bool,
+    rung: bool,
     connecting: bool,
     predecessor: bool,
     strangers: Vec<bool>,
@@ -137,8 +149,9 @@ impl Server {
             let now = Instant::now();
             // What has been said before the end counts: whoever serves may have left a moment ago.
             self.serve_members(&found.members, now);
-            self.stopping |= found.stop;
-            let stop = found.stop && self.standing.is_none();
+            let stopping = found.rung && self.answer_bell(now);
+            self.stopping |= stopping;
+            let stop = stopping && self.standing.is_none();
             if self.standing.is_some() {
                 if self.stand(found.predecessor, now) {
                     return;
@@ -177,6 +190,30 @@ impl Server {
                 return;
             }
         }
+    }
+
+    /// Whether the server is to end.
+    fn answer_bell(&mut self, now: Instant) -> bool {
+        // It counts what was written; whoever writes after this is seen the next time.
+        let _ = rustix::io::read(&self.stop.bell, &mut [0; 8]);
+        let ended = std::mem::take(&mut *self.stop.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        for (rank, pid) in ended {
+            self.died(rank, pid, now);
+        }
+        self.stop.stopping.load(Ordering::Acquire)
+    }
+
+    /// A process was seen to end: if it was that of a member, its connection is over, though another may hold it open.
+    fn died(&mut self, rank: u32, pid: u32, now: Instant) {
+        let Some(at) = self.members.iter().position(|member| member.is(rank, pid)) else { return };
+        // What it has said before its end counts.
+        let mut said = Vec::new();
+        let read = self.members[at].read(&mut said);
+        let heard = said.into_iter().try_for_each(|said| self.hear(at, said, now));
+        self.members[at].died = true;
+        let over = read.and(heard).err().unwrap_or(Over::Ended);
+        self.remove(vec![(at, over)]);
+        self.tell_failure(now);
     }
 
     fn sleep(&mut self) -> io::Result<Found> {
@@ -230,7 +267,7 @@ impl Server {
         let (strangers, members) = (strangers.to_vec(), members.to_vec());
         let connecting = (ready[1] || reclaimed.contains(&true)) && open;
         let predecessor = predecessor.contains(&true);
-        Ok(Found { stop: ready[0], connecting, predecessor, strangers, members })
+        Ok(Found { rung: ready[0], connecting, predecessor, strangers, members })
     }
 
     /// The rank that serves, if one does.
@@ -354,7 +391,7 @@ impl Server {
         let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
-                let mut member = Member::new(stream, channel, Some(hello.rank));
+                let mut member = Member::new(stream, channel, Some(hello.rank), hello.pid);
                 member.welcome(self.job.as_bytes(), incarnation, self.generation);
                 if let Some((incarnations, parts)) = self.gathering.roster().filter(|_| incarnation > 0) {
                     member.welcome_back(incarnations, parts);
@@ -367,7 +404,7 @@ impl Server {
                     Failure::Later { .. } => tracing::debug!(rank = hello.rank, who, "came too early"),
                     _ => tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank"),
                 }
-                let mut member = Member::new(stream, channel, None);
+                let mut member = Member::new(stream, channel, None, hello.pid);
                 member.dismiss(&failure, now + LINGER);
                 member
             }
@@ -505,7 +542,7 @@ impl Server {
             }
             if let Some(rank) = member.rank.filter(|_| !member.moved) {
                 self.gathering.leave(rank, member.left);
-                self.watching().for_each(|other| other.tell_gone(rank, member.left));
+                self.watching().for_each(|other| other.tell_way(rank, member.way()));
                 self.no_standby(rank);
             }
         }

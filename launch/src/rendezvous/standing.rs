@@ -225,7 +225,9 @@ impl Server {
     fn hear_notice(&mut self, notice: Notice, now: Instant) {
         let Some(standing) = &mut self.standing else { return };
         match notice {
-            Notice::Ended(_) | Notice::Left(_) | Notice::Arrived { .. } => self.heard(notice),
+            Notice::Ended(_) | Notice::Died(_) | Notice::Left(_) | Notice::Arrived { .. } => {
+                self.heard(notice)
+            }
             // It has all that it needs already.
             Notice::StandBy(_) => {
                 let place = standing.place;
@@ -254,7 +256,7 @@ impl Server {
     /// What is told of a rank elsewhere.
     pub(crate) fn heard(&mut self, notice: Notice) {
         let (rank, said) = match notice {
-            Notice::Ended(rank) => (rank, false),
+            Notice::Ended(rank) | Notice::Died(rank) => (rank, false),
             Notice::Left(rank) => (rank, true),
             Notice::Arrived { rank, incarnation, part } => {
                 if self.gathering.told_arrived(rank, incarnation, &part) {

@@ -151,7 +151,7 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     /// The round, the kind of failure, who is gone, who is there again, who serves, an incarnation, or whether parts follow.
     pub(crate) first: u32,
-    /// Milliseconds left, the rank of a part, whether who is gone has said so, an incarnation, or a generation.
+    /// Milliseconds left, the rank of a part, how who is gone has gone, an incarnation, or a generation.
     pub(crate) second: u32,
     /// Bytes of the body.
     pub(crate) length: u32,
@@ -196,6 +196,18 @@ impl Header {
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
         (bytes[1..4] == [0; 3] && header.length as usize <= most).then_some(header)
     }
+}
+
+/// How a rank has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Way {
+    /// Its connection has ended without a word.
+    Ended = 0,
+    /// In order, as it has said.
+    Left = 1,
+    /// Whoever started its process has seen that end; connections may live on in others that it has forked.
+    Died = 2,
 }
 
 /// A message as it travels.

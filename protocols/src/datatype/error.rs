@@ -1,7 +1,7 @@
 //! What can be wrong with a datatype, a program or a transfer.
 
 use super::signature::Signature;
-use posthaste_core::RmaError;
+use posthaste_core::{Fault, RmaError};
 use thiserror::Error;
 
 /// Why a datatype cannot be made.
@@ -145,6 +145,12 @@ pub enum TypedError {
     /// As for other puts and gets.
     #[error(transparent)]
     Rma(#[from] RmaError),
+}
+
+impl From<Fault> for TypedError {
+    fn from(fault: Fault) -> Self {
+        TypedError::Rma(fault.into())
+    }
 }
 
 /// One of the layouts of a transfer.

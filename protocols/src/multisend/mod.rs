@@ -14,6 +14,7 @@ pub use recording::RestartableSend;
 use crate::buffer::Buffer;
 use crate::operation::Pending;
 use crate::send::{Envelope, Step, own, start};
+use crate::within::Alarm;
 use bytes::Bytes;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Scope, Wait};
@@ -22,6 +23,7 @@ use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use thiserror::Error;
 use tokio::task::coop::poll_proceed;
 
@@ -88,6 +90,7 @@ pub struct Multisend<'f, F: Face> {
 #[derive(Debug, Default)]
 struct Legs {
     legs: Vec<Leg>,
+    deadline: Option<Alarm>,
     failed: Vec<(Rank, SendError)>,
 }
 
@@ -117,7 +120,7 @@ impl<'f, F: Face> Multisend<'f, F> {
         let leg = |(target, payload)| Leg { target, payload, stage: Stage::Start(Wait::Await) };
         let legs: Vec<Leg> = messages.into_iter().map(leg).collect();
         let total = legs.len();
-        let legs = Some(Box::new(Legs { legs, failed: Vec::new() }));
+        let legs = Some(Box::new(Legs { legs, ..Legs::default() }));
         Self { face, protocol, info: None, word: None, payload: None, targets: SmallVec::new(), total, legs }
     }
 
@@ -139,6 +142,14 @@ impl<'f, F: Face> Multisend<'f, F> {
     /// Adds message info to all of them: up to 112 bytes that travel beside the payload.
     pub fn info(mut self, info: &[u8]) -> Self {
         self.info = Some(info.into());
+        self
+    }
+
+    /// Ends the wait after this time, counted from this call: what is not on its way by then has failed with [`Fault::DeadlineExceeded`], and may
+    /// still arrive if it was queued already.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        let at = Handle::of(self.face).deadline_after(after);
+        self.legs.get_or_insert_default().deadline = Some(Alarm::new(at));
         self
     }
 
@@ -181,7 +192,7 @@ impl<'f, F: Face> Multisend<'f, F> {
         let Some(bytes) = word.or_else(|| self.payload.take().map(Buffer::into_bytes)) else { return };
         let mut envelope = self.envelope();
         let (face, targets) = (self.face, std::mem::take(&mut self.targets));
-        let Legs { legs, failed } = &mut **self.legs.get_or_insert_default();
+        let Legs { legs, failed, .. } = &mut **self.legs.get_or_insert_default();
         let leg = |target, stage| Leg { target, payload: bytes.clone(), stage };
         let entered = face.enter(|engine| {
             engine.scope().multicast(|scope| {
@@ -209,7 +220,7 @@ impl<'f, F: Face> Multisend<'f, F> {
         }
         let mut envelope = self.envelope();
         let face = self.face;
-        let Legs { legs, failed } = &mut **self.legs.get_or_insert_default();
+        let Legs { legs, failed, .. } = &mut **self.legs.get_or_insert_default();
         let entered = face.enter(|engine| {
             let mut scope = engine.scope();
             for leg in legs.iter_mut() {
@@ -287,7 +298,7 @@ impl<F: Face> Multisend<'_, F> {
             self.begin();
             let face = self.face;
             let Some(parts) = self.legs.as_deref_mut() else { return Poll::Ready(Ok(())) };
-            let Legs { legs, failed } = parts;
+            let Legs { legs, failed, deadline } = parts;
             let mut again = false;
             legs.retain_mut(|leg| match look(face, leg, cx) {
                 Poll::Pending => true,
@@ -305,7 +316,9 @@ impl<F: Face> Multisend<'_, F> {
                 continue;
             }
             if !legs.is_empty() {
-                return Poll::Pending;
+                let Some(deadline) = deadline else { return Poll::Pending };
+                let fault = ready!(deadline.poll(face, cx));
+                failed.extend(legs.drain(..).map(|leg| (leg.target, fault.into())));
             }
             return Poll::Ready(match std::mem::take(failed) {
                 failed if failed.is_empty() => Ok(()),

@@ -48,8 +48,12 @@ pub(super) struct Source {
 impl Rx {
     pub fn new(home: Arc<ClientLink>) -> Rx {
         let fence = home.link.fence;
+        let mut inbox = Inbox::new(home.ready_set(home.me), home.endpoints());
+        if home.link.may_miss_rings {
+            inbox.keep_all();
+        }
         Rx {
-            inbox: Inbox::new(home.ready_set(home.me), home.endpoints()),
+            inbox,
             desk: Desk { scratch: Box::new([0; 2048 / 8 + 2]), info: Box::new([0; MAX_INFO]), fence },
             next: 0,
             fence,

@@ -9,6 +9,7 @@ mod patterns;
 mod processes;
 
 use super::{Face, Runtime};
+use crate::say::say;
 use clap::Args;
 use futures::stream::{FuturesOrdered, StreamExt};
 use patterns::Sends;
@@ -64,7 +65,7 @@ pub fn rank_main(args: &RankArgs) -> i32 {
 }
 
 fn figure(value: f64) {
-    println!("figure {value}");
+    say(format_args!("figure {value}"));
 }
 
 /// A message, how often it has come, and the last word.

@@ -140,7 +140,7 @@ impl Tx {
             // Other senders commit the reader's block as well, and so does the reader.
             arena.commit_common(offset, len).map_err(|error| {
                 tracing::warn!(%to, %error, "no memory for a lane");
-                Fault::OutOfMemory("for a lane; see the log")
+                Fault::OutOfMemory(error.limit())
             })?;
         }
         posthaste_core::failpoint!("lane.create.committed");

@@ -217,7 +217,7 @@ impl Tx {
                     Err(error) => {
                         self.pool.never_mind(page);
                         tracing::warn!(%error, "no memory for a page");
-                        Err(Fault::OutOfMemory("for a page; see the log"))
+                        Err(Fault::OutOfMemory(error.limit()))
                     }
                 }
             }
