@@ -104,7 +104,10 @@ fn told_incarnation(incarnation: u64) -> u32 {
 #[derive(Debug)]
 struct Kept {
     /// Of its own.
-    #[cfg_attr(any(not(unix), feature = "portable"), expect(dead_code, reason = "only the vigil asks for it"))]
+    #[cfg_attr(
+        any(not(unix), feature = "portable"),
+        expect(dead_code, reason = "only the vigil asks for it")
+    )]
     number: u64,
     /// The rank at its other end, and which incarnation of that.
     peer: (Rank, u64),
