@@ -15,6 +15,8 @@ pub mod counter;
 pub mod datatype;
 pub mod exchange;
 pub mod fifo;
+#[cfg(test)]
+mod fixture;
 pub mod flush;
 pub mod group;
 pub mod handler;

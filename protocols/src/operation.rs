@@ -100,38 +100,11 @@ impl Drop for Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use posthaste_core::engine::EngineConfig;
-    use posthaste_core::inprocess::InProcessFabric;
-    use posthaste_core::messager::ClientParts;
-    use posthaste_core::sysdep::Personality;
-    use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank, Value};
+    use crate::fixture::{Wakes, first_of};
+    use posthaste_core::{Messager, Value};
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Wake, Waker};
+    use std::task::Waker;
     use std::time::Duration;
-
-    #[derive(Default)]
-    struct Wakes(AtomicUsize);
-
-    impl Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn one_client() -> Client {
-        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
-        let fabric = InProcessFabric::new(shape);
-        let client = Client::new(ClientParts {
-            id: ClientId(0),
-            devices: vec![fabric.device(ClientId(0), Rank(0))],
-            sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
-            config: EngineConfig::default(),
-            spin: Some(Duration::ZERO),
-            driver_thread: false,
-        });
-        client.expect("the ports are made")
-    }
 
     fn begin(handle: &Handle) -> Ticket {
         let ticket = handle.enter(|engine| engine.scope().operation(None).expect("it is open"));
@@ -146,7 +119,7 @@ mod tests {
     /// that are waited for stay.
     #[test]
     fn deadlines_of_what_has_ended_do_not_pile_up() {
-        let client = one_client();
+        let client = first_of(1, 1);
         let handle = &client.contexts()[0];
         let far = handle.deadline_after(Duration::from_secs(3600));
         let still: Vec<Pending> =
@@ -171,14 +144,14 @@ mod tests {
         assert!(timers(handle) > 100);
         drop(still);
         // The one that is due soon is told, which is still there.
-        let before = wakes.0.load(Ordering::Relaxed);
+        let before = wakes.count();
         let _ = handle.enter(|engine| engine.expire(soon + 1));
-        assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
+        assert_eq!(wakes.count(), before + 1);
     }
 
     #[test]
     fn what_moves_much_lets_others_have_their_turn_before_it_looks_for_its_end() {
-        let client = one_client();
+        let client = first_of(1, 1);
         let handle = &client.contexts()[0];
         for (bytes, turns) in [(LONG - 1, 0), (LONG, 1)] {
             let ticket = handle.enter(|engine| {
@@ -194,7 +167,7 @@ mod tests {
             let cx = &mut Context::from_waker(&waker);
             for turn in 1..=turns {
                 assert!(pending.poll(handle, cx).is_pending(), "it looks before others had their turn");
-                assert_eq!(wakes.0.load(Ordering::Relaxed), turn, "it wants to be polled again");
+                assert_eq!(wakes.count(), turn, "it wants to be polled again");
             }
             assert!(matches!(pending.poll(handle, cx), Poll::Ready(Ok(Value::Unit))), "{bytes} bytes");
         }

@@ -260,31 +260,13 @@ fn look(scope: &mut Scope<'_>, board: &mut Board, times: Times) -> Vec<Liveness>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use posthaste_core::engine::EngineConfig;
-    use posthaste_core::inprocess::InProcessFabric;
-    use posthaste_core::messager::ClientParts;
-    use posthaste_core::sysdep::Personality;
-    use posthaste_core::{ClientId, Fault, JobShape, LinuxSysdep, Value};
-
-    /// Rank 0 of three, of which no other has come.
-    fn client(contexts: u16) -> Client {
-        let shape = JobShape { ranks: 3, clients: 1, contexts };
-        let fabric = InProcessFabric::new(shape);
-        let client = Client::new(ClientParts {
-            id: ClientId(0),
-            devices: vec![fabric.device(ClientId(0), Rank(0))],
-            sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
-            config: EngineConfig::default(),
-            spin: Some(Duration::ZERO),
-            driver_thread: false,
-        });
-        client.expect("the ports are made")
-    }
+    use crate::fixture::first_of;
+    use posthaste_core::{Fault, Value};
 
     #[test]
     fn only_who_is_waited_for_and_does_not_answer_in_time_counts_as_stalled() {
         use Liveness::{PeerResumed, PeerStalled};
-        let client = client(1);
+        let client = first_of(3, 1);
         let handle = &client.contexts()[0];
         let mut board = Board::default();
         assert_eq!(board.renew(1, 3), 1);
@@ -342,7 +324,7 @@ mod tests {
     #[test]
     fn a_peer_that_several_contexts_wait_for_is_told_once() {
         use Liveness::{PeerResumed, PeerStalled};
-        let client = client(2);
+        let client = first_of(3, 2);
         let contexts = client.contexts();
         let mut board = Board::default();
         board.renew(2, 3);

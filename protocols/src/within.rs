@@ -114,32 +114,21 @@ impl Alarm {
         if has_come(self.at) {
             return Poll::Ready(Fault::DeadlineExceeded);
         }
-        let made = match &self.timer {
-            Timer::Unset => self.make(face),
-            Timer::Posted(_) | Timer::Set(_) => None,
-        };
-        let made = match &self.timer {
-            Timer::Posted(posted) => Some(ready!(posted.poll(cx))),
-            Timer::Unset | Timer::Set(_) => made,
-        };
-        match made {
-            Some(Err(fault)) => return Poll::Ready(fault),
-            Some(Ok(bell)) => {
-                if let Some(ticket) = bell.ticket {
-                    // Nobody gets to an owned context but by its own face.
-                    let set =
-                        |face: &F| face.enter(|engine| engine.scope().deadline(self.at, ticket)).is_ok();
-                    if !(face.owns() && set(face)) {
-                        bell.handle.set_deadline(self.at, ticket);
-                    }
-                }
-                self.timer = Timer::Set(bell);
+        let bell = loop {
+            let made = match &mut self.timer {
+                Timer::Unset => match self.make(face) {
+                    Some(made) => made,
+                    None => continue,
+                },
+                Timer::Posted(posted) => ready!(posted.poll(cx)),
+                Timer::Set(bell) => break bell,
+            };
+            match made {
+                Ok(bell) => self.set(face, bell),
+                Err(fault) => return Poll::Ready(fault),
             }
-            None => {}
-        }
-        if let Timer::Set(bell) = &mut self.timer
-            && let Poll::Ready(fault) = bell.poll(cx)
-        {
+        };
+        if let Poll::Ready(fault) = bell.poll(cx) {
             return Poll::Ready(fault);
         }
         // What is waited for may not drive the context, or have gone to sleep before it knew of the deadline.
@@ -150,7 +139,18 @@ impl Alarm {
         if has_come(self.at) { Poll::Ready(Fault::DeadlineExceeded) } else { Poll::Pending }
     }
 
-    /// Makes the timer, or has whoever is at the context make it.
+    fn set<F: Face>(&mut self, face: &F, bell: Bell) {
+        if let Some(ticket) = bell.ticket {
+            // Nobody gets to an owned context but by its own face.
+            let set = |face: &F| face.enter(|engine| engine.scope().deadline(self.at, ticket)).is_ok();
+            if !(face.owns() && set(face)) {
+                bell.handle.set_deadline(self.at, ticket);
+            }
+        }
+        self.timer = Timer::Set(bell);
+    }
+
+    /// Makes the timer, or (none) has whoever is at the context make it.
     fn make<F: Face>(&mut self, face: &F) -> Option<Result<Bell, Fault>> {
         let handle = Handle::of(face);
         let make = move |scope: &mut Scope<'_>| {
@@ -171,38 +171,11 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use posthaste_core::engine::EngineConfig;
-    use posthaste_core::inprocess::InProcessFabric;
-    use posthaste_core::messager::ClientParts;
-    use posthaste_core::sysdep::Personality;
-    use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank, SendError};
+    use crate::fixture::{Wakes, first_of};
+    use posthaste_core::{Messager, SendError};
     use std::future::{pending, ready};
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Wake, Waker};
-
-    #[derive(Default)]
-    struct Wakes(AtomicUsize);
-
-    impl Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn one_client() -> Client {
-        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
-        let fabric = InProcessFabric::new(shape);
-        let client = Client::new(ClientParts {
-            id: ClientId(0),
-            devices: vec![fabric.device(ClientId(0), Rank(0))],
-            sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
-            config: EngineConfig::default(),
-            spin: Some(Duration::ZERO),
-            driver_thread: false,
-        });
-        client.expect("the ports are made")
-    }
+    use std::task::Waker;
 
     fn waits(handle: &Handle) -> usize {
         let mut waits = 0;
@@ -214,7 +187,7 @@ mod tests {
     /// What ends at once sets no timer; what does not is woken at its time, and no slot stays behind, whoever makes the timer.
     #[test]
     fn a_deadline_takes_a_slot_only_while_something_waits() {
-        let client = one_client();
+        let client = first_of(1, 1);
         let handle = &client.contexts()[0];
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(wakes.clone());
@@ -230,10 +203,10 @@ mod tests {
             let mut late = std::pin::pin!(within(handle, Duration::from_millis(20), never));
             assert!(late.as_mut().poll(cx).is_pending());
             assert_eq!((timers(), waits(handle)), (1, 1));
-            let before = wakes.0.load(Ordering::Relaxed);
+            let before = wakes.count();
             std::thread::sleep(Duration::from_millis(25));
             let _ = handle.enter(|engine| engine.expire(handle.now_ms()));
-            assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
+            assert_eq!(wakes.count(), before + 1);
             assert_eq!(late.as_mut().poll(cx), ended);
         }
         assert_eq!(waits(handle), 0);

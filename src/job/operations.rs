@@ -94,8 +94,8 @@ impl Job {
         Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
     }
 
-    /// Awaits any operation for so long at most, counted from this call: a put, a get, a collective, a replay, a flush. Sends, calls and multicasts have
-    /// a `deadline` of their own as well. An owned context has [`within`](crate::within()).
+    /// Awaits any operation for so long at most, counted from this call: a put, a get, a collective, a replay, a flush.
+    /// Sends, calls and multicasts have a `deadline` of their own as well. An owned context has [`within`](crate::within()).
     ///
     /// # Examples
     /// ```

@@ -19,11 +19,12 @@ use crate::engine::{Engine, Scope, Work};
 use crate::ids::Endpoint;
 use crate::slot::{SlotPool, Ticket};
 use crate::stats::Stats;
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Mutex, lock, thread_id};
 use crate::sysdep::Sysdep;
 use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -73,6 +74,10 @@ pub struct Shared {
     closed: AtomicBool,
     /// An owned context has the token for good; its futures do the driver's work.
     owned: AtomicBool,
+    /// The owner is at the engine, or somebody whom it lends it to.
+    entered: AtomicBool,
+    /// The thread on which the owner polls a future that reaches the engine through handles, or 0.
+    lent: AtomicU64,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
     parked: Mutex<Vec<Waker>>,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
@@ -122,6 +127,8 @@ impl Shared {
             timer_at: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
             owned: AtomicBool::new(false),
+            entered: AtomicBool::new(false),
+            lent: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
@@ -209,12 +216,53 @@ impl Shared {
         }
     }
 
+    /// The owner, who has the token anyway, runs the closure on the engine, unless it is at it already.
+    #[inline]
+    fn enter_owned<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        // Its thread alone writes this: no locked instruction is needed.
+        if self.entered.load(Ordering::Relaxed) {
+            return Err(f);
+        }
+        let Some(mut guard) = self.cell.adopt() else { return Err(f) };
+        self.entered.store(true, Ordering::Relaxed);
+        let result = f(guard.get());
+        for work in guard.take_work() {
+            self.run(guard.get(), work);
+        }
+        guard.keep();
+        self.entered.store(false, Ordering::Relaxed);
+        Ok(result)
+    }
+
+    /// The same for a handle, where the owner is on this thread and lends the engine.
+    #[inline(never)]
+    fn enter_lent<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        if self.lent.load(Ordering::Relaxed) == thread_id() { self.enter_owned(f) } else { Err(f) }
+    }
+
+    /// The owner lends the engine to handles on this thread, until that is dropped.
+    fn lend(&self) -> Lent<'_> {
+        Lent { shared: self, before: self.lent.swap(thread_id(), Ordering::Relaxed) }
+    }
+
     fn advance(&self, engine: &mut Engine) -> usize {
         let events = engine.advance(BUDGET);
         if events > 0 {
             self.after_events(engine);
         }
         events
+    }
+}
+
+/// For as long as the owner of a context lends its engine.
+struct Lent<'a> {
+    shared: &'a Shared,
+    before: u64,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.shared.lent.store(self.before, Ordering::Relaxed);
     }
 }
 
@@ -341,7 +389,8 @@ impl Face for Handle {
                 self.shared.leave(guard);
                 Ok(result)
             }
-            None => Err(f),
+            None if self.shared.lent.load(Ordering::Relaxed) == 0 => Err(f),
+            None => self.shared.enter_lent(f),
         }
     }
 }
@@ -353,7 +402,8 @@ impl Face for Handle {
 #[derive(Debug)]
 pub struct Context {
     handle: Handle,
-    entered: Cell<bool>,
+    /// `Send`, not `Sync`.
+    one_thread: PhantomData<Cell<()>>,
 }
 
 impl Context {
@@ -367,7 +417,7 @@ impl Context {
             if let Some(guard) = handle.shared.cell.try_take() {
                 guard.keep();
                 handle.shared.owned.store(true, Ordering::Release);
-                return Some(Context { handle: handle.clone(), entered: Cell::new(false) });
+                return Some(Context { handle: handle.clone(), one_thread: PhantomData });
             }
             handle.shared.sysdep.yield_now();
         }
@@ -409,20 +459,7 @@ impl Face for Context {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        if self.entered.replace(true) {
-            return Err(f);
-        }
-        let Some(mut guard) = self.handle.shared.cell.adopt() else {
-            self.entered.set(false);
-            return Err(f);
-        };
-        let result = f(guard.get());
-        for work in guard.take_work() {
-            self.handle.shared.run(guard.get(), work);
-        }
-        guard.keep();
-        self.entered.set(false);
-        Ok(result)
+        self.handle.shared.enter_owned(f)
     }
 
     fn owns(&self) -> bool {

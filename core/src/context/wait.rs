@@ -337,7 +337,8 @@ fn spin_on_memory<R>(
 }
 
 /// Awaits any future while driving the face's context. Whoever owns a context drives it: a future that works through a
-/// handle of the same context, such as a barrier, gets on only if its owner does this.
+/// handle of the same context, such as a barrier, gets on only if its owner does this. While the future is polled, handles
+/// of the context reach its engine at once on this thread, as if they owned it.
 pub fn drive<F: Face, T: Future>(face: &F, future: T) -> Drive<'_, F, T> {
     Drive { face, future }
 }
@@ -365,10 +366,16 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
             return future.poll(cx);
         }
         for _ in 0..BUSY_ROUNDS {
+            let shared = face.shared();
+            let lent = shared.lend();
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(value);
             }
-            let shared = face.shared();
+            drop(lent);
+            if poll_proceed(cx).is_pending() {
+                // It may have been told to let others run, and then waits for nothing that happens here.
+                return Poll::Pending;
+            }
             // Until anything at all has happened: the future may be waiting for just that.
             let before = face.enter(|engine| engine.stats().events);
             let happened = face.enter(|engine| {
