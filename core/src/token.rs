@@ -49,6 +49,10 @@ pub struct TokenCell<T, W> {
     /// Guarded by the token, like the value.
     history: UnsafeCell<History>,
     heavy_fence: Option<HeavyFence>,
+    /// Not 0: there is a guard of a token that is kept.
+    adopted: AtomicU32,
+    /// The thread on which whoever keeps the token lends it, or 0.
+    lent: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -56,6 +60,17 @@ impl<T, W> std::fmt::Debug for TokenCell<T, W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("TokenCell")
     }
+}
+
+/// How a guard holds the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// By the bit.
+    Plain,
+    /// By the bias.
+    Biased,
+    /// It is kept beyond the guard.
+    Kept,
 }
 
 /// What a revoker saw.
@@ -90,14 +105,14 @@ unsafe impl<T: Send, W: Send> Send for TokenCell<T, W> {}
 /// queued (a panic unwinds) hands the work on to the next holder.
 pub struct Guard<'a, T, W> {
     cell: &'a TokenCell<T, W>,
-    biased: bool,
+    hold: Hold,
     /// A biased guard is that of its thread.
     thread: PhantomData<*const ()>,
 }
 
 impl<T, W> std::fmt::Debug for Guard<'_, T, W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guard").field("biased", &self.biased).finish_non_exhaustive()
+        f.debug_struct("Guard").field("hold", &self.hold).finish_non_exhaustive()
     }
 }
 
@@ -115,6 +130,8 @@ impl<T, W> TokenCell<T, W> {
             verdict: Mutex::new(Verdict::Taken),
             history: UnsafeCell::new(History { last: 0, row: 0, needed: BIAS_AFTER, owner: 0 }),
             heavy_fence: None,
+            adopted: AtomicU32::new(0),
+            lent: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -141,10 +158,10 @@ impl<T, W> TokenCell<T, W> {
             self.inside.store(1, Ordering::Relaxed);
             LIGHT.issue();
             if self.bias.load(Ordering::Relaxed) == me {
-                return Some(Guard { cell: self, biased: true, thread: PhantomData });
+                return Some(Guard { cell: self, hold: Hold::Biased, thread: PhantomData });
             }
             // Revoked just now. A holder seen inside is one that may go on.
-            return self.settle().then(|| Guard { cell: self, biased: false, thread: PhantomData });
+            return self.settle().then(|| Guard { cell: self, hold: Hold::Plain, thread: PhantomData });
         }
         self.take_free()
     }
@@ -159,7 +176,7 @@ impl<T, W> TokenCell<T, W> {
         self.state
             .compare_exchange(state, state | HELD, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| Guard { cell: self, biased: false, thread: PhantomData })
+            .map(|_| Guard { cell: self, hold: Hold::Plain, thread: PhantomData })
     }
 
     /// Takes the bias away from another thread. The token is the caller's if that thread is not inside.
@@ -181,7 +198,7 @@ impl<T, W> TokenCell<T, W> {
         // Acquire pairs with the release in `release_biased`: the owner's changes are seen.
         if self.inside.load(Ordering::Acquire) == 0 {
             *verdict = Verdict::Taken;
-            Some(Guard { cell: self, biased: false, thread: PhantomData })
+            Some(Guard { cell: self, hold: Hold::Plain, thread: PhantomData })
         } else {
             *verdict = Verdict::OwnerHolds;
             None
@@ -204,7 +221,7 @@ impl<T, W> TokenCell<T, W> {
         // Release publishes the queue entry to the holder that sees WORK; acquire in case the token is ours now.
         let before = self.state.fetch_or(WORK | HELD, Ordering::AcqRel);
         if before & HELD == 0 {
-            return Some(Guard { cell: self, biased: false, thread: PhantomData });
+            return Some(Guard { cell: self, hold: Hold::Plain, thread: PhantomData });
         }
         // Partner: the fence of `grant_bias`. Either the bias is seen here, or the work is seen there.
         fence(Ordering::SeqCst);
@@ -213,20 +230,49 @@ impl<T, W> TokenCell<T, W> {
     }
 
     /// The guard of a token that its holder keeps between calls (its last guard was [kept](Guard::keep)). `None` if the
-    /// token is free. Only the holder may call this.
+    /// token is free, or there is such a guard already. Only the holder may call this.
     #[inline]
     pub(crate) fn adopt(&self) -> Option<Guard<'_, T, W>> {
-        (self.state.load(Ordering::Relaxed) & HELD != 0).then(|| Guard {
-            cell: self,
-            biased: false,
-            thread: PhantomData,
-        })
+        let is_kept = self.state.load(Ordering::Relaxed) & HELD != 0;
+        // The holder's thread alone writes this: no locked instruction is needed.
+        if !is_kept || self.adopted.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        self.adopted.store(1, Ordering::Relaxed);
+        Some(Guard { cell: self, hold: Hold::Kept, thread: PhantomData })
+    }
+
+    /// The same for anybody on the thread on which the holder lends the token.
+    #[cold]
+    pub(crate) fn borrow(&self) -> Option<Guard<'_, T, W>> {
+        let lent = self.lent.load(Ordering::Relaxed);
+        if lent != 0 && lent == thread_id() { self.adopt() } else { None }
+    }
+
+    /// Lends the token to whoever asks for it on this thread, until that is dropped. Only the holder may call this.
+    pub(crate) fn lend(&self) -> Lent<'_> {
+        let before = self.lent.load(Ordering::Relaxed);
+        self.lent.store(thread_id(), Ordering::Relaxed);
+        Lent { lent: &self.lent, before, thread: PhantomData }
     }
 
     /// Whether somebody posted work that has not been taken up yet. Cheap: one relaxed load.
     #[inline]
     pub fn has_work(&self) -> bool {
         self.state.load(Ordering::Relaxed) & WORK != 0
+    }
+}
+
+/// For as long as the holder of a token lends it.
+pub(crate) struct Lent<'a> {
+    lent: &'a AtomicU64,
+    before: u64,
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.lent.store(self.before, Ordering::Relaxed);
     }
 }
 
@@ -250,8 +296,10 @@ impl<T, W> Guard<'_, T, W> {
     }
 
     /// Keeps the token beyond the guard, until somebody adopts it.
+    #[inline]
     pub(crate) fn keep(self) {
-        if self.biased {
+        self.cell.adopted.store(0, Ordering::Relaxed);
+        if self.hold == Hold::Biased {
             let mut verdict = lock(&self.cell.verdict);
             // From another thread's view the owner is an ordinary holder from now on, as after a revocation.
             self.cell.bias.store(0, Ordering::Relaxed);
@@ -259,6 +307,13 @@ impl<T, W> Guard<'_, T, W> {
             *verdict = Verdict::OwnerHolds;
         }
         std::mem::forget(self);
+    }
+
+    /// A token that was kept so far is given back with this guard.
+    pub(crate) fn give_up(mut self) -> Self {
+        self.cell.adopted.store(0, Ordering::Relaxed);
+        self.hold = Hold::Plain;
+        self
     }
 
     /// Gives the token back unless work is queued; then the guard is returned.
@@ -285,7 +340,7 @@ impl<T, W> Guard<'_, T, W> {
         LIGHT.issue();
         if cell.bias.load(Ordering::Relaxed) == 0 {
             // Not `then_some`: a guard that is made is a guard that is dropped.
-            return cell.settle().then(|| Guard { cell, biased: false, thread: PhantomData });
+            return cell.settle().then(|| Guard { cell, hold: Hold::Plain, thread: PhantomData });
         }
         if cell.has_work() { cell.try_take() } else { None }
     }
@@ -315,13 +370,13 @@ impl<T, W> Guard<'_, T, W> {
         self.cell.bias.store(me, Ordering::Release);
         // Partner: the fence of `post`.
         fence(Ordering::SeqCst);
-        self.biased = true;
+        self.hold = Hold::Biased;
     }
 
-    /// Runs posted work until there is none and gives the token back.
+    /// Runs posted work until there is none and gives the token back, unless it is kept.
     #[inline(always)]
     pub fn finish(self, run: impl FnMut(&mut T, W)) {
-        if self.biased {
+        if self.hold == Hold::Biased {
             if let Some(guard) = self.release_biased() {
                 guard.finish_slowly(run);
             }
@@ -337,10 +392,14 @@ impl<T, W> Guard<'_, T, W> {
             for work in guard.take_work() {
                 run(guard.get(), work);
             }
-            if !guard.biased {
+            if guard.hold == Hold::Kept {
+                // Whose it is looks once more.
+                return guard.keep();
+            }
+            if guard.hold == Hold::Plain {
                 guard.grant_bias();
             }
-            let left = if guard.biased { guard.release_biased() } else { guard.try_release() };
+            let left = if guard.hold == Hold::Biased { guard.release_biased() } else { guard.try_release() };
             match left {
                 Some(held) => guard = held,
                 None => return,
@@ -351,7 +410,10 @@ impl<T, W> Guard<'_, T, W> {
 
 impl<T, W> Drop for Guard<'_, T, W> {
     fn drop(&mut self) {
-        if self.biased {
+        if self.hold == Hold::Kept {
+            self.cell.adopted.store(0, Ordering::Relaxed);
+        }
+        if self.hold == Hold::Biased {
             self.cell.inside.store(0, Ordering::Release);
             LIGHT.issue();
             if self.cell.bias.load(Ordering::Relaxed) != 0 || !self.cell.settle() {

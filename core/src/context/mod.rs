@@ -19,7 +19,7 @@ use crate::engine::{Engine, Scope, Work};
 use crate::ids::Endpoint;
 use crate::slot::{SlotPool, Ticket};
 use crate::stats::Stats;
-use crate::sync::{Arc, Mutex, lock, thread_id};
+use crate::sync::{Arc, Mutex, lock};
 use crate::sysdep::Sysdep;
 use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
@@ -74,10 +74,6 @@ pub struct Shared {
     closed: AtomicBool,
     /// An owned context has the token for good; its futures do the driver's work.
     owned: AtomicBool,
-    /// The owner is at the engine, or somebody whom it lends it to.
-    entered: AtomicBool,
-    /// The thread on which the owner polls a future that reaches the engine through handles, or 0.
-    lent: AtomicU64,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
     parked: Mutex<Vec<Waker>>,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
@@ -127,8 +123,6 @@ impl Shared {
             timer_at: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
             owned: AtomicBool::new(false),
-            entered: AtomicBool::new(false),
-            lent: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
@@ -200,6 +194,13 @@ impl Shared {
         }
     }
 
+    #[cold]
+    fn run_posted(&self, guard: &mut Guard<'_, Engine, Work>) {
+        for work in guard.take_work() {
+            self.run(guard.get(), work);
+        }
+    }
+
     fn run(&self, engine: &mut Engine, work: Work) {
         engine.run(work);
         self.after_events(engine);
@@ -216,53 +217,12 @@ impl Shared {
         }
     }
 
-    /// The owner, who has the token anyway, runs the closure on the engine, unless it is at it already.
-    #[inline]
-    fn enter_owned<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        // Its thread alone writes this: no locked instruction is needed.
-        if self.entered.load(Ordering::Relaxed) {
-            return Err(f);
-        }
-        let Some(mut guard) = self.cell.adopt() else { return Err(f) };
-        self.entered.store(true, Ordering::Relaxed);
-        let result = f(guard.get());
-        for work in guard.take_work() {
-            self.run(guard.get(), work);
-        }
-        guard.keep();
-        self.entered.store(false, Ordering::Relaxed);
-        Ok(result)
-    }
-
-    /// The same for a handle, where the owner is on this thread and lends the engine.
-    #[inline(never)]
-    fn enter_lent<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        if self.lent.load(Ordering::Relaxed) == thread_id() { self.enter_owned(f) } else { Err(f) }
-    }
-
-    /// The owner lends the engine to handles on this thread, until that is dropped.
-    fn lend(&self) -> Lent<'_> {
-        Lent { shared: self, before: self.lent.swap(thread_id(), Ordering::Relaxed) }
-    }
-
     fn advance(&self, engine: &mut Engine) -> usize {
         let events = engine.advance(BUDGET);
         if events > 0 {
             self.after_events(engine);
         }
         events
-    }
-}
-
-/// For as long as the owner of a context lends its engine.
-struct Lent<'a> {
-    shared: &'a Shared,
-    before: u64,
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        self.shared.lent.store(self.before, Ordering::Relaxed);
     }
 }
 
@@ -383,15 +343,11 @@ impl Face for Handle {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        match self.shared.cell.try_take() {
-            Some(mut guard) => {
-                let result = f(guard.get());
-                self.shared.leave(guard);
-                Ok(result)
-            }
-            None if self.shared.lent.load(Ordering::Relaxed) == 0 => Err(f),
-            None => self.shared.enter_lent(f),
-        }
+        let guard = self.shared.cell.try_take();
+        let Some(mut guard) = guard.or_else(|| self.shared.cell.borrow()) else { return Err(f) };
+        let result = f(guard.get());
+        self.shared.leave(guard);
+        Ok(result)
     }
 }
 
@@ -446,7 +402,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         self.handle.shared.owned.store(false, Ordering::Release);
         if let Some(guard) = self.handle.shared.cell.adopt() {
-            self.handle.shared.leave(guard);
+            self.handle.shared.leave(guard.give_up());
         }
         self.handle.shared.driver.wake();
     }
@@ -459,7 +415,13 @@ impl Face for Context {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        self.handle.shared.enter_owned(f)
+        let Some(mut guard) = self.handle.shared.cell.adopt() else { return Err(f) };
+        let result = f(guard.get());
+        if self.handle.shared.cell.has_work() {
+            self.handle.shared.run_posted(&mut guard);
+        }
+        guard.keep();
+        Ok(result)
     }
 
     fn owns(&self) -> bool {

@@ -367,7 +367,7 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
         }
         for _ in 0..BUSY_ROUNDS {
             let shared = face.shared();
-            let lent = shared.lend();
+            let lent = shared.cell.lend();
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(value);
             }
