@@ -105,10 +105,7 @@ pub enum Fault {
         now: u32,
     },
     /// Two ranks called different collective operations where both should have called the same.
-    #[error(
-        "collective calls do not match: rank {} called {} where rank {} called {}",
-        .ranks[0], .calls[0], .ranks[1], .calls[1]
-    )]
+    #[error("collective calls do not match: {}", mismatch(*.ranks, *.calls))]
     CollectiveMismatch {
         /// The two ranks.
         ranks: [Rank; 2],
@@ -400,6 +397,13 @@ pub enum DeviceError {
     Memory(#[from] MemoryError),
 }
 
+fn mismatch([one, other]: [Rank; 2], [its, others]: [Collective; 2]) -> String {
+    if its == others {
+        return format!("ranks {one} and {other} both called {its}, with different arguments");
+    }
+    format!("rank {one} called {its} where rank {other} called {others}")
+}
+
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
@@ -416,6 +420,13 @@ mod tests {
         let fault = Fault::CollectiveMismatch { ranks: [Rank(3), Rank(0)], calls };
         let text =
             "collective calls do not match: rank 3 called barrier where rank 0 called free of window 7";
+        assert_eq!(fault.to_string(), text);
+        let alike = [Collective::AllReduce(8); 2];
+        let fault = Fault::CollectiveMismatch { ranks: [Rank(3), Rank(0)], calls: alike };
+        let text = format!(
+            "collective calls do not match: ranks 3 and 0 both called {}, with different arguments",
+            alike[0]
+        );
         assert_eq!(fault.to_string(), text);
     }
 }

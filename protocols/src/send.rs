@@ -2,6 +2,7 @@
 
 use crate::buffer::{Buffer, Unsent};
 use crate::operation::{Pending, Way};
+use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait, Whole};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
@@ -9,7 +10,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::task::coop::poll_proceed;
 
 /// Everything of a send but its payload.
 #[derive(Clone, Debug)]
@@ -236,16 +236,17 @@ impl<'f, F: Face> SendMessage<'f, F> {
     #[inline]
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         if self.slow.is_none() {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
+            let len = self.buffer.as_ref().map_or(0, Buffer::len);
             if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
                 // Whoever polls once more, or tries to send, sends nothing twice: a loan is the device's again.
                 self.buffer = None;
-                coop.made_progress();
+                budget::spend_on(budget::MESSAGE, len);
                 return Poll::Ready(Ok(()));
             }
             let first = self.first_step(cx);
             if first.is_ready() {
-                coop.made_progress();
+                budget::spend_on(budget::MESSAGE, len);
             }
             return first;
         }
@@ -284,11 +285,11 @@ impl<'f, F: Face> SendMessage<'f, F> {
             let step = match state {
                 State::Start(wait) => {
                     let wait = *wait;
-                    let coop = ready!(poll_proceed(cx));
+                    ready!(budget::proceed(cx));
                     let (envelope, buffer) = (&self.envelope, &mut self.buffer);
                     match self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, wait)) {
                         Ok(Started::Done) => {
-                            coop.made_progress();
+                            budget::spend(budget::MESSAGE);
                             return Poll::Ready(Ok(()));
                         }
                         Ok(started) => own(started, || Handle::of(self.face), self.deadline),
@@ -403,10 +404,10 @@ impl<F: Face> Future for SendSlice<'_, '_, F> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Way::Fresh = self.way {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             let slow = if self.send_at_once() { Ok(None) } else { self.start_slowly() };
             self.way = Way::Done;
-            coop.made_progress();
+            budget::spend(budget::MESSAGE);
             match slow {
                 Ok(None) => return Poll::Ready(Ok(())),
                 Ok(Some(send)) => self.way = Way::Slow(Box::new(send)),

@@ -6,6 +6,7 @@ use crate::message::{Message, OwnedMessage};
 use crate::operation::Pending;
 use crate::send::{Envelope, Started, start};
 use bytes::Bytes;
+use posthaste_core::budget;
 use posthaste_core::context::{Begun, Face, Posted, begin};
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
-use tokio::task::coop::poll_proceed;
 
 /// How a service runs.
 #[derive(Clone, Copy, Debug)]
@@ -252,17 +252,19 @@ impl<F: Face> Call<'_, F> {
             return None;
         }
         let payload = self.payload.as_ref()?.word()?;
-        let Poll::Ready(coop) = poll_proceed(cx) else { return Some(Poll::Pending) };
+        if budget::proceed(cx).is_pending() {
+            return Some(Poll::Pending);
+        }
         let (target, protocol) = (self.envelope.target, self.envelope.protocol);
         let begun = begin(self.face, |scope| scope.request_word(target, protocol, payload).ok_or(()));
         match begun {
             Some(Begun::Ended(outcome)) => {
-                coop.made_progress();
+                budget::spend(budget::MESSAGE);
                 self.payload = None;
                 Some(Poll::Ready(outcome.map_err(CallError::from)))
             }
             Some(Begun::Pending(ticket)) => {
-                coop.made_progress();
+                budget::spend(budget::MESSAGE);
                 self.payload = None;
                 self.state = State::Waiting(Pending::new(Handle::of(self.face), ticket, None, None));
                 None
@@ -301,13 +303,13 @@ impl<F: Face> Call<'_, F> {
             let asked = match &mut this.state {
                 State::Start(wait) => {
                     let wait = *wait;
-                    let coop = ready!(poll_proceed(cx));
+                    ready!(budget::proceed(cx));
                     let (face, envelope, payload, deadline) =
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {
                         ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
                     });
-                    coop.made_progress();
+                    budget::spend(budget::MESSAGE);
                     match asked {
                         Ok(asked) => asked,
                         Err(_) => {

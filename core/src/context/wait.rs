@@ -1,6 +1,7 @@
 //! How futures wait: they advance the engine, spin for a short bounded time, and go to sleep.
 
 use super::{Face, Handle, Shared, Spin, patience};
+use crate::budget::{self, ACCESS, QUICK_WAIT, WAIT};
 use crate::engine::{Engine, Scope, Watched, Work};
 use crate::memory::SharedSlice;
 use crate::slot::{Outcome, Ticket};
@@ -46,13 +47,10 @@ pub fn poll_until<F: Face, R>(
     mut done: impl FnMut() -> Option<R>,
     register: impl FnOnce(&Waker),
 ) -> Poll<R> {
-    let coop = ready!(poll_proceed(cx));
+    ready!(budget::proceed(cx));
     let shared = face.shared();
     match face.enter(|engine| spin(shared, engine, &mut |_: &mut Engine| done())) {
-        Ok(Spun::Done(value)) => {
-            coop.made_progress();
-            return Poll::Ready(value);
-        }
+        Ok(Spun::Done(value)) => return Poll::Ready(value),
         // There is more to do, but others want their turn.
         Ok(Spun::Busy) => cx.waker().wake_by_ref(),
         Ok(Spun::Idle) | Err(_) => {}
@@ -63,7 +61,7 @@ pub fn poll_until<F: Face, R>(
     }
     match done() {
         Some(value) => {
-            coop.made_progress();
+            budget::spend(WAIT);
             Poll::Ready(value)
         }
         None => Poll::Pending,
@@ -83,16 +81,20 @@ pub fn poll_memory<F: Face, R>(
     watched: &mut Option<std::sync::Arc<Watched>>,
     mut done: impl FnMut() -> Option<R>,
 ) -> Poll<R> {
-    let coop = ready!(poll_proceed(cx));
+    ready!(budget::proceed(cx));
     let shared = face.shared();
     let spun = match done() {
-        Some(value) => Ok(Spun::Done(value)),
+        Some(value) => {
+            budget::spend(ACCESS);
+            Ok(Spun::Done(value))
+        }
         None => {
             let (waits, advances) = shared.memory_wait_begins();
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
                 Some(value) => {
                     shared.found.store(waits, Ordering::Relaxed);
+                    budget::spend(QUICK_WAIT);
                     Ok(Spun::Done(value))
                 }
                 None => {
@@ -110,7 +112,6 @@ pub fn poll_memory<F: Face, R>(
             if shared.spun.load(Ordering::Relaxed) {
                 shared.spun.store(false, Ordering::Relaxed);
             }
-            coop.made_progress();
             return Poll::Ready(value);
         }
         // There is more to do, but others want their turn.
@@ -128,7 +129,7 @@ pub fn poll_memory<F: Face, R>(
     }
     match done() {
         Some(value) => {
-            coop.made_progress();
+            budget::spend(WAIT);
             Poll::Ready(value)
         }
         None => Poll::Pending,
@@ -146,7 +147,7 @@ pub fn poll_look<F: Face, R>(
     since: &mut Option<Duration>,
     mut done: impl FnMut() -> Option<R>,
 ) -> Poll<Option<R>> {
-    let coop = ready!(poll_proceed(cx));
+    ready!(budget::proceed(cx));
     let shared = face.shared();
     // The last spin was in vain, and nothing has come in since.
     let tired = shared.spun.load(Ordering::Relaxed);
@@ -155,8 +156,12 @@ pub fn poll_look<F: Face, R>(
         found = (0..AT_ONCE).find_map(|_| done());
     }
     let spun = match found {
-        Some(value) if !first => Ok(Spun::Done(value)),
+        Some(value) if !first => {
+            budget::spend(QUICK_WAIT);
+            Ok(Spun::Done(value))
+        }
         Some(value) => {
+            budget::spend(QUICK_WAIT);
             // Where somebody else is at the engine, that one does it.
             let _looked = face.enter(|engine| {
                 shared.advance(engine);
@@ -178,7 +183,6 @@ pub fn poll_look<F: Face, R>(
             if shared.spun.load(Ordering::Relaxed) {
                 shared.spun.store(false, Ordering::Relaxed);
             }
-            coop.made_progress();
             Poll::Ready(Some(value))
         }
         Ok(Spun::Busy) => {
@@ -189,7 +193,7 @@ pub fn poll_look<F: Face, R>(
             // Those who are waited for may have got no core yet. They go on as long as this rank goes on giving its own away.
             let now = shared.sysdep.now();
             if now - *since.get_or_insert(now) >= MOST_YIELDED {
-                coop.made_progress();
+                budget::spend(WAIT);
                 return Poll::Ready(None);
             }
             shared.spun.store(false, Ordering::Relaxed);
@@ -199,7 +203,7 @@ pub fn poll_look<F: Face, R>(
             Poll::Pending
         }
         Ok(Spun::Idle) | Err(()) => {
-            coop.made_progress();
+            budget::spend(WAIT);
             Poll::Ready(None)
         }
     }
@@ -240,13 +244,17 @@ fn watch<F: Face>(
 /// Looks at memory for some microseconds.
 fn look_a_little<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) -> Option<R> {
     let looks = if shared.spin == Spin::Yield { 2 * YIELDS } else { LOOKS };
-    (0..looks).find_map(|_| {
+    let found = (0..looks).find_map(|_| {
         match shared.spin {
             Spin::Yield => shared.sysdep.yield_now(),
             Spin::For(_) => spin_loop(),
         }
         done()
-    })
+    });
+    if found.is_some() {
+        budget::spend(WAIT);
+    }
+    found
 }
 
 /// Looks at memory as long as a spin lasts, though somebody else is at the engine.
@@ -255,6 +263,7 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
     loop {
         for _ in 0..LOOKS {
             if let Some(value) = done() {
+                budget::spend(WAIT);
                 return Some(value);
             }
             spin_loop();
@@ -308,6 +317,7 @@ fn spin_on_memory<R>(
             if let Some(value) = done() {
                 // The driver is not to fall asleep between two of a row of these.
                 engine.found_memory_changed();
+                spent(shared, until.is_some());
                 return Spun::Done(value);
             }
             // Messages are not to wait for the end of these looks: it has a pause of its own.
@@ -395,14 +405,10 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
 /// Waits for a ticket's outcome.
 #[inline]
 pub fn poll_ticket<F: Face>(face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
-    let coop = ready!(poll_proceed(cx));
+    ready!(budget::proceed(cx));
     let shared = face.shared();
     let spun = face.enter(|engine| spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)));
-    let waited = wait_on(face, cx, ticket, spun.unwrap_or(Spun::Idle));
-    if waited.is_ready() {
-        coop.made_progress();
-    }
-    waited
+    wait_on(face, cx, ticket, spun.unwrap_or(Spun::Idle))
 }
 
 /// How an operation that was started under the token got on.
@@ -448,7 +454,9 @@ fn wait_on<F: Face>(
         Spun::Idle => {}
     }
     let waited = face.shared().slots.poll(ticket, cx);
-    if waited.is_pending() && !face.sleep(cx.waker()) {
+    if waited.is_ready() {
+        budget::spend(WAIT);
+    } else if !face.sleep(cx.waker()) {
         cx.waker().wake_by_ref();
     }
     waited
@@ -474,8 +482,15 @@ impl Busy {
     }
 }
 
+/// A spin has ended well: whether it has taken so long that it had to look at the clock.
+#[inline]
+fn spent(shared: &Shared, long: bool) {
+    budget::spend(if long || shared.spin == Spin::Yield { WAIT } else { QUICK_WAIT });
+}
+
 /// How a spin ended.
 enum Spun<R> {
+    /// The budget is spent.
     Done(R),
     /// Nothing came for as long as a spin may last.
     Idle,
@@ -491,6 +506,7 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
     loop {
         let events = shared.advance(engine);
         if let Some(value) = done(engine) {
+            spent(shared, until.is_some());
             return Spun::Done(value);
         }
         // Posted work is run by the caller when it gives the token back.

@@ -16,6 +16,7 @@ use crate::operation::Pending;
 use crate::send::{Envelope, Step, own, start};
 use crate::within::Alarm;
 use bytes::Bytes;
+use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Scope, Wait};
 use posthaste_core::{Fault, Handle, ProtocolId, Rank, SendError};
@@ -25,7 +26,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thiserror::Error;
-use tokio::task::coop::poll_proceed;
 
 /// Some messages of a multisend could not be sent; all others were.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -278,14 +278,15 @@ impl<F: Face> Future for Multisend<'_, F> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // Whoever only sends lets other tasks of the runtime have their turn now and then.
-        let coop = ready!(poll_proceed(cx));
+        ready!(budget::proceed(cx));
+        let len = self.payload.as_ref().map_or(0, Buffer::len);
         if self.multicast_at_once() {
-            coop.made_progress();
+            budget::spend_on(budget::QUICK_WAIT, len);
             return Poll::Ready(Ok(()));
         }
         let polled = self.go_on(cx);
         if polled.is_ready() {
-            coop.made_progress();
+            budget::spend(budget::QUICK_WAIT);
         }
         polled
     }

@@ -3,6 +3,7 @@
 use super::Pattern;
 use crate::fifo::Fifo;
 use crate::operation::Pending;
+use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::descriptor::Info;
 use posthaste_core::engine::{FifoId, PatternError, ReplayId, ReplayStart, Scope};
@@ -10,7 +11,6 @@ use posthaste_core::{Fault, Handle, PatternId, SendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 
 #[derive(Debug)]
 enum State {
@@ -69,7 +69,7 @@ impl<'p, F: Face> Replay<'p, F> {
     #[inline]
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
         if let State::Start = self.state {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             self.pattern.check()?;
             let (id, handle) =
                 ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
@@ -85,7 +85,7 @@ impl<'p, F: Face> Replay<'p, F> {
                     State::Posted(self.face.post(start))
                 }
             };
-            coop.made_progress();
+            budget::spend(budget::UNIT);
         }
         if let State::Posted(posted) = &self.state {
             self.state = ready!(posted.poll(cx))?;

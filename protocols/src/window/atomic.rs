@@ -2,6 +2,7 @@
 
 use super::{Element, Memory, Part, RemoteRegion, Stage, Window};
 use crate::operation::Pending;
+use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordLen, WordOp};
@@ -12,7 +13,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 
 mod sealed {
     pub trait Sealed {}
@@ -133,9 +133,9 @@ impl<'w> Access<'w> {
     #[inline(always)]
     pub fn poll(&mut self, cx: &mut Context<'_>, fetch: bool) -> Poll<Result<u64, RmaError>> {
         if self.slow.is_none() {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             if let Some(old) = self.memory.atomic(self.part, self.offset, &self.op, fetch) {
-                coop.made_progress();
+                budget::spend(budget::ACCESS);
                 return Poll::Ready(Ok(old));
             }
         }

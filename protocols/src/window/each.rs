@@ -2,6 +2,7 @@
 
 use super::Part;
 use super::atomic::{Access, Word, Words};
+use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::collections::VecDeque;
@@ -9,7 +10,6 @@ use std::future::Future;
 use std::iter::Fuse;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 
 /// How many updates ahead a word is asked for, in mapped memory: by then it has come from another processor's cache.
 const AHEAD: usize = 16;
@@ -130,9 +130,9 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
     ) -> Poll<Result<(), RmaError>> {
         loop {
             while !self.ended && self.under_way.len() < UNDER_WAY {
-                let coop = ready!(poll_proceed(cx));
+                ready!(budget::proceed(cx));
                 self.step::<FETCH>(&mut found)?;
-                coop.made_progress();
+                budget::spend(budget::UNIT);
             }
             let Some((number, access)) = self.under_way.front_mut() else { return Poll::Ready(Ok(())) };
             let old = ready!(access.poll(cx, FETCH)?);

@@ -2,6 +2,7 @@
 
 use super::{Element, Memory, Stage};
 use crate::operation::{Pending, Way};
+use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::slot::Value;
@@ -12,7 +13,6 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 use zerocopy::IntoBytes;
 
 /// From this many bytes on, what comes has the memory that was lent for it, and not memory of its own.
@@ -65,12 +65,12 @@ impl<'w> Fetch<'w> {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<Option<(usize, Rank)>, RmaError>> {
-        let coop = ready!(poll_proceed(cx));
+        ready!(budget::proceed(cx));
         self.count = into.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, self.count)?;
         if let Some(source) = self.memory.inline(part, self.offset, self.count) {
             source.read(into);
-            coop.made_progress();
+            budget::spend_on(budget::ACCESS, into.len());
             return Poll::Ready(Ok(None));
         }
         Poll::Ready(Ok(Some((part.remote, part.rank))))
@@ -163,12 +163,12 @@ impl<T: Element> Future for Get<'_, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut value = T::new_zeroed();
         if self.slow.is_none() {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             if let Some((_, source)) =
                 self.memory.target(self.rank.index(), self.offset, size_of::<T>() as u64)
             {
                 source.read(value.as_mut_bytes());
-                coop.made_progress();
+                budget::spend_on(budget::ACCESS, size_of::<T>());
                 return Poll::Ready(Ok(value));
             }
         }
@@ -226,13 +226,13 @@ impl<T: Element> Future for GetTo<'_, '_, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if let Way::Fresh = this.way {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             let into = this.into.as_mut_bytes();
             let found = this.memory.target(this.part as usize, this.offset, into.len() as u64);
             if let Some((_, source)) = found {
                 source.read(into);
+                budget::spend_on(budget::ACCESS, into.len());
                 this.way = Way::Done;
-                coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
         }

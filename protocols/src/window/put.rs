@@ -3,6 +3,7 @@
 use super::{Element, Memory, Stage};
 use crate::buffer::{Buffer, Kind};
 use crate::operation::{Pending, Way};
+use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::{Endpoint, Rank, RmaError, Scope};
@@ -10,7 +11,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 
 /// A put whose source is copied when it starts, by the first poll as a rule (not if its task has used up its turn). Ready when
 /// it is at the target.
@@ -89,12 +89,18 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
             return put.local().await;
         }
         let done = std::future::poll_fn(|cx| {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             let done = matches!(self.way, Way::Done) || self.try_at_once();
-            coop.made_progress();
+            budget::spend_on(budget::ACCESS, self.len());
             Poll::Ready(done)
         });
         if done.await { Ok(Put::done(self.memory, self.rank)) } else { self.general().local().await }
+    }
+
+    /// Bytes that it puts.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.source.as_ref().len()
     }
 
     /// Does a put that was not started, if nothing stands in the way of doing it at once.
@@ -132,10 +138,10 @@ impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Way::Fresh = self.way {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             if self.try_at_once() {
                 self.way = Way::Done;
-                coop.made_progress();
+                budget::spend_on(budget::ACCESS, self.len());
                 return Poll::Ready(Ok(()));
             }
         }
@@ -220,9 +226,10 @@ impl<'w> Put<'w> {
     #[inline]
     pub(super) fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Stage::Start = self.stage {
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
+            let len = self.payload.as_ref().map_or(0, Buffer::len);
             if self.try_at_once() {
-                coop.made_progress();
+                budget::spend_on(budget::ACCESS, len);
                 return Poll::Ready(Ok(()));
             }
             self.start_slowly()?;

@@ -3,13 +3,13 @@
 use super::atomic::Access;
 use super::{Element, Memory, Put, PutSlice, Window, Word, Words};
 use crate::operation::Way;
+use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::task::coop::poll_proceed;
 
 /// What a put does to a word of its target's part when the data is there; see [`Window::put_signal`].
 #[derive(Clone, Copy, Debug)]
@@ -137,11 +137,11 @@ impl Future for PutSignal<'_, '_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Way::Fresh = self.way {
             // As a rule nothing stands in the way of either.
-            let coop = ready!(poll_proceed(cx));
+            ready!(budget::proceed(cx));
             let put = self.data.try_at_once();
             if put && self.signal.try_at_once(self.rank) {
                 self.way = Way::Done;
-                coop.made_progress();
+                budget::spend_on(2 * budget::ACCESS, self.data.len());
                 return Poll::Ready(Ok(()));
             }
             self.go_slowly(put);

@@ -7,6 +7,7 @@ use crate::datatype::{
 };
 use crate::service::Call;
 use bytes::Bytes;
+use posthaste_core::budget;
 use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Fault, Handle, Rank, RmaError};
 use std::collections::VecDeque;
@@ -14,7 +15,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use tokio::task::coop::poll_proceed;
 use zerocopy::IntoBytes;
 
 /// Requests of one operation that are on their way at a time.
@@ -201,7 +201,10 @@ impl<T: Element> Window<T> {
         from: &Layout<'_>,
     ) -> PutTyped<'_> {
         match self.memory.put_typed(thresholds, (rank, to), (source.as_bytes(), from)) {
-            Ok(calls) => PutTyped { rank, calls, failed: None },
+            Ok(calls) => {
+                budget::spend_on(budget::MESSAGE, size_of_val(source));
+                PutTyped { rank, calls, failed: None }
+            }
             Err(error) => PutTyped { rank, calls: VecDeque::new(), failed: Some(Box::new(error)) },
         }
     }
@@ -278,7 +281,7 @@ impl Future for PutTyped<'_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.calls.is_empty() {
-            ready!(poll_proceed(cx)).made_progress();
+            ready!(budget::proceed(cx));
             return Poll::Ready(self.failed.take().map_or(Ok(()), |error| Err(*error)));
         }
         self.poll_calls(cx)
@@ -403,11 +406,11 @@ impl<S: Element> Future for GetTyped<'_, S> {
         };
         let into = buffer.as_mut_slice().as_mut_bytes();
         if this.remote.is_none() {
-            let Poll::Ready(coop) = poll_proceed(cx) else {
+            if budget::proceed(cx).is_pending() {
                 this.buffer = Some(buffer);
                 return Poll::Pending;
-            };
-            coop.made_progress();
+            }
+            budget::spend_on(budget::MESSAGE, into.len());
             if this.start(into)? {
                 return Poll::Ready(Ok(buffer));
             }
