@@ -94,7 +94,8 @@ struct History {
 }
 
 // SAFETY: the value is reached through a Guard only, and at most one Guard exists at a time: the HELD bit, taken with
-// acquire and given back with release; or `inside` of the bias's owner, see `revoke`.
+// acquire and given back with release; or `inside` of the bias's owner, see `revoke`; or, while HELD is kept, `adopted`, which
+// only the thread of whoever keeps it writes.
 unsafe impl<T: Send, W: Send> Sync for TokenCell<T, W> {}
 // SAFETY: it owns what it holds.
 unsafe impl<T: Send, W: Send> Send for TokenCell<T, W> {}
@@ -411,7 +412,9 @@ impl<T, W> Guard<'_, T, W> {
 impl<T, W> Drop for Guard<'_, T, W> {
     fn drop(&mut self) {
         if self.hold == Hold::Kept {
+            // Whoever keeps the token has it still.
             self.cell.adopted.store(0, Ordering::Relaxed);
+            return;
         }
         if self.hold == Hold::Biased {
             self.cell.inside.store(0, Ordering::Release);

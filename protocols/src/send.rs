@@ -407,7 +407,7 @@ impl<F: Face> Future for SendSlice<'_, '_, F> {
             ready!(budget::proceed(cx));
             let slow = if self.send_at_once() { Ok(None) } else { self.start_slowly() };
             self.way = Way::Done;
-            budget::spend(budget::MESSAGE);
+            budget::spend_on(budget::MESSAGE, self.bytes.len());
             match slow {
                 Ok(None) => return Poll::Ready(Ok(())),
                 Ok(Some(send)) => self.way = Way::Slow(Box::new(send)),

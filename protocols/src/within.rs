@@ -141,7 +141,7 @@ impl Alarm {
 
     fn set<F: Face>(&mut self, face: &F, bell: Bell) {
         if let Some(ticket) = bell.ticket {
-            // Nobody gets to an owned context but by its own face.
+            // Nobody gets to an owned context but by its own face, unless that drives whoever asks.
             let set = |face: &F| face.enter(|engine| engine.scope().deadline(self.at, ticket)).is_ok();
             if !(face.owns() && set(face)) {
                 bell.handle.set_deadline(self.at, ticket);

@@ -9,6 +9,7 @@ use posthaste_core::{Client, ClientId, Context, Handle, JobShape, LinuxSysdep, M
 use posthaste_testkit::watchdog::Watchdog;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -46,8 +47,16 @@ fn an_owner_lends_its_engine_to_what_it_drives_and_to_nobody_else() {
             assert!(matches!(nested, Ok((false, false))), "to one at a time");
             drive(&context, async { assert!(enters(handle)) }).await;
             assert!(enters(handle), "still");
-            // What is posted meanwhile is done.
-            handle.post_run(|scope| scope.declare_ready());
+            // What was posted before is done before, by whichever face.
+            let order = Arc::new(AtomicU32::new(0));
+            for number in 1..=2 {
+                let posted = order.clone();
+                handle.post_run(move |_| posted.store(number, Ordering::Relaxed));
+                let seen = || order.load(Ordering::Relaxed);
+                let seen =
+                    if number == 1 { handle.enter(|_| seen()).ok() } else { context.enter(|_| seen()).ok() };
+                assert_eq!(seen, Some(number));
+            }
         });
         driven.await;
         assert!(!enters(handle), "no longer");
@@ -60,6 +69,11 @@ fn an_owner_lends_its_engine_to_what_it_drives_and_to_nobody_else() {
         assert!(caught.await.is_err());
         assert!(!enters(handle), "no longer, however it ended");
         assert!(context.enter(|_| ()).is_ok(), "it is the owner's");
+        // A panic at the engine does not give away what is kept.
+        let panics = std::panic::AssertUnwindSafe(|| context.enter(|_| panic!("as a test has it")).is_ok());
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(!enters(handle), "it is still owned");
+        assert!(context.enter(|_| ()).is_ok(), "by the same");
     });
 }
 
@@ -90,6 +104,16 @@ fn a_driven_future_that_lets_others_run_is_polled_again_at_once() {
             if left == 0 { Poll::Ready(()) } else { Poll::Pending }
         });
         drive(&context, used_up).await;
+        // Nobody else drives the context: what is posted is done though the driven future uses every turn up.
+        let posted = Arc::new(AtomicU32::new(0));
+        let (done, handle) = (posted.clone(), client.contexts()[0].clone());
+        std::thread::spawn(move || handle.post_run(move |_| done.store(1, Ordering::Relaxed)));
+        let busy = async {
+            while posted.load(Ordering::Relaxed) == 0 {
+                tokio::task::consume_budget().await;
+            }
+        };
+        drive(&context, busy).await;
     });
     drop(watchdog);
 }

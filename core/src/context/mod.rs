@@ -194,6 +194,14 @@ impl Shared {
         }
     }
 
+    /// The token of an owner that lends it. Nothing is done before what was posted earlier.
+    #[cold]
+    fn borrow(&self) -> Option<Guard<'_, Engine, Work>> {
+        let mut guard = self.cell.borrow()?;
+        self.run_posted(&mut guard);
+        Some(guard)
+    }
+
     #[cold]
     fn run_posted(&self, guard: &mut Guard<'_, Engine, Work>) {
         for work in guard.take_work() {
@@ -226,8 +234,17 @@ impl Shared {
     }
 }
 
-/// One of the two faces of a context: a way to its engine.
-pub trait Face {
+mod sealed {
+    /// Whose `owns` is true really has the token.
+    pub trait Sealed {}
+
+    impl<F: Sealed> Sealed for &F {}
+    impl Sealed for super::Handle {}
+    impl Sealed for super::Context {}
+}
+
+/// One of the two faces of a context: a way to its engine. There are no others.
+pub trait Face: sealed::Sealed {
     /// What the faces share.
     fn shared(&self) -> &Arc<Shared>;
 
@@ -344,7 +361,7 @@ impl Face for Handle {
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
         let guard = self.shared.cell.try_take();
-        let Some(mut guard) = guard.or_else(|| self.shared.cell.borrow()) else { return Err(f) };
+        let Some(mut guard) = guard.or_else(|| self.shared.borrow()) else { return Err(f) };
         let result = f(guard.get());
         self.shared.leave(guard);
         Ok(result)
@@ -354,7 +371,7 @@ impl Face for Handle {
 /// The face that is owned by one task or thread: `Send`, not `Sync`. It holds the progress token for as long as it
 /// lives, so that no operation of it needs a locked instruction. Handles of the same context go on to work: what
 /// they want done is posted to this one's owner, who must keep polling futures of the context (or
-/// [`Context::advance`]).
+/// [`Context::advance`]); what the owner [`drive`]s gets to the engine through handles itself.
 #[derive(Debug)]
 pub struct Context {
     handle: Handle,
@@ -416,6 +433,10 @@ impl Face for Context {
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
         let Some(mut guard) = self.handle.shared.cell.adopt() else { return Err(f) };
+        // Nothing is done before what was posted earlier, and nothing that was posted meanwhile waits for the next time.
+        if self.handle.shared.cell.has_work() {
+            self.handle.shared.run_posted(&mut guard);
+        }
         let result = f(guard.get());
         if self.handle.shared.cell.has_work() {
             self.handle.shared.run_posted(&mut guard);

@@ -317,7 +317,7 @@ fn spin_on_memory<R>(
             if let Some(value) = done() {
                 // The driver is not to fall asleep between two of a row of these.
                 engine.found_memory_changed();
-                spent(shared, until.is_some());
+                spent(shared, until.is_some() || busy.rounds > 0);
                 return Spun::Done(value);
             }
             // Messages are not to wait for the end of these looks: it has a pause of its own.
@@ -377,17 +377,23 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
         }
         for _ in 0..BUSY_ROUNDS {
             let shared = face.shared();
+            let before = face.enter(|engine| engine.stats().events);
             let lent = shared.cell.lend();
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(value);
             }
             drop(lent);
             if poll_proceed(cx).is_pending() {
-                // It may have been told to let others run, and then waits for nothing that happens here.
+                // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
+                // the context meanwhile.
+                let now = shared.now_ms();
+                let _driven = face.enter(|engine| {
+                    engine.expire(now);
+                    shared.advance(engine)
+                });
                 return Poll::Pending;
             }
             // Until anything at all has happened: the future may be waiting for just that.
-            let before = face.enter(|engine| engine.stats().events);
             let happened = face.enter(|engine| {
                 let before = before.unwrap_or(0);
                 let mut done = |engine: &mut Engine| (engine.stats().events != before).then_some(());
@@ -482,7 +488,7 @@ impl Busy {
     }
 }
 
-/// A spin has ended well: whether it has taken so long that it had to look at the clock.
+/// A spin has ended well: whether that took long, by the clock that it looked at or by what else came in.
 #[inline]
 fn spent(shared: &Shared, long: bool) {
     budget::spend(if long || shared.spin == Spin::Yield { WAIT } else { QUICK_WAIT });
@@ -506,7 +512,7 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
     loop {
         let events = shared.advance(engine);
         if let Some(value) = done(engine) {
-            spent(shared, until.is_some());
+            spent(shared, until.is_some() || busy.rounds > 0);
             return Spun::Done(value);
         }
         // Posted work is run by the caller when it gives the token back.

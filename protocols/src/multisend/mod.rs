@@ -27,6 +27,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thiserror::Error;
 
+/// What one more target of a multicast costs, in nanoseconds.
+const TARGET: u32 = 16;
+
 /// Some messages of a multisend could not be sent; all others were.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} of {total} messages could not be sent: that to rank {} because {}", .failed.len(), .failed[0].0, .failed[0].1)]
@@ -279,14 +282,14 @@ impl<F: Face> Future for Multisend<'_, F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // Whoever only sends lets other tasks of the runtime have their turn now and then.
         ready!(budget::proceed(cx));
-        let len = self.payload.as_ref().map_or(0, Buffer::len);
+        let (len, targets) = (self.payload.as_ref().map_or(0, Buffer::len), self.targets.len());
         if self.multicast_at_once() {
-            budget::spend_on(budget::QUICK_WAIT, len);
+            budget::spend_on(budget::MESSAGE + TARGET.saturating_mul(targets as u32), len);
             return Poll::Ready(Ok(()));
         }
         let polled = self.go_on(cx);
         if polled.is_ready() {
-            budget::spend(budget::QUICK_WAIT);
+            budget::spend(budget::WAIT);
         }
         polled
     }

@@ -233,6 +233,7 @@ impl<'w> Put<'w> {
                 return Poll::Ready(Ok(()));
             }
             self.start_slowly()?;
+            budget::spend_on(budget::MESSAGE, len);
         }
         if let Stage::Posted(posted) = &self.stage {
             self.stage = match ready!(posted.poll(cx))? {
