@@ -92,9 +92,19 @@ pub enum JoinError {
     },
     /// Sockets are to be used, but nobody tells the ranks of each other.
     #[error(
-        "the ranks are to talk over sockets, but POSTHASTE_RENDEZVOUS is not set: start them with `posthaste run`"
+        "this rank is to talk over sockets, but its launcher was not told so, and POSTHASTE_RENDEZVOUS is not set: use \
+         `posthaste run --device tcp`, or set POSTHASTE_DEVICE=tcp for the launcher, which hands it on"
     )]
     NoRendezvous,
+    /// The job's ranks are to talk over sockets, and this one would share memory.
+    #[error(
+        "the launcher was told that the ranks talk over sockets, but POSTHASTE_DEVICE is not `tcp` for rank {rank}: leave \
+         it to all ranks as `posthaste run --device tcp` sets it"
+    )]
+    OtherDevice {
+        /// This rank.
+        rank: u32,
+    },
     /// Another rank said something that is not understood.
     #[error(
         "rank {rank} did not say {what} in a way that this version understands: all ranks need the same version"

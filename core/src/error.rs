@@ -248,6 +248,11 @@ pub enum RmaError {
     /// The window was freed or never made.
     #[error("{0} does not exist (any more)")]
     NoSuchWindow(WindowId),
+    /// A context of another client was named.
+    #[error(
+        "{0} belongs to another client of this process than the context: use a context of the client that made it"
+    )]
+    OtherClient(WindowId),
     /// The region's device cannot be reached from here.
     #[error("memory of rank {0} cannot be reached from here")]
     Unreachable(Rank),

@@ -1,6 +1,6 @@
 //! The messager: owns the devices that are present and the contexts of one client, and moves all of them.
 
-use crate::context::{Driver, Handle, Shared, Spin};
+use crate::context::{Driver, Handle, Kin, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
 use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
@@ -139,6 +139,7 @@ impl Client {
         gates.restarted(personality.rank, personality.incarnation);
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
         let mut contexts = Vec::new();
+        let kin = Kin::new(shape.contexts, &*sysdep);
         for number in 0..shape.contexts {
             let context = ContextId(number);
             let me = Endpoint::new(personality.rank, context);
@@ -163,9 +164,11 @@ impl Client {
                     now: sysdep.now().as_millis() as u64,
                 },
             );
-            let shared = Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin);
+            let shared =
+                Shared::new(engine, slots, me, routes.doorbell(context), sysdep.clone(), spin, kin.clone());
             contexts.push(Handle::new(shared));
         }
+        kin.meet(contexts.iter().map(Handle::shared_state));
         let restarts = Arc::default();
         Ok(Client {
             id,

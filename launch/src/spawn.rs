@@ -116,7 +116,8 @@ impl Launch {
     }
 
     /// Whether to serve a place on the loopback interface, for the life of the job, where ranks meet that reach each
-    /// other over sockets. It is served in any case if there are several nodes, or if `POSTHASTE_DEVICE` is `tcp`.
+    /// other over sockets. It is served in any case if there are several nodes, or if `POSTHASTE_DEVICE` is `tcp`; on one
+    /// node all ranks need that setting to come there.
     pub fn tcp(mut self, tcp: bool) -> Self {
         self.tcp = tcp;
         self

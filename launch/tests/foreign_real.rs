@@ -3,14 +3,15 @@
 //!
 //! What is not installed is said on standard error, also where the output of tests is captured.
 
+mod slurm;
+
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use posthaste_launch::{Foreign, Meeting, detect};
-use tempfile::TempDir;
+use slurm::{Cluster, in_path, skipped};
 
 /// What a rank does: nothing, unless this is set.
 const ROLE: &str = "POSTHASTE_TEST_MEET";
@@ -119,24 +120,12 @@ fn expect_all_gathered(command: Command, ranks: u32) {
     assert!(status.success(), "{line}: {status}");
 }
 
-/// A program in the path.
-fn in_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
-    std::env::split_paths(&path).chain(sbin).map(|folder| folder.join(name)).find(|program| program.is_file())
-}
-
 /// A launcher that has the name of others, if this one tells its maker.
 fn made_by(name: &str, maker: &str) -> Option<PathBuf> {
     in_path(name).filter(|program| {
         let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
         output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(maker))
     })
-}
-
-fn skipped(test: &str, why: &str) {
-    // The harness captures what the macros print, and shows it for failures only.
-    std::io::stderr().write_all(format!("skipped: {test}: {why}\n").as_bytes()).unwrap();
 }
 
 fn open_mpi(test: &str) -> Option<PathBuf> {
@@ -243,126 +232,16 @@ fn ranks_of_two_launchers_at_once_are_of_none() {
     assert!(said.iter().all(|said| said.contains("only one of them started this process")), "{said:?}");
 }
 
-/// Slurm's daemons for this host, which end with this, or by themselves.
-struct Cluster {
-    srun: PathBuf,
-    folder: TempDir,
-    daemons: Vec<Child>,
-}
-
-impl Cluster {
-    fn start(test: &str) -> Option<Self> {
-        let programs = (in_path("srun"), in_path("slurmctld"), in_path("slurmd"));
-        let (Some(srun), Some(control), Some(node)) = programs else {
-            skipped(test, "srun, slurmctld or slurmd is not installed (Debian: slurm-wlm)");
-            return None;
-        };
-        let folder = TempDir::new().unwrap();
-        let config = folder.path().join("slurm.conf");
-        std::fs::write(&config, configuration(folder.path())).unwrap();
-        let mut cluster = Self { srun, folder, daemons: Vec::new() };
-        for (name, daemon) in [("control", &control), ("node", &node)] {
-            let log = std::fs::File::create(cluster.folder.path().join(name)).unwrap();
-            let mut command = Command::new("timeout");
-            command.args(["-k", "1", "300"]).arg(daemon).arg("-D").arg("-f").arg(&config);
-            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-            cluster.daemons.push(command.spawn().unwrap());
-        }
-        let began = Instant::now();
-        while !cluster.is_up() {
-            if began.elapsed() > Duration::from_secs(30) {
-                let log =
-                    |name| std::fs::read_to_string(cluster.folder.path().join(name)).unwrap_or_default();
-                let errors = [log("control"), log("node")].concat();
-                let errors: Vec<&str> = errors.lines().filter(|line| line.contains("error")).collect();
-                skipped(test, &format!("Slurm's daemons do not run here: {}", errors.join("; ")));
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        Some(cluster)
-    }
-
-    fn is_up(&self) -> bool {
-        self.says(&self.srun, &["true"]).is_some()
-    }
-
-    /// What one of Slurm's programs answers within ten seconds, if it ends well.
-    fn says(&self, program: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
-        let mut command = Command::new("timeout");
-        command.arg("10").arg(program).args(arguments).env("SLURM_CONF", self.config()).stdin(Stdio::null());
-        command.output().ok().filter(|output| output.status.success()).map(|output| output.stdout)
-    }
-
-    /// Whether tasks can be given this kind of key-value space: a list of kinds names those whose library is missing too.
-    fn offers(&self, kind: &str, test: &str) -> bool {
-        let offers = self.says(&self.srun, &[&format!("--mpi={kind}"), "true"]).is_some();
-        if !offers {
-            let library = "for pmix it needs libpmix.so (Debian: libpmix-dev)";
-            skipped(test, &format!("srun does not run with --mpi={kind}; {library}"));
-        }
-        offers
-    }
-
-    fn config(&self) -> PathBuf {
-        self.folder.path().join("slurm.conf")
-    }
-
-    fn run(&self, arguments: &[&str], role: &str) -> Command {
-        let mut command = rank_of(&self.srun, arguments, role);
-        command.env("SLURM_CONF", self.config());
-        command
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // A task of a test that failed would outlive the daemons.
-        let _ = self.says(Path::new("scancel"), &["--state=RUNNING"]);
-        let began = Instant::now();
-        let busy = || self.says(Path::new("squeue"), &["--noheader"]).is_some_and(|jobs| !jobs.is_empty());
-        while began.elapsed() < Duration::from_secs(10) && busy() {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        for mut daemon in self.daemons.drain(..) {
-            // It passes the signal on.
-            let pid = rustix::process::Pid::from_child(&daemon);
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            let _ = daemon.wait();
-        }
-    }
-}
-
-/// One node, no authentication, everything in one folder.
-fn configuration(folder: &Path) -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let name = name.split('.').next().unwrap();
-    let user = Command::new("id").arg("-un").output().unwrap().stdout;
-    let user = String::from_utf8(user).unwrap();
-    let folder = folder.display();
-    // Steps of one name on one host get into each other's way, even under two clusters.
-    let first = 1000 * (1 + std::process::id() % 60_000);
-    let sockets = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let [control, node] = sockets.map(|socket| socket.local_addr().unwrap().port());
-    for state in ["control-state", "node-state"] {
-        std::fs::create_dir(format!("{folder}/{state}")).unwrap();
-    }
-    format!(
-        "ClusterName=posthaste\nSlurmctldHost={name}(127.0.0.1)\nSlurmctldPort={control}\nSlurmdPort={node}\n\
-         SlurmUser={user}\nSlurmdUser={user}\nAuthType=auth/none\nCredType=cred/none\nMpiDefault=none\n\
-         ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
-         SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\n\
-         StateSaveLocation={folder}/control-state\nSlurmdSpoolDir={folder}/node-state\n\
-         TmpFS={folder}\nFirstJobId={first}\nSlurmctldPidFile={folder}/control.pid\nSlurmdPidFile={folder}/node.pid\nSwitchType=switch/none\n\
-         SlurmdParameters=config_overrides\nNodeName={name} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN\n\
-         PartitionName=all Nodes=ALL Default=YES MaxTime=5 State=UP OverSubscribe=YES\n"
-    )
+fn tasks(cluster: &Cluster, arguments: &[&str], role: &str) -> Command {
+    let mut command = rank_of(&cluster.srun, arguments, role);
+    command.env("SLURM_CONF", cluster.config());
+    command
 }
 
 #[test]
 fn tasks_of_slurm_meet() {
     let Some(cluster) = Cluster::start("tasks_of_slurm_meet") else { return };
-    let (said, status) = run(cluster.run(&["--mpi=none", "-n", "4"], "gather"));
+    let (said, status) = run(tasks(&cluster, &["--mpi=none", "-n", "4"], "gather"));
     assert!(status.success() && said.len() == 4, "{said:?}");
     let place = said[0].strip_prefix("0 of 4 at ").and_then(|said| said.strip_suffix(", serves")).unwrap();
     let port: u16 = place.strip_prefix("127.0.0.1:").unwrap().parse().unwrap();
@@ -373,7 +252,7 @@ fn tasks_of_slurm_meet() {
 
     for kind in ["pmi2", "pmix"] {
         if cluster.offers(kind, "tasks_of_slurm_meet") {
-            expect_all_gathered(cluster.run(&[&format!("--mpi={kind}"), "-n", "4"], "gather"), 4);
+            expect_all_gathered(tasks(&cluster, &[&format!("--mpi={kind}"), "-n", "4"], "gather"), 4);
         }
     }
     launchers_inside_meet(&cluster);
@@ -384,10 +263,10 @@ fn launchers_inside_meet(cluster: &Cluster) {
     let test = "tasks_of_slurm_meet, a launcher in a task";
     if let Some(mpirun) = open_mpi(test).filter(|_| cluster.offers("pmi2", test)) {
         let inside = ["--mpi=pmi2", "-n", "1", mpirun.to_str().unwrap(), "-n", "3"];
-        expect_all_gathered(cluster.run(&inside, "gather"), 3);
+        expect_all_gathered(tasks(cluster, &inside, "gather"), 3);
     }
     if let Some(mpiexec) = hydra(test).filter(|_| cluster.offers("pmix", test)) {
         let inside = ["--mpi=pmix", "-n", "1", mpiexec.to_str().unwrap(), "-launcher", "fork", "-n", "3"];
-        expect_all_gathered(cluster.run(&inside, "gather"), 3);
+        expect_all_gathered(tasks(cluster, &inside, "gather"), 3);
     }
 }

@@ -15,6 +15,8 @@ mod board;
 #[cfg(all(test, posthaste_loom))]
 mod grant;
 #[cfg(all(test, posthaste_loom))]
+mod kin;
+#[cfg(all(test, posthaste_loom))]
 mod lane;
 #[cfg(posthaste_loom)]
 pub mod memory;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 impl Job {
     /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero. It
-    /// is made through the client's first context, and so are its operations.
+    /// is made through the client's first context, and so are its operations; [`Window::through`] leads them through another.
     ///
     /// # Examples
     /// ```
@@ -42,7 +42,7 @@ impl Job {
     }
 
     /// Allocates a region of `len` bytes on this rank, zeroed. It belongs to the client's first context, and so does
-    /// what is recorded of it.
+    /// what is recorded of it; others have [`Region::through`].
     ///
     /// # Errors
     /// If memory cannot be had.
@@ -53,7 +53,8 @@ impl Job {
         Ok(Region::allocate(&self.client, len).await?)
     }
 
-    /// A region of a peer, by the key that the peer told. What is done with it goes through the client's first context.
+    /// A region of a peer, by the key that the peer told. What is done with it goes through the client's first context, or
+    /// [another](RemoteRegion::through).
     ///
     /// # Errors
     /// If there is no such rank or it was started again since the key was told, or, where its memory is mapped here,
@@ -67,7 +68,7 @@ impl Job {
     }
 
     /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`]. The pattern
-    /// belongs to the client's first context.
+    /// belongs to the client's first context; others have [`record_through`](Self::record_through).
     ///
     /// # Errors
     /// If the closure fails or records nothing, the context has no room for it, what it names cannot be reached, or the
@@ -82,8 +83,43 @@ impl Job {
         Ok(pattern::record(&self.handle, recording).await?)
     }
 
+    /// The same for another context: it replays the pattern, and what is recorded of windows and regions is recorded of
+    /// their [views](Window::through) there, of messages of those [sent through](crate::ActiveMessage::through) it.
+    ///
+    /// # Errors
+    /// As for [`record`](Self::record).
+    ///
+    /// # Cancel safety
+    /// As for [`record`](Self::record).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::ContextId;
+    ///
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// let window = job.shmalloc::<u8>(64).await?.through(second).await?;
+    /// let source = job.region(64).await?.through(second).await?;
+    /// let pattern = job.record_through(second, |r| r.put(&window, job.rank(), 0, &source)).await?;
+    /// source.write(7, &[1])?;
+    /// pattern.replay().await?;
+    /// assert_eq!(window.load(7), Some(1));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn record_through(
+        &self,
+        handle: &Handle,
+        recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+    ) -> Result<Pattern, Error> {
+        Ok(pattern::record(handle, recording).await?)
+    }
+
     /// Makes an injection FIFO: messages and patterns that go through it wait for, and delay, nothing that goes another way.
-    /// See [`Fifo`]. It belongs to the client's first context, and takes messages of that one only.
+    /// See [`Fifo`]. It belongs to the client's first context, and takes messages of that one only; other contexts have
+    /// [`Fifo::open`].
     ///
     /// # Errors
     /// If the job was left.

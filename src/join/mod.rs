@@ -112,6 +112,10 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
     let fds = match fds {
         Some(fds) if one_node && !env.restart && settings.device != DeviceChoice::Tcp => {
+            if env.rendezvous.is_some() {
+                // The others would wait for this rank where they meet.
+                return Err(JoinError::OtherDevice { rank: env.rank });
+            }
             return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings, 0);
         }
         // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.

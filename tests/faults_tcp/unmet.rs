@@ -1,6 +1,6 @@
 //! Ranks that never had a connection with each other.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{options, run, run_unjoined, soon, until};
 use posthaste::{Fault, Rank};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -40,4 +40,23 @@ fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
             }
         }
     });
+}
+
+#[test]
+fn fault_a_rank_that_would_share_memory_among_ranks_that_talk_over_sockets_is_told_so() {
+    let shell = "test $POSTHASTE_RANK != 1 || unset POSTHASTE_DEVICE";
+    // Its end ends the others, who wait for it.
+    let options = options().after_shell_command(shell).fails();
+    let printed = run_unjoined(3, options, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        match runtime.block_on(posthaste::join()) {
+            Ok(job) => println!("joined as {}", job.rank()),
+            Err(error) => {
+                println!("not joined: {error}");
+                std::process::exit(3);
+            }
+        }
+    });
+    assert!(printed[1].contains("POSTHASTE_DEVICE is not `tcp` for rank 1"), "{}", printed[1]);
+    assert!(printed.iter().all(|text| !text.contains("joined as")), "{printed:?}");
 }

@@ -3,6 +3,9 @@
 //! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
 //! launcher where one is installed; in those processes the test is the body of a rank.
 
+mod kubernetes;
+#[path = "../../launch/tests/slurm/mod.rs"]
+mod slurm;
 mod succession;
 
 use posthaste::{Job, Rank};
@@ -540,6 +543,33 @@ fn a_process_that_a_rank_of_mpich_starts_is_told_that_it_is_none() {
 fn mpiexec_of_mpich_starts_a_job() {
     be_a_rank();
     under("mpiexec.hydra", &["-n", "4"], "mpiexec_of_mpich_starts_a_job", 4);
+}
+
+#[test]
+fn srun_of_slurm_starts_a_job() {
+    be_a_rank();
+    let test = "srun_of_slurm_starts_a_job";
+    let Some(cluster) = slurm::Cluster::start(test) else { return };
+    let config = cluster.config();
+    for kind in ["none", "pmi2", "pmix"] {
+        if kind != "none" && !cluster.offers(kind, test) {
+            continue;
+        }
+        let mut rank = command(test);
+        rank.env("SLURM_CONF", &config);
+        // Its own tasks have no key but what is given to all of them.
+        rank.env("POSTHASTE_KEY", KEY);
+        let arguments = [&format!("--mpi={kind}"), "-n", "4"];
+        let output = told_under(cluster.srun.to_str().unwrap(), &arguments, rank).unwrap();
+        for rank in 0..4 {
+            let expected = format!("rank {rank} of 4 by shm,shm,shm,shm");
+            assert!(
+                output.status.success() && text(&output).contains(&expected),
+                "{kind}: {}",
+                text(&output)
+            );
+        }
+    }
 }
 
 #[test]

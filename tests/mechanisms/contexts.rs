@@ -1,7 +1,7 @@
 //! Clients and contexts: separate traffic, threads of their own, work from anywhere.
 
 use crate::support::{options, run, soon, until};
-use posthaste::{ContextId, Fault, JoinError, Message, Rank, Scope};
+use posthaste::{ContextId, Fault, FifoOptions, JoinError, Message, Rank, RmaError, Scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -201,5 +201,124 @@ fn m_p04_deadlines_of_an_owned_context_are_met_whatever_it_waits_for() {
         soon("a put", job.drive(&context, job.within(hour, window.put(peer, 0, 2)))).await.unwrap();
         soon("the barrier", job.drive(&context, job.within(hour, job.barrier()))).await.unwrap();
         assert_eq!(window.load(0), Some(2));
+    });
+}
+
+/// Windows, regions, patterns and FIFOs of a context, whichever it is, driven by its driver or owned by a thread.
+#[test]
+fn m_p04_memory_and_patterns_are_used_through_any_context() {
+    const CONTEXTS: u16 = 3;
+    const WORDS: usize = 1000;
+    run(2, options().contexts(CONTEXTS).workers(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let message = job.register("counted", |_: Message, _: &mut Scope| {}).unwrap();
+        let window = job.shmalloc::<u64>(WORDS * usize::from(CONTEXTS) + 1).await.unwrap();
+        let sum = WORDS * usize::from(CONTEXTS);
+        job.barrier().await.unwrap();
+        for number in 0..CONTEXTS {
+            let handle = job.context_handle(ContextId(number)).unwrap();
+            let view = window.through(handle).await.unwrap();
+            let first = WORDS * usize::from(number);
+            let values: Vec<u64> = (0..WORDS as u64).map(|at| at * 7 + u64::from(number)).collect();
+            view.put_slice(peer, first, &values).await.unwrap();
+            assert_eq!(view.get_slice(peer, first, WORDS).await.unwrap(), values);
+            view.put(peer, first, 1).await.unwrap();
+            assert_eq!(view.get(peer, first).await.unwrap(), 1);
+            assert_eq!(view.fetch_add(peer, first, 4).await.unwrap(), 1);
+            assert_eq!(window.get(peer, first).await.unwrap(), 5, "it is one window");
+            // Recorded there, of what is there.
+            let source = job.region(800).await.unwrap();
+            let theirs = source.through(handle).await.unwrap();
+            let sent = message.through(handle);
+            let pattern = job.record_through(handle, |r| {
+                r.put(&view, peer, first, &theirs)?;
+                r.send(&sent, peer, theirs.slice(0..8))
+            });
+            let pattern = soon("the recording", pattern).await.unwrap();
+            let fifo = posthaste::Fifo::open(handle, FifoOptions::default()).await.unwrap();
+            for round in 1..=20u64 {
+                source.write(0, &round.to_ne_bytes()).unwrap();
+                source.write(792, &(round + 1).to_ne_bytes()).unwrap();
+                soon("the replay", pattern.replay()).await.unwrap();
+                soon("the message", fifo.send(&sent, peer, "beside")).await.unwrap();
+                assert_eq!(view.get(peer, first).await.unwrap(), round);
+                assert_eq!(view.get(peer, first + 99).await.unwrap(), round + 1);
+            }
+            // What is of another context is refused, and not sent some other way.
+            if number > 0 {
+                let mixed = job.record_through(handle, |r| r.put(&window, peer, first, &theirs)).await;
+                let other = |error: &posthaste::Error| format!("{error}").contains("context 0");
+                assert!(mixed.as_ref().is_err_and(other), "{mixed:?}");
+            }
+            view.add(peer, sum, 1).await.unwrap();
+        }
+        // Each of both has seen all of the other's.
+        soon("the peer", window.wait_until(sum, |count| count == u64::from(CONTEXTS))).await.unwrap();
+        job.barrier().await.unwrap();
+        // A thread that owns a context puts and waits there.
+        let (context, theirs) = (job.own_context(ContextId(1)).expect("free"), job.clone());
+        let handle = job.context_handle(ContextId(1)).unwrap();
+        let view = job.drive(&context, window.through(handle)).await.unwrap();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                // The replays have left zeros there.
+                for round in 1..=300u64 {
+                    let (value, signal) = ([round], view.signal_add(WORDS + 1, 1));
+                    let put = view.put_signal(peer, WORDS + 2, &value, signal);
+                    theirs.drive(&context, put).await.unwrap();
+                    view.wait_until_on(&context, WORDS + 1, |count| count >= round).await.unwrap();
+                    assert!(view.load(WORDS + 2).unwrap() >= round);
+                }
+            });
+            drop(context);
+        });
+        soon("the thread", tokio::task::spawn_blocking(move || thread.join())).await.unwrap().unwrap();
+        job.barrier().await.unwrap();
+        // Freed once, through whichever.
+        let view = window.through(job.context_handle(ContextId(2)).unwrap()).await.unwrap();
+        let waits = view.clone();
+        let waiting = tokio::spawn(async move { waits.wait_until(0, |word| word == u64::MAX).await });
+        soon("the free", view.free()).await.unwrap();
+        assert!(matches!(soon("the wait", waiting).await.unwrap(), Err(RmaError::NoSuchWindow(_))));
+        assert!(matches!(window.put(peer, 0, 1).await, Err(RmaError::NoSuchWindow(_))));
+        let late = window.through(job.context_handle(ContextId(1)).unwrap()).await;
+        assert!(matches!(late, Err(RmaError::NoSuchWindow(_))), "{late:?}");
+        assert!(matches!(window.free().await, Err(RmaError::NoSuchWindow(_))));
+    });
+}
+
+/// Data that goes through one context and a signal that goes through another: the signal comes last all the same.
+#[test]
+fn m_d31_a_signal_through_another_context_than_the_data_comes_after_it() {
+    run(2, options().contexts(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let data = job.shmalloc::<u64>(4096).await.unwrap();
+        let arrived = job.shmalloc::<u64>(1).await.unwrap();
+        let beside = data.through(job.context_handle(ContextId(1)).unwrap()).await.unwrap();
+        job.barrier().await.unwrap();
+        for round in 1..=50u64 {
+            // Alternately: the long way is sometimes this one, sometimes that.
+            let values = vec![round; 4096];
+            let (way, other) = if round % 2 == 0 { (&data, &arrived) } else { (&beside, &arrived) };
+            soon("the put", way.put_signal(peer, 0, &values, other.signal_add(0, 1))).await.unwrap();
+            soon("the signal", arrived.wait_until(0, |count| count >= round)).await.unwrap();
+            let seen = data.to_vec();
+            assert!(seen.iter().all(|value| *value >= round), "round {round}: {:?}", seen.first());
+            job.barrier().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn error_memory_of_another_client_is_refused() {
+    run(1, options().clients(2), async |job| {
+        let second = job.client(1).await.unwrap();
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let error = window.through(second.handle()).await.unwrap_err();
+        assert!(matches!(error, RmaError::OtherClient(_)) && error.to_string().contains("another client"));
+        let region = job.region(8).await.unwrap();
+        assert!(matches!(region.through(second.handle()).await, Err(RmaError::OtherClient(_))));
+        second.leave().await.unwrap();
     });
 }

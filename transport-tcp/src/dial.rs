@@ -37,6 +37,7 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
     while hub.is_dialing(context, peer, number) {
         match timeout_at(deadline, round(&hub, context, peer, number)).await {
             Ok(Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel })) => {
+                posthaste_core::failpoint!("tcp.dial.accepted");
                 if hub.accepted(context, peer, number) {
                     hub.deliver(context, Settled { peer, incarnation, stream: Arc::new(stream), channel });
                 }
@@ -93,12 +94,15 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
     let attempt = async {
         let mut stream = connect(target.address, &hub.limits).await?;
         stream.set_nodelay(true)?;
+        posthaste_core::failpoint!("tcp.dial.connected");
         let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
         stream.write_all(&hello).await?;
+        posthaste_core::failpoint!("tcp.dial.claimed");
         let mut answer = [0; ANSWER_LEN];
         read(&mut stream, &mut answer).await?;
         let (mut channel, finish) = initiator.answered(&answer)?;
         stream.write_all(&finish).await?;
+        posthaste_core::failpoint!("tcp.dial.proven");
         let mut verdict = [0; VERDICT_LEN];
         read(&mut stream, &mut verdict).await?;
         let verdict = channel.heard(&verdict)?;

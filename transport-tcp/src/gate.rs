@@ -227,6 +227,7 @@ impl Gate {
         socket::prepare(&stream, &self.hub.times, &self.hub.limits)?;
         let verdict = self.hub.judge(&claim);
         let accepted = verdict == Verdict::Accept;
+        posthaste_core::failpoint!("tcp.gate.judged");
         let last = match channel.verdict(verdict) {
             Ok(last) => last,
             Err(error) => {
@@ -239,6 +240,7 @@ impl Gate {
         };
         // An empty buffer has room for so little, or the connection is broken, which its port will see.
         let _ = (&stream).write(&last);
+        posthaste_core::failpoint!("tcp.gate.told");
         if accepted {
             let channel = channel.settled(self.hub.identity.mode());
             self.hub.deliver(
@@ -269,6 +271,7 @@ impl Unproven {
                 return Err(TurnedAway::Ended);
             }
             self.claim = Some(Box::new((claim, responder)));
+            posthaste_core::failpoint!("tcp.gate.answered");
         }
         let Some(finish) = self.whole::<FINISH_LEN>()? else { return Ok(Step::Wait) };
         match &self.claim {

@@ -206,6 +206,7 @@ impl TxLink {
             }
             self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
             self.told_until = self.out.passed() + self.out.len() as u64;
+            posthaste_core::failpoint!("tcp.done.due");
         }
         let Some(stream) = self.stream.clone() else { return 0 };
         let result = if self.key.is_some() {
@@ -246,8 +247,10 @@ impl TxLink {
             };
             self.out.consume(count.min(waiting));
             last_written += count.saturating_sub(waiting);
+            posthaste_core::failpoint!("tcp.frames.written");
             if count < asked {
                 // The kernel's buffer is full: asking once more would only be told so.
+                posthaste_core::failpoint!("tcp.frames.part");
                 self.blocked = true;
                 return Ok(last_written);
             }
@@ -356,6 +359,7 @@ impl TxLink {
         let Some(stream) = &self.stream else { return 0 };
         match memory.write_behind(header.as_bytes(), &**stream) {
             Ok(count) => {
+                posthaste_core::failpoint!("tcp.memory.written");
                 self.blocked = count < HEADER + memory.len();
                 count
             }

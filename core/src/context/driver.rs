@@ -170,7 +170,7 @@ impl Driver {
             let moved = advance_while_it_comes(&shared, engine, time);
             if engine.is_watching() {
                 engine.look_at_memory();
-                shared.watching.store(engine.is_watching(), Ordering::SeqCst);
+                shared.set_watching(engine.is_watching());
             }
             let events = engine.stats().events.wrapping_add(u64::from(shared.found.load(Ordering::Relaxed)));
             self.events = events;

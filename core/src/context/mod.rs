@@ -8,10 +8,12 @@
 //! will poll it again in any case, or *armed*, when peers ring the doorbell it sleeps on.
 
 mod driver;
+mod kin;
 mod reliance;
 mod wait;
 
 pub use driver::Driver;
+pub use kin::{Kin, Watchers};
 pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, poll_until};
 
 use crate::device::Doorbell;
@@ -85,6 +87,9 @@ pub struct Shared {
     /// The last of them that ended past the engine: as long as there are more, the driver stays awake.
     found: AtomicU32,
     reliance: reliance::Reliance,
+    kin: std::sync::Arc<Kin>,
+    /// There are others.
+    has_kin: bool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -103,6 +108,7 @@ impl Shared {
         doorbell: std::sync::Arc<dyn Doorbell>,
         sysdep: std::sync::Arc<dyn Sysdep>,
         spin: Spin,
+        kin: std::sync::Arc<Kin>,
     ) -> Arc<Shared> {
         // Without a barrier on another thread's behalf, every take would need a fence of its own: no bias then.
         let cell = if sysdep.fence_is_asymmetric() {
@@ -129,6 +135,8 @@ impl Shared {
             waits: AtomicU32::new(0),
             found: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
+            has_kin: kin.count() > 1,
+            kin,
         })
     }
 
@@ -229,6 +237,7 @@ impl Shared {
         let events = engine.advance(BUDGET);
         if events > 0 {
             self.after_events(engine);
+            self.tell_kin();
         }
         events
     }
@@ -462,7 +471,9 @@ impl Face for Context {
             if shared.rung.swap(false, Ordering::AcqRel) {
                 engine.disarm();
             }
-            let armed = engine.is_armed() || engine.arm();
+            // Who is armed already may have been told of nothing since.
+            let armed = if engine.is_armed() { !engine.look_at_memory() } else { engine.arm() };
+            shared.set_watching(engine.is_watching());
             let at = engine.next_expiry().unwrap_or(u64::MAX);
             if shared.timer_at.swap(at, Ordering::Relaxed) > at {
                 shared.driver.wake();
@@ -548,14 +559,26 @@ impl Handle {
         &self.shared
     }
 
-    /// Has the driver look at memory that tasks wait on: this rank has written some itself.
+    /// Has the drivers of this client's contexts look at memory that tasks wait on: this rank has written some itself.
     pub fn rouse(&self) {
         // Partner: the store of `watching` and the last look behind it, of a task that goes to sleep.
         std::sync::atomic::fence(Ordering::SeqCst);
-        if self.shared.watching.load(Ordering::SeqCst) {
-            self.shared.driver.wake();
-            self.shared.work_posted();
+        self.shared.rouse_watchers();
+        if self.shared.has_kin {
+            self.shared.rouse_kin();
         }
+    }
+
+    /// How many contexts its client has.
+    #[must_use]
+    pub fn kin(&self) -> u16 {
+        self.shared.kin.count()
+    }
+
+    /// Whether that is a context of the same client.
+    #[must_use]
+    pub fn is_kin_of(&self, other: &Handle) -> bool {
+        Arc::ptr_eq(&self.shared.kin, &other.shared.kin)
     }
 
     /// Milliseconds of the context's clock.

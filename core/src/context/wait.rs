@@ -5,7 +5,7 @@ use crate::budget::{self, ACCESS, QUICK_WAIT, WAIT};
 use crate::engine::{Engine, Scope, Watched, Work};
 use crate::memory::SharedSlice;
 use crate::slot::{Outcome, Ticket};
-use crate::sync::{fence, spin_loop};
+use crate::sync::spin_loop;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -230,8 +230,7 @@ fn watch<F: Face>(
     let now = shared.now_ms();
     let (list, owner) = (watched.clone(), shared.clone());
     let list = move |engine: &mut Engine| {
-        owner.watching.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        owner.set_watching(true);
         engine.watch(list, now);
         // It arms anew, and may have to look sooner than it meant to.
         owner.driver.wake();

@@ -134,6 +134,11 @@ impl LayoutAccess {
         Ok(LayoutAccess { service: Service::new(handle, id) })
     }
 
+    /// The same through another context.
+    pub(crate) fn through(&self, handle: &Handle) -> LayoutAccess {
+        LayoutAccess { service: self.service.through(handle) }
+    }
+
     /// Asks a peer to scatter bytes, which `pack` appends to what it is given.
     pub(crate) fn put<E>(
         &self,

@@ -29,13 +29,14 @@ use posthaste_core::context::{Face, Posted};
 use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
 use posthaste_core::engine::{Gates, PatternError};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words as _};
+use posthaste_core::sync::lock;
 use posthaste_core::{
-    Client, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope, SendError,
-    WindowId,
+    Client, ContextId, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope,
+    SendError, WindowId,
 };
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, Weak};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a typed window holds: plain old data of any bit pattern.
@@ -52,10 +53,10 @@ pub(crate) struct Part {
     pub place: u64,
     /// Key in the context's table of remote memory.
     pub remote: usize,
-    /// Rouses those who wait for what is written there; as long as it is mapped.
-    rouser: Option<Arc<dyn Rouse>>,
-    /// What says whether there are any.
-    sign: Option<SharedWords>,
+    /// Rouses those who wait for what is written there, in their first context; as long as it is mapped.
+    rouser: Option<Rouser>,
+    /// And in their other contexts.
+    others: Arc<[Rouser]>,
     /// Which incarnation of the rank has it.
     pub incarnation: u32,
 }
@@ -63,16 +64,56 @@ pub(crate) struct Part {
 impl Part {
     fn new(memory: &RemoteMemory, remote: usize, device: &Arc<dyn Device>, handle: &Handle) -> Part {
         let RemoteMemory { rank, offset: place, len, mapped, incarnation } = *memory;
-        let target = Endpoint::new(rank, handle.me().context);
-        let own =
-            || (rank == handle.me().rank).then(|| Arc::new(OwnRouser(handle.clone())) as Arc<dyn Rouse>);
-        let rouser = mapped.and_then(|_| device.rouser(target).or_else(own));
         // What cannot be roused is not written at once.
-        let sign = rouser.as_ref().and_then(|rouser| rouser.sign()).map(SharedWords::new);
-        Part { rank, mapped, len, place, remote, rouser, sign, incarnation }
+        let (rouser, others) = match mapped {
+            Some(_) => rousers(rank, device, handle),
+            None => Default::default(),
+        };
+        Part { rank, mapped, len, place, remote, rouser, others, incarnation }
+    }
+
+    /// The same part by another key.
+    fn at(&self, remote: usize) -> Part {
+        let Part { rank, mapped, len, place, ref rouser, ref others, incarnation, .. } = *self;
+        Part { rank, mapped, len, place, remote, rouser: rouser.clone(), others: others.clone(), incarnation }
+    }
+
+    fn memory(&self) -> RemoteMemory {
+        let Part { rank, mapped, len, place: offset, incarnation, .. } = *self;
+        RemoteMemory { rank, offset, len, mapped, incarnation }
     }
 
     /// Rouses those who wait for what was just written.
+    #[inline(always)]
+    fn rouse(&self) {
+        if let Some(rouser) = &self.rouser {
+            rouser.rouse();
+        }
+        if !self.others.is_empty() {
+            self.rouse_others();
+        }
+    }
+
+    #[cold]
+    fn rouse_others(&self) {
+        self.others.iter().for_each(Rouser::rouse);
+    }
+}
+
+/// Rouses one context of a rank.
+#[derive(Clone)]
+struct Rouser {
+    rouse: Arc<dyn Rouse>,
+    /// What says whether there is need to.
+    sign: Option<SharedWords>,
+}
+
+impl Rouser {
+    fn new(rouse: Arc<dyn Rouse>) -> Rouser {
+        let sign = rouse.sign().map(SharedWords::new);
+        Rouser { rouse, sign }
+    }
+
     #[inline(always)]
     fn rouse(&self) {
         if let Some(sign) = self.sign {
@@ -81,13 +122,26 @@ impl Part {
                 return;
             }
         }
-        if let Some(rouser) = &self.rouser {
-            rouser.rouse();
-        }
+        self.rouse.rouse();
     }
 }
 
-/// Rouses those who wait on this rank's own memory, where no device does.
+/// Those of a rank's first context and of its others.
+fn rousers(rank: Rank, device: &Arc<dyn Device>, handle: &Handle) -> (Option<Rouser>, Arc<[Rouser]>) {
+    let of = |context| device.rouser(Endpoint::new(rank, ContextId(context)));
+    match of(0) {
+        Some(first) => {
+            let others = (1..handle.kin()).filter_map(of).map(Rouser::new).collect();
+            (Some(Rouser::new(first)), others)
+        }
+        None if rank == handle.me().rank => {
+            (Some(Rouser::new(Arc::new(OwnRouser(handle.clone())))), Arc::default())
+        }
+        None => Default::default(),
+    }
+}
+
+/// Rouses those who wait on this rank's own memory, in whatever context, where no device does.
 struct OwnRouser(Handle);
 
 impl Rouse for OwnRouser {
@@ -110,6 +164,10 @@ pub(crate) struct Memory {
     device: Arc<dyn Device>,
     /// How layouts are reached where memory is not mapped; windows have it.
     layouts: Option<LayoutAccess>,
+    /// What this is a view of.
+    home: Option<Arc<Memory>>,
+    /// Views of this through other contexts, which end with it.
+    views: Mutex<Vec<Weak<Memory>>>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -153,6 +211,63 @@ impl Memory {
     #[inline]
     fn inline(&self, part: &Part, offset: u64, count: u64) -> Option<SharedSlice> {
         if self.gates.is_open(part.rank) { part.mapped?.slice(offset, count) } else { None }
+    }
+}
+
+impl Memory {
+    fn shares_context_with(&self, other: &Memory) -> bool {
+        posthaste_core::sync::Arc::ptr_eq(self.handle.shared_state(), other.handle.shared_state())
+    }
+
+    /// The same memory through another context of the client.
+    async fn through(self: &Arc<Memory>, handle: &Handle) -> Result<Arc<Memory>, RmaError> {
+        if handle.me().context == self.handle.me().context && handle.is_kin_of(&self.handle) {
+            return Ok(self.clone());
+        }
+        if !handle.is_kin_of(&self.handle) {
+            return Err(RmaError::OtherClient(self.id));
+        }
+        let home = self.home.as_ref().unwrap_or(self);
+        let keys = add_remote(handle, home.parts.iter().map(Part::memory).collect()).await;
+        let view = Arc::new(Memory {
+            id: home.id,
+            handle: handle.clone(),
+            gates: home.gates.clone(),
+            parts: home.parts.iter().zip(keys).map(|(part, key)| part.at(key)).collect(),
+            alive: AtomicBool::new(true),
+            size: home.size,
+            own: home.own,
+            device: home.device.clone(),
+            layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
+            home: Some(home.clone()),
+            views: Mutex::default(),
+        });
+        let mut views = lock(&home.views);
+        views.retain(|view| view.strong_count() > 0);
+        views.push(Arc::downgrade(&view));
+        // Under the lock: whoever frees it ends the views that are listed.
+        if home.alive.load(Ordering::SeqCst) {
+            Ok(view.clone())
+        } else {
+            Err(RmaError::NoSuchWindow(home.id))
+        }
+    }
+
+    /// Nothing is started on it any more. Returns its views that are in use; none: it was freed before.
+    fn end(&self) -> Option<Vec<Arc<Memory>>> {
+        if !self.alive.swap(false, Ordering::SeqCst) {
+            return None;
+        }
+        let views: Vec<Arc<Memory>> =
+            std::mem::take(&mut *lock(&self.views)).iter().filter_map(Weak::upgrade).collect();
+        for memory in &views {
+            memory.alive.store(false, Ordering::SeqCst);
+        }
+        // Who still waits on a word of it waits in vain.
+        for memory in views.iter().map(|view| &**view).chain([self]) {
+            memory.handle.post_run(|scope| scope.wake_watchers());
+        }
+        Some(views)
     }
 }
 
@@ -233,7 +348,8 @@ impl Made {
         let parts: Box<[Part]> =
             remotes.iter().zip(keys).map(|(remote, key)| Part::new(remote, key, &device, &handle)).collect();
         let (size, alive) = (parts.len() as u32, AtomicBool::new(true));
-        Memory { id, gates, parts, alive, size, own, device, layouts: Some(layouts), handle }
+        let (home, views) = (None, Mutex::default());
+        Memory { id, gates, parts, alive, size, own, device, layouts: Some(layouts), home, views, handle }
     }
 }
 
@@ -335,6 +451,37 @@ impl<T: Element> Window<T> {
     #[must_use]
     pub fn bytes(&self) -> Window<u8> {
         Window { memory: self.memory.clone(), origin: self.origin.clone(), element: PhantomData }
+    }
+
+    /// The same window through another context of the client: what is done with the result goes that context's way, in
+    /// its order and on its connections, beside what goes through others; of two operations through two contexts neither
+    /// precedes the other. It is one window all the same: freed once, through whichever.
+    ///
+    /// # Errors
+    /// [`RmaError::OtherClient`] for a context of another client, and if the window was freed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is told to anybody. It waits only while somebody else is at the context; given up then, entries
+    /// in the context's table of memory stay taken until the client ends.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::ContextId;
+    ///
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// let window = job.shmalloc::<u64>(8).await?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// let beside = window.through(second).await?;
+    /// beside.put(job.rank(), 3, 42).await?;
+    /// assert_eq!(window.load(3), Some(42));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn through(&self, handle: &Handle) -> Result<Window<T>, RmaError> {
+        let memory = self.memory.through(handle).await?;
+        Ok(Window { memory, origin: self.origin.clone(), element: PhantomData })
     }
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
@@ -461,26 +608,25 @@ impl<T: Element> Window<T> {
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
     pub async fn free(self) -> Result<(), RmaError> {
-        if !self.memory.alive.swap(false, Ordering::SeqCst) {
-            return Err(RmaError::NoSuchWindow(self.memory.id));
-        }
-        // Who still waits on a word of it waits in vain.
-        self.memory.handle.post_run(|scope| scope.wake_watchers());
+        let home = self.memory.home.as_ref().unwrap_or(&self.memory);
+        let views = home.end().ok_or(RmaError::NoSuchWindow(home.id))?;
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
         let freeing = match &self.origin {
             Origin::World(exchange, number) => Some(exchange.begin_free(*number)),
             Origin::Group(_) => None,
         };
-        let handle = &self.memory.handle;
-        let flushed = match &self.origin {
-            Origin::World(..) => crate::flush::fence(handle).await,
-            Origin::Group(origin) => origin.flush(handle).await,
-        };
-        match flushed {
-            Ok(()) => {}
-            // A lost rank's operations have ended, too.
-            Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
-            Err(error) => return Err(send_to_rma(error)),
+        for memory in views.iter().chain([home]) {
+            let handle = &memory.handle;
+            let flushed = match &self.origin {
+                Origin::World(..) => crate::flush::fence(handle).await,
+                Origin::Group(origin) => origin.flush(handle).await,
+            };
+            match flushed {
+                Ok(()) => {}
+                // A lost rank's operations have ended, too.
+                Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
+                Err(error) => return Err(send_to_rma(error)),
+            }
         }
         match (freeing, &self.origin) {
             (Some(freeing), _) => freeing.release().await.map_err(send_to_rma),

@@ -117,8 +117,8 @@ impl<T: Element> Window<T> {
         self.wait_until_on(&self.memory.handle, index, condition).await
     }
 
-    /// As [`wait_until`](Self::wait_until), by a face of context 0: whoever owns that waits so, or drives the wait, because a
-    /// wait through a handle could not sleep.
+    /// As [`wait_until`](Self::wait_until), by a face of any context of the client: whoever owns one waits so, or drives the
+    /// wait, because a wait through a handle could not sleep.
     ///
     /// # Errors
     /// As for `wait_until`.

@@ -44,7 +44,7 @@ struct RegionInner {
     offset: u64,
     incarnation: u32,
     local: usize,
-    own: Mutex<Option<OwnMemory>>,
+    own: Mutex<Option<Arc<OwnMemory>>>,
 }
 
 /// Memory of this rank that nobody else can reach yet, or any more.
@@ -117,7 +117,7 @@ impl Region {
         let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
         let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let own = Mutex::new(Some(own));
+        let own = Mutex::new(Some(Arc::new(own)));
         let (len, incarnation) = (len as u64, client.incarnation_of(me));
         Ok(Region(Arc::new(RegionInner { id, handle, slice, len, offset, incarnation, local, own })))
     }
@@ -126,6 +126,25 @@ impl Region {
     #[must_use]
     pub fn len(&self) -> u64 {
         self.0.len
+    }
+
+    /// The same memory for what another context of the client records of it. It is freed with the last of both.
+    ///
+    /// # Errors
+    /// [`RmaError::OtherClient`] for a context of another client.
+    ///
+    /// # Cancel safety
+    /// As for [`allocate`](Self::allocate).
+    pub async fn through(&self, handle: &Handle) -> Result<Region, RmaError> {
+        let RegionInner { id, slice, len, offset, incarnation, .. } = *self.0;
+        if !handle.is_kin_of(&self.0.handle) {
+            return Err(RmaError::OtherClient(WindowId(id as u32)));
+        }
+        let own = lock(&self.0.own).clone();
+        let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
+        let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
+        let (handle, own) = (handle.clone(), Mutex::new(own));
+        Ok(Region(Arc::new(RegionInner { id, handle, slice, len, offset, incarnation, local, own })))
     }
 
     /// Whether it has no bytes.
@@ -278,9 +297,22 @@ impl RemoteRegion {
                 own: usize::MAX,
                 device,
                 layouts: None,
+                home: None,
+                views: Mutex::default(),
                 handle,
             }),
         })
+    }
+
+    /// The same region through another context of the client, as [`Window::through`](crate::Window::through) has it.
+    ///
+    /// # Errors
+    /// [`RmaError::OtherClient`] for a context of another client.
+    ///
+    /// # Cancel safety
+    /// As for [`open`](Self::open).
+    pub async fn through(&self, handle: &Handle) -> Result<RemoteRegion, RmaError> {
+        Ok(RemoteRegion { memory: self.memory.through(handle).await? })
     }
 
     /// Puts bytes at an offset in bytes, as [`Window::put_slice`](crate::Window::put_slice) does.

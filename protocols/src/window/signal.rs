@@ -121,6 +121,8 @@ pub struct PutSignal<'w, 's> {
 struct Slow<'w> {
     put: Option<Put<'w>>,
     signal: Option<Access<'w>>,
+    /// Both go through one context, so that the one cannot overtake the other.
+    in_order: bool,
     starting: bool,
 }
 
@@ -155,7 +157,8 @@ impl PutSignal<'_, '_> {
     fn go_slowly(&mut self, is_put: bool) {
         let put = (!is_put).then(|| self.data.general());
         let signal = Some(self.signal.access(self.rank));
-        self.way = Way::Slow(Box::new(Slow { put, signal, starting: true }));
+        let in_order = self.data.goes_with(self.signal.memory);
+        self.way = Way::Slow(Box::new(Slow { put, signal, in_order, starting: true }));
     }
 
     #[inline(never)]
@@ -171,9 +174,15 @@ impl Slow<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         let this = self;
         if this.starting {
-            // In this order, one after the other has started: the signal follows the data on whatever way it goes.
+            // In this order, one after the other has started, or has ended: the signal follows the data on whatever way it
+            // goes.
             if let Some(put) = &mut this.put {
-                ready!(put.start(cx)?);
+                if this.in_order {
+                    ready!(put.start(cx)?);
+                } else {
+                    ready!(Pin::new(put).poll(cx)?);
+                    this.put = None;
+                }
             }
             if let Some(signal) = &mut this.signal
                 && ready!(signal.poll_start(cx)?)

@@ -329,6 +329,7 @@ impl RxLink {
                 let count = fill.take(self.plain.data());
                 self.plain.consume(count);
                 if fill.missing() > 0 {
+                    posthaste_core::failpoint!("tcp.payload.part");
                     return Ok(Parsed::More);
                 }
                 if let Some(fill) = self.fill.take() {
@@ -455,6 +456,7 @@ impl RxLink {
 
     /// A payload is all there. Returns the number of events.
     fn filled(&mut self, fill: Fill, index: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
+        posthaste_core::failpoint!("tcp.payload.whole");
         match fill {
             Fill::Message { header, info, bytes, .. } => {
                 // It is offered at the next turn of the loop.

@@ -40,6 +40,7 @@ impl Tx {
         if len > limits.get_chunk as u64 {
             return Err(Malformed::Window);
         }
+        posthaste_core::failpoint!("tcp.get.asked");
         let memory = self.hub.home.slice(offset, len);
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
         if link.leave != Leave::No {
@@ -59,6 +60,7 @@ impl Tx {
             Some(memory) => {
                 let header = Header::control(DATA, memory.len(), link.answers);
                 link.push_memory(header, memory);
+                posthaste_core::failpoint!("tcp.get.answered");
             }
             None => {
                 let header = Header::control(NONE, 0, link.answers);

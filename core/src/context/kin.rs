@@ -1,0 +1,112 @@
+//! The contexts of a client as one: they have their memory in common, so that a task of one of them may wait for what
+//! another one brings in.
+
+use super::Shared;
+use crate::sync::{AtomicU32, LightFence, Ordering};
+use crate::sysdep::Sysdep;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// In how many contexts of a client tasks wait on memory: a Dekker handshake between who goes to sleep, which says so and
+/// then looks at the memory once more, and who has written it, which then looks whether anybody said so.
+#[derive(Debug)]
+pub struct Watchers {
+    count: AtomicU32,
+    light: LightFence,
+}
+
+impl Watchers {
+    /// Nobody. `light`: what writers do.
+    #[must_use]
+    pub fn new(light: LightFence) -> Watchers {
+        Watchers { count: AtomicU32::new(0), light }
+    }
+
+    /// One more context; its tasks' memory is looked at once more behind this. `heavy` makes the barrier that a light fence
+    /// of the writers relies on.
+    pub fn begin(&self, heavy: impl FnOnce()) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        heavy();
+    }
+
+    /// One less.
+    pub fn end(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Behind a write: whether there are more than these.
+    #[inline]
+    #[must_use]
+    pub fn are_more_than(&self, known: u32) -> bool {
+        self.light.issue();
+        self.count.load(Ordering::Relaxed) > known
+    }
+}
+
+/// What the contexts of a client share.
+pub struct Kin {
+    count: u16,
+    contexts: OnceLock<Box<[Weak<Shared>]>>,
+    watchers: Watchers,
+}
+
+impl Kin {
+    /// So many contexts, which are yet to be made.
+    #[must_use]
+    pub fn new(count: u16, sysdep: &dyn Sysdep) -> Arc<Kin> {
+        let light = if sysdep.fence_is_asymmetric() { LightFence::Compiler } else { LightFence::Full };
+        Arc::new(Kin { count, contexts: OnceLock::new(), watchers: Watchers::new(light) })
+    }
+
+    /// Which they are. Said once.
+    pub fn meet<'c>(&self, contexts: impl Iterator<Item = &'c Arc<Shared>>) {
+        let known = self.contexts.set(contexts.map(Arc::downgrade).collect());
+        debug_assert!(known.is_ok(), "contexts are made once");
+    }
+
+    fn others(&self, than: &Shared) -> impl Iterator<Item = Arc<Shared>> {
+        let own = than.me.context;
+        let all = self.contexts.get().into_iter().flatten();
+        all.filter_map(Weak::upgrade).filter(move |context| context.me.context != own)
+    }
+
+    pub(super) fn count(&self) -> u16 {
+        self.count
+    }
+}
+
+impl Shared {
+    /// Says whether tasks of this context wait on memory. Under the token, and before the last look at that memory.
+    pub(super) fn set_watching(&self, watching: bool) {
+        if self.watching.swap(watching, Ordering::SeqCst) == watching {
+            return;
+        }
+        match (self.has_kin, watching) {
+            (true, true) => self.kin.watchers.begin(|| self.sysdep.heavy_fence()),
+            (true, false) => self.kin.watchers.end(),
+            (false, _) => {}
+        }
+        // Partner: that of whoever writes the rank's memory by itself.
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Something has come in by this context: the others' tasks may wait for it.
+    #[inline]
+    pub(super) fn tell_kin(&self) {
+        if self.has_kin && self.kin.watchers.are_more_than(u32::from(self.watching.load(Ordering::Relaxed))) {
+            self.rouse_kin();
+        }
+    }
+
+    #[cold]
+    pub(super) fn rouse_kin(&self) {
+        self.kin.others(self).for_each(|other| other.rouse_watchers());
+    }
+
+    /// Has the driver, or the owner, look at memory that tasks wait on.
+    pub(super) fn rouse_watchers(&self) {
+        if self.watching.load(Ordering::SeqCst) {
+            self.driver.wake();
+            self.work_posted();
+        }
+    }
+}
