@@ -96,15 +96,12 @@ pub enum JoinError {
          `posthaste run --device tcp`, or set POSTHASTE_DEVICE=tcp for the launcher, which hands it on"
     )]
     NoRendezvous,
-    /// The job's ranks are to talk over sockets, and this one would share memory.
+    /// Ranks of this host have not come to where those meet that talk over sockets.
     #[error(
-        "the launcher was told that the ranks talk over sockets, but POSTHASTE_DEVICE is not `tcp` for rank {rank}: leave \
-         it to all ranks as `posthaste run --device tcp` sets it"
+        "{0}. This rank has POSTHASTE_DEVICE=tcp: whichever rank of the host lacks it shares memory and does not come; \
+         `posthaste run --device tcp` sets it for all"
     )]
-    OtherDevice {
-        /// This rank.
-        rank: u32,
-    },
+    OtherDevice(#[source] posthaste_launch::MeetingError),
     /// Another rank said something that is not understood.
     #[error(
         "rank {rank} did not say {what} in a way that this version understands: all ranks need the same version"

@@ -250,9 +250,9 @@ pub enum RmaError {
     NoSuchWindow(WindowId),
     /// A context of another client was named.
     #[error(
-        "{0} belongs to another client of this process than the context: use a context of the client that made it"
+        "the memory belongs to another client of this process than the context: use a context of the client that made it"
     )]
-    OtherClient(WindowId),
+    OtherClient,
     /// The region's device cannot be reached from here.
     #[error("memory of rank {0} cannot be reached from here")]
     Unreachable(Rank),

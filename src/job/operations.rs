@@ -4,7 +4,7 @@ use super::Job;
 use crate::error::Error;
 use bytes::Bytes;
 use posthaste_core::engine::{FifoOptions, PatternError};
-use posthaste_core::{Context, Handle, Messager, Rank};
+use posthaste_core::{Context, Handle, Messager, Rank, RmaError};
 use posthaste_protocols::{
     Collectives, Element, Fifo, Group, ManyToMany, Pattern, Persistent, Recorder, Region, RegionKey,
     RemoteRegion, Window, Within, flush, pattern,
@@ -87,7 +87,7 @@ impl Job {
     /// their [views](Window::through) there, of messages of those [sent through](crate::ActiveMessage::through) it.
     ///
     /// # Errors
-    /// As for [`record`](Self::record).
+    /// As for [`record`](Self::record), and [`RmaError::OtherClient`] for a context of another client.
     ///
     /// # Cancel safety
     /// As for [`record`](Self::record).
@@ -114,6 +114,9 @@ impl Job {
         handle: &Handle,
         recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
     ) -> Result<Pattern, Error> {
+        if !handle.is_kin_of(&self.handle) {
+            return Err(RmaError::OtherClient.into());
+        }
         Ok(pattern::record(handle, recording).await?)
     }
 

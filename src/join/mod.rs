@@ -14,7 +14,7 @@ pub(crate) use meet::listens;
 use meet::{Given, Party, blocking, join_given};
 use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
-use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, Rendezvous, Settings};
+use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, MeetingError, Rendezvous, Settings};
 use std::time::Instant;
 
 /// Joins the job that this process was started for: by a launcher of this library, or by one of those that it knows:
@@ -112,10 +112,6 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let one_node = env.nodes.windows(2).all(|pair| pair[0] == pair[1]);
     let fds = match fds {
         Some(fds) if one_node && !env.restart && settings.device != DeviceChoice::Tcp => {
-            if env.rendezvous.is_some() {
-                // The others would wait for this rank where they meet.
-                return Err(JoinError::OtherDevice { rank: env.rank });
-            }
             return Place::new(Rank(env.rank), shape, env.nodes, fds, env.size as usize, settings, 0);
         }
         // Given up where sockets are asked for: nobody must believe that this rank can be reached over memory.
@@ -140,7 +136,13 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
         restart: env.restart,
         settings: settings.clone(),
     };
-    join_given(given, Party::new(Box::new(meeting), until)).await
+    let sockets = one_node && given.settings.device == DeviceChoice::Tcp;
+    match join_given(given, Party::new(Box::new(meeting), until)).await {
+        Err(JoinError::Meeting(missing @ MeetingError::Missing { .. })) if sockets => {
+            Err(JoinError::OtherDevice(missing))
+        }
+        joined => joined,
+    }
 }
 
 fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {

@@ -296,18 +296,26 @@ async fn move_bulk(window: &Window<u8>, me: Rank, to: Rank, rounds: u64) -> Resu
     Ok(())
 }
 
-/// Sees to it which side makes the connections, where the victim's fate lies in that.
-async fn come_in_turn(job: &Job, victim: Rank, hello: &ActiveMessage) {
+/// Sees to it which side makes the connections, where the victim's fate lies in that: the others wait until they have heard
+/// from who connects, or of its death.
+async fn come_in_turn(job: &Job, victim: Rank, traffic: &Traffic) {
     let plan = std::env::var("POSTHASTE_TEST_FAILPOINT").unwrap_or_default();
     let (dials, is_dialled) = (plan.starts_with("tcp.dial."), plan.starts_with("tcp.gate."));
     let is_victim = job.rank() == victim;
-    if dials && !is_victim || is_dialled && is_victim {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-    }
-    if dials && is_victim {
-        for to in job.ranks() {
-            hello.send(to, sealed(0, 8)).await.unwrap();
+    if dials && is_victim || is_dialled && !is_victim {
+        for to in job.ranks().filter(|to| is_victim || *to == victim) {
+            // Whoever was lost meanwhile is so for what follows, too.
+            let _ = traffic.message.send(to, sealed(0, 8)).await;
         }
+    } else if dials || is_dialled {
+        let lost = Arc::new(AtomicBool::new(false));
+        let told = lost.clone();
+        job.on_error(move |_| told.store(true, Ordering::Relaxed));
+        let expected = if is_victim { 2 } else { 1 };
+        until("a sign from who connects", || {
+            traffic.received.load(Ordering::Relaxed) >= expected || lost.load(Ordering::Relaxed)
+        })
+        .await;
     }
 }
 
@@ -328,7 +336,7 @@ async fn pass_through_everything(job: Job) {
         })
         .unwrap();
     job.ready();
-    come_in_turn(&job, victim, &traffic.message).await;
+    come_in_turn(&job, victim, &traffic).await;
     let consumer = tokio::spawn(async move {
         while let Some(message) = stream.recv().await {
             assert!(unseal(&message.into_bytes()).is_some(), "corrupt bytes in the stream");

@@ -1,7 +1,7 @@
 //! Members of a window that are killed while others work on it.
 
 use crate::support::{options, run, soon, wait_for};
-use posthaste::{Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
+use posthaste::{ContextId, Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -184,5 +184,32 @@ fn fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way() {
             assert!(matches!(window.fetch_add(peer, 0, 1).await, Err(RmaError::NoSuchWindow(_))));
         }
         job.barrier().await.unwrap();
+    });
+}
+
+/// Puts that nobody awaits, through a view that nobody has any more: none of them writes what comes after the window.
+#[test]
+fn fault_i10_what_was_started_through_a_view_ends_before_the_windows_range_is_reused() {
+    const LEN: usize = 4 << 20;
+    run(2, options().contexts(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let beside = job.context_handle(ContextId(1)).unwrap();
+        for round in 1..=5u8 {
+            let window = job.shmalloc::<u8>(LEN).await.unwrap();
+            let view = window.through(beside).await.unwrap();
+            job.barrier().await.unwrap();
+            for _ in 0..8 {
+                let put = view.put_bytes(peer, 0, vec![round; LEN].into()).local();
+                drop(soon("the earlier stage", put).await.unwrap());
+            }
+            drop(view);
+            soon("the free", window.free()).await.unwrap();
+            let next = job.shmalloc::<u8>(LEN).await.unwrap();
+            job.barrier().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            assert!(next.to_vec().iter().all(|byte| *byte == 0), "round {round}: somebody has written here");
+            job.barrier().await.unwrap();
+            soon("the free", next.free()).await.unwrap();
+        }
     });
 }

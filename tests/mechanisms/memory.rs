@@ -205,3 +205,40 @@ fn m_w01_a_ranks_own_part_is_copied_in_bulk() {
         job.barrier().await.unwrap();
     });
 }
+
+/// A put goes on when its future is dropped, and so it does when nobody has the region any more; another region, whose entry
+/// takes the place of that one's, is left alone.
+#[test]
+fn m_d12_a_put_goes_on_when_nobody_has_its_region_any_more() {
+    const PIECE: usize = 1 << 20;
+    const PIECES: usize = 8;
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let peer = Rank(1 - job.rank().0);
+            let [region, spare] =
+                [job.region(PIECES * PIECE).await.unwrap(), job.region(PIECES * PIECE).await.unwrap()];
+            let keys = (region.key(), spare.key());
+            let tell = job.service("keys", move |()| async move { keys }).unwrap();
+            job.barrier().await.unwrap();
+            let (theirs, other): (RegionKey, RegionKey) = tell.call(peer, ()).await.unwrap();
+            for round in 1..=5u8 {
+                let remote = job.remote_region(theirs).await.unwrap();
+                for piece in 0..PIECES {
+                    let put = remote.put_bytes(piece * PIECE, vec![round; PIECE]).local();
+                    drop(soon("the earlier stage", put).await.unwrap());
+                }
+                drop(remote);
+                let another = job.remote_region(other).await.unwrap();
+                soon("the flush", job.flush(peer)).await.unwrap();
+                drop(another);
+                job.barrier().await.unwrap();
+                for (memory, expected) in [(&region, round), (&spare, 0)] {
+                    let mut bytes = vec![9; PIECES * PIECE];
+                    memory.read(0, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == expected), "round {round}");
+                }
+                job.barrier().await.unwrap();
+            }
+        });
+    }
+}

@@ -127,13 +127,6 @@ impl Options {
         self
     }
 
-    /// The first rank that fails ends the others, however they end.
-    pub fn fails(mut self) -> Self {
-        self.any_end = true;
-        self.keep_going = false;
-        self
-    }
-
     /// The ranks are started through `sh -c`, after this command.
     pub fn after_shell_command(self, command: &str) -> Self {
         self.in_shell_script(&format!("{command}; exec \"$0\" \"$@\""))

@@ -9,7 +9,7 @@ use crate::ready::{self, ReadySet};
 use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
 use posthaste_core::memory::{SharedSlice, SharedWords};
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{ClientId, DeviceError, Endpoint, Fault, Rank, Sysdep};
+use posthaste_core::{ClientId, ContextId, DeviceError, Endpoint, Fault, Rank, Sysdep};
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -305,10 +305,13 @@ impl ClientLink {
         ReadySet::new(SharedWords::new(self.link.arena.part(block)), self.endpoints())
     }
 
-    /// Rings the endpoint if it sleeps while its tasks wait on memory, some of which was written.
-    pub fn ring_for_memory(&self, endpoint: Endpoint) {
-        if self.ready_set(endpoint).claim_ring_for_memory() {
-            self.link.ring(endpoint.rank);
+    /// Rings the contexts of a rank that sleep while their tasks wait on memory, some of which was written. Whoever names the
+    /// rank's memory has committed the blocks of all of them ([`Rouser`]).
+    pub fn ring_for_memory(&self, rank: Rank) {
+        for context in 0..self.link.arena.layout().shape.contexts {
+            if self.ready_set(Endpoint::new(rank, ContextId(context))).claim_ring_for_memory() {
+                self.link.ring(rank);
+            }
         }
     }
 

@@ -5,8 +5,8 @@ use crate::Namespaces;
 use posthaste::{CallError, Fault, Message, Rank, Result, RmaError, Scope, SendError};
 use std::cell::Cell;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::process::{Child, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What is moved at a time: more than the system holds for a connection.
 const LONG: usize = 16 << 20;
@@ -93,13 +93,27 @@ pub async fn rank(traffic: &str) -> Result<()> {
     job.leave().await
 }
 
+/// A launcher, which goes with this value, and its ranks with it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let pid = rustix::process::Pid::from_child(&self.0);
+            // It may have ended in this moment.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = self.0.wait();
+        }
+    }
+}
+
 /// The ranks' traffic, and which of them cannot be heard from some moment on.
 fn cut(test: &str, traffic: &str, silenced: &[usize]) {
     let Some(namespaces) = Namespaces::new(test, 1) else { return };
     let mut command = namespaces.job(&format!("cut {traffic}"));
     command.env("POSTHASTE_TCP_TIMEOUT", format!("{}", SILENCE_MS / 1000)).stdout(Stdio::piped());
-    let mut job = command.spawn().unwrap();
-    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    let mut job = Running(command.spawn().unwrap());
+    let mut lines = BufReader::new(job.0.stdout.take().unwrap()).lines();
     let mut next = || lines.next().map(|line| line.unwrap());
     let mut going = 0;
     while going < 2 {
@@ -117,12 +131,8 @@ fn cut(test: &str, traffic: &str, silenced: &[usize]) {
         let when: u64 = when.trim_end_matches(" ms").parse().unwrap();
         told[usize::from(who.ends_with('1'))].push(when.saturating_sub(at));
     }
-    let until = Instant::now() + Duration::from_secs(20);
-    while job.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "the launcher does not end");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(job.wait().unwrap().success());
+    let ended = job.0.wait().unwrap();
+    assert!(ended.success(), "{ended}: it fails, or did not end in time");
     println!("{traffic}, {silenced:?} unheard: told after {told:?} ms");
     for (rank, told) in told.iter().enumerate() {
         let all = match traffic {

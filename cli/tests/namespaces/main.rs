@@ -65,10 +65,10 @@ impl Namespaces {
         Ok(made)
     }
 
-    /// A command in the first.
+    /// A command in the first, which is ended if it takes too long.
     fn inside(&self, command: &[&str]) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.names[0]]).args(command);
+        let mut inside = Command::new("timeout");
+        inside.args(["-k", "5", "60", "ip", "netns", "exec", &self.names[0]]).args(command);
         inside
     }
 

@@ -168,10 +168,7 @@ impl Driver {
             }
             engine.expire(now);
             let moved = advance_while_it_comes(&shared, engine, time);
-            if engine.is_watching() {
-                engine.look_at_memory();
-                shared.set_watching(engine.is_watching());
-            }
+            engine.look_at_memory();
             let events = engine.stats().events.wrapping_add(u64::from(shared.found.load(Ordering::Relaxed)));
             self.events = events;
             if events != seen {
@@ -179,7 +176,7 @@ impl Driver {
                 self.received = self.received.wrapping_add(bytes);
                 self.until = time + shared.spin.limit() + patience(bytes);
             }
-            if moved > 0 {
+            let round = if moved > 0 {
                 Round::Moved
             } else if events != seen {
                 Round::OthersMoved
@@ -195,7 +192,10 @@ impl Driver {
                 Round::Armed(at)
             } else {
                 Round::Moved
-            }
+            };
+            // Whoever waited may have been told meanwhile in many ways.
+            shared.set_watching(engine.is_watching());
+            round
         });
         round.unwrap_or(Round::OthersMoved)
     }

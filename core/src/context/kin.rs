@@ -63,10 +63,13 @@ impl Kin {
         debug_assert!(known.is_ok(), "contexts are made once");
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = Arc<Shared>> {
+        self.contexts.get().into_iter().flatten().filter_map(Weak::upgrade)
+    }
+
     fn others(&self, than: &Shared) -> impl Iterator<Item = Arc<Shared>> {
         let own = than.me.context;
-        let all = self.contexts.get().into_iter().flatten();
-        all.filter_map(Weak::upgrade).filter(move |context| context.me.context != own)
+        self.all().filter(move |context| context.me.context != own)
     }
 
     pub(super) fn count(&self) -> u16 {
@@ -77,9 +80,10 @@ impl Kin {
 impl Shared {
     /// Says whether tasks of this context wait on memory. Under the token, and before the last look at that memory.
     pub(super) fn set_watching(&self, watching: bool) {
-        if self.watching.swap(watching, Ordering::SeqCst) == watching {
+        if self.watching.load(Ordering::Relaxed) == watching {
             return;
         }
+        self.watching.store(watching, Ordering::SeqCst);
         match (self.has_kin, watching) {
             (true, true) => self.kin.watchers.begin(|| self.sysdep.heavy_fence()),
             (true, false) => self.kin.watchers.end(),

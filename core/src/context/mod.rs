@@ -159,6 +159,12 @@ impl Shared {
         &self.slots
     }
 
+    /// Whether the context is closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// The owner of the context sleeps: the waker is called when there is something to do.
     fn park(&self, waker: &Waker) {
         let mut parked = lock(&self.parked);
@@ -220,6 +226,7 @@ impl Shared {
     fn run(&self, engine: &mut Engine, work: Work) {
         engine.run(work);
         self.after_events(engine);
+        self.tell_kin();
     }
 
     /// Something happened: a sleeping driver has to look after what follows from it.
@@ -575,6 +582,11 @@ impl Handle {
         self.shared.kin.count()
     }
 
+    /// All contexts of its client, this one among them.
+    pub fn all_kin(&self) -> impl Iterator<Item = Handle> {
+        self.shared.kin.all().map(Handle::new)
+    }
+
     /// Whether that is a context of the same client.
     #[must_use]
     pub fn is_kin_of(&self, other: &Handle) -> bool {
@@ -608,7 +620,7 @@ impl Handle {
     /// Whether the context is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.shared.closed.load(Ordering::Acquire)
+        self.shared.is_closed()
     }
 
     /// Ends everything that is pending with [`Fault::Shutdown`](crate::Fault::Shutdown); nothing can be started any more.

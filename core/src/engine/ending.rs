@@ -48,6 +48,9 @@ impl State {
             waiters.extend(out.waiters.drain(..));
         }
         let mut fifo = peer.fifo.take();
+        let rank = peer.endpoint.rank;
+        peer.queued_rma = 0;
+        self.sweep_retired(rank);
         for ticket in waiters {
             self.completer.complete(ticket, Err(fault));
         }

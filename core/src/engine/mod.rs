@@ -135,6 +135,8 @@ pub struct State {
     pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
     /// Until when landings were last seen in use, while a timer is set for that.
     landings_seen: Option<u64>,
+    /// Entries of the table of remote memory that are given up once nothing that waits names them.
+    retired: Vec<(Rank, usize)>,
     /// Messages up to this length in bytes go in one packet.
     pub(crate) eager: usize,
     /// Room for what is read out of shared memory to go into a packet.
@@ -254,6 +256,7 @@ impl Engine {
                 parts.config.landing_bytes,
             )),
             landings_seen: None,
+            retired: Vec::new(),
             memory: parts.memory,
             eager: 0,
             scratch: Vec::new(),

@@ -4,7 +4,7 @@ use super::{Payload, Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
 use crate::device::{Sources, Stop};
 use crate::error::RmaError;
-use crate::ids::Endpoint;
+use crate::ids::{Endpoint, Rank};
 use crate::memory::WordOp;
 use crate::slot::{Ticket, Value};
 use bytes::Bytes;
@@ -157,7 +157,35 @@ impl Scope<'_> {
     }
 }
 
+impl Scope<'_> {
+    /// Nothing is started any more on memory with these keys: they are given up, as soon as what of it waits in a queue is
+    /// with the device.
+    pub fn retire_remote(&mut self, keys: impl IntoIterator<Item = usize>) {
+        for key in keys {
+            if let Some(rank) = self.state.table.remote.get(key).map(|memory| memory.rank) {
+                self.state.retired.push((rank, key));
+                self.state.sweep_retired(rank);
+            }
+        }
+    }
+}
+
 impl State {
+    /// Gives up what was retired of a rank's memory, if nothing waits that may name it.
+    pub(super) fn sweep_retired(&mut self, rank: Rank) {
+        let index = self.shape.index(Endpoint::new(rank, self.me.context));
+        if self.peers[index].as_ref().is_some_and(|peer| peer.queued_rma > 0) {
+            return;
+        }
+        let State { retired, table, .. } = self;
+        retired.retain(|(of, key)| {
+            if *of == rank {
+                table.remote.try_remove(*key);
+            }
+            *of != rank
+        });
+    }
+
     /// Whether atomic operations on that endpoint's memory are carried out by the endpoint itself.
     pub(super) fn has_no_atomics(&self, index: usize) -> bool {
         self.goes_over_send(index) || !self.routes.of(self.shape.endpoint(index).rank).native_atomics
@@ -167,7 +195,10 @@ impl State {
     pub(super) fn rma_left_queue(&mut self, index: usize) {
         let peer = self.peer(index);
         peer.queued_rma = peer.queued_rma.saturating_sub(1);
-        let rank = peer.endpoint.rank;
+        let (rank, left) = (peer.endpoint.rank, peer.queued_rma);
         self.gates.queued(rank, -1);
+        if left == 0 && !self.retired.is_empty() {
+            self.sweep_retired(rank);
+        }
     }
 }

@@ -116,10 +116,13 @@ impl InProcessPort {
         Ok(())
     }
 
-    /// Tasks of the target may wait for what was written there.
+    /// Tasks of the target may wait for what was written there, in whichever context.
     fn rouse(&self, descriptor: &Descriptor) {
-        if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(descriptor.target())) {
-            inbox.rouse();
+        for context in 0..self.net.shape.contexts {
+            let target = Endpoint::new(descriptor.rank, ContextId(context));
+            if let Some(inbox) = self.net.inboxes.get(self.net.shape.index(target)) {
+                inbox.rouse();
+            }
         }
     }
 

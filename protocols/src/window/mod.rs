@@ -53,10 +53,8 @@ pub(crate) struct Part {
     pub place: u64,
     /// Key in the context's table of remote memory.
     pub remote: usize,
-    /// Rouses those who wait for what is written there, in their first context; as long as it is mapped.
+    /// Rouses those who wait for what is written there, in whatever context; as long as it is mapped.
     rouser: Option<Rouser>,
-    /// And in their other contexts.
-    others: Arc<[Rouser]>,
     /// Which incarnation of the rank has it.
     pub incarnation: u32,
 }
@@ -65,17 +63,13 @@ impl Part {
     fn new(memory: &RemoteMemory, remote: usize, device: &Arc<dyn Device>, handle: &Handle) -> Part {
         let RemoteMemory { rank, offset: place, len, mapped, incarnation } = *memory;
         // What cannot be roused is not written at once.
-        let (rouser, others) = match mapped {
-            Some(_) => rousers(rank, device, handle),
-            None => Default::default(),
-        };
-        Part { rank, mapped, len, place, remote, rouser, others, incarnation }
+        let rouser = mapped.and_then(|_| Rouser::of(rank, device, handle));
+        Part { rank, mapped, len, place, remote, rouser, incarnation }
     }
 
     /// The same part by another key.
     fn at(&self, remote: usize) -> Part {
-        let Part { rank, mapped, len, place, ref rouser, ref others, incarnation, .. } = *self;
-        Part { rank, mapped, len, place, remote, rouser: rouser.clone(), others: others.clone(), incarnation }
+        Part { remote, rouser: self.rouser.clone(), ..*self }
     }
 
     fn memory(&self) -> RemoteMemory {
@@ -89,22 +83,14 @@ impl Part {
         if let Some(rouser) = &self.rouser {
             rouser.rouse();
         }
-        if !self.others.is_empty() {
-            self.rouse_others();
-        }
-    }
-
-    #[cold]
-    fn rouse_others(&self) {
-        self.others.iter().for_each(Rouser::rouse);
     }
 }
 
-/// Rouses one context of a rank.
+/// Rouses those who wait on a rank's memory.
 #[derive(Clone)]
 struct Rouser {
     rouse: Arc<dyn Rouse>,
-    /// What says whether there is need to.
+    /// What says whether there are any, if it is one word.
     sign: Option<SharedWords>,
 }
 
@@ -112,6 +98,18 @@ impl Rouser {
     fn new(rouse: Arc<dyn Rouse>) -> Rouser {
         let sign = rouse.sign().map(SharedWords::new);
         Rouser { rouse, sign }
+    }
+
+    fn of(rank: Rank, device: &Arc<dyn Device>, handle: &Handle) -> Option<Rouser> {
+        let of = |context| device.rouser(Endpoint::new(rank, ContextId(context))).map(Rouser::new);
+        let own = || (rank == handle.me().rank).then(|| Rouser::new(Arc::new(OwnRouser(handle.clone()))));
+        match handle.kin() {
+            1 => of(0).or_else(own),
+            contexts => {
+                let all: Option<Box<[Rouser]>> = (0..contexts).map(of).collect();
+                all.map(|all| Rouser::new(Arc::new(All(all)))).or_else(own)
+            }
+        }
     }
 
     #[inline(always)]
@@ -126,18 +124,12 @@ impl Rouser {
     }
 }
 
-/// Those of a rank's first context and of its others.
-fn rousers(rank: Rank, device: &Arc<dyn Device>, handle: &Handle) -> (Option<Rouser>, Arc<[Rouser]>) {
-    let of = |context| device.rouser(Endpoint::new(rank, ContextId(context)));
-    match of(0) {
-        Some(first) => {
-            let others = (1..handle.kin()).filter_map(of).map(Rouser::new).collect();
-            (Some(Rouser::new(first)), others)
-        }
-        None if rank == handle.me().rank => {
-            (Some(Rouser::new(Arc::new(OwnRouser(handle.clone())))), Arc::default())
-        }
-        None => Default::default(),
+/// Rouses all contexts of a rank.
+struct All(Box<[Rouser]>);
+
+impl Rouse for All {
+    fn rouse(&self) {
+        self.0.iter().for_each(Rouser::rouse);
     }
 }
 
@@ -167,7 +159,7 @@ pub(crate) struct Memory {
     /// What this is a view of.
     home: Option<Arc<Memory>>,
     /// Views of this through other contexts, which end with it.
-    views: Mutex<Vec<Weak<Memory>>>,
+    views: Mutex<Vec<View>>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -221,64 +213,115 @@ impl Memory {
 
     /// The same memory through another context of the client.
     async fn through(self: &Arc<Memory>, handle: &Handle) -> Result<Arc<Memory>, RmaError> {
-        if handle.me().context == self.handle.me().context && handle.is_kin_of(&self.handle) {
-            return Ok(self.clone());
-        }
         if !handle.is_kin_of(&self.handle) {
-            return Err(RmaError::OtherClient(self.id));
+            return Err(RmaError::OtherClient);
         }
         let home = self.home.as_ref().unwrap_or(self);
-        let keys = add_remote(handle, home.parts.iter().map(Part::memory).collect()).await;
-        let view = Arc::new(Memory {
-            id: home.id,
-            handle: handle.clone(),
-            gates: home.gates.clone(),
-            parts: home.parts.iter().zip(keys).map(|(part, key)| part.at(key)).collect(),
-            alive: AtomicBool::new(true),
-            size: home.size,
-            own: home.own,
-            device: home.device.clone(),
-            layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
-            home: Some(home.clone()),
-            views: Mutex::default(),
-        });
-        let mut views = lock(&home.views);
-        views.retain(|view| view.strong_count() > 0);
-        views.push(Arc::downgrade(&view));
-        // Under the lock: whoever frees it ends the views that are listed.
-        if home.alive.load(Ordering::SeqCst) {
-            Ok(view.clone())
-        } else {
-            Err(RmaError::NoSuchWindow(home.id))
+        if !home.alive.load(Ordering::SeqCst) {
+            return Err(RmaError::NoSuchWindow(home.id));
         }
+        if handle.me().context == home.handle.me().context {
+            return Ok(home.clone());
+        }
+        let view = |keys: &[usize]| {
+            Arc::new(Memory {
+                id: home.id,
+                handle: handle.clone(),
+                gates: home.gates.clone(),
+                parts: home.parts.iter().zip(keys).map(|(part, key)| part.at(*key)).collect(),
+                alive: AtomicBool::new(true),
+                size: home.size,
+                own: home.own,
+                device: home.device.clone(),
+                layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
+                home: Some(home.clone()),
+                views: Mutex::default(),
+            })
+        };
+        if let Some(known) = home.known_view(handle, None, view)? {
+            return Ok(known);
+        }
+        let keys = add_remote(handle, home.parts.iter().map(Part::memory).collect()).await;
+        let made = home.known_view(handle, Some(keys.into()), view)?;
+        made.ok_or(RmaError::NoSuchWindow(home.id))
     }
 
-    /// Nothing is started on it any more. Returns its views that are in use; none: it was freed before.
-    fn end(&self) -> Option<Vec<Arc<Memory>>> {
+    /// The view through a context, made anew if nobody has it any more. None: there never was one, and there are no keys.
+    fn known_view(
+        &self,
+        handle: &Handle,
+        keys: Option<Box<[usize]>>,
+        view: impl Fn(&[usize]) -> Arc<Memory>,
+    ) -> Result<Option<Arc<Memory>>, RmaError> {
+        let context = handle.me().context;
+        let mut views = lock(&self.views);
+        let known = views.iter_mut().find(|view| view.handle.me().context == context);
+        let found = match (known, keys) {
+            (None, None) => return Ok(None),
+            (None, Some(keys)) => {
+                let live = view(&keys);
+                views.push(View { handle: handle.clone(), keys, live: Arc::downgrade(&live) });
+                live
+            }
+            (Some(known), others) => {
+                if let Some(keys) = others {
+                    // Somebody else was quicker.
+                    handle.post_run(move |scope| scope.retire_remote(keys));
+                }
+                match known.live.upgrade() {
+                    Some(live) => live,
+                    None => {
+                        let live = view(&known.keys);
+                        known.live = Arc::downgrade(&live);
+                        live
+                    }
+                }
+            }
+        };
+        // Under the lock: whoever frees it ends the views that are listed.
+        if self.alive.load(Ordering::SeqCst) { Ok(Some(found)) } else { Err(RmaError::NoSuchWindow(self.id)) }
+    }
+
+    /// Nothing is started on it any more. Returns the contexts through which it was used, or none if it was ended before.
+    fn end(&self) -> Option<Vec<Handle>> {
         if !self.alive.swap(false, Ordering::SeqCst) {
             return None;
         }
-        let views: Vec<Arc<Memory>> =
-            std::mem::take(&mut *lock(&self.views)).iter().filter_map(Weak::upgrade).collect();
-        for memory in &views {
-            memory.alive.store(false, Ordering::SeqCst);
+        let mut contexts = vec![self.handle.clone()];
+        for view in lock(&self.views).iter() {
+            if let Some(live) = view.live.upgrade() {
+                live.alive.store(false, Ordering::SeqCst);
+            }
+            contexts.push(view.handle.clone());
         }
-        // Who still waits on a word of it waits in vain.
-        for memory in views.iter().map(|view| &**view).chain([self]) {
-            memory.handle.post_run(|scope| scope.wake_watchers());
+        // Who still waits on a word of it, through whichever context, waits in vain.
+        for context in self.handle.all_kin() {
+            context.post_run(|scope| scope.wake_watchers());
         }
-        Some(views)
+        Some(contexts)
     }
+}
+
+/// What was made of some memory for another context. Its keys stay as long as the memory: an operation may go on when nobody
+/// has the view any more.
+struct View {
+    handle: Handle,
+    keys: Box<[usize]>,
+    live: Weak<Memory>,
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let keys: Vec<usize> = self.parts.iter().map(|part| part.remote).collect();
-        self.handle.post_run(move |scope| {
-            for key in keys {
-                scope.table().remote.try_remove(key);
-            }
-        });
+        // Those of a view are its home's.
+        if self.home.is_some() {
+            return;
+        }
+        let own = self.parts.iter().map(|part| part.remote).collect();
+        let views = std::mem::take(&mut *lock(&self.views));
+        let all = views.into_iter().map(|view| (view.handle, view.keys)).chain([(self.handle.clone(), own)]);
+        for (handle, keys) in all {
+            handle.post_run(move |scope| scope.retire_remote(keys));
+        }
     }
 }
 
@@ -455,10 +498,11 @@ impl<T: Element> Window<T> {
 
     /// The same window through another context of the client: what is done with the result goes that context's way, in
     /// its order and on its connections, beside what goes through others; of two operations through two contexts neither
-    /// precedes the other. It is one window all the same: freed once, through whichever.
+    /// precedes the other. It is one window all the same: freed once, through whichever, for which the owners of all contexts that
+    /// it was led through have to poll theirs, or to have dropped them.
     ///
     /// # Errors
-    /// [`RmaError::OtherClient`] for a context of another client, and if the window was freed.
+    /// [`RmaError::OtherClient`] for a context of another client, and [`RmaError::NoSuchWindow`] if the window was freed.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is told to anybody. It waits only while somebody else is at the context; given up then, entries
@@ -599,7 +643,8 @@ impl<T: Element> Window<T> {
     }
 
     /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every
-    /// rank has come here or is proven dead (I10). From now on every operation on it is refused.
+    /// rank has come here or is proven dead (I10). From now on every operation on it is refused. It waits for the operations of
+    /// all contexts [through](Self::through) which the window was used; whoever owns one of these has to poll meanwhile.
     ///
     /// # Errors
     /// If it was freed before, a rank is lost or called something else, or this rank is closed. The window is freed
@@ -609,14 +654,13 @@ impl<T: Element> Window<T> {
     /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
     pub async fn free(self) -> Result<(), RmaError> {
         let home = self.memory.home.as_ref().unwrap_or(&self.memory);
-        let views = home.end().ok_or(RmaError::NoSuchWindow(home.id))?;
+        let contexts = home.end().ok_or(RmaError::NoSuchWindow(home.id))?;
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
         let freeing = match &self.origin {
             Origin::World(exchange, number) => Some(exchange.begin_free(*number)),
             Origin::Group(_) => None,
         };
-        for memory in views.iter().chain([home]) {
-            let handle = &memory.handle;
+        for handle in &contexts {
             let flushed = match &self.origin {
                 Origin::World(..) => crate::flush::fence(handle).await,
                 Origin::Group(origin) => origin.flush(handle).await,

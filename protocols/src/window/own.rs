@@ -145,7 +145,7 @@ impl<T: Element> Window<T> {
                 fence(Ordering::Acquire);
                 return Some(Ok(value));
             }
-            handle.is_closed().then(|| Err(Fault::Shutdown.into()))
+            (handle.is_closed() || face.shared().is_closed()).then(|| Err(Fault::Shutdown.into()))
         };
         std::future::poll_fn(|cx| poll_memory(face, cx, memory, &mut watched, &mut done)).await
     }

@@ -138,7 +138,7 @@ impl Region {
     pub async fn through(&self, handle: &Handle) -> Result<Region, RmaError> {
         let RegionInner { id, slice, len, offset, incarnation, .. } = *self.0;
         if !handle.is_kin_of(&self.0.handle) {
-            return Err(RmaError::OtherClient(WindowId(id as u32)));
+            return Err(RmaError::OtherClient);
         }
         let own = lock(&self.0.own).clone();
         let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));

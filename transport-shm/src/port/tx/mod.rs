@@ -394,7 +394,7 @@ impl Tx {
         let (op, fetch) = descriptor.word_op().ok_or(defect)?;
         let old = word.and_then(|word| word.apply(&op)).ok_or(defect)?;
         self.fence.issue();
-        self.home.ring_for_memory(descriptor.target());
+        self.home.ring_for_memory(descriptor.rank);
         match Ticket::from_word(descriptor.ticket) {
             Some(ticket) if fetch => {
                 self.ended.push((ticket, op.len.value(old)));
@@ -462,7 +462,7 @@ impl Inject for Tx {
         if let Some(target) = self.wrote.take() {
             // Tasks may wait for what was written.
             self.fence.issue();
-            self.home.ring_for_memory(target);
+            self.home.ring_for_memory(target.rank);
         }
         if injected.stop == Stop::Full
             && let Some(descriptor) = run.get(injected.taken)
