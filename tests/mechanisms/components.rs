@@ -140,6 +140,18 @@ fn m_d04_the_personality_says_who_and_where_a_rank_is() {
         for rank in others(&job) {
             assert_ne!(ranks[rank.index()], ranks[job.rank().index()], "ranks are processes");
         }
+        // Each knows where it is in a torus, and who is beside it.
+        let torus = personality.torus(2);
+        assert_eq!(
+            (torus.extents(), torus.coordinates(job.rank())),
+            (&[3, 1][..], Some(vec![job.rank().0, 0]))
+        );
+        let next = torus.neighbour(job.rank(), 0, 1).unwrap();
+        let window = job.shmalloc::<u32>(1).await.unwrap();
+        window.put(next, 0, job.rank().0 + 10).await.unwrap();
+        job.barrier().await.unwrap();
+        let previous = torus.neighbour(job.rank(), 0, -1).unwrap();
+        assert_eq!(window.load(0), Some(previous.0 + 10));
         let before = sysdep.now();
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         assert!(sysdep.now() > before && sysdep.cores() > 0);

@@ -7,8 +7,10 @@
 //! and for when a host was last heard of; the in-process device for pages that it gives back.
 
 mod linux;
+mod torus;
 
 pub use linux::LinuxSysdep;
+pub use torus::Torus;
 
 use crate::ids::{JobShape, Rank};
 use std::time::Duration;
@@ -51,6 +53,13 @@ impl Personality {
     pub fn is_local(&self, rank: Rank) -> bool {
         let node = |rank: Rank| self.nodes.get(rank.index());
         node(rank).is_some() && node(rank) == node(self.rank)
+    }
+
+    /// The job's ranks as a torus of so many dimensions, as nearly equal as their number can be divided: what a network that
+    /// is one would tell. Neighbours along the last dimension are on one node as a rule.
+    #[must_use]
+    pub fn torus(&self, dimensions: usize) -> Torus {
+        Torus::balanced(self.shape.ranks, dimensions)
     }
 
     /// Number of ranks on this rank's node.

@@ -156,6 +156,8 @@ pub(crate) struct Memory {
     device: Arc<dyn Device>,
     /// How layouts are reached where memory is not mapped; windows have it.
     layouts: Option<LayoutAccess>,
+    /// Those of the parts; of a view they are with its home.
+    _keys: Option<Keys>,
     /// What this is a view of.
     home: Option<Arc<Memory>>,
     /// Views of this through other contexts, which end with it.
@@ -234,6 +236,7 @@ impl Memory {
                 own: home.own,
                 device: home.device.clone(),
                 layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
+                _keys: None,
                 home: Some(home.clone()),
                 views: Mutex::default(),
             })
@@ -241,8 +244,8 @@ impl Memory {
         if let Some(known) = home.known_view(handle, None, view)? {
             return Ok(known);
         }
-        let keys = add_remote(handle, home.parts.iter().map(Part::memory).collect()).await;
-        let made = home.known_view(handle, Some(keys.into()), view)?;
+        let keys = Keys::add(handle, home.parts.iter().map(Part::memory).collect()).await;
+        let made = home.known_view(handle, Some(keys), view)?;
         made.ok_or(RmaError::NoSuchWindow(home.id))
     }
 
@@ -250,33 +253,25 @@ impl Memory {
     fn known_view(
         &self,
         handle: &Handle,
-        keys: Option<Box<[usize]>>,
-        view: impl Fn(&[usize]) -> Arc<Memory>,
+        keys: Option<Keys>,
+        make: impl Fn(&[usize]) -> Arc<Memory>,
     ) -> Result<Option<Arc<Memory>>, RmaError> {
         let context = handle.me().context;
         let mut views = lock(&self.views);
-        let known = views.iter_mut().find(|view| view.handle.me().context == context);
+        let known = views.iter_mut().find(|view| view.keys.handle.me().context == context);
         let found = match (known, keys) {
             (None, None) => return Ok(None),
             (None, Some(keys)) => {
-                let live = view(&keys);
-                views.push(View { handle: handle.clone(), keys, live: Arc::downgrade(&live) });
+                let live = make(&keys.keys);
+                views.push(View { keys, live: Arc::downgrade(&live) });
                 live
             }
-            (Some(known), others) => {
-                if let Some(keys) = others {
-                    // Somebody else was quicker.
-                    handle.post_run(move |scope| scope.retire_remote(keys));
-                }
-                match known.live.upgrade() {
-                    Some(live) => live,
-                    None => {
-                        let live = view(&known.keys);
-                        known.live = Arc::downgrade(&live);
-                        live
-                    }
-                }
-            }
+            // Somebody else may have been quicker, whose keys serve as well.
+            (Some(known), _) => known.live.upgrade().unwrap_or_else(|| {
+                let live = make(&known.keys.keys);
+                known.live = Arc::downgrade(&live);
+                live
+            }),
         };
         // Under the lock: whoever frees it ends the views that are listed.
         if self.alive.load(Ordering::SeqCst) { Ok(Some(found)) } else { Err(RmaError::NoSuchWindow(self.id)) }
@@ -292,7 +287,7 @@ impl Memory {
             if let Some(live) = view.live.upgrade() {
                 live.alive.store(false, Ordering::SeqCst);
             }
-            contexts.push(view.handle.clone());
+            contexts.push(view.keys.handle.clone());
         }
         // Who still waits on a word of it, through whichever context, waits in vain.
         for context in self.handle.all_kin() {
@@ -305,24 +300,8 @@ impl Memory {
 /// What was made of some memory for another context. Its keys stay as long as the memory: an operation may go on when nobody
 /// has the view any more.
 struct View {
-    handle: Handle,
-    keys: Box<[usize]>,
+    keys: Keys,
     live: Weak<Memory>,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // Those of a view are its home's.
-        if self.home.is_some() {
-            return;
-        }
-        let own = self.parts.iter().map(|part| part.remote).collect();
-        let views = std::mem::take(&mut *lock(&self.views));
-        let all = views.into_iter().map(|view| (view.handle, view.keys)).chain([(self.handle.clone(), own)]);
-        for (handle, keys) in all {
-            handle.post_run(move |scope| scope.retire_remote(keys));
-        }
-    }
 }
 
 /// A window over all ranks of the job, or over the members of a group ([`Group::shmalloc`](crate::Group::shmalloc)): each
@@ -387,21 +366,52 @@ struct Made {
 impl Made {
     async fn with(self, remotes: Vec<RemoteMemory>) -> Memory {
         let Made { handle, device, gates, layouts, id, own } = self;
-        let keys = add_remote(&handle, remotes.clone()).await;
+        let keys = Keys::add(&handle, remotes.clone()).await;
+        let parts = remotes.iter().zip(&keys.keys);
         let parts: Box<[Part]> =
-            remotes.iter().zip(keys).map(|(remote, key)| Part::new(remote, key, &device, &handle)).collect();
+            parts.map(|(remote, key)| Part::new(remote, *key, &device, &handle)).collect();
         let (size, alive) = (parts.len() as u32, AtomicBool::new(true));
-        let (home, views) = (None, Mutex::default());
-        Memory { id, gates, parts, alive, size, own, device, layouts: Some(layouts), home, views, handle }
+        let (home, views, _keys) = (None, Mutex::default(), Some(keys));
+        Memory {
+            id,
+            gates,
+            parts,
+            alive,
+            size,
+            own,
+            device,
+            layouts: Some(layouts),
+            _keys,
+            home,
+            views,
+            handle,
+        }
     }
 }
 
-/// Adds remote memory to the context's table; returns the keys.
-async fn add_remote(handle: &Handle, memory: Vec<RemoteMemory>) -> Vec<usize> {
-    let posted = handle.post(move |scope: &mut Scope<'_>| {
-        memory.into_iter().map(|memory| scope.table().remote.insert(memory)).collect()
-    });
-    std::future::poll_fn(|cx| posted.poll(cx)).await
+/// Entries of a context's table of remote memory, given up with this.
+struct Keys {
+    handle: Handle,
+    keys: Box<[usize]>,
+}
+
+impl Keys {
+    async fn add(handle: &Handle, memory: Vec<RemoteMemory>) -> Keys {
+        let owner = handle.clone();
+        let posted = handle.post(move |scope: &mut Scope<'_>| {
+            let keys = memory.into_iter().map(|memory| scope.table().remote.insert(memory)).collect();
+            // An owner, so that they are given up if nobody waits for them any more.
+            Keys { handle: owner, keys }
+        });
+        std::future::poll_fn(|cx| posted.poll(cx)).await
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        self.handle.post_run(move |scope| scope.retire_remote(keys));
+    }
 }
 
 impl<T: Element> Window<T> {
@@ -505,8 +515,7 @@ impl<T: Element> Window<T> {
     /// [`RmaError::OtherClient`] for a context of another client, and [`RmaError::NoSuchWindow`] if the window was freed.
     ///
     /// # Cancel safety
-    /// Cancel safe: nothing is told to anybody. It waits only while somebody else is at the context; given up then, entries
-    /// in the context's table of memory stay taken until the client ends.
+    /// Cancel safe: nothing is told to anybody.
     ///
     /// # Examples
     /// ```

@@ -1,7 +1,7 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::{GetInto, GetTo, Memory, Part, Put, PutSlice, add_remote, first_context};
+use super::{GetInto, GetTo, Keys, Memory, Part, Put, PutSlice, first_context};
 use crate::buffer::Buffer;
 use crate::operation::Way;
 use posthaste_core::context::Face;
@@ -67,6 +67,22 @@ impl std::fmt::Debug for RegionInner {
     }
 }
 
+/// No entry in any table.
+const NOT_LISTED: usize = usize::MAX;
+
+impl RegionInner {
+    /// With an entry in its context's table.
+    async fn listed(mut self) -> Region {
+        let handle = self.handle.clone();
+        let posted = handle.post(move |scope: &mut Scope<'_>| {
+            self.local = scope.table().local.insert(self.slice);
+            // An owner, so that it is given up if nobody waits for it any more.
+            Region(Arc::new(self))
+        });
+        std::future::poll_fn(|cx| posted.poll(cx)).await
+    }
+}
+
 impl Drop for RegionInner {
     fn drop(&mut self) {
         let local = self.local;
@@ -100,8 +116,7 @@ impl Region {
     /// If memory cannot be had, or no device reaches this rank itself.
     ///
     /// # Cancel safety
-    /// Cancel safe: the memory goes back. It waits only while somebody else is at the context; given up then, an entry
-    /// in the context's table of memory stays taken until the client ends.
+    /// Cancel safe: the memory goes back.
     pub async fn allocate(client: &Client, len: usize) -> Result<Region, RmaError> {
         let handle = first_context(client)?;
         let me = handle.me().rank;
@@ -112,14 +127,10 @@ impl Region {
             device.free(own);
             return Err(RmaError::Unreachable(me));
         };
-        // From here on the memory is given back if the future is dropped.
-        let own = OwnMemory { device, own: Some(own) };
-        let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
-        let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let own = Mutex::new(Some(Arc::new(own)));
+        let own = Mutex::new(Some(Arc::new(OwnMemory { device, own: Some(own) })));
+        let (id, local) = (NEXT.fetch_add(1, Ordering::Relaxed), NOT_LISTED);
         let (len, incarnation) = (len as u64, client.incarnation_of(me));
-        Ok(Region(Arc::new(RegionInner { id, handle, slice, len, offset, incarnation, local, own })))
+        Ok(RegionInner { id, handle, slice, len, offset, incarnation, local, own }.listed().await)
     }
 
     /// Length in bytes.
@@ -134,17 +145,15 @@ impl Region {
     /// [`RmaError::OtherClient`] for a context of another client.
     ///
     /// # Cancel safety
-    /// As for [`allocate`](Self::allocate).
+    /// Cancel safe.
     pub async fn through(&self, handle: &Handle) -> Result<Region, RmaError> {
         let RegionInner { id, slice, len, offset, incarnation, .. } = *self.0;
         if !handle.is_kin_of(&self.0.handle) {
             return Err(RmaError::OtherClient);
         }
-        let own = lock(&self.0.own).clone();
-        let posted = handle.post(move |scope: &mut Scope<'_>| scope.table().local.insert(slice));
-        let local = std::future::poll_fn(|cx| posted.poll(cx)).await;
-        let (handle, own) = (handle.clone(), Mutex::new(own));
-        Ok(Region(Arc::new(RegionInner { id, handle, slice, len, offset, incarnation, local, own })))
+        let own = Mutex::new(lock(&self.0.own).clone());
+        let (handle, local) = (handle.clone(), NOT_LISTED);
+        Ok(RegionInner { id, handle, slice, len, offset, incarnation, local, own }.listed().await)
     }
 
     /// Whether it has no bytes.
@@ -266,8 +275,7 @@ impl RemoteRegion {
     /// [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
     ///
     /// # Cancel safety
-    /// Cancel safe: nobody is told anything. It waits only while somebody else is at the context; given up then, an
-    /// entry in the context's table of memory stays taken until the client ends.
+    /// Cancel safe: nobody is told anything.
     pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
         let (rank, size) = (Rank(key.rank), client.peers().ranks);
         if key.rank >= size {
@@ -285,8 +293,8 @@ impl RemoteRegion {
             return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };
-        let keys = add_remote(&handle, vec![remote]).await;
-        let parts = keys.into_iter().map(|key| Part::new(&remote, key, &device, &handle)).collect();
+        let keys = Keys::add(&handle, vec![remote]).await;
+        let parts = keys.keys.iter().map(|key| Part::new(&remote, *key, &device, &handle)).collect();
         Ok(RemoteRegion {
             memory: Arc::new(Memory {
                 id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),
@@ -297,6 +305,7 @@ impl RemoteRegion {
                 own: usize::MAX,
                 device,
                 layouts: None,
+                _keys: Some(keys),
                 home: None,
                 views: Mutex::default(),
                 handle,

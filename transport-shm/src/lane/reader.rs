@@ -153,6 +153,10 @@ impl<W: Words> Consumer<W> {
         if has_cookie == 0 {
             return Look::Word { protocol, cookie: 0, payload: first };
         }
+        if first == 0 {
+            // No writer says that there is one and writes none. As a word it would be taken for shorter than it is.
+            return Look::Other;
+        }
         Look::Word { protocol, cookie: first, payload: self.ring.load(at + 2, Ordering::Relaxed) }
     }
 

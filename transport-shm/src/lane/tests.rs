@@ -177,3 +177,20 @@ fn memory_pool(which: usize) -> SharedSlice {
     static POOL: OnceLock<[SharedSlice; 2]> = OnceLock::new();
     POOL.get_or_init(|| [memory(4096), memory(1024)])[which]
 }
+
+#[test]
+fn a_cookie_that_is_said_and_not_there_shortens_nothing() {
+    let (control, ring) = (memory(4096), memory(1024));
+    let mut consumer = Consumer::new(control, ring);
+    // The record of a word with a cookie of 0, which no writer writes, and a proper one behind it.
+    ring.store(0, WORD_HEADER | 1 << 63 | 7 << 16, Ordering::Relaxed);
+    ring.store(2, 11, Ordering::Relaxed);
+    ring.store(3, WORD_HEADER | 7 << 16, Ordering::Relaxed);
+    ring.store(4, 22, Ordering::Relaxed);
+    assert_eq!(consumer.look(), Look::Other);
+    let Peek::Record(header) = consumer.peek() else { panic!("its lengths are right") };
+    let read = |ring: &SharedSlice, at: usize| ring.load(at, Ordering::Relaxed);
+    assert_eq!(consumer.record(header, &mut [0; posthaste_core::MAX_INFO], read), (0, 11));
+    consumer.consume(header, LightFence::Full);
+    assert_eq!(consumer.look(), Look::Word { protocol: 7, cookie: 0, payload: 22 });
+}
