@@ -30,6 +30,13 @@ enum AttemptError {
     GivenUp,
 }
 
+impl AttemptError {
+    /// Whether the system says that nobody listens there.
+    fn is_refusal(&self) -> bool {
+        matches!(self, AttemptError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+}
+
 /// Connects a context with an endpoint, trying again until it is settled one way or the other, or the time is up.
 pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, number: u64) {
     let deadline = Instant::now() + hub.times.connect;
@@ -53,6 +60,10 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
             // The rank was started again meanwhile: whoever wants that one makes an attempt of its own.
             Ok(Err(AttemptError::GivenUp)) => return,
+            // A closed port is a proof that nobody is there any more; who leaves hears no other news of that.
+            Ok(Err(error)) if hub.is_closing() && error.is_refusal() => {
+                return over(&hub, context, peer, number, Fault::PeerClosed(peer.rank));
+            }
             Ok(Err(error)) => {
                 if let Some(more) = hub.log.pass() {
                     tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");

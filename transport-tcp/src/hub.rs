@@ -486,6 +486,12 @@ impl Hub {
         lock(&self.table).stages.iter().any(|((of, _), stage)| *of == context && *stage == Stage::Open)
     }
 
+    /// Whether a connection with that endpoint is being made, or is settled.
+    pub fn is_coming(&self, context: ContextId, peer: Endpoint) -> bool {
+        let stage = lock(&self.table).stages.get(&(context, self.shape.index(peer))).copied();
+        matches!(stage, Some(Stage::Dialing(_) | Stage::Open))
+    }
+
     /// Whether a connection with the rank is being made, by any context.
     pub fn is_connecting_to(&self, rank: Rank) -> bool {
         let table = lock(&self.table);

@@ -2,16 +2,19 @@
 
 mod support;
 
+use posthaste_core::Messager;
 use posthaste_core::descriptor::Op;
 use posthaste_core::device::{Inject, Packet, PeerEvent, Sink, SourceTable, Sources, Stop, Verdict};
 use posthaste_core::slot::{Outcome, Ticket};
 use posthaste_core::{ContextId, Descriptor, Device, Fault, JobShape, Port, ProtocolId, Rank};
 use posthaste_tcp::{AddressBook, Limits, Mode, PeerAddress, TcpDevice};
+use posthaste_testkit::conformance::Log;
 use posthaste_testkit::watchdog::Watchdog;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::config;
+use support::job::{LOG, Member};
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 2 };
 
@@ -131,4 +134,18 @@ async fn what_arrives_for_a_peer_that_was_given_up_is_ended() {
     let down = PeerEvent::Down { fault: Fault::PeerLost(Rank(1)), incarnation: 1 };
     assert_eq!(lost, [(Rank(0), Rank(1), down)]);
     assert_eq!(sink.0, 0);
+}
+
+/// What waits for a rank that is gone, of which nobody has told, keeps nobody who leaves for as long as it may linger.
+#[tokio::test]
+async fn who_leaves_does_not_linger_for_a_rank_whose_port_is_closed() {
+    let _watchdog = Watchdog::start("leaving", Duration::from_secs(60), || "it lingers".to_owned());
+    let gone = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("it has one");
+    let book = Arc::new(AddressBook::new(2));
+    book.set(Rank(1), PeerAddress { address: gone, incarnation: 1 });
+    let mut config = config(Rank(0), SHAPE, Mode::HandshakeOnly, Limits::default());
+    config.times.linger = Duration::from_secs(600);
+    let zero = Member::open(config, book, &Log::default()).await;
+    zero.send(1, LOG, &[], b"nobody hears it", false).await.expect("nobody has told of its end");
+    zero.client.close().await;
 }

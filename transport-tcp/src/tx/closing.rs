@@ -20,8 +20,9 @@ impl Tx {
                 continue;
             }
             if link.stream.is_none() {
-                // It is of use only if something waits for it.
-                closed &= link.out.is_empty() && link.job.is_none();
+                // It is of use only if something waits for it, and it can still come to be.
+                let waits = !link.out.is_empty() || link.job.is_some();
+                closed &= !waits || !self.hub.is_coming(self.me.context, link.peer);
                 continue;
             }
             match link.leave {
