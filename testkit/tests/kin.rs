@@ -105,7 +105,7 @@ fn who_waits_on_memory_in_one_context_is_woken_by_what_comes_in_through_another(
     let (client, memory) = client(write);
     place.set(memory).expect("said once");
     let [first, second] = client.contexts() else { panic!("two contexts") };
-    assert!(first.is_kin_of(second) && first.kin() == 2 && second.me().context == ContextId(1));
+    assert!(first.is_kin_of(second) && first.kin_count() == 2 && second.me().context == ContextId(1));
     let owner = Context::new(first).expect("nobody owns it");
     let wakes = Arc::new(Wakes::default());
     let mut wait = Written::new(&owner, memory);

@@ -1,6 +1,6 @@
 //! Pods of an indexed Kubernetes job, as far as a rank sees of them: its index, its host's name, and a file of names.
 
-use crate::{KEY, all_joined, be_a_rank, command, ended, port};
+use crate::{KEY, all_joined, be_a_rank, command, ended, port, started_by};
 use std::process::{Command, Stdio};
 
 /// Set within a network of the test's own.
@@ -49,17 +49,9 @@ fn pods_of_a_service(test: &str) {
             .unwrap();
         let mut rank_of = pod(test, rank);
         rank_of.env("JOB_COMPLETIONS", SIZE.to_string()).env("HOSTNAME", format!("sort-{rank}"));
-        let mut apart = Command::new("unshare");
-        apart.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(hosts);
-        apart.arg(rank_of.get_program()).args(rank_of.get_args());
-        for (name, value) in rank_of.get_envs() {
-            match value {
-                Some(value) => apart.env(name, value),
-                None => apart.env_remove(name),
-            };
-        }
-        apart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        apart.spawn().unwrap()
+        let bind = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+        let arguments = ["--mount".as_ref(), "sh".as_ref(), "-c".as_ref(), bind.as_ref(), hosts.as_os_str()];
+        started_by("unshare", &arguments, &rank_of).spawn().unwrap()
     });
     let mut outputs = ended(children.collect());
     outputs.reverse();

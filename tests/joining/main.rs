@@ -9,6 +9,7 @@ mod slurm;
 mod succession;
 
 use posthaste::{Job, Rank};
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -183,6 +184,20 @@ fn command(test: &str) -> Command {
     command
 }
 
+/// A rank's command behind that of a program which starts it.
+fn started_by<A: AsRef<OsStr>>(program: &str, arguments: &[A], rank: &Command) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).arg(rank.get_program()).args(rank.get_args());
+    for (name, value) in rank.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
 /// A port that is free, and so is the next one, which torchrun's variables lead to: below those that the system gives to
 /// whoever asks for any, and apart from those of tests in other processes.
 fn port() -> u16 {
@@ -342,10 +357,7 @@ fn fault_a_rank_of_another_launcher_comes_again_and_once_only() {
 fn a_rank_that_cannot_serve_so_many_is_told_of_the_limit() {
     be_a_rank();
     let rank = torch("a_rank_that_cannot_serve_so_many_is_told_of_the_limit", 0, 64, port());
-    let mut limited = Command::new("/bin/sh");
-    limited.args(["-c", "ulimit -n 60; exec \"$0\" \"$@\""]).arg(rank.get_program()).args(rank.get_args());
-    limited.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut limited = started_by("/bin/sh", &["-c", "ulimit -n 60; exec \"$0\" \"$@\""], &rank);
     let output = ended(vec![limited.spawn().unwrap()]).remove(0);
     assert!(text(&output).contains("RLIMIT_NOFILE is 60"), "{}", text(&output));
 }
@@ -364,16 +376,7 @@ fn m_d03_a_rank_in_other_namespaces_is_reached_over_sockets() {
     let children = (0..3).rev().map(|rank| {
         let mut command = torch(test, rank, 3, port);
         if rank == 1 {
-            let mut apart = Command::new("unshare");
-            apart.arg("--mount").arg(command.get_program()).args(command.get_args());
-            for (name, value) in command.get_envs() {
-                match value {
-                    Some(value) => apart.env(name, value),
-                    None => apart.env_remove(name),
-                };
-            }
-            apart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            command = apart;
+            command = started_by("unshare", &["--mount"], &command);
         }
         command.spawn().unwrap()
     });
@@ -439,11 +442,8 @@ fn shared_memory_alone_does_not_reach_everywhere() {
     }
     let port = port();
     let near = torch(test, 0, 2, port).env("POSTHASTE_DEVICE", "shm").spawn().unwrap();
-    let command = torch(test, 1, 2, port);
-    let mut apart = Command::new("unshare");
-    apart.arg("--mount").arg(command.get_program()).args(command.get_args());
-    apart.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    apart.env("POSTHASTE_DEVICE", "shm").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut apart = started_by("unshare", &["--mount"], &torch(test, 1, 2, port));
+    apart.env("POSTHASTE_DEVICE", "shm");
     for output in ended(vec![near, apart.spawn().unwrap()]) {
         assert!(text(&output).contains("POSTHASTE_DEVICE=shm"), "{}", text(&output));
     }
@@ -465,16 +465,7 @@ fn told_under(launcher: &str, arguments: &[&str], rank: Command) -> Option<Outpu
         eprintln!("skipped: {launcher} is not installed");
         return None;
     }
-    let mut command = Command::new(launcher);
-    command.args(arguments).arg(rank.get_program()).args(rank.get_args());
-    for (name, value) in rank.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    Some(ended(vec![command.spawn().unwrap()]).remove(0))
+    Some(ended(vec![started_by(launcher, arguments, &rank).spawn().unwrap()]).remove(0))
 }
 
 /// Ranks whose launcher tells nobody's end hear of it all the same.

@@ -44,9 +44,9 @@ fn look(hub: &Hub, before: &HashMap<u64, Instant>) -> HashMap<u64, Instant> {
         let since = before.get(&number).copied().filter(|since| now - *since <= hearing.last).unwrap_or(now);
         if hearing.last >= hub.times.silence && now - since >= ANSWER {
             tracing::warn!(me = %hub.me, peer = ?stream.peer_addr(), "a host has vanished");
-            // Its port reads the end of the stream then, and closes it at once, with a reset: where only one direction is
-            // cut, that reaches the other side now. A mere end would wait behind what is not acknowledged, longer each time
-            // that is sent again.
+            // Its port reads the end of the stream when it is moved next, and closes it with a reset: where only one direction
+            // is cut, that reaches the other side then. A mere end would wait behind what is not acknowledged, longer each
+            // time that is sent again.
             let _ = SockRef::from(&*stream).set_linger(Some(Duration::ZERO));
             let _ = stream.shutdown(Shutdown::Both);
             continue;

@@ -578,7 +578,7 @@ impl Handle {
 
     /// How many contexts its client has.
     #[must_use]
-    pub fn kin(&self) -> u16 {
+    pub fn kin_count(&self) -> u16 {
         self.shared.kin.count()
     }
 

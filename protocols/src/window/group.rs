@@ -1,6 +1,7 @@
 //! Windows of groups.
 
-use super::{Element, Made, Origin, Window, send_to_rma};
+use super::memory::Made;
+use super::{Element, Origin, Window, send_to_rma};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -214,17 +215,18 @@ impl Group {
             RemoteMemory { rank, offset, len, mapped: home.memory.map(rank, offset, len), incarnation }
         });
         let made = Made {
-            handle: inner.handle.clone(),
-            device: home.device.clone(),
-            gates: home.gates.clone(),
-            layouts: home.layouts.clone(),
             id: WindowId(number as u32),
+            handle: inner.handle.clone(),
+            gates: home.gates.clone(),
+            device: home.device.clone(),
+            layouts: Some(home.layouts.clone()),
+            size: gathered.len() as u32,
             own: self.rank(),
         };
         let memory = made.with(remotes.collect()).await;
         making.made = true;
         let origin = GroupOrigin { home: home.clone(), key, group, others };
-        Ok(Window { memory: Arc::new(memory), origin: Origin::Group(Arc::new(origin)), element: PhantomData })
+        Ok(Window { memory, origin: Origin::Group(Arc::new(origin)), element: PhantomData })
     }
 }
 

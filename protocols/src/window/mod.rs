@@ -4,6 +4,7 @@ mod atomic;
 mod each;
 mod get;
 mod group;
+mod memory;
 mod own;
 mod put;
 mod region;
@@ -14,6 +15,7 @@ pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
 pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
 pub use get::{Get, GetInto, GetTo};
 pub(crate) use group::WindowHome;
+pub(crate) use memory::Memory;
 pub use put::{One, Put, PutCopy, PutElement, PutSlice};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
@@ -25,284 +27,19 @@ use crate::operation::{Pending, Way};
 use bytes::Bytes;
 use get::Fetch;
 use group::GroupOrigin;
-use posthaste_core::context::{Face, Posted};
-use posthaste_core::device::{Allocation, RemoteMemory, Rouse};
-use posthaste_core::engine::{Gates, PatternError};
-use posthaste_core::memory::{SharedSlice, SharedWords, Words as _};
-use posthaste_core::sync::lock;
-use posthaste_core::{
-    Client, ContextId, Device, Endpoint, Fault, Handle, MemoryError, Messager, Rank, RmaError, Scope,
-    SendError, WindowId,
-};
+use memory::{Made, Part};
+use posthaste_core::context::Posted;
+use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::engine::PatternError;
+use posthaste_core::{Client, Fault, Handle, MemoryError, Messager, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a typed window holds: plain old data of any bit pattern.
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
-
-/// One rank's part of a window, or a region: where it is and how it is reached.
-pub(crate) struct Part {
-    pub rank: Rank,
-    pub mapped: Option<SharedSlice>,
-    pub len: u64,
-    /// Where it is, as its owner names it.
-    pub place: u64,
-    /// Key in the context's table of remote memory.
-    pub remote: usize,
-    /// Rouses those who wait for what is written there, in whatever context; as long as it is mapped.
-    rouser: Option<Rouser>,
-    /// Which incarnation of the rank has it.
-    pub incarnation: u32,
-}
-
-impl Part {
-    fn new(memory: &RemoteMemory, remote: usize, device: &Arc<dyn Device>, handle: &Handle) -> Part {
-        let RemoteMemory { rank, offset: place, len, mapped, incarnation } = *memory;
-        // What cannot be roused is not written at once.
-        let rouser = mapped.and_then(|_| Rouser::of(rank, device, handle));
-        Part { rank, mapped, len, place, remote, rouser, incarnation }
-    }
-
-    /// The same part by another key.
-    fn at(&self, remote: usize) -> Part {
-        Part { remote, rouser: self.rouser.clone(), ..*self }
-    }
-
-    fn memory(&self) -> RemoteMemory {
-        let Part { rank, mapped, len, place: offset, incarnation, .. } = *self;
-        RemoteMemory { rank, offset, len, mapped, incarnation }
-    }
-
-    /// Rouses those who wait for what was just written.
-    #[inline(always)]
-    fn rouse(&self) {
-        if let Some(rouser) = &self.rouser {
-            rouser.rouse();
-        }
-    }
-}
-
-/// Rouses those who wait on a rank's memory.
-#[derive(Clone)]
-struct Rouser {
-    rouse: Arc<dyn Rouse>,
-    /// What says whether there are any, if it is one word.
-    sign: Option<SharedWords>,
-}
-
-impl Rouser {
-    fn new(rouse: Arc<dyn Rouse>) -> Rouser {
-        let sign = rouse.sign().map(SharedWords::new);
-        Rouser { rouse, sign }
-    }
-
-    fn of(rank: Rank, device: &Arc<dyn Device>, handle: &Handle) -> Option<Rouser> {
-        let of = |context| device.rouser(Endpoint::new(rank, ContextId(context))).map(Rouser::new);
-        let own = || (rank == handle.me().rank).then(|| Rouser::new(Arc::new(OwnRouser(handle.clone()))));
-        match handle.kin() {
-            1 => of(0).or_else(own),
-            contexts => {
-                let all: Option<Box<[Rouser]>> = (0..contexts).map(of).collect();
-                all.map(|all| Rouser::new(Arc::new(All(all)))).or_else(own)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn rouse(&self) {
-        if let Some(sign) = self.sign {
-            compiler_fence(Ordering::SeqCst);
-            if sign.load(0, Ordering::Relaxed) == 0 {
-                return;
-            }
-        }
-        self.rouse.rouse();
-    }
-}
-
-/// Rouses all contexts of a rank.
-struct All(Box<[Rouser]>);
-
-impl Rouse for All {
-    fn rouse(&self) {
-        self.0.iter().for_each(Rouser::rouse);
-    }
-}
-
-/// Rouses those who wait on this rank's own memory, in whatever context, where no device does.
-struct OwnRouser(Handle);
-
-impl Rouse for OwnRouser {
-    fn rouse(&self) {
-        self.0.rouse();
-    }
-}
-
-/// What windows and regions have in common.
-pub(crate) struct Memory {
-    pub id: WindowId,
-    pub handle: Handle,
-    pub gates: posthaste_core::sync::Arc<Gates>,
-    pub parts: Box<[Part]>,
-    /// Cleared when it is freed.
-    pub alive: AtomicBool,
-    pub size: u32,
-    /// Which part is this rank's own; of a region none counts as that.
-    own: usize,
-    device: Arc<dyn Device>,
-    /// How layouts are reached where memory is not mapped; windows have it.
-    layouts: Option<LayoutAccess>,
-    /// Those of the parts; of a view they are with its home.
-    _keys: Option<Keys>,
-    /// What this is a view of.
-    home: Option<Arc<Memory>>,
-    /// Views of this through other contexts, which end with it.
-    views: Mutex<Vec<View>>,
-}
-
-impl std::fmt::Debug for Memory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memory")
-            .field("id", &self.id)
-            .field("parts", &self.parts.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Memory {
-    /// The part of a rank, if the access lies within it.
-    #[inline]
-    pub(crate) fn check(&self, part: usize, rank: Rank, offset: u64, count: u64) -> Result<&Part, RmaError> {
-        if !self.alive.load(Ordering::Relaxed) {
-            return Err(RmaError::NoSuchWindow(self.id));
-        }
-        let Some(part) = self.parts.get(part) else {
-            return Err(RmaError::UnknownRank { rank, size: self.size });
-        };
-        if offset <= part.len && count <= part.len - offset {
-            Ok(part)
-        } else {
-            Err(RmaError::OutOfRange { rank, offset, count, len: part.len })
-        }
-    }
-
-    /// The part and the mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing
-    /// precedes".
-    #[inline]
-    fn target(&self, part: usize, offset: u64, count: u64) -> Option<(&Part, SharedSlice)> {
-        let part = self.parts.get(part)?;
-        if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
-            return None;
-        }
-        Some((part, part.mapped?.slice(offset, count)?))
-    }
-
-    /// The mapped bytes of an access that may go ahead inline.
-    #[inline]
-    fn inline(&self, part: &Part, offset: u64, count: u64) -> Option<SharedSlice> {
-        if self.gates.is_open(part.rank) { part.mapped?.slice(offset, count) } else { None }
-    }
-}
-
-impl Memory {
-    fn shares_context_with(&self, other: &Memory) -> bool {
-        posthaste_core::sync::Arc::ptr_eq(self.handle.shared_state(), other.handle.shared_state())
-    }
-
-    /// The same memory through another context of the client.
-    async fn through(self: &Arc<Memory>, handle: &Handle) -> Result<Arc<Memory>, RmaError> {
-        if !handle.is_kin_of(&self.handle) {
-            return Err(RmaError::OtherClient);
-        }
-        let home = self.home.as_ref().unwrap_or(self);
-        if !home.alive.load(Ordering::SeqCst) {
-            return Err(RmaError::NoSuchWindow(home.id));
-        }
-        if handle.me().context == home.handle.me().context {
-            return Ok(home.clone());
-        }
-        let view = |keys: &[usize]| {
-            Arc::new(Memory {
-                id: home.id,
-                handle: handle.clone(),
-                gates: home.gates.clone(),
-                parts: home.parts.iter().zip(keys).map(|(part, key)| part.at(*key)).collect(),
-                alive: AtomicBool::new(true),
-                size: home.size,
-                own: home.own,
-                device: home.device.clone(),
-                layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
-                _keys: None,
-                home: Some(home.clone()),
-                views: Mutex::default(),
-            })
-        };
-        if let Some(known) = home.known_view(handle, None, view)? {
-            return Ok(known);
-        }
-        let keys = Keys::add(handle, home.parts.iter().map(Part::memory).collect()).await;
-        let made = home.known_view(handle, Some(keys), view)?;
-        made.ok_or(RmaError::NoSuchWindow(home.id))
-    }
-
-    /// The view through a context, made anew if nobody has it any more. None: there never was one, and there are no keys.
-    fn known_view(
-        &self,
-        handle: &Handle,
-        keys: Option<Keys>,
-        make: impl Fn(&[usize]) -> Arc<Memory>,
-    ) -> Result<Option<Arc<Memory>>, RmaError> {
-        let context = handle.me().context;
-        let mut views = lock(&self.views);
-        let known = views.iter_mut().find(|view| view.keys.handle.me().context == context);
-        let found = match (known, keys) {
-            (None, None) => return Ok(None),
-            (None, Some(keys)) => {
-                let live = make(&keys.keys);
-                views.push(View { keys, live: Arc::downgrade(&live) });
-                live
-            }
-            // Somebody else may have been quicker, whose keys serve as well.
-            (Some(known), _) => known.live.upgrade().unwrap_or_else(|| {
-                let live = make(&known.keys.keys);
-                known.live = Arc::downgrade(&live);
-                live
-            }),
-        };
-        // Under the lock: whoever frees it ends the views that are listed.
-        if self.alive.load(Ordering::SeqCst) { Ok(Some(found)) } else { Err(RmaError::NoSuchWindow(self.id)) }
-    }
-
-    /// Nothing is started on it any more. Returns the contexts through which it was used, or none if it was ended before.
-    fn end(&self) -> Option<Vec<Handle>> {
-        if !self.alive.swap(false, Ordering::SeqCst) {
-            return None;
-        }
-        let mut contexts = vec![self.handle.clone()];
-        for view in lock(&self.views).iter() {
-            if let Some(live) = view.live.upgrade() {
-                live.alive.store(false, Ordering::SeqCst);
-            }
-            contexts.push(view.keys.handle.clone());
-        }
-        // Who still waits on a word of it, through whichever context, waits in vain.
-        for context in self.handle.all_kin() {
-            context.post_run(|scope| scope.wake_watchers());
-        }
-        Some(contexts)
-    }
-}
-
-/// What was made of some memory for another context. Its keys stay as long as the memory: an operation may go on when nobody
-/// has the view any more.
-struct View {
-    keys: Keys,
-    live: Weak<Memory>,
-}
 
 /// A window over all ranks of the job, or over the members of a group ([`Group::shmalloc`](crate::Group::shmalloc)): each
 /// rank's part has a length of its own, 0 allowed (access only). Offsets are in elements of `T`; [`byte`](Window::bytes)
@@ -350,67 +87,6 @@ impl<T> Clone for Window<T> {
 impl<T> std::fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Window").field("memory", &self.memory).finish_non_exhaustive()
-    }
-}
-
-/// What a window is made of besides its parts.
-struct Made {
-    handle: Handle,
-    device: Arc<dyn Device>,
-    gates: posthaste_core::sync::Arc<Gates>,
-    layouts: LayoutAccess,
-    id: WindowId,
-    own: usize,
-}
-
-impl Made {
-    async fn with(self, remotes: Vec<RemoteMemory>) -> Memory {
-        let Made { handle, device, gates, layouts, id, own } = self;
-        let keys = Keys::add(&handle, remotes.clone()).await;
-        let parts = remotes.iter().zip(&keys.keys);
-        let parts: Box<[Part]> =
-            parts.map(|(remote, key)| Part::new(remote, *key, &device, &handle)).collect();
-        let (size, alive) = (parts.len() as u32, AtomicBool::new(true));
-        let (home, views, _keys) = (None, Mutex::default(), Some(keys));
-        Memory {
-            id,
-            gates,
-            parts,
-            alive,
-            size,
-            own,
-            device,
-            layouts: Some(layouts),
-            _keys,
-            home,
-            views,
-            handle,
-        }
-    }
-}
-
-/// Entries of a context's table of remote memory, given up with this.
-struct Keys {
-    handle: Handle,
-    keys: Box<[usize]>,
-}
-
-impl Keys {
-    async fn add(handle: &Handle, memory: Vec<RemoteMemory>) -> Keys {
-        let owner = handle.clone();
-        let posted = handle.post(move |scope: &mut Scope<'_>| {
-            let keys = memory.into_iter().map(|memory| scope.table().remote.insert(memory)).collect();
-            // An owner, so that they are given up if nobody waits for them any more.
-            Keys { handle: owner, keys }
-        });
-        std::future::poll_fn(|cx| posted.poll(cx)).await
-    }
-}
-
-impl Drop for Keys {
-    fn drop(&mut self) {
-        let keys = std::mem::take(&mut self.keys);
-        self.handle.post_run(move |scope| scope.retire_remote(keys));
     }
 }
 
@@ -469,17 +145,18 @@ impl<T: Element> Window<T> {
             })
             .collect();
         let made = Made {
-            handle,
-            device,
-            gates: client.gates().clone(),
-            layouts: layouts.clone(),
             id: WindowId(making.number() as u32),
+            handle,
+            gates: client.gates().clone(),
+            device,
+            layouts: Some(layouts.clone()),
+            size: remotes.len() as u32,
             own: me.index(),
         };
         let memory = made.with(remotes).await;
         let number = making.made();
         let origin = Origin::World(exchange.clone(), number);
-        Ok(Window { memory: Arc::new(memory), origin, element: PhantomData })
+        Ok(Window { memory, origin, element: PhantomData })
     }
 
     /// Elements in a rank's part; 0 for an unknown rank.
@@ -662,8 +339,7 @@ impl<T: Element> Window<T> {
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
     pub async fn free(self) -> Result<(), RmaError> {
-        let home = self.memory.home.as_ref().unwrap_or(&self.memory);
-        let contexts = home.end().ok_or(RmaError::NoSuchWindow(home.id))?;
+        let contexts = self.memory.end().ok_or(RmaError::NoSuchWindow(self.memory.id))?;
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
         let freeing = match &self.origin {
             Origin::World(exchange, number) => Some(exchange.begin_free(*number)),

@@ -1,7 +1,8 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::{GetInto, GetTo, Keys, Memory, Part, Put, PutSlice, first_context};
+use super::memory::Made;
+use super::{GetInto, GetTo, Memory, Put, PutSlice, first_context};
 use crate::buffer::Buffer;
 use crate::operation::Way;
 use posthaste_core::context::Face;
@@ -10,7 +11,7 @@ use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RmaError, Scope, WindowId};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -293,24 +294,16 @@ impl RemoteRegion {
             return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };
-        let keys = Keys::add(&handle, vec![remote]).await;
-        let parts = keys.keys.iter().map(|key| Part::new(&remote, *key, &device, &handle)).collect();
-        Ok(RemoteRegion {
-            memory: Arc::new(Memory {
-                id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),
-                gates: client.gates().clone(),
-                parts,
-                alive: AtomicBool::new(true),
-                size,
-                own: usize::MAX,
-                device,
-                layouts: None,
-                _keys: Some(keys),
-                home: None,
-                views: Mutex::default(),
-                handle,
-            }),
-        })
+        let made = Made {
+            id: WindowId(NEXT.fetch_add(1, Ordering::Relaxed) as u32),
+            handle,
+            gates: client.gates().clone(),
+            device,
+            layouts: None,
+            size,
+            own: usize::MAX,
+        };
+        Ok(RemoteRegion { memory: made.with(vec![remote]).await })
     }
 
     /// The same region through another context of the client, as [`Window::through`](crate::Window::through) has it.
