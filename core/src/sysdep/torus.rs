@@ -100,7 +100,8 @@ impl Torus {
     pub fn neighbour(&self, rank: Rank, dimension: usize, steps: i64) -> Option<Rank> {
         let mut at: Vec<i64> = self.coordinates(rank)?.into_iter().map(i64::from).collect();
         let along = at.get_mut(dimension)?;
-        *along = along.wrapping_add(steps.rem_euclid(i64::from(self.extents[dimension])));
+        // Steps without number are too many for one sum.
+        *along += steps.rem_euclid(i64::from(self.extents[dimension]));
         self.rank_at(&at)
     }
 }
@@ -120,6 +121,12 @@ mod tests {
                 assert!(at.iter().zip(extents).all(|(at, extent)| at < extent));
                 let at: Vec<i64> = at.into_iter().map(i64::from).collect();
                 assert_eq!(torus.rank_at(&at), Some(rank));
+                let beyond = |times: i64| {
+                    at.iter().zip(extents).map(move |(at, extent)| at + times * i64::from(*extent))
+                };
+                for times in [-3, -1, 1] {
+                    assert_eq!(torus.rank_at(&beyond(times).collect::<Vec<_>>()), Some(rank), "it goes on");
+                }
                 for (dimension, extent) in extents.iter().enumerate() {
                     let there = torus.neighbour(rank, dimension, 1).expect("a neighbour");
                     assert_eq!(torus.neighbour(there, dimension, -1), Some(rank));
