@@ -285,6 +285,13 @@ impl<T, W> Guard<'_, T, W> {
         self.cell.value.with_mut(|value| unsafe { &mut *value })
     }
 
+    /// The same, to be looked at.
+    #[inline]
+    pub fn get_ref(&self) -> &T {
+        // SAFETY: as in `get`; whoever wants to change it needs the guard itself.
+        self.cell.value.with(|value| unsafe { &*value })
+    }
+
     /// Takes up all posted work.
     #[inline]
     pub fn take_work(&mut self) -> VecDeque<W> {

@@ -1,20 +1,40 @@
 //! A counter that handlers add to and tasks wait for.
 
 use posthaste_core::context::poll_until;
+use posthaste_core::count::Count;
 use posthaste_core::sync::lock;
 use posthaste_core::{Face, Handle};
 use slab::Slab;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 #[derive(Debug, Default)]
 struct Inner {
-    value: AtomicU64,
-    waiting: AtomicUsize,
+    count: Count,
     waiters: Mutex<Slab<(u64, Option<Waker>)>>,
+}
+
+impl Inner {
+    /// Wakes those for whom the value will do.
+    #[cold]
+    fn wake(&self) {
+        let value = self.count.value();
+        // As a rule there is one, and waking it allocates nothing.
+        let (mut first, mut more) = (None, Vec::new());
+        for (_, (wanted, waker)) in lock(&self.waiters).iter_mut() {
+            if *wanted <= value
+                && let Some(waker) = waker.take()
+            {
+                match first {
+                    None => first = Some(waker),
+                    Some(_) => more.push(waker),
+                }
+            }
+        }
+        first.into_iter().chain(more).for_each(Waker::wake);
+    }
 }
 
 /// Counts events, from handlers or anywhere, and lets tasks wait until it reaches a value. Waiting advances the
@@ -53,34 +73,19 @@ impl Counter {
     #[inline]
     #[must_use]
     pub fn value(&self) -> u64 {
-        self.inner.value.load(Ordering::Acquire)
+        self.inner.count.value()
     }
 
-    /// Adds to the counter and wakes whom that concerns.
+    /// Adds to the counter and wakes whom that concerns. In a handler of the counter's own context, which is the job's first
+    /// one unless it was made for another, that takes no locked instruction.
     #[inline]
     pub fn add(&self, count: u64) {
-        // SeqCst twice, here and in `Reach`: either the adder sees the waiter or the waiter sees the value.
-        let value = self.inner.value.fetch_add(count, Ordering::SeqCst) + count;
-        if self.inner.waiting.load(Ordering::SeqCst) > 0 {
-            self.wake(value);
+        let counted = &self.inner.count;
+        let is_awaited =
+            if self.handle.is_advanced_here() { counted.add_inside(count) } else { counted.add(count) };
+        if is_awaited {
+            self.inner.wake();
         }
-    }
-
-    #[cold]
-    fn wake(&self, value: u64) {
-        // As a rule there is one, and waking it allocates nothing.
-        let (mut first, mut more) = (None, Vec::new());
-        for (_, (wanted, waker)) in lock(&self.inner.waiters).iter_mut() {
-            if *wanted <= value
-                && let Some(waker) = waker.take()
-            {
-                match first {
-                    None => first = Some(waker),
-                    Some(_) => more.push(waker),
-                }
-            }
-        }
-        first.into_iter().chain(more).for_each(Waker::wake);
     }
 
     /// Waits until the counter is at least `value`.
@@ -99,6 +104,18 @@ impl Counter {
     #[inline]
     pub fn reach_on<'c, F: Face>(&'c self, face: &'c F, value: u64) -> Reach<'c, F> {
         Reach { counter: self, face, value, key: None }
+    }
+}
+
+impl Counter {
+    /// Comes behind what handlers of the counter's context do now; see [`Count`].
+    fn pass_through<F: Face>(&self, face: &F) {
+        // Whoever owns the context gets to it through its own face only.
+        let owned = face.owns() && Arc::ptr_eq(face.shared(), self.handle.shared_state());
+        if !owned || face.enter(|_| ()).is_err() {
+            let inner = self.inner.clone();
+            self.handle.pass_through(move || inner.wake());
+        }
     }
 }
 
@@ -135,7 +152,9 @@ impl<F: Face> Future for Reach<'_, F> {
                     Some(place) => *place = entry,
                     None => *key = Some(waiters.insert(entry)),
                 }
-                counter.inner.waiting.store(waiters.len(), Ordering::SeqCst);
+                counter.inner.count.set_waiting(waiters.len() as u32);
+                drop(waiters);
+                counter.pass_through(this.face);
             },
         )
     }
@@ -146,7 +165,7 @@ impl<F: Face> Drop for Reach<'_, F> {
         if let Some(key) = self.key {
             let mut waiters = lock(&self.counter.inner.waiters);
             waiters.try_remove(key);
-            self.counter.inner.waiting.store(waiters.len(), Ordering::SeqCst);
+            self.counter.inner.count.set_waiting(waiters.len() as u32);
         }
     }
 }

@@ -19,11 +19,12 @@ pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};
 use crate::ids::Endpoint;
+use crate::lock::BiasedLock;
 use crate::slot::{SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::{Arc, Mutex, lock};
 use crate::sysdep::Sysdep;
-use crate::token::{BIAS_AFTER, Guard, TokenCell};
+use crate::token::{BIAS_AFTER, Guard, HeavyFence, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -98,6 +99,12 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// A barrier on behalf of all threads, where there is one.
+fn heavy_fence(sysdep: &std::sync::Arc<dyn Sysdep>) -> Option<HeavyFence> {
+    let fences = sysdep.clone();
+    sysdep.fence_is_asymmetric().then(|| Box::new(move || fences.heavy_fence()) as HeavyFence)
+}
+
 impl Shared {
     /// Around an engine and the pool that was made with it.
     #[must_use]
@@ -111,11 +118,9 @@ impl Shared {
         kin: std::sync::Arc<Kin>,
     ) -> Arc<Shared> {
         // Without a barrier on another thread's behalf, every take would need a fence of its own: no bias then.
-        let cell = if sysdep.fence_is_asymmetric() {
-            let fences = sysdep.clone();
-            TokenCell::biased(engine, BIAS_AFTER, Box::new(move || fences.heavy_fence()))
-        } else {
-            TokenCell::new(engine)
+        let cell = match heavy_fence(&sysdep) {
+            Some(heavy_fence) => TokenCell::biased(engine, BIAS_AFTER, heavy_fence),
+            None => TokenCell::new(engine),
         };
         Arc::new(Shared {
             cell,
@@ -163,6 +168,12 @@ impl Shared {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// A lock for what is used on the thread that uses this context, as a rule.
+    #[must_use]
+    pub fn new_lock<T>(&self, value: T) -> BiasedLock<T> {
+        BiasedLock::new(value, heavy_fence(&self.sysdep))
     }
 
     /// The owner of the context sleeps: the waker is called when there is something to do.
@@ -241,12 +252,39 @@ impl Shared {
     }
 
     fn advance(&self, engine: &mut Engine) -> usize {
+        let advancing = Advancing::begin(self);
         let events = engine.advance(BUDGET);
+        drop(advancing);
         if events > 0 {
             self.after_events(engine);
             self.tell_kin();
         }
         events
+    }
+}
+
+thread_local! {
+    /// The context that this thread advances now, by its address.
+    static ADVANCING: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+}
+
+/// For as long as a thread advances a context.
+struct Advancing {
+    /// A handler may advance another one.
+    before: *const Shared,
+}
+
+impl Advancing {
+    #[inline(always)]
+    fn begin(shared: &Shared) -> Advancing {
+        Advancing { before: ADVANCING.replace(shared) }
+    }
+}
+
+impl Drop for Advancing {
+    #[inline(always)]
+    fn drop(&mut self) {
+        ADVANCING.set(self.before);
     }
 }
 
@@ -573,6 +611,22 @@ impl Handle {
         self.shared.rouse_watchers();
         if self.shared.has_kin {
             self.shared.rouse_kin();
+        }
+    }
+
+    /// Whether the caller runs inside `advance` of this context, as its handlers do: the token is its thread's meanwhile.
+    #[inline]
+    #[must_use]
+    pub fn is_advanced_here(&self) -> bool {
+        std::ptr::eq(ADVANCING.get(), Arc::as_ptr(&self.shared))
+    }
+
+    /// Comes behind whatever the context has done so far, and before whatever it does from now on: what this thread wrote
+    /// before is seen by the latter, and what the former wrote is seen here. Where another thread is at the context, `look`
+    /// is run there when it has come that far.
+    pub fn pass_through(&self, look: impl FnOnce() + Send + 'static) {
+        if self.enter(|_| ()).is_err() {
+            self.post_run(move |_| look());
         }
     }
 

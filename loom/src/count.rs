@@ -1,0 +1,137 @@
+//! Handlers count without a locked instruction, and tasks wait for the count.
+
+use crate::bounded;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+use posthaste_core::count::Count;
+use posthaste_core::token::TokenCell;
+use std::sync::Arc;
+
+/// The token of the context, whose posted work is to look at the count.
+type Cell = TokenCell<(), ()>;
+
+#[derive(Clone)]
+struct Parts {
+    cell: Arc<Cell>,
+    count: Arc<Count>,
+    woken: Arc<AtomicU32>,
+}
+
+impl Parts {
+    fn new(cell: Cell) -> Parts {
+        let woken = Arc::new(AtomicU32::new(0));
+        Parts { cell: Arc::new(cell), count: Arc::new(Count::new()), woken }
+    }
+
+    fn wake(&self) {
+        if self.count.value() > 0 {
+            self.woken.store(1, Ordering::Relaxed);
+        }
+    }
+
+    fn finish(&self, guard: posthaste_core::token::Guard<'_, (), ()>) {
+        guard.finish(|(), ()| self.wake());
+    }
+
+    /// A handler that counts, if its thread gets the token.
+    fn handle(&self) -> bool {
+        let Some(guard) = self.cell.try_take() else { return false };
+        if self.count.add_inside(1) {
+            self.wake();
+        }
+        self.finish(guard);
+        true
+    }
+
+    /// What `Handle::pass_through` does.
+    fn pass_through(&self) {
+        match self.cell.try_take() {
+            Some(guard) => self.finish(guard),
+            None => {
+                if let Some(guard) = self.cell.post(()) {
+                    self.finish(guard);
+                }
+            }
+        }
+    }
+
+    /// Begins to wait; whether what it waits for is there already.
+    fn wait(&self, passes_through: bool) -> bool {
+        self.count.set_waiting(1);
+        if passes_through {
+            self.pass_through();
+        }
+        self.count.value() > 0
+    }
+}
+
+fn count_and_wait(cell: impl Fn() -> Cell + Send + Sync + 'static, passes_through: bool) {
+    bounded(4, move || {
+        let parts = Parts::new(cell());
+        let adder = {
+            let parts = parts.clone();
+            thread::spawn(move || parts.handle())
+        };
+        let seen = parts.wait(passes_through);
+        let added = adder.join().expect("no panic");
+        assert!(!added || seen || parts.woken.load(Ordering::Relaxed) == 1, "lost wake-up");
+    });
+}
+
+fn biased() -> Cell {
+    TokenCell::biased((), 1, Box::new(|| loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst)))
+}
+
+#[test]
+fn who_waits_sees_what_a_handler_counts_or_is_woken() {
+    count_and_wait(|| Cell::new(()), true);
+}
+
+#[test]
+fn who_waits_takes_the_bias_away_and_sees_the_count() {
+    count_and_wait(biased, true);
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn who_does_not_come_behind_the_handler_misses_what_it_counts() {
+    count_and_wait(|| Cell::new(()), false);
+}
+
+/// The same with a handler that has run before, so that its thread has the bias.
+#[test]
+fn a_handler_with_the_bias_is_not_missed() {
+    bounded(3, || {
+        let parts = Parts::new(biased());
+        let waiter = {
+            let parts = parts.clone();
+            thread::spawn(move || parts.wait(true))
+        };
+        let mut added = 0;
+        for _ in 0..3 {
+            added += u64::from(parts.handle());
+        }
+        let seen = waiter.join().expect("no panic");
+        assert_eq!(parts.count.value(), added, "nothing is lost of what is counted");
+        assert!(added == 0 || seen || parts.woken.load(Ordering::Relaxed) == 1, "lost wake-up");
+    });
+}
+
+/// Who adds from anywhere, under a fence.
+#[test]
+fn who_waits_sees_what_is_added_from_outside_or_is_woken() {
+    bounded(4, || {
+        let parts = Parts::new(Cell::new(()));
+        let adder = {
+            let parts = parts.clone();
+            thread::spawn(move || {
+                if parts.count.add(1) {
+                    parts.wake();
+                }
+            })
+        };
+        let seen = parts.wait(false);
+        adder.join().expect("no panic");
+        assert!(seen || parts.woken.load(Ordering::Relaxed) == 1, "lost wake-up");
+    });
+}
