@@ -117,7 +117,7 @@ mod tests {
     use std::sync::Arc;
 
     fn heavy_fence() -> Option<HeavyFence> {
-        let shape = JobShape { ranks: 1, contexts: 1 };
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
         let sysdep = LinuxSysdep::new(Personality::one_node(Rank(0), shape), None);
         sysdep.fence_is_asymmetric().then(|| Box::new(move || sysdep.heavy_fence()) as HeavyFence)
     }

@@ -1,7 +1,7 @@
 //! Requests and replies.
 
 use crate::buffer::Buffer;
-use crate::codec::{decode, encode, schema_of};
+use crate::codec::{decode, encode, encoded_schema};
 use crate::message::{Message, OwnedMessage};
 use crate::operation::Pending;
 use crate::send::{Envelope, Started, start};
@@ -509,7 +509,7 @@ where
 {
     let id = messager.register(Arc::new(AsyncService {
         name: name.to_owned(),
-        schema: schema_of::<(Q, A)>("postcard"),
+        schema: encoded_schema::<(Q, A)>(),
         handler,
         runtime: tokio::runtime::Handle::current(),
         contexts: messager.contexts().to_vec(),

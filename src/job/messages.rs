@@ -94,7 +94,7 @@ impl Job {
         T: FromBytes + IntoBytes + Immutable + 'static,
         H: Fn(T, Rank, &mut Scope<'_>) + Send + Sync + 'static,
     {
-        let schema = codec::schema_of::<T>("plain");
+        let schema = codec::plain_schema::<T>();
         let typed = move |message: Message<'_>, scope: &mut Scope<'_>| match message.read::<T>(0) {
             Some(value) if message.len() == size_of::<T>() => handler(value, message.source(), scope),
             _ => tracing::warn!(source = %message.source(), "message of the wrong length for its type"),
