@@ -10,7 +10,7 @@ use posthaste::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Microseconds of the clock that all processes share.
 fn now_us() -> u64 {
@@ -384,8 +384,19 @@ async fn pass_through_everything(job: Job) {
         }
     }
     if me == victim {
-        // Not dead yet: what peers do may still lead through the point.
-        tokio::time::sleep(Duration::from_secs(20)).await;
+        // Not dead yet: what peers do may still lead through the point, and what it does itself: a write that takes less than
+        // there is needs more than the kernel keeps for a connection, which grows.
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end {
+            for to in job.ranks().filter(|to| *to != me) {
+                if let Some(bulk) = &bulk {
+                    let sent = sealed(0, BULK);
+                    let puts = (0..8).map(|_| bulk.put_slice(to, me.index() * BULK, &sent).into_future());
+                    futures::future::try_join_all(puts).await.unwrap();
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         return;
     }
     let end = soon("the loss of rank 1", watch).await.unwrap().unwrap();
