@@ -1,15 +1,13 @@
 //! A lock that costs the thread which takes it time and again no locked instruction.
 //!
-//! It is a [progress token](crate::token) that is waited for: for what is used by one thread as a rule, in sections much
-//! shorter than a system call, and by others now and then. Who waits spins, then gives its core away, then sleeps: there is
-//! no queue, and so no fairness.
+//! It is a [progress token](crate::token) that is waited for: for what one thread uses as a rule, and others now and then, in
+//! sections that are short as a rule. Who waits spins, then gives its core away, then sleeps for a while between looks: there
+//! is no queue, nobody is woken, and there is no fairness.
 
-use crate::token::{Guard, HeavyFence, TokenCell};
+use crate::token::{BIAS_AFTER, Guard, HeavyFence, TokenCell};
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 
-/// Takes in a row that make a thread the owner of the bias.
-const BIAS_AFTER: u32 = 16;
 /// A value guarded by such a lock.
 #[derive(Debug)]
 pub struct BiasedLock<T> {
@@ -17,6 +15,7 @@ pub struct BiasedLock<T> {
 }
 
 /// Exclusive access to the value until it is dropped. It stays on its thread.
+#[must_use = "the lock is given back at once"]
 #[derive(Debug)]
 pub struct LockGuard<'a, T>(Option<Guard<'a, T, Infallible>>);
 
@@ -50,6 +49,7 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     fn wait(&self) -> LockGuard<'_, T> {
+        debug_assert!(!self.cell.is_used_here(), "a thread waits for a lock that it has");
         let mut looks = 0;
         loop {
             if let Some(guard) = self.try_lock() {

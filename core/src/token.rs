@@ -257,6 +257,11 @@ impl<T, W> TokenCell<T, W> {
         Lent { lent: &self.lent, before, thread: PhantomData }
     }
 
+    /// Whether this thread is using the value by its bias.
+    pub(crate) fn is_used_here(&self) -> bool {
+        self.bias.load(Ordering::Relaxed) == thread_id() && self.inside.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether somebody posted work that has not been taken up yet. Cheap: one relaxed load.
     #[inline]
     pub fn has_work(&self) -> bool {

@@ -135,3 +135,51 @@ fn who_waits_sees_what_is_added_from_outside_or_is_woken() {
         assert!(seen || parts.woken.load(Ordering::Relaxed) == 1, "lost wake-up");
     });
 }
+
+/// Two add at once, a handler and another thread, and a task waits for what both make.
+fn two_add(looks_under_the_lock: bool) {
+    bounded(3, move || {
+        let parts = Parts::new(Cell::new(()));
+        let waiter = Arc::new(loom::sync::Mutex::new(false));
+        let wake = {
+            let (parts, waiter) = (parts.clone(), waiter.clone());
+            Arc::new(move || {
+                let before = parts.count.value();
+                let waits = waiter.lock().expect("nobody panics with it");
+                let value = if looks_under_the_lock { parts.count.value() } else { before };
+                if *waits && value == 2 {
+                    parts.woken.store(1, Ordering::Relaxed);
+                }
+            })
+        };
+        // It waits before they begin.
+        *waiter.lock().expect("nobody panics with it") = true;
+        parts.count.set_waiting(1);
+        let inside = {
+            let (parts, wake) = (parts.clone(), wake.clone());
+            thread::spawn(move || {
+                let guard = parts.cell.try_take().expect("nobody else takes it");
+                if parts.count.add_inside(1) {
+                    wake();
+                }
+                parts.finish(guard);
+            })
+        };
+        if parts.count.add(1) {
+            wake();
+        }
+        inside.join().expect("no panic");
+        assert_eq!(parts.woken.load(Ordering::Relaxed), 1, "lost wake-up");
+    });
+}
+
+#[test]
+fn of_two_who_add_at_once_the_second_wakes() {
+    two_add(true);
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn of_two_who_look_at_the_value_too_early_none_wakes() {
+    two_add(false);
+}

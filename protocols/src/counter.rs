@@ -7,12 +7,15 @@ use posthaste_core::{Face, Handle};
 use slab::Slab;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 #[derive(Debug, Default)]
 struct Inner {
     count: Count,
+    /// Whoever is at the context is to look at the value, and has not yet.
+    look_is_posted: AtomicBool,
     waiters: Mutex<Slab<(u64, Option<Waker>)>>,
 }
 
@@ -20,10 +23,12 @@ impl Inner {
     /// Wakes those for whom the value will do.
     #[cold]
     fn wake(&self) {
+        let mut waiters = lock(&self.waiters);
+        // Under the lock: of two who add at once, the second to come here sees what both have added.
         let value = self.count.value();
         // As a rule there is one, and waking it allocates nothing.
         let (mut first, mut more) = (None, Vec::new());
-        for (_, (wanted, waker)) in lock(&self.waiters).iter_mut() {
+        for (_, (wanted, waker)) in waiters.iter_mut() {
             if *wanted <= value
                 && let Some(waker) = waker.take()
             {
@@ -33,6 +38,7 @@ impl Inner {
                 }
             }
         }
+        drop(waiters);
         first.into_iter().chain(more).for_each(Waker::wake);
     }
 }
@@ -76,8 +82,9 @@ impl Counter {
         self.inner.count.value()
     }
 
-    /// Adds to the counter and wakes whom that concerns. In a handler of the counter's own context, which is the job's first
-    /// one unless it was made for another, that takes no locked instruction.
+    /// Adds to the counter and wakes whom that concerns. A handler of the counter's own context, which is the job's first one
+    /// unless it was made for another, needs no locked instruction for that unless a task sleeps until the counter reaches
+    /// something; who adds from elsewhere pays for two.
     #[inline]
     pub fn add(&self, count: u64) {
         let counted = &self.inner.count;
@@ -112,10 +119,17 @@ impl Counter {
     fn pass_through<F: Face>(&self, face: &F) {
         // Whoever owns the context gets to it through its own face only.
         let owned = face.owns() && Arc::ptr_eq(face.shared(), self.handle.shared_state());
-        if !owned || face.enter(|_| ()).is_err() {
+        let passed = (owned && face.enter(|_| ()).is_ok()) || self.handle.enter(|_| ()).is_ok();
+        // One look does for all who have begun to wait before it.
+        if !passed && !self.inner.look_is_posted.swap(true, Ordering::AcqRel) {
             let inner = self.inner.clone();
-            self.handle.pass_through(move || inner.wake());
+            self.handle.post_run(move |_| {
+                inner.look_is_posted.swap(false, Ordering::AcqRel);
+                inner.wake();
+            });
         }
+        // What is added from outside by one who has not seen yet what the token brought is seen behind this.
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -148,10 +162,12 @@ impl<F: Face> Future for Reach<'_, F> {
             |waker| {
                 let mut waiters = lock(&counter.inner.waiters);
                 let entry = (value, Some(waker.clone()));
-                match key.and_then(|key| waiters.get_mut(key)) {
-                    Some(place) => *place = entry,
-                    None => *key = Some(waiters.insert(entry)),
+                if let Some(place) = key.and_then(|key| waiters.get_mut(key)) {
+                    // Who adds knows since the first time that somebody waits, and comes by here.
+                    *place = entry;
+                    return;
                 }
+                *key = Some(waiters.insert(entry));
                 counter.inner.count.set_waiting(waiters.len() as u32);
                 drop(waiters);
                 counter.pass_through(this.face);

@@ -487,7 +487,8 @@ where
     }
 }
 
-/// Registers a service whose async handler runs in a task of its own.
+/// Registers a service whose async handler runs in a task of its own. Its types are looked at as
+/// [`encoded_schema`] says.
 ///
 /// # Errors
 /// If the name is taken or impossible.

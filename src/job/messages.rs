@@ -198,6 +198,9 @@ impl Job {
 
     /// Registers a service: an async handler from request to reply, each in a task of its own.
     ///
+    /// Ranks that mean other types by the same name refuse each other's requests. To tell, a few requests and replies are
+    /// deserialized from nothing as it is registered, and forgotten.
+    ///
     /// # Examples
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -118,20 +118,11 @@ impl Job {
     /// If there is no such client or it was handed out before, or it cannot be opened; then it may be asked for again.
     ///
     /// # Cancel safety
-    /// Given up half-way, the client is opened nevertheless, and left at once: to the others it is one that has left.
+    /// Not cancel safe where a thread drives the contexts (`POSTHASTE_DRIVER=thread`): given up half-way, the number
+    /// stays taken and the client is never closed, so that the others may see a lost rank. Elsewhere it waits for
+    /// nothing unless it fails.
     pub async fn client(&self, number: u16) -> Result<Job, Error> {
-        let (opened, wanted) = tokio::sync::oneshot::channel();
-        let (place, id) = (self.place.clone(), ClientId(number));
-        tokio::spawn(async move {
-            let client = Job::with_client(place, id).await;
-            if let Err(Ok(unwanted)) = opened.send(client)
-                && let Err(error) = unwanted.leave().await
-            {
-                tracing::warn!(client = number, %error, "a client that nobody waited for was not left in order");
-            }
-        });
-        let unopened = |_| JoinError::Runtime("the runtime was shut down while a client was opened");
-        Ok(wanted.await.map_err(unopened)??)
+        Ok(Job::with_client(self.place.clone(), ClientId(number)).await?)
     }
 
     /// This rank.

@@ -110,32 +110,6 @@ fn fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it() {
 }
 
 #[test]
-fn fault_a_client_that_is_given_up_while_it_is_opened_takes_no_other_with_it() {
-    for driver in ["task", "thread"] {
-        run(2, options().clients(2).env("POSTHASTE_DRIVER", driver), async |job| {
-            let echo = job.service("echo", |number: u64| async move { number }).unwrap();
-            job.barrier().await.unwrap();
-            if job.rank() == Rank(0) {
-                let mut opening = Box::pin(job.client(1));
-                assert!(futures::poll!(&mut opening).is_pending(), "it is opened in a task of its own");
-                drop(opening);
-                tokio::task::yield_now().await;
-                let again = soon("an answer", job.client(1)).await;
-                assert!(matches!(again, Err(Error::Join(JoinError::Client { .. }))), "{again:?}");
-            } else {
-                job.client(1).await.unwrap().leave().await.unwrap();
-            }
-            let other = Rank(1 - job.rank().0);
-            for number in 0..200 {
-                assert_eq!(soon("an answer", echo.call(other, number)).await, Ok(number));
-            }
-            assert_eq!(job.stats().peers_lost, 0);
-            soon("the barrier", job.barrier()).await.unwrap();
-        });
-    }
-}
-
-#[test]
 fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
     run(2, options().contexts(3).body_leaves(), async |job| {
         let count: Arc<AtomicU64> = Arc::default();

@@ -621,15 +621,6 @@ impl Handle {
         std::ptr::eq(ADVANCING.get(), Arc::as_ptr(&self.shared))
     }
 
-    /// Comes behind whatever the context has done so far, and before whatever it does from now on: what this thread wrote
-    /// before is seen by the latter, and what the former wrote is seen here. Where another thread is at the context, `look`
-    /// is run there when it has come that far.
-    pub fn pass_through(&self, look: impl FnOnce() + Send + 'static) {
-        if self.enter(|_| ()).is_err() {
-            self.post_run(move |_| look());
-        }
-    }
-
     /// How many contexts its client has.
     #[must_use]
     pub fn kin_count(&self) -> u16 {

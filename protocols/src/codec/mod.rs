@@ -21,17 +21,20 @@ use shape::{Hash, add_shape};
 pub fn plain_schema<T>() -> u64 {
     let mut hash = Hash::new();
     add_name::<T>(&mut hash, "plain");
-    hash.add(&(size_of::<T>() as u64).to_le_bytes());
     hash.add(&(align_of::<T>() as u64).to_le_bytes());
     hash.value() | 1
 }
 
-/// A hash of a message type that is encoded: of its name, as for [`plain_schema`], and of its shape as serde tells it: the
-/// names and order of fields and variants, and their types down to the primitives. Never 0, either.
+/// A hash of a message type that is encoded: of its name and size, as for [`plain_schema`], and of its shape as serde tells it:
+/// the names and order of fields and variants, and their types down to the primitives. Never 0, either.
 ///
-/// Not noticed are changes behind the first thing at which a `Deserialize` written by hand fails or panics that is offered a 1,
-/// an `a` or a `true`; behind 4,096 primitives, or 64 levels deep; of a variant past the 64th; and of what a type makes of the primitives. Such
-/// messages are decoded to other values, or come out as [`CallError::Codec`].
+/// For that a few values are deserialized from nothing, all numbers 1 and all strings `a`, and forgotten: their `Drop` does not
+/// run, but that of parts of a value which does not come to be does.
+///
+/// Not noticed are changes behind the first thing at which a `Deserialize` written by hand fails or panics that is offered so
+/// little, and one element of each sequence; behind 4,096 things, or 32 levels deep, or 12 of options and sequences; of an
+/// enum's variants behind the 64th; and of what a type makes of the primitives. Such messages are decoded to other values, or
+/// come out as [`CallError::Codec`].
 #[must_use]
 pub fn encoded_schema<T: DeserializeOwned>() -> u64 {
     let mut hash = Hash::new();
@@ -43,6 +46,7 @@ pub fn encoded_schema<T: DeserializeOwned>() -> u64 {
 fn add_name<T>(hash: &mut Hash, encoding: &str) {
     hash.add(encoding.as_bytes());
     hash.add(std::any::type_name::<T>().as_bytes());
+    hash.add(&(size_of::<T>() as u64).to_le_bytes());
 }
 
 /// Encodes with postcard.

@@ -7,13 +7,16 @@ use serde::de::{
 };
 use std::fmt::{self, Display};
 
-/// Most primitives of a pass: of a type that contains itself, and of long arrays, no more is looked at.
+/// Most things that are looked at, in all passes: of a type that contains itself, and of long arrays, no more is seen.
 const MOST: u32 = 1 << 12;
-/// Most passes. In each, an enum shows another variant.
+/// Most passes. Each time an enum is met it shows its next variant, until all have been seen.
 const MOST_PASSES: usize = 64;
 /// How deep options and sequences have something in them, and how deep anything goes.
-const DEEP: u32 = 16;
-const DEEPEST: u32 = 64;
+const DEEP: u32 = 12;
+const DEEPEST: u32 = 32;
+
+/// As an enum is seen.
+const ENUM: &str = "enum";
 
 /// FNV-1a.
 #[derive(Clone, Copy)]
@@ -46,18 +49,18 @@ impl Hash {
 /// Adds what can be seen of the shape of `T`. That is the same wherever `T` is: a type whose own `Deserialize` does not take
 /// what it is offered here is seen up to there.
 pub(super) fn add_shape<T: DeserializeOwned>(hash: &mut Hash) {
-    let mut passes = 1;
-    let mut pass = 0;
-    while pass < passes {
-        let mut tracer = Tracer { hash: *hash, pass, variants: 1, seen: 0, depth: 0 };
-        // What it is, or why there is none, is of no interest.
-        let seen =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| T::deserialize(&mut tracer).is_ok()));
-        hash.add(&tracer.hash.value().to_le_bytes());
-        hash.add(&[u8::from(seen.unwrap_or(false))]);
-        passes = passes.max(tracer.variants.min(MOST_PASSES));
-        pass += 1;
+    let mut tracer = Tracer { hash: *hash, known: Vec::new(), seen: 0, depth: 0 };
+    for _ in 0..MOST_PASSES {
+        tracer.depth = 0;
+        let pass = || T::deserialize(&mut tracer).map(std::mem::forget).is_ok();
+        // It came out of nothing: what its end would do is done to nothing.
+        let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pass));
+        tracer.hash.add(&[u8::from(whole.unwrap_or(false))]);
+        if tracer.seen > MOST || tracer.known.iter().all(|known| known.shown >= known.parts.len()) {
+            break;
+        }
     }
+    *hash = tracer.hash;
 }
 
 /// There is no more to be seen.
@@ -78,11 +81,18 @@ impl serde::de::Error for End {
     }
 }
 
+/// A struct or an enum that was met.
+struct Known {
+    what: &'static str,
+    name: &'static str,
+    parts: &'static [&'static str],
+    /// Variants that were shown so far, of an enum.
+    shown: usize,
+}
+
 struct Tracer {
     hash: Hash,
-    pass: usize,
-    /// Variants of the enum that has most.
-    variants: usize,
+    known: Vec<Known>,
     seen: u32,
     depth: u32,
 }
@@ -98,11 +108,25 @@ impl Tracer {
         Ok(())
     }
 
-    fn see_named(&mut self, what: &str, name: &str, parts: &[&str]) -> Result<(), End> {
+    /// The same of what has a name and named parts, which count when it is met first.
+    fn see_named(
+        &mut self,
+        what: &'static str,
+        name: &'static str,
+        parts: &'static [&'static str],
+    ) -> Result<&mut Known, End> {
         self.see(what)?;
-        self.hash.add_names(&[name]);
-        self.hash.add_names(parts);
-        Ok(())
+        let is_it = |known: &Known| (known.what, known.name, known.parts) == (what, name, parts);
+        let at = self.known.iter().position(is_it).unwrap_or(self.known.len());
+        self.hash.add(&(at as u64).to_le_bytes());
+        if at == self.known.len() {
+            self.hash.add_names(&[name]);
+            self.hash.add_names(parts);
+            // What is no enum has nothing to show.
+            let shown = if what == ENUM { 0 } else { parts.len() };
+            self.known.push(Known { what, name, parts, shown });
+        }
+        Ok(&mut self.known[at])
     }
 
     /// How many elements there are in what may have any number.
@@ -324,9 +348,9 @@ impl<'de> Deserializer<'de> for &mut Tracer {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, End> {
-        self.see_named("enum", name, variants)?;
-        self.variants = self.variants.max(variants.len());
-        let variant = self.pass.checked_rem(variants.len()).ok_or(End)? as u32;
+        let known = self.see_named(ENUM, name, variants)?;
+        let variant = known.shown.checked_rem(variants.len()).ok_or(End)? as u32;
+        known.shown += 1;
         visitor.visit_enum(Shown { tracer: self, variant })
     }
 
@@ -373,6 +397,8 @@ mod tests {
         choice_more { pub enum T { A, B(u32), C { x: u8 }, D } }
         choice_retyped { pub enum T { A, B(u32), C { x: i8 } } }
         choice_swapped { pub enum T { B(u32), A, C { x: u8 } } }
+        choice_first_retyped { pub enum T { A(u8), B(u32), C { x: u8 } } }
+        choice_second_retyped { pub enum T { A, B(u64), C { x: u8 } } }
         row { pub struct T([u8; 4]); }
         longer_row { pub struct T([u8; 5]); }
         skipping { pub struct T { a: u32, #[serde(skip)] b: i32 } }
@@ -406,6 +432,25 @@ mod tests {
         assert_eq!(different.len(), all.len(), "{all:x?}");
         assert_eq!(shape::<pair::T>(), shape::<same::T>());
         assert_eq!(shape::<shorter::T>(), shape::<skipping::T>(), "what is not encoded does not count");
+    }
+
+    /// An enum within another one, of which every variant counts.
+    #[test]
+    fn every_variant_of_a_nested_enum_is_seen() {
+        type Reply<E> = Result<(), E>;
+        let all = [
+            shape::<Reply<choice::T>>(),
+            shape::<Reply<choice_more::T>>(),
+            shape::<Reply<choice_retyped::T>>(),
+            shape::<Reply<choice_swapped::T>>(),
+            shape::<Reply<choice_first_retyped::T>>(),
+            shape::<Reply<choice_second_retyped::T>>(),
+            shape::<Option<Result<u8, choice::T>>>(),
+        ];
+        let mut different = all.to_vec();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), all.len(), "{all:x?}");
     }
 
     #[derive(Deserialize)]

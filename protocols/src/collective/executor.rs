@@ -1,7 +1,7 @@
 //! The executor: starts operations, takes in their parts, and ends them.
 //!
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
-//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
+//! besides, for callers on other threads and for those that end an operation; it is not held while code of the user's runs.
 
 use super::buffers::Buffers;
 use super::layout::Layout;
