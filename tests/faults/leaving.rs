@@ -1,7 +1,7 @@
 //! A rank that leaves in order while others still want something of it.
 
 use crate::support::{options, run, sealed, soon, unseal, until};
-use posthaste::{CallError, ContextId, Error, Fault, JoinError, Message, Rank, RmaError, Scope, SendError};
+use posthaste::{CallError, ContextId, Error, Fault, Message, Rank, RmaError, Scope, SendError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
