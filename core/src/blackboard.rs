@@ -16,7 +16,7 @@
 //! send a message.
 
 use crate::memory::Words;
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Bytes of payload that a slot has room for.
 pub const MOST_BYTES: usize = 48;
@@ -240,6 +240,60 @@ impl<W: Words> Blackboard<W> {
     }
 }
 
+/// Where the caller of an operation that has seen all parts of it says so to whoever keeps the books of the group, without
+/// their lock. Who takes an operation off the boards, under that lock, [says so](Self::upset) and then [looks](Self::take)
+/// who has finished. Both are in one word, so that a caller has finished before that, and is known to, or learns that its
+/// operation may have gone elsewhere.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// How often something happened that is not on the boards, above; below the number of the operation that its caller has
+    /// finished and that the books do not know of yet, and 1; or 0.
+    word: AtomicU64,
+}
+
+impl Ledger {
+    const FINISHED: u64 = u32::MAX as u64;
+
+    /// How often something happened that is not on the boards, of which 32 bits are kept.
+    #[inline(always)]
+    pub fn upsets(&self) -> u32 {
+        (self.word.load(Ordering::Acquire) >> 32) as u32
+    }
+
+    /// Something happened that is not on the boards.
+    pub fn upset(&self) {
+        self.word.fetch_add(1 << 32, Ordering::AcqRel);
+    }
+
+    /// The caller of an operation, which was begun when so much had happened, has seen all of it. Whether that counts; if not,
+    /// something happened, or another's word is still there, and the books tell more.
+    #[inline]
+    pub fn finish(&self, operation: u64, upsets: u32) -> bool {
+        let (quiet, number) = (u64::from(upsets) << 32, u64::from((operation as u32).wrapping_add(1)));
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        number != 0 && self.word.compare_exchange(quiet, quiet | number, success, failure).is_ok()
+    }
+
+    /// The operation that its caller has finished, if the books do not know of it yet; it is one of the 2^32 from `first` on.
+    #[inline]
+    pub fn finished(&self, first: u64) -> Option<u64> {
+        Self::whole(self.word.load(Ordering::Acquire), first)
+    }
+
+    /// The same, and they know of it now. Under their lock.
+    #[inline]
+    pub fn take(&self, first: u64) -> Option<u64> {
+        self.finished(first)?;
+        Self::whole(self.word.fetch_and(!Self::FINISHED, Ordering::AcqRel), first)
+    }
+
+    #[inline]
+    fn whole(word: u64, first: u64) -> Option<u64> {
+        let number = word as u32;
+        (number != 0).then(|| first + u64::from(number.wrapping_sub(1).wrapping_sub(first as u32)))
+    }
+}
+
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
@@ -285,6 +339,23 @@ mod tests {
         assert_eq!(boards[1].look(0, 0), Some(Entry { mark: 9, len: Entry::ELSEWHERE }));
         assert_eq!(boards[1].reference(0, 0), (u64::MAX - 1, 1 << 33));
         const { assert!(Entry::ELSEWHERE > MOST_BYTES) };
+    }
+
+    #[test]
+    fn a_finished_operation_is_known_by_its_whole_number() {
+        let ledger = Ledger::default();
+        for (first, operation) in
+            [(0, 0), (7, 7), (7, 40), (u64::from(u32::MAX) - 3, 1 << 32), (1 << 40, (1 << 40) + 31)]
+        {
+            assert!(ledger.finish(operation, ledger.upsets()));
+            assert!(!ledger.finish(operation + 1, ledger.upsets()), "there is room for one");
+            assert_eq!(ledger.finished(first), Some(operation));
+            assert_eq!((ledger.take(first), ledger.take(first)), (Some(operation), None));
+        }
+        let before = ledger.upsets();
+        ledger.upset();
+        assert!(!ledger.finish(5, before) && ledger.take(0).is_none(), "something has happened");
+        assert!(!ledger.finish(u64::from(u32::MAX), before + 1), "a number that is none");
     }
 
     #[test]

@@ -19,7 +19,6 @@ pub mod fifo;
 pub mod heap;
 pub mod ids;
 pub mod inprocess;
-pub mod lock;
 pub mod memory;
 pub mod messager;
 pub mod protocol;

@@ -257,11 +257,6 @@ impl<T, W> TokenCell<T, W> {
         Lent { lent: &self.lent, before, thread: PhantomData }
     }
 
-    /// Whether this thread is using the value by its bias.
-    pub(crate) fn is_used_here(&self) -> bool {
-        self.bias.load(Ordering::Relaxed) == thread_id() && self.inside.load(Ordering::Relaxed) != 0
-    }
-
     /// Whether somebody posted work that has not been taken up yet. Cheap: one relaxed load.
     #[inline]
     pub fn has_work(&self) -> bool {
@@ -288,13 +283,6 @@ impl<T, W> Guard<'_, T, W> {
     pub fn get(&mut self) -> &mut T {
         // SAFETY: this guard is the only one, see `TokenCell`.
         self.cell.value.with_mut(|value| unsafe { &mut *value })
-    }
-
-    /// The same, to be looked at.
-    #[inline]
-    pub fn get_ref(&self) -> &T {
-        // SAFETY: as in `get`; whoever wants to change it needs the guard itself.
-        self.cell.value.with(|value| unsafe { &*value })
     }
 
     /// Takes up all posted work.

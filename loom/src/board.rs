@@ -4,9 +4,9 @@
 use crate::memory::Memory;
 use crate::model;
 use loom::thread;
-use posthaste_core::blackboard::{Blackboard, Entry};
+use posthaste_core::blackboard::{Blackboard, Entry, Ledger};
 use posthaste_core::memory::Words;
-use posthaste_core::sync::Ordering;
+use posthaste_core::sync::{Arc, Mutex, Ordering};
 
 /// The words that a board of one slot uses: *told*, *ended*, the stamp, and one of payload.
 const BOARD: [usize; 4] = [0, 8, 16, 17];
@@ -154,5 +154,91 @@ fn what_is_laid_out_stays_until_all_have_read_it() {
             }
         }
         writing.join().expect("it ends");
+    });
+}
+
+/// What the books say of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    OnBoard,
+    Ended,
+    Elsewhere,
+}
+
+struct Group {
+    ledger: Ledger,
+    books: Mutex<[Place; 2]>,
+}
+
+impl Group {
+    fn lock(&self) -> impl std::ops::DerefMut<Target = [Place; 2]> {
+        self.books.lock().expect("nobody panics with it")
+    }
+
+    /// What was finished is known to the books from now on.
+    fn settle(&self, books: &mut [Place; 2]) {
+        if let Some(operation) = self.ledger.take(0) {
+            let place = &mut books[operation as usize];
+            assert_eq!(
+                *place,
+                Place::OnBoard,
+                "a caller has the result of an operation that goes on elsewhere"
+            );
+            *place = Place::Ended;
+        }
+    }
+
+    /// Whether the result counts that the caller of an operation has.
+    fn finish(&self, operation: usize, upsets: u32) -> bool {
+        if self.ledger.finish(operation as u64, upsets) {
+            return true;
+        }
+        let mut books = self.lock();
+        let on_board = books[operation] == Place::OnBoard;
+        if on_board {
+            books[operation] = Place::Ended;
+        }
+        on_board
+    }
+
+    fn move_away(&self, operation: usize) {
+        let mut books = self.lock();
+        self.ledger.upset();
+        self.settle(&mut books);
+        if books[operation] == Place::OnBoard {
+            books[operation] = Place::Elsewhere;
+        }
+    }
+}
+
+#[test]
+fn what_its_caller_has_finished_goes_nowhere_else() {
+    model(|| {
+        let group = Arc::new(Group { ledger: Ledger::default(), books: Mutex::new([Place::OnBoard; 2]) });
+        let upsets = group.ledger.upsets();
+        let mover = group.clone();
+        let moving = thread::spawn(move || mover.move_away(0));
+        let counts = group.finish(0, upsets);
+        moving.join().expect("it ends");
+        let mut books = group.lock();
+        group.settle(&mut books);
+        assert_eq!(books[0], if counts { Place::Ended } else { Place::Elsewhere });
+    });
+}
+
+#[test]
+fn two_callers_finish_while_one_operation_moves() {
+    model(|| {
+        let group = Arc::new(Group { ledger: Ledger::default(), books: Mutex::new([Place::OnBoard; 2]) });
+        let upsets = group.ledger.upsets();
+        let [mover, other] = [group.clone(), group.clone()];
+        let moving = thread::spawn(move || mover.move_away(0));
+        let finishing = thread::spawn(move || other.finish(1, upsets));
+        let counts = [group.finish(0, upsets), finishing.join().expect("it ends")];
+        moving.join().expect("it ends");
+        let mut books = group.lock();
+        group.settle(&mut books);
+        assert_eq!(books[0], if counts[0] { Place::Ended } else { Place::Elsewhere });
+        assert_eq!((counts[1], books[1]), (true, Place::Ended));
     });
 }

@@ -1,5 +1,5 @@
-//! loom models of the lock-free protocols: lane, sleep and wake-up, page grants, progress token, the lock made of
-//! it, completion slots, boards, counts.
+//! loom models of the lock-free protocols: lane, sleep and wake-up, page grants, progress token, completion slots,
+//! boards, counts.
 //!
 //! The models run the code of `posthaste-core` and `posthaste-shm` itself, compiled against loom's atomics:
 //!
@@ -21,8 +21,6 @@ mod grant;
 mod kin;
 #[cfg(all(test, posthaste_loom))]
 mod lane;
-#[cfg(all(test, posthaste_loom))]
-mod lock;
 #[cfg(posthaste_loom)]
 pub mod memory;
 #[cfg(all(test, posthaste_loom))]

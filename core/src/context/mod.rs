@@ -19,12 +19,11 @@ pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};
 use crate::ids::Endpoint;
-use crate::lock::BiasedLock;
 use crate::slot::{SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::{Arc, Mutex, lock};
 use crate::sysdep::Sysdep;
-use crate::token::{BIAS_AFTER, Guard, HeavyFence, TokenCell};
+use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -99,12 +98,6 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// A barrier on behalf of all threads, where there is one.
-fn heavy_fence(sysdep: &std::sync::Arc<dyn Sysdep>) -> Option<HeavyFence> {
-    let fences = sysdep.clone();
-    sysdep.fence_is_asymmetric().then(|| Box::new(move || fences.heavy_fence()) as HeavyFence)
-}
-
 impl Shared {
     /// Around an engine and the pool that was made with it.
     #[must_use]
@@ -118,9 +111,11 @@ impl Shared {
         kin: std::sync::Arc<Kin>,
     ) -> Arc<Shared> {
         // Without a barrier on another thread's behalf, every take would need a fence of its own: no bias then.
-        let cell = match heavy_fence(&sysdep) {
-            Some(heavy_fence) => TokenCell::biased(engine, BIAS_AFTER, heavy_fence),
-            None => TokenCell::new(engine),
+        let cell = if sysdep.fence_is_asymmetric() {
+            let fences = sysdep.clone();
+            TokenCell::biased(engine, BIAS_AFTER, Box::new(move || fences.heavy_fence()))
+        } else {
+            TokenCell::new(engine)
         };
         Arc::new(Shared {
             cell,
@@ -168,12 +163,6 @@ impl Shared {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-    }
-
-    /// A lock for what is used on the thread that uses this context, as a rule.
-    #[must_use]
-    pub fn new_lock<T>(&self, value: T) -> BiasedLock<T> {
-        BiasedLock::new(value, heavy_fence(&self.sysdep))
     }
 
     /// The owner of the context sleeps: the waker is called when there is something to do.

@@ -1,7 +1,7 @@
 //! The executor: starts operations, takes in their parts, and ends them.
 //!
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
-//! besides, for callers on other threads and for those that end an operation; it is not held while code of the user's runs.
+//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
 use super::buffers::Buffers;
 use super::layout::Layout;
@@ -18,19 +18,19 @@ use super::state::{
 };
 use super::wire::{Record, parse_part_info};
 use crate::window::WindowHome;
-use posthaste_core::lock::{BiasedLock, LockGuard};
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
+use posthaste_core::sync::lock;
 use posthaste_core::{Collective, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 const NAME: &str = "posthaste.collective";
 
 /// The collective operations of one client on one rank.
 pub(crate) struct Hub {
-    state: BiasedLock<State>,
+    state: Mutex<State>,
     pub(super) outlet: OnceLock<Outlet>,
     pub(super) me: Rank,
     pub(super) nodes: Box<[u32]>,
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut hub = f.debug_struct("Hub");
         hub.field("me", &self.me);
-        if let Some(state) = self.state.try_lock() {
+        if let Ok(state) = self.state.try_lock() {
             state.groups.iter().for_each(|(_, group)| group.describe(&mut hub));
         }
         hub.finish_non_exhaustive()
@@ -80,7 +80,7 @@ pub(crate) enum Begun {
     Failed(Fault),
 }
 
-pub(super) type Guard<'g> = LockGuard<'g, State>;
+pub(super) type Guard<'g> = MutexGuard<'g, State>;
 
 /// The protocol as it is registered.
 struct Registered(Arc<Hub>);
@@ -159,7 +159,7 @@ impl Hub {
         // The first group of every rank.
         state.add(GroupState::new(world, None));
         let hub = Arc::new(Hub {
-            state: handle.shared_state().new_lock(state),
+            state: Mutex::new(state),
             outlet: OnceLock::new(),
             me,
             nodes: all.into(),
@@ -181,7 +181,7 @@ impl Hub {
 
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_> {
-        self.state.lock()
+        lock(&self.state)
     }
 
     /// Takes the number of the next operation of a group, in the order of the calls, and finds its plan; and a place in

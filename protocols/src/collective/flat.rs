@@ -76,7 +76,7 @@ impl Looking {
         let board = &boards.board;
         while (self.next as usize) < board.members() {
             match board.look(self.next as usize, self.operation) {
-                None if boards.upsets() != self.upsets => return Some(Seen::Upset),
+                None if boards.ledger.upsets() != self.upsets => return Some(Seen::Upset),
                 None => return None,
                 Some(entry) if (entry.mark, entry.len) == (self.mark, self.len as usize) => self.next += 1,
                 // It called something else.
@@ -141,13 +141,15 @@ impl Looking {
     /// Its result was had. That counts if nobody has ended the operation meanwhile, or taken it off the boards.
     #[inline]
     pub(super) fn finish(&self, inner: &Inner) -> bool {
-        inner.hub.end_on_board(inner, self.operation)
+        let told = |boards: &Arc<GroupBoard>| boards.ledger.finish(self.operation, self.upsets);
+        let counts = !self.lies_elsewhere() && inner.boards.get().is_some_and(told);
+        counts || inner.hub.end_on_board(inner, self.operation)
     }
 
     /// Whether what happened did not concern this operation.
     #[cold]
     fn is_undisturbed(&mut self, inner: &Inner, boards: &GroupBoard) -> bool {
-        let upsets = std::mem::replace(&mut self.upsets, boards.upsets());
+        let upsets = std::mem::replace(&mut self.upsets, boards.ledger.upsets());
         let mut state = inner.hub.lock();
         let closed = state.closed;
         let slot = state.groups.get_mut(inner.at).and_then(|group| group.slot(self.operation));
@@ -268,7 +270,7 @@ impl Hub {
             let boards = group.writes(operation)?;
             move || boards.clone()
         });
-        let upsets = boards.upsets();
+        let upsets = boards.ledger.upsets();
         // All else can wait until the others see it.
         boards.board.write(operation, mark, payload);
         let len = payload.len();
@@ -300,6 +302,7 @@ impl Hub {
             what.unsent = unsent;
         }
         group.started = group.started.max(operation + 1);
+        group.settle();
         let disturbed = group.wanted || group.has_early(operation);
         drop(state);
         if unsent != 0 || disturbed {

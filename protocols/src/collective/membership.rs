@@ -1,12 +1,12 @@
 //! How groups come to be, as the hub sees it.
 
-use super::executor::{Guard, Hub};
+use super::executor::Hub;
 use super::outlet::Way;
 use super::state::{GroupState, Known, MOST_OFFERED, Membership, Offer, State, Unclaimed};
 use super::wire::{Origin, Record};
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 
 /// Bytes of a peer's messages for groups that are still to be made here.
@@ -132,6 +132,9 @@ impl Hub {
         let hub = self.clone();
         handle.post_run(move |scope| {
             let mut state = hub.lock();
+            if let Some(group) = state.groups.get_mut(at) {
+                group.settle();
+            }
             let Some(group) = state.groups.get(at) else { return };
             let next = group.next();
             let parent = group.parent.and_then(|(parent, _)| state.ids.get(&parent));
@@ -164,7 +167,7 @@ impl Hub {
     pub(super) fn introduced(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
+        mut state: MutexGuard<'_, State>,
         source: Rank,
         (number, id, origin): (u16, u64, Origin),
         members: Vec<Rank>,
@@ -203,7 +206,7 @@ impl Hub {
     pub(super) fn unclaimed(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
+        mut state: MutexGuard<'_, State>,
         from: Rank,
         id: u64,
         cookie: u64,

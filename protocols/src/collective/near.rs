@@ -12,7 +12,7 @@ use super::state::{Early, GroupState, Slot, State};
 use super::wire::Record;
 use crate::exchange::Key;
 use crate::window::WindowHome;
-use posthaste_core::blackboard::{Blackboard, board_bytes};
+use posthaste_core::blackboard::{Blackboard, Ledger, board_bytes};
 use posthaste_core::memory::SharedWords;
 use posthaste_core::{Rank, Scope, Ticket};
 use std::collections::HashMap;
@@ -39,24 +39,13 @@ pub(super) fn key_of(group: u64) -> Key {
 #[derive(Debug)]
 pub(crate) struct GroupBoard {
     pub board: Blackboard<SharedWords>,
-    /// How often something happened that is not on the boards. It is written under the lock of the books.
-    upsets: AtomicU32,
+    /// What happened elsewhere, and what ended here.
+    pub ledger: Ledger,
     /// Operations that ended here, for whoever looks at other things now and then.
     turn: AtomicU32,
 }
 
 impl GroupBoard {
-    /// How often something happened that is not on the boards.
-    #[inline]
-    pub fn upsets(&self) -> u32 {
-        self.upsets.load(Ordering::Acquire)
-    }
-
-    /// Something happened that is not on the boards: whoever looks at them looks at the books next.
-    pub fn upset(&self) {
-        self.upsets.fetch_add(1, Ordering::AcqRel);
-    }
-
     /// Whether it is time to look at other things. A count that is lost to another thread does not matter.
     #[inline]
     pub fn is_turn(&self) -> bool {
@@ -123,10 +112,20 @@ impl GroupState {
         self.early.contains_key(&operation)
     }
 
+    /// An operation may have ended at the boards whose caller has not told so.
+    #[inline]
+    pub fn settle(&mut self) {
+        let finished = self.near.boards.as_ref().and_then(|boards| boards.ledger.take(self.base));
+        if let Some(slot @ Slot::OnBoard(_)) = finished.and_then(|operation| self.slot(operation)) {
+            *slot = Slot::Ended;
+            self.sweep();
+        }
+    }
+
     /// Something happened that is not on the boards.
     pub fn upset(&self) {
         if let Some(boards) = &self.near.boards {
-            boards.upset();
+            boards.ledger.upset();
         }
     }
 
@@ -246,8 +245,8 @@ impl Hub {
         if group.goes_by_messages() {
             board.ask();
         }
-        let (upsets, turn) = (AtomicU32::new(0), AtomicU32::new(0));
-        group.near.boards = Some(Arc::new(GroupBoard { board, upsets, turn }));
+        let (ledger, turn) = (Ledger::default(), AtomicU32::new(0));
+        group.near.boards = Some(Arc::new(GroupBoard { board, ledger, turn }));
         group.near.open_if_all_look();
         let State { groups, peers, .. } = state;
         let mut way = Way { hub: self, scope, peers };

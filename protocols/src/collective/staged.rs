@@ -168,7 +168,7 @@ impl Hub {
         let Some(group) = state.groups.get_mut(inner.at).filter(|_| !closed) else { return Err(what) };
         let Some(boards) = group.writes(operation) else { return Err(what) };
         let boards = inner.boards.get_or_init(|| boards.clone());
-        let upsets = boards.upsets();
+        let upsets = boards.ledger.upsets();
         if let Some(staged) = &what.staged {
             boards.board.refer(operation, what.mark, staged.area.offset, staged.block as u64);
         }

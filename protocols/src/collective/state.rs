@@ -232,7 +232,10 @@ impl GroupState {
 
     /// What is under way.
     pub fn describe(&self, to: &mut std::fmt::DebugStruct<'_, '_>) {
+        let finished = self.near.boards.as_ref().and_then(|boards| boards.ledger.finished(self.base));
         let running = |(at, slot): (usize, &Slot)| match slot {
+            // Its caller has it, and the books do not know yet.
+            Slot::OnBoard(_) if finished == Some(self.base + at as u64) => None,
             Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
             Slot::OnBoard(what) => {
                 let operation = self.base + at as u64;

@@ -52,6 +52,7 @@ impl Hub {
             }
             group.broken = Some((first, cause));
             group.upset();
+            group.settle();
             for operation in first.max(group.base)..group.next() {
                 group.take_early(operation);
                 let Some(slot) = group.slot(operation) else { continue };

@@ -78,7 +78,9 @@ impl Hub {
     ) -> Guard<'g> {
         let Some(group) = state.groups.get_mut(at) else { return state };
         let Some(boards) = group.near.boards.clone() else { return state };
-        boards.upset();
+        // First that it moves, then who has finished: a caller looks the other way round.
+        boards.ledger.upset();
+        group.settle();
         let Some(slot @ Slot::OnBoard(_)) = group.slot(operation) else { return state };
         let Slot::OnBoard(what) = std::mem::replace(slot, Slot::Out) else { return state };
         let OnBoard { mark, call, len, unsent, staged } = what;
