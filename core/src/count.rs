@@ -14,7 +14,7 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// See the [module](self).
+/// See the [module](self). It is 0 at first.
 #[derive(Debug, Default)]
 pub struct Count {
     /// Added by anybody.
@@ -25,12 +25,6 @@ pub struct Count {
 }
 
 impl Count {
-    /// A count of 0.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { outside: AtomicU64::new(0), inside: AtomicU64::new(0), waiting: AtomicU32::new(0) }
-    }
-
     /// The value. Acquire pairs with the release of whoever added last.
     #[inline]
     #[must_use]

@@ -1,7 +1,7 @@
 //! Handlers count without a locked instruction, and tasks wait for the count.
 
 use crate::bounded;
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
 use posthaste_core::count::Count;
 use posthaste_core::token::TokenCell;
@@ -20,7 +20,7 @@ struct Parts {
 impl Parts {
     fn new(cell: Cell) -> Parts {
         let woken = Arc::new(AtomicU32::new(0));
-        Parts { cell: Arc::new(cell), count: Arc::new(Count::new()), woken }
+        Parts { cell: Arc::new(cell), count: Arc::new(Count::default()), woken }
     }
 
     fn wake(&self) {
@@ -43,7 +43,7 @@ impl Parts {
         true
     }
 
-    /// What `Handle::pass_through` does.
+    /// What a `Counter` does for who begins to wait.
     fn pass_through(&self) {
         match self.cell.try_take() {
             Some(guard) => self.finish(guard),
@@ -79,7 +79,7 @@ fn count_and_wait(cell: impl Fn() -> Cell + Send + Sync + 'static, passes_throug
 }
 
 fn biased() -> Cell {
-    TokenCell::biased((), 1, Box::new(|| loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst)))
+    TokenCell::biased((), 1, Box::new(|| fence(Ordering::SeqCst)))
 }
 
 #[test]

@@ -112,9 +112,7 @@ impl Counter {
     pub fn reach_on<'c, F: Face>(&'c self, face: &'c F, value: u64) -> Reach<'c, F> {
         Reach { counter: self, face, value, key: None }
     }
-}
 
-impl Counter {
     /// Comes behind what handlers of the counter's context do now; see [`Count`].
     fn pass_through<F: Face>(&self, face: &F) {
         // Whoever owns the context gets to it through its own face only.

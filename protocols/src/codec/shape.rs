@@ -52,8 +52,8 @@ pub(super) fn add_shape<T: DeserializeOwned>(hash: &mut Hash) {
     let mut tracer = Tracer { hash: *hash, known: Vec::new(), seen: 0, depth: 0 };
     for _ in 0..MOST_PASSES {
         tracer.depth = 0;
+        // It came out of nothing: what its end would do to what it names is not done.
         let pass = || T::deserialize(&mut tracer).map(std::mem::forget).is_ok();
-        // It came out of nothing: what its end would do is done to nothing.
         let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pass));
         tracer.hash.add(&[u8::from(whole.unwrap_or(false))]);
         if tracer.seen > MOST || tracer.known.iter().all(|known| known.shown >= known.parts.len()) {
