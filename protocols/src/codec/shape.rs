@@ -463,6 +463,11 @@ mod tests {
         Leaf(u64),
     }
 
+    /// Of which there is no value, and each level of which takes much of the stack.
+    #[derive(Deserialize)]
+    #[allow(dead_code)]
+    struct Endless(Box<Endless>, [(u64, [u64; 32]); 32]);
+
     struct Strict;
 
     impl<'de> Deserialize<'de> for Strict {
@@ -477,6 +482,7 @@ mod tests {
     fn a_type_that_contains_itself_or_takes_nothing_comes_to_an_end() {
         assert_eq!(shape::<Tree>(), shape::<Tree>());
         assert_ne!(shape::<Tree>(), shape::<Vec<Tree>>());
+        assert_eq!(shape::<Endless>(), shape::<Endless>());
         assert_eq!(shape::<(u8, Strict)>(), shape::<(u8, Strict)>());
         assert_ne!(shape::<(u8, Strict)>(), shape::<(u16, Strict)>(), "it is seen up to there");
         assert_eq!(shape::<std::time::Duration>(), shape::<std::time::Duration>());
