@@ -99,12 +99,12 @@ impl Words for Memory {
     }
 }
 
-/// Words of the control page that the code uses, with one page grant.
+/// Words of the control pages that the code uses, with one page grant.
 pub const CONTROL: [usize; 5] = [0, 1, 16, 32, 64];
 /// Words of an endpoint's block that the code uses, for up to 64 sources.
 pub const BLOCK: [usize; 3] = [0, 1, 8];
 
-/// A fresh control page and a ring of `words`.
+/// Fresh control pages and a ring of `words`.
 pub fn lane(words: usize) -> (Memory, Memory) {
     (Memory::sparse(128, &CONTROL), Memory::ring(words))
 }

@@ -19,8 +19,9 @@ use crate::pages::{Page, PagePool};
 use std::collections::VecDeque;
 
 /// Grants that are not known to be consumed after which it is worth while to look. Together with the next, so many that the
-/// pages a stream goes through do not fit the cache that one processor has for itself: where they nearly do (112 of 4 KiB, and
-/// 512 KiB of cache) it is chance whether a stream does 17 or 27 GB/s, and with these 30.
+/// pages a stream goes through do not fit the caches that writer and reader have for themselves: where they nearly do (112 of
+/// 4 KiB and 512 KiB of cache each, or 336 and 1 MiB) it is chance whether a stream does 17 or 27 GB/s, or 24 or 41; where
+/// they do not, it does 30, or 48.
 const LOOK_AFTER: usize = GRANT_COUNT / 4 * 3;
 /// Bytes likewise. Pages that rest until the processor has moved them to the cache that all share are faster to read
 /// from there, and faster to write again, than from the cache of the other processor: on the machine this was measured

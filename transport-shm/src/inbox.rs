@@ -79,7 +79,7 @@ impl<W: Words, X> Inbox<W, X> {
         self.ready.has_any()
     }
 
-    /// Takes the bits that senders set: their lanes are polled from now on. `memory` gives control page, ring and what
+    /// Takes the bits that senders set: their lanes are polled from now on. `memory` gives control pages, ring and what
     /// to keep for a lane that is met for the first time.
     #[inline]
     pub fn collect(&mut self, mut memory: impl FnMut(usize) -> (W, W, X)) {

@@ -8,6 +8,7 @@
 //! ```
 //! The arena is sparse: a part costs memory only once it is committed, which its first user does.
 
+use crate::lane::CONTROL_BYTES;
 use posthaste_core::memory::HUGE_PAGE;
 use posthaste_core::{ClientId, DeviceError, Endpoint, JobShape, Rank};
 use thiserror::Error;
@@ -140,10 +141,10 @@ impl Layout {
     }
 
     const fn lane_bytes(&self) -> u64 {
-        PAGE + self.sizes.lane.next_multiple_of(PAGE)
+        CONTROL_BYTES + self.sizes.lane.next_multiple_of(PAGE)
     }
 
-    /// The lane from one endpoint to another: a control page, then the ring.
+    /// The lane from one endpoint to another: the control pages, then the ring.
     #[must_use]
     pub const fn lane(&self, client: ClientId, from: Endpoint, to: Endpoint) -> (u64, u64) {
         let index = self.global(client, to) * self.endpoints() + self.shape.index(from) as u64;
@@ -205,7 +206,7 @@ fn wide_total(shape: JobShape, sizes: Sizes) -> u128 {
     let ranks = u128::from(shape.ranks);
     let endpoints = ranks * u128::from(shape.contexts);
     let all = endpoints * u128::from(shape.clients);
-    let lane = u128::from(PAGE) + pages(sizes.lane.into());
+    let lane = u128::from(CONTROL_BYTES) + pages(sizes.lane.into());
     let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
     let huge = u128::from(HUGE_PAGE);
     let before_pools = sum(&[

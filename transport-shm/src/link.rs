@@ -2,8 +2,8 @@
 
 use crate::arena::{Arena, Fences, Life, Presence};
 use crate::bell::{Bell, ring};
-use crate::lane::{LightFence, return_grant};
-use crate::layout::PAGE;
+use crate::lane::{CONTROL_BYTES, GRANT_COUNT, LightFence, return_grant};
+
 use crate::pages::Page;
 use crate::ready::{self, ReadySet};
 use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
@@ -290,13 +290,13 @@ impl ClientLink {
         self.link.arena.layout().shape.endpoint(index)
     }
 
-    /// Control page and ring of a lane.
+    /// Control pages and ring of a lane.
     pub fn lane(&self, from: Endpoint, to: Endpoint) -> (SharedWords, SharedWords) {
         let layout = self.link.arena.layout();
         let (offset, _) = layout.lane(self.client, from, to);
         (
-            SharedWords::new(self.link.arena.part((offset, PAGE))),
-            SharedWords::new(self.link.arena.part((offset + PAGE, layout.sizes.lane))),
+            SharedWords::new(self.link.arena.part((offset, CONTROL_BYTES))),
+            SharedWords::new(self.link.arena.part((offset + CONTROL_BYTES, layout.sizes.lane))),
         )
     }
 
@@ -360,6 +360,11 @@ pub(crate) fn grant_word(grant: usize, life: u64) -> u64 {
     (life & LIFE_MASK) | (grant as u64) << 40
 }
 
+/// The grant's number out of such a word, whatever else that says; a peer may name one beyond those that a lane has.
+pub(crate) fn grant_number(word: u64) -> usize {
+    (word >> 40) as usize & (GRANT_COUNT.next_power_of_two() - 1)
+}
+
 /// Lives of a grant are counted in 40 bits.
 pub(crate) const LIFE_MASK: u64 = (1 << 40) - 1;
 
@@ -372,7 +377,7 @@ pub(crate) struct LaneHome {
 
 impl LeaseOwner for LaneHome {
     fn release(&self, word: u64) {
-        let (grant, life) = ((word >> 40 & 0x1ff) as usize, word & LIFE_MASK);
+        let (grant, life) = (grant_number(word), word & LIFE_MASK);
         posthaste_core::failpoint!("grant.return.before");
         if return_grant(&self.control, grant, life, self.link.link.fence) {
             self.link.ring_if_asleep(self.from);

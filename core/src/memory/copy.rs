@@ -14,7 +14,7 @@ const WORD_COPY_MAX: usize = 64;
 pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
-        unsafe { bulk(to, from, len) }
+        unsafe { bulk_to_shared(to, from, len) }
         return;
     }
     let mut at = 0;
@@ -109,7 +109,7 @@ pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usi
 pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
-        unsafe { bulk(to, from, len) }
+        unsafe { bulk_to_shared(to, from, len) }
         return;
     }
     let mut staging = [0u8; WORD_COPY_MAX];
@@ -129,6 +129,24 @@ pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller.
     unsafe { x86::copy(to, from, len) }
+}
+
+/// The bulk copy to memory that another process reads.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+unsafe fn bulk_to_shared(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        x86::copy_to_shared(to, from, len)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        bulk(to, from, len)
+    }
 }
 
 /// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.

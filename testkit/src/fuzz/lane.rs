@@ -61,7 +61,7 @@ impl Words for Plain {
     }
 }
 
-/// The reader of a lane whose ring and control page say anything: what it takes for a record lies within the ring and
+/// The reader of a lane whose ring and control pages say anything: what it takes for a record lies within the ring and
 /// within what a record may be, and it ends.
 pub fn lane_reader(data: &[u8]) {
     let mut input = Input(data);

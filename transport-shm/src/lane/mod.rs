@@ -1,7 +1,7 @@
 //! The lane: a single-producer single-consumer ring of variable-size records, one per ordered pair of endpoints.
 //!
 //! ```text
-//!  control page                                         ring
+//!  control pages                                        ring
 //!   word  0  state: 1 once the lane is open (writer)     +--------+--------+------+---------+---+--------+
 //!   word  1  waiting: the writer wants to be rung        | header | cookie | info | payload | 0 | stale  |
 //!   word 16  head: bytes consumed (reader)               +--------+--------+------+---------+---+--------+
@@ -37,14 +37,17 @@ const HEAD: usize = 16;
 const NOTIFY: usize = 32;
 const GRANTS: usize = 64;
 
-/// Page grants that a lane can have outstanding: their return words fill the control page.
+/// Page grants that a lane can have outstanding: their return words fill the two control pages.
 #[cfg(not(posthaste_loom))]
-pub const GRANT_COUNT: usize = 448;
+pub const GRANT_COUNT: usize = 960;
 /// loom has to look at every word.
 #[cfg(posthaste_loom)]
 pub const GRANT_COUNT: usize = 64;
-/// Words of the control page that are used.
+/// Words of the control pages that are used.
 pub const CONTROL_WORDS: usize = GRANTS + GRANT_COUNT;
+/// Bytes of the control pages.
+pub const CONTROL_BYTES: u64 = 8192;
+const _: () = assert!(CONTROL_WORDS as u64 * 8 <= CONTROL_BYTES);
 
 /// The payload is in the record.
 pub const KIND_SHORT: u8 = 1;

@@ -12,7 +12,7 @@ fn memory(len: usize) -> SharedSlice {
 #[test]
 fn random_records_arrive_as_an_oracle_says() {
     for (seed, ring) in [(1u64, 1024u64), (2, 4096), (3, 16384)] {
-        let (control, ring_memory) = (memory(4096), memory(ring as usize));
+        let (control, ring_memory) = (memory(CONTROL_BYTES as usize), memory(ring as usize));
         let mut producer = Producer::open(control, ring_memory);
         let mut consumer = Consumer::new(control, ring_memory);
         let mut oracle = std::collections::VecDeque::new();
@@ -90,7 +90,7 @@ fn random_records_arrive_as_an_oracle_says() {
 #[test]
 fn groups_of_words_arrive_as_an_oracle_says() {
     for size in [1024u64, 2048, 16384] {
-        let (control, ring) = (memory(4096), memory(size as usize));
+        let (control, ring) = (memory(CONTROL_BYTES as usize), memory(size as usize));
         let mut producer = Producer::open(control, ring);
         let mut consumer = Consumer::new(control, ring);
         let (mut sent, mut seen, mut state) = (0u64, 0u64, size);
@@ -175,12 +175,12 @@ fn garbage_is_told_and_never_read_out_of_bounds() {
 fn memory_pool(which: usize) -> SharedSlice {
     use std::sync::OnceLock;
     static POOL: OnceLock<[SharedSlice; 2]> = OnceLock::new();
-    POOL.get_or_init(|| [memory(4096), memory(1024)])[which]
+    POOL.get_or_init(|| [memory(CONTROL_BYTES as usize), memory(1024)])[which]
 }
 
 #[test]
 fn a_cookie_that_is_said_and_not_there_shortens_nothing() {
-    let (control, ring) = (memory(4096), memory(1024));
+    let (control, ring) = (memory(CONTROL_BYTES as usize), memory(1024));
     let mut consumer = Consumer::new(control, ring);
     // The record of a word with a cookie of 0, which no writer writes, and a proper one behind it.
     ring.store(0, WORD_HEADER | 1 << 63 | 7 << 16, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use crate::inbox::{Inbox, Reading};
 use crate::lane::{
     GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, KIND_WORDS, LightFence, Look, MOST_WORDS, Peek, WORD_GROUP,
 };
-use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_word};
+use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_number, grant_word};
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId};
@@ -387,7 +387,7 @@ fn granted(
     word: u64,
 ) -> Option<(SharedSlice, Lease)> {
     let slice = lane.with.pool.slice(offset, len)?;
-    let grant = (word >> 40 & 0x1ff) as usize;
+    let grant = grant_number(word);
     let known = offset.is_multiple_of(4096) && grant < GRANT_COUNT;
     known.then(|| (slice, Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK))))
 }
