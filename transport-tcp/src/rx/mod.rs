@@ -2,6 +2,7 @@
 
 mod buffer;
 mod fill;
+mod flow;
 
 use crate::config::Limits;
 use crate::frame::{ABSENT, CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, NONE, PUT};
@@ -10,6 +11,7 @@ use crate::tx::{AnswerPart, Destination, Tx};
 use buffer::Buffer;
 use bytes::Bytes;
 use fill::Fill;
+use flow::Flow;
 use posthaste_core::descriptor::Info;
 use posthaste_core::device::{Body, Packet, PacketHead, Sink, Verdict};
 use posthaste_core::memory::SharedSlice;
@@ -71,8 +73,11 @@ pub(crate) struct RxLink {
     left: bool,
     /// The last payload was a long one.
     long: bool,
-    /// So many puts or answers preceded the last one of which nobody had heard when it was sent, or are to follow it.
+    /// So many puts or answers preceded the last one of which nobody had heard when it was sent, or are to follow it; of
+    /// messages, so many as are worth a rest if they come as a stream.
     row: usize,
+    /// Long messages one behind the other.
+    flow: Flow,
     /// It is left alone until then.
     rests_until: Option<Instant>,
 }
@@ -112,6 +117,7 @@ impl RxLink {
             left: false,
             long: false,
             row: 0,
+            flow: Flow::default(),
             rests_until: None,
         }
     }
@@ -128,6 +134,7 @@ impl RxLink {
     ) -> (usize, Option<End>) {
         let mut events = 0;
         let (mut reads, mut bytes) = (0, 0);
+        let mut rested = false;
         if let Some(until) = self.rests_until {
             if patient && !self.ended && Instant::now() < until {
                 // Nobody goes to sleep meanwhile.
@@ -135,6 +142,7 @@ impl RxLink {
                 return (0, None);
             }
             self.rests_until = None;
+            rested = true;
         }
         let (mut moved, mut dry) = (false, false);
         if self.plain.bytes.is_empty()
@@ -183,6 +191,9 @@ impl RxLink {
                 Err(malformed) => break Some(End::Malformed(malformed)),
             }
         };
+        if rested && !moved {
+            self.flow.dries();
+        }
         let in_row = !self.ready && self.is_in_row(events);
         if patient && !self.held && (in_row || dry && moved && self.is_amid(index, tx)) {
             self.rests_until = Some(Instant::now() + REST);
@@ -372,7 +383,7 @@ impl RxLink {
                 let info = Info::new(&rest[..info]).ok_or(Malformed::Info(header.info))?;
                 self.plain.consume(HEADER + usize::from(header.info));
                 self.long = len >= LONG;
-                self.row = 0;
+                self.row = if self.long && self.flow.goes_on(tx.said(index)) { ROW } else { 0 };
                 let named = if self.long { sink.place(&head(self.source, &header, &info)) } else { None };
                 self.fill = Some(match named {
                     Some(slices) if slices.iter().map(SharedSlice::len).sum::<usize>() == len => {

@@ -195,6 +195,11 @@ impl Tx {
         self.touch(index);
     }
 
+    /// Bytes that were said to a peer, or are going to be.
+    pub fn said(&self, index: usize) -> u64 {
+        self.links[index].as_ref().map_or(0, |link| link.out.passed() + link.out.len() as u64)
+    }
+
     /// The peer's memory has taken one more put.
     pub fn applied(&mut self, index: usize) {
         if let Some(link) = &mut self.links[index] {
