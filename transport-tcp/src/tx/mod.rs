@@ -20,8 +20,10 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// Waiting bytes that are worth a system call.
-const WORTH_WRITING: usize = 32 << 10;
+/// Waiting bytes that are worth a system call before the next `advance`, which writes in any case. So many, because a burst of
+/// long payloads then goes in few calls: with one for each, the end of each becomes a segment of its own, and puts of 64 KiB
+/// were carried at 0.88 times the speed of a bare stream and not at its own.
+const WORTH_WRITING: usize = 192 << 10;
 
 /// The sending half.
 pub(crate) struct Tx {
