@@ -3,6 +3,7 @@
 use crate::frame::{ABSENT, DONE, GET, HEADER, Header, MAX_PUT};
 use crate::outgoing::{GATHER, Outgoing};
 use crate::record::{MAX_PLAIN, RecordKey};
+use crate::tx::Answering;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Outcome;
@@ -18,6 +19,10 @@ use zerocopy::IntoBytes;
 const COPY: usize = 4 << 10;
 /// What is read from shared memory at a time.
 pub(crate) const PIECE: u64 = 256 << 10;
+/// Frames with memory that are written at once.
+pub(crate) const RUN: usize = 8;
+#[cfg(all(unix, not(feature = "portable")))]
+const _: () = assert!(RUN <= posthaste_core::memory::MOST_HEADED);
 /// What an outstanding get counts for beyond its bytes.
 pub(crate) const GET_COST: u64 = 64;
 /// Ends when so many puts are done and so many gets answered.
@@ -134,9 +139,8 @@ pub(crate) struct TxLink {
     pub absent: Vec<(u64, u64)>,
     /// Answers that were given to the peer's gets.
     pub answers: u64,
-    /// Answers that are not written yet: where they end in the stream, and what they count for.
-    pub answering: VecDeque<(u64, u64)>,
-    pub answering_bytes: u64,
+    /// Answers that are not written yet.
+    pub answering: Answering,
     pub leave: Leave,
     /// Looks at it, in a row, between which nobody had anything for it.
     pub quiet: u8,
@@ -172,8 +176,7 @@ impl TxLink {
             told_until: 0,
             absent: Vec::new(),
             answers: 0,
-            answering: VecDeque::new(),
-            answering_bytes: 0,
+            answering: Answering::default(),
             leave: Leave::No,
             quiet: 0,
         }
@@ -334,33 +337,39 @@ impl TxLink {
         }
     }
 
-    /// Appends a header and memory that peers may write meanwhile. What the kernel takes at once is not copied.
-    pub fn push_memory(&mut self, header: Header, memory: SharedSlice) {
-        if memory.len() > COPY && !self.is_flushed() && !self.blocked {
+    /// Appends headers, each with memory that peers may write meanwhile, up to [`RUN`] of them. What the kernel takes at once
+    /// is not copied.
+    pub fn push_memory(&mut self, frames: &[(Header, SharedSlice)]) {
+        let long = frames.iter().any(|(_, memory)| memory.len() > COPY);
+        if long && !self.is_flushed() && !self.blocked {
             self.flush(&[]);
         }
-        let written = if memory.len() > COPY && self.is_flushed() && self.can_write() && self.key.is_none() {
-            self.write_memory(header, memory)
+        let mut written = if long && self.is_flushed() && self.can_write() && self.key.is_none() {
+            self.write_memory(frames)
         } else {
             0
         };
-        if written < HEADER {
-            self.out.small().extend_from_slice(&header.as_bytes()[written..]);
-        }
-        let from = written.saturating_sub(HEADER) as u64;
-        if let Some(rest) = memory.slice(from, memory.len() as u64 - from) {
-            self.push_shared(rest);
+        for (header, memory) in frames {
+            let head = written.min(HEADER);
+            let body = (written - head).min(memory.len());
+            written -= head + body;
+            self.out.small().extend_from_slice(&header.as_bytes()[head..]);
+            if let Some(rest) = memory.slice(body as u64, (memory.len() - body) as u64) {
+                self.push_shared(rest);
+            }
         }
     }
 
-    /// Writes a header and memory straight from where they are; returns how much the kernel took.
+    /// Writes headers and memory straight from where they are; returns how much the kernel took.
     #[cfg(all(unix, not(feature = "portable")))]
-    pub fn write_memory(&mut self, header: Header, memory: SharedSlice) -> usize {
+    pub fn write_memory(&mut self, frames: &[(Header, SharedSlice)]) -> usize {
         let Some(stream) = &self.stream else { return 0 };
-        match memory.write_behind(header.as_bytes(), &**stream) {
+        let asked: usize = frames.iter().map(|(_, memory)| HEADER + memory.len()).sum();
+        let parts = frames.iter().map(|(header, memory)| (header.as_bytes(), *memory));
+        match posthaste_core::memory::write_headed(parts, &**stream) {
             Ok(count) => {
                 posthaste_core::failpoint!("tcp.memory.written");
-                self.blocked = count < HEADER + memory.len();
+                self.blocked = count < asked;
                 count
             }
             Err(error) => {
@@ -373,7 +382,7 @@ impl TxLink {
 
     /// Memory that others may write is copied first.
     #[cfg(not(all(unix, not(feature = "portable"))))]
-    pub fn write_memory(&mut self, _header: Header, _memory: SharedSlice) -> usize {
+    pub fn write_memory(&mut self, _frames: &[(Header, SharedSlice)]) -> usize {
         0
     }
 
@@ -401,7 +410,7 @@ impl TxLink {
                     *sent += now;
                     let last = (sent == len).then_some(*ticket);
                     match piece {
-                        Some(Piece::Memory(memory)) => self.push_memory(header, memory),
+                        Some(Piece::Memory(memory)) => self.push_memory(&[(header, memory)]),
                         Some(Piece::Bytes(bytes)) => {
                             self.out.small().extend_from_slice(header.as_bytes());
                             self.out.push_long(bytes);
@@ -508,6 +517,50 @@ mod tests {
             parts += usize::from(link.asked > 0);
         }
         assert_eq!(parts, 3);
+    }
+
+    #[test]
+    fn frames_with_memory_come_in_order_however_much_the_kernel_takes() {
+        use posthaste_core::Rank;
+        use posthaste_core::inprocess::Arena;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (stream, _) = listener.accept().expect("it has connected");
+        stream.set_nonblocking(true).expect("a socket");
+        let arena = Arena::new(1, 32 << 20);
+        let memory = arena.slice(Rank(0), 0, 32 << 20).expect("all of it");
+        let bytes: Vec<u8> = (0..32 << 20).map(|at: usize| (at * 31 + at / 7919) as u8).collect();
+        memory.write(&bytes);
+        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
+        link.stream = Some(Arc::new(stream));
+        // Short and long ones, empty ones, more than the kernel has room for, and more when it has none.
+        let runs = [&[100, 0, 5_000, 4_096][..], &[9 << 20; RUN], &[0, 70_000], &[1]];
+        let (mut expected, mut at, mut number) = (Vec::new(), 0, 0);
+        for lens in runs {
+            let mut frames = Vec::new();
+            for len in lens.iter().copied() {
+                let header = Header::control(crate::frame::DATA, len, number);
+                frames.push((header, memory.slice(at as u64, len as u64).expect("inside")));
+                expected.extend_from_slice(header.as_bytes());
+                expected.extend_from_slice(&bytes[at..at + len]);
+                (at, number) = ((at + len / 3) % (20 << 20), number + 1);
+            }
+            link.push_memory(&frames);
+        }
+        assert!(link.blocked && !link.is_flushed());
+        // What was not taken was copied.
+        memory.write(&vec![0; 32 << 20]);
+        let len = expected.len();
+        peer.set_read_timeout(Some(std::time::Duration::from_secs(20))).expect("a socket");
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; len];
+            peer.read_exact(&mut all).map(|()| all).expect("nothing breaks")
+        });
+        while !link.is_flushed() {
+            link.flush(&[]);
+            std::thread::yield_now();
+        }
+        assert!(reader.join().expect("no panic") == expected, "a byte is at the wrong place");
     }
 
     #[test]

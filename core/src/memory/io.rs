@@ -16,23 +16,32 @@ impl SharedSlice {
         let count = unsafe { libc::readv(from.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
         usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
     }
+}
 
-    /// Writes `head` and then the slice to a descriptor, in one system call and straight from where they are. Returns how
-    /// many bytes of both were written.
-    ///
-    /// # Errors
-    /// As the system's `writev`; nothing was written then.
-    pub fn write_behind(&self, head: &[u8], to: impl std::os::fd::AsFd) -> std::io::Result<usize> {
-        use std::os::fd::AsRawFd;
-        let parts = [
-            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
-            libc::iovec { iov_base: self.base.cast(), iov_len: self.len },
-        ];
-        // SAFETY: the kernel reads both ranges, as long as they are, and writes to neither; the slice is mapped for the
-        // rest of the process.
-        let count = unsafe { libc::writev(to.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
-        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+/// Slices with their heads that [`write_headed`] takes at once.
+pub const MOST_HEADED: usize = 8;
+
+/// Writes slices to a descriptor, each behind its head, in one system call and straight from where they are: the first
+/// [`MOST_HEADED`]. Returns how many bytes were written.
+///
+/// # Errors
+/// As the system's `writev`; nothing was written then.
+pub fn write_headed<'a>(
+    frames: impl Iterator<Item = (&'a [u8], SharedSlice)>,
+    to: impl std::os::fd::AsFd,
+) -> std::io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2 * MOST_HEADED];
+    let mut used = 0;
+    for ((head, slice), pair) in frames.zip(parts.chunks_exact_mut(2)) {
+        pair[0] = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
+        pair[1] = part(&slice);
+        used += 2;
     }
+    // SAFETY: the kernel reads the ranges, as long as they are, and writes to none; heads are lent for the call, and slices
+    // are mapped for the rest of the process.
+    let count = unsafe { libc::writev(to.as_fd().as_raw_fd(), parts.as_ptr(), used) };
+    usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
 }
 
 /// A slice, for the kernel.

@@ -20,7 +20,7 @@ pub use atomic::{AtomicOp, WordLen, WordOp};
 pub use huge::HUGE_PAGE;
 pub(crate) use huge::expect_all_of;
 #[cfg(unix)]
-pub use io::{MOST_PARTS, read_behind, read_scattered};
+pub use io::{MOST_HEADED, MOST_PARTS, read_behind, read_scattered, write_headed};
 pub use strided::{Blocks, Piece, Rows, Source, Target};
 pub use words::{SharedWords, Words};
 
@@ -449,7 +449,8 @@ mod tests {
         assert_eq!(shared.slice(3, 7).expect("inside").read_from(&mut [], &near).expect("it is there"), 7);
         assert_eq!(shared.slice(0, 12).expect("inside").to_vec(), b"\0\0\x000123456\0\0");
         assert_eq!(shared.read_from(&mut behind, &near).expect("the rest"), 3);
-        assert_eq!(shared.slice(0, 7).expect("inside").write_behind(b"ab", &near).expect("room"), 9);
+        let first = (&b"ab"[..], shared.slice(0, 7).expect("inside"));
+        assert_eq!(write_headed([first].into_iter(), &near).expect("room"), 9);
         let mut back = [0; 9];
         far.read_exact(&mut back).expect("it is there");
         assert_eq!(&back, b"ab7890123");

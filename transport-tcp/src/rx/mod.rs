@@ -6,6 +6,7 @@ mod flow;
 
 use crate::config::Limits;
 use crate::frame::{ABSENT, CONTROL, DATA, DONE, GET, HEADER, Header, LEAVE, Malformed, NONE, PUT};
+use crate::link::RUN;
 use crate::record::{MAX_PLAIN, OVERHEAD, RecordKey};
 use crate::tx::{AnswerPart, Destination, Tx};
 use buffer::Buffer;
@@ -429,13 +430,15 @@ impl RxLink {
                     }
                 }
                 GET => {
-                    let Some(asked) = rest.first_chunk::<8>() else {
+                    let mut places = [(0, 0); RUN];
+                    let count = asked_for(data, &tx.hub.limits, &mut places[..RUN.min(budget - *events)]);
+                    if count == 0 {
                         self.long = false;
                         return Ok(Parsed::More);
-                    };
-                    tx.answer(index, header.word.get(), u64::from_le_bytes(*asked))?;
-                    self.plain.consume(HEADER + 8);
-                    *events += 1;
+                    }
+                    tx.answer(index, &places[..count])?;
+                    self.plain.consume(count * (HEADER + 8));
+                    *events += count;
                 }
                 DONE => {
                     tx.done(index, header.word.get())?;
@@ -498,6 +501,22 @@ impl RxLink {
     }
 }
 
+/// The gets at the start of what has come, one behind the other: places and lengths. Returns how many there are.
+fn asked_for(mut data: &[u8], limits: &Limits, places: &mut [(u64, u64)]) -> usize {
+    let mut count = 0;
+    for place in places {
+        let Ok((header, rest)) = Header::read_from_prefix(data) else { break };
+        let Some((len, behind)) = rest.split_first_chunk::<8>() else { break };
+        if header.kind != GET || header.check(limits).is_err() {
+            break;
+        }
+        *place = (header.word.get(), u64::from_le_bytes(*len));
+        data = behind;
+        count += 1;
+    }
+    count
+}
+
 fn head<'a>(source: Endpoint, header: &Header, info: &'a Info) -> PacketHead<'a> {
     PacketHead {
         source,
@@ -536,5 +555,33 @@ fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
             tracing::debug!(%error, "reading failed");
             Pulled::End
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::MAX_PUT;
+
+    #[test]
+    fn gets_that_lie_behind_each_other_are_answered_together() {
+        let limits = Limits::default();
+        let mut data = Vec::new();
+        for (offset, len) in [(16u64, 100u64), (0, 0), (1 << 40, u64::MAX)] {
+            data.extend_from_slice(Header::control(GET, 8, offset).as_bytes());
+            data.extend_from_slice(&len.to_le_bytes());
+        }
+        let (three, get) = (data.len(), data.clone());
+        data.extend_from_slice(Header::put(MAX_PUT as usize, 0, 0).as_bytes());
+        data.extend_from_slice(&get);
+        let mut places = [(9, 9); RUN];
+        assert_eq!(asked_for(&data, &limits, &mut places), 3);
+        assert_eq!(places[..4], [(16, 100), (0, 0), (1 << 40, u64::MAX), (9, 9)]);
+        // No more than there is room for, and none that is not all there.
+        assert_eq!(asked_for(&data, &limits, &mut places[..2]), 2);
+        assert_eq!(asked_for(&data[..three - 1], &limits, &mut places), 2);
+        assert_eq!(asked_for(&data[..HEADER + 7], &limits, &mut places), 0);
+        assert_eq!(asked_for(&data[three..], &limits, &mut places), 0);
+        assert_eq!(asked_for(&get.repeat(RUN), &limits, &mut places), RUN);
     }
 }

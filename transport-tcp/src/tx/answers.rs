@@ -2,13 +2,12 @@
 
 use super::Tx;
 use crate::frame::{DATA, Header, Malformed, NONE};
-use crate::link::{GET_COST, Get, Landing, Leave};
+use crate::link::{GET_COST, Get, Landing, Leave, RUN};
 use bytes::Bytes;
 use posthaste_core::Fault;
 use posthaste_core::device::Sink;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
-use zerocopy::IntoBytes;
 
 /// Runs of puts of memory that is not there, of which a peer is still to be told.
 const MOST_ABSENT: usize = 16 << 10;
@@ -34,42 +33,33 @@ pub(crate) enum AnswerPart<'a> {
 }
 
 impl Tx {
-    /// The peer asks for memory: it is copied now, so that a put behind it cannot change the answer.
-    pub fn answer(&mut self, index: usize, offset: u64, len: u64) -> Result<(), Malformed> {
+    /// The peer asks for memory, of up to [`RUN`] places with their lengths: it is written or copied now, so that a put behind
+    /// cannot change the answers.
+    pub fn answer(&mut self, index: usize, places: &[(u64, u64)]) -> Result<(), Malformed> {
         let limits = self.hub.limits;
-        if len > limits.get_chunk as u64 {
-            return Err(Malformed::Window);
-        }
         posthaste_core::failpoint!("tcp.get.asked");
-        let memory = self.hub.home.slice(offset, len);
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
         if link.leave != Leave::No {
-            // The peer is on the point of reading that this rank leaves, which ends its get.
+            // The peer is on the point of reading that this rank leaves, which ends its gets.
             return Ok(());
         }
-        while let Some(&(_, cost)) = link.answering.front().filter(|(end, _)| *end <= link.out.passed()) {
-            link.answering_bytes -= cost;
-            link.answering.pop_front();
-        }
-        // A correct peer asks for no more than it has room for, so that what is not even sent is less.
-        let cost = len + GET_COST;
-        if link.answering_bytes + cost > limits.get_window as u64 {
-            return Err(Malformed::Window);
-        }
-        match memory {
-            Some(memory) => {
-                let header = Header::control(DATA, memory.len(), link.answers);
-                link.push_memory(header, memory);
-                posthaste_core::failpoint!("tcp.get.answered");
+        link.answering.passed(link.out.passed());
+        let mut answers = [(Header::control(NONE, 0, 0), SharedSlice::EMPTY); RUN];
+        let answers = &mut answers[..places.len()];
+        for ((offset, len), answer) in places.iter().zip(&mut *answers) {
+            if *len > limits.get_chunk as u64 || !link.answering.counts(*len, limits.get_window as u64) {
+                return Err(Malformed::Window);
             }
-            None => {
-                let header = Header::control(NONE, 0, link.answers);
-                link.out.small().extend_from_slice(header.as_bytes());
-            }
+            *answer = match self.hub.home.slice(*offset, *len) {
+                Some(memory) => (Header::control(DATA, memory.len(), link.answers), memory),
+                None => (Header::control(NONE, 0, link.answers), SharedSlice::EMPTY),
+            };
+            link.answers += 1;
         }
-        link.answers += 1;
-        link.answering_bytes += cost;
-        link.answering.push_back((link.out.passed() + link.out.len() as u64, cost));
+        link.push_memory(answers);
+        posthaste_core::failpoint!("tcp.get.answered");
+        let brought = places.iter().zip(&*answers).map(|((_, len), (_, memory))| (*len, memory.len()));
+        link.answering.end_at(link.out.passed() + link.out.len() as u64, brought);
         self.touch(index);
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! The sending half of a port: what waits for each peer, and what was asked of it.
 
+mod answering;
 mod answers;
 mod closing;
 mod local;
 mod rma;
 mod send;
 
+pub(crate) use answering::Answering;
 pub(crate) use answers::{AnswerPart, Destination};
 pub(crate) use local::Transit;
 
@@ -20,10 +22,14 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// Waiting bytes that are worth a system call before the next `advance`, which writes in any case. So many, because a burst of
-/// long payloads then goes in few calls: with one for each, the end of each becomes a segment of its own, and puts of 64 KiB
-/// were carried at 0.88 times the speed of a bare stream and not at its own.
-const WORTH_WRITING: usize = 192 << 10;
+/// Waiting bytes, of those that may wait, that are worth a system call before the next `advance`, which writes in any case. So
+/// many, because a burst of long payloads then goes in few calls: with one for each, the end of each becomes a segment of its
+/// own, and puts of 64 KiB were carried at 0.88 times the speed of a bare stream and not at its own.
+const fn worth_writing(outgoing: usize) -> usize {
+    outgoing / 4 * 3
+}
+/// Bytes that were asked for and are not here, with which a further get is in no hurry.
+const ASKED: u64 = 256 << 10;
 
 /// The sending half.
 pub(crate) struct Tx {
@@ -255,19 +261,22 @@ impl Tx {
     /// Writes at once if the socket has nothing to do; a burst is left to the next `advance`, for which the driver is
     /// woken.
     #[inline]
-    fn after(&mut self, index: usize) {
+    fn after(&mut self, index: usize, op: Op) {
         let advancing = self.advancing;
         let own = !self.local.is_empty() || !self.ended.is_empty();
         if own && !advancing && !self.rung {
             self.rung = true;
             self.hub.door(self.me.context).bell.ring();
         }
+        let most = self.hub.limits.outgoing;
         let Some(Some(link)) = self.links.get_mut(index) else { return };
         if link.is_flushed() || !link.can_write() {
             return;
         }
-        let worth = link.out.len() >= WORTH_WRITING;
-        if !link.blocked && (worth || (!advancing && !link.written)) {
+        let worth = link.out.len() >= worth_writing(most);
+        // What is on its way keeps both sides busy until the next `advance`, which asks for more in one go.
+        let can_wait = op == Op::Get && link.asked >= ASKED;
+        if !link.blocked && (worth || (!advancing && !link.written && !can_wait)) {
             link.written = true;
             link.flush(&[]);
         }
@@ -301,7 +310,7 @@ impl Inject for Tx {
         }
         if let Some(first) = run.first() {
             let index = self.shape.index(first.target());
-            self.after(index);
+            self.after(index, first.op);
             if !complete && first.rank == self.me.rank {
                 // Nobody will take the others for complete now: each ticket has to be reported.
                 for descriptor in &run[..taken] {

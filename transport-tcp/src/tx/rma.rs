@@ -54,7 +54,7 @@ impl Tx {
             None => {
                 let header = Header::put(payload.len(), offset, link.puts - link.puts_done);
                 match payload {
-                    Payload::Shared(memory) => link.push_memory(header, memory),
+                    Payload::Shared(memory) => link.push_memory(&[(header, memory)]),
                     payload => {
                         link.out.small().extend_from_slice(header.as_bytes());
                         link.push_payload(payload);
