@@ -8,7 +8,7 @@
 //! ```
 //! The arena is sparse: a part costs memory only once it is committed, which its first user does.
 
-use crate::lane::CONTROL_BYTES;
+use crate::lane::{CONTROL_BYTES, GRANT_COUNT};
 use posthaste_core::memory::HUGE_PAGE;
 use posthaste_core::{ClientId, DeviceError, Endpoint, JobShape, Rank};
 use thiserror::Error;
@@ -191,6 +191,8 @@ impl Layout {
             self.sizes.lane,
             self.sizes.pool,
             self.sizes.segment,
+            CONTROL_BYTES,
+            GRANT_COUNT as u64,
             u64::from(posthaste_core::wire::WIRE_VERSION),
         ];
         // FNV-1a, by words.

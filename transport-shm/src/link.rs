@@ -3,7 +3,6 @@
 use crate::arena::{Arena, Fences, Life, Presence};
 use crate::bell::{Bell, ring};
 use crate::lane::{CONTROL_BYTES, GRANT_COUNT, LightFence, return_grant};
-
 use crate::pages::Page;
 use crate::ready::{self, ReadySet};
 use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
@@ -47,11 +46,19 @@ pub(crate) struct Link {
     pidfds: Mutex<Vec<OwnedFd>>,
     /// Ranks that were found to have ended by others than the task that tells it.
     ended: Mutex<Vec<Rank>>,
-    news: tokio::sync::Notify,
+    news: Arc<tokio::sync::Notify>,
     /// The millisecond of the last look by somebody who rang.
     glanced: AtomicU64,
     poll: OwnedFd,
-    listeners: Mutex<Vec<PeerNews>>,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+/// Who is told what becomes of peers.
+struct Listener {
+    client: ClientId,
+    news: PeerNews,
+    /// The ranks whose clients of that number are known to have left.
+    left: Vec<bool>,
 }
 
 impl Link {
@@ -79,11 +86,12 @@ impl Link {
         }
         let fences = arena.agree_on_fences(sysdep.fence_is_asymmetric());
         let fence = if fences == Fences::Sleepers { LightFence::Compiler } else { LightFence::Full };
+        let news = Arc::new(tokio::sync::Notify::new());
         let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
         Ok(Link {
-            arena,
             me,
-            bell: Arc::new(Bell::new(bell)),
+            bell: Arc::new(Bell::new(bell, arena.leaves(), news.clone())),
+            arena,
             gone: flags(),
             watched: flags(),
             ring,
@@ -92,7 +100,7 @@ impl Link {
             may_miss_rings: fences == Fences::NotThisSleeper,
             pidfds: Mutex::new(Vec::new()),
             ended: Mutex::new(Vec::new()),
-            news: tokio::sync::Notify::new(),
+            news,
             glanced: AtomicU64::new(0),
             poll,
             listeners: Mutex::new(Vec::new()),
@@ -136,8 +144,35 @@ impl Link {
         self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 
-    pub fn listen(&self, listener: PeerNews) {
-        lock(&self.listeners).push(listener);
+    pub fn listen(&self, client: ClientId, news: PeerNews) {
+        lock(&self.listeners).push(Listener { client, news, left: vec![false; self.ring.len()] });
+        // Some may have left before.
+        self.news.notify_one();
+    }
+
+    /// A client of this rank leaves in order. Peers that it has never met, and that may be about to call it, are told by this
+    /// alone.
+    pub fn leave(&self, client: ClientId) {
+        self.arena.client_leaves(self.me, client);
+        for rank in (0..self.ring.len() as u32).map(Rank).filter(|rank| *rank != self.me) {
+            let listens = self.is_local(rank) && self.arena.presence(rank) == Presence::Joined;
+            if listens && !self.arena.has_left(rank, client) {
+                self.ring(rank);
+            }
+        }
+    }
+
+    /// Tells each client of the peers whose clients of its number have left.
+    fn tell_left(&self) {
+        for Listener { client, news, left } in lock(&self.listeners).iter_mut() {
+            for (rank, known) in left.iter_mut().enumerate().map(|(rank, known)| (Rank(rank as u32), known)) {
+                if !*known && rank != self.me && self.is_local(rank) && self.arena.has_left(rank, *client) {
+                    *known = true;
+                    tracing::debug!(me = %self.me, %rank, ?client, "left");
+                    news(rank, PeerEvent::down(Fault::PeerClosed(rank)));
+                }
+            }
+        }
     }
 
     /// The end: nobody is told any more.
@@ -212,6 +247,7 @@ impl Link {
                 return;
             }
             self.take_events();
+            self.tell_left();
         }
     }
 
@@ -267,7 +303,7 @@ impl Link {
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
         for listener in lock(&self.listeners).iter() {
-            listener(rank, PeerEvent::down(fault));
+            (listener.news)(rank, PeerEvent::down(fault));
         }
     }
 }

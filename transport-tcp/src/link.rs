@@ -106,6 +106,8 @@ pub(crate) struct TxLink {
     pub sealed: Vec<u8>,
     pub sealed_written: usize,
     pub out: Outgoing,
+    /// Bytes that never were in it.
+    pub direct: u64,
     /// The kernel has no room.
     pub blocked: bool,
     /// Writing failed; reading tells why.
@@ -155,6 +157,7 @@ impl TxLink {
             sealed: Vec::new(),
             sealed_written: 0,
             out: Outgoing::default(),
+            direct: 0,
             blocked: false,
             broken: false,
             dead: None,
@@ -349,6 +352,7 @@ impl TxLink {
         } else {
             0
         };
+        self.direct += written as u64;
         for (header, memory) in frames {
             let head = written.min(HEADER);
             let body = (written - head).min(memory.len());

@@ -17,6 +17,16 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
         unsafe { bulk_to_shared(to, from, len) }
         return;
     }
+    // SAFETY: as promised by the caller.
+    unsafe { words_to_shared(to, from, len) }
+}
+
+/// The same by words, whatever the length.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+unsafe fn words_to_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
     unsafe {
@@ -44,9 +54,19 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
 pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
-        unsafe { bulk(to, from, len) }
+        unsafe { bulk_from_shared(to, from, len) }
         return;
     }
+    // SAFETY: as promised by the caller.
+    unsafe { words_from_shared(to, from, len) }
+}
+
+/// The same by words, whatever the length.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+unsafe fn words_from_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
     // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
@@ -76,7 +96,12 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
-        unsafe { x86::copy_to_fresh(to, from, len) }
+        unsafe {
+            match edges(from, to, from, len) {
+                Some((to, from, len)) => x86::copy_to_fresh(to, from, len),
+                None => words_from_shared(to, from, len),
+            }
+        }
         return;
     }
     // SAFETY: as promised by the caller.
@@ -131,7 +156,36 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     unsafe { x86::copy(to, from, len) }
 }
 
-/// The bulk copy to memory that another process reads.
+/// Copies all but the words that lie in shared memory as a whole: what is before the first, and behind the last. Returns
+/// what is left, which is at least as long as a bulk copy has to be.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn edges(
+    shared: *const u8,
+    to: *mut u8,
+    from: *const u8,
+    len: usize,
+) -> Option<(*mut u8, *const u8, usize)> {
+    if (shared as usize | len).is_multiple_of(8) {
+        return Some((to, from, len));
+    }
+    let head = shared.align_offset(8);
+    let words = (len - head) / 8 * 8;
+    if words < WORD_COPY_MAX {
+        return None;
+    }
+    // SAFETY: both edges are inside, as `head` is shorter than a word and `len` longer.
+    unsafe {
+        x86::short(to, from, head);
+        x86::short(to.add(head + words), from.add(head + words), len - head - words);
+        Some((to.add(head), from.add(head), words))
+    }
+}
+
+/// The bulk copy to memory that another process reads: whole words of it change as a whole.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -140,7 +194,31 @@ unsafe fn bulk_to_shared(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
     unsafe {
-        x86::copy_to_shared(to, from, len)
+        match edges(to, to, from, len) {
+            Some((to, from, len)) => x86::copy_to_shared(to, from, len),
+            None => words_to_shared(to, from, len),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        bulk(to, from, len)
+    }
+}
+
+/// The bulk copy from memory that another process writes: whole words of it are seen as a whole.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline]
+unsafe fn bulk_from_shared(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match edges(from, to, from, len) {
+            Some((to, from, len)) => x86::copy(to, from, len),
+            None => words_from_shared(to, from, len),
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: as promised by the caller.

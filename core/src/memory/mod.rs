@@ -2,8 +2,9 @@
 //!
 //! No `&[u8]` or `&mut [u8]` to such memory is ever made. Up to 64 bytes are copied as relaxed atomic words (so
 //! that aligned 8-byte accesses are never torn); longer runs go through inline assembly on x86-64, which the compiler
-//! cannot reason about: a wide loop up to 2 KiB, `rep movsb` beyond, and from 8 MiB on stores past the caches; elsewhere,
-//! and under loom, a loop of words does all.
+//! cannot reason about: a wide loop, `rep movsb` from where that is faster (2 KiB to memory that others read, and 2 to
+//! 32 KiB elsewhere), and from 8 MiB on stores past the caches; elsewhere, and under loom, a loop of words does all. Where
+//! words of both sides lie alike, each is moved as a whole.
 #![allow(unsafe_code)]
 
 mod atomic;

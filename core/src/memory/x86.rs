@@ -36,7 +36,20 @@ fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
 }
 
-/// Copies `len` bytes, at least 64.
+/// Whether words of source and target lie alike. Where they do not, pieces that are aligned to the one end within a word of
+/// the other, and divide it.
+#[inline]
+fn alike(to: *const u8, from: *const u8) -> bool {
+    (to as usize ^ from as usize).is_multiple_of(8)
+}
+
+/// Whether a string copy is fast, and moves words as a whole.
+#[inline]
+fn may_be_string(to: *const u8, from: *const u8) -> bool {
+    alike(to, from) && has_fast_strings()
+}
+
+/// Copies `len` bytes, at least 64. Words of a range that begins at a word, and has whole ones only, are moved as a whole.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -44,7 +57,7 @@ fn has_fast_strings() -> bool {
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
-        if len >= STREAMED_COPY_MIN {
+        if len >= STREAMED_COPY_MIN && alike(to, from) {
             stream::copy(to, from, len);
         } else {
             copy_through(to, from, len);
@@ -60,7 +73,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller.
     unsafe {
-        if (SHARED_STRING_COPY_MIN..STREAMED_COPY_MIN).contains(&len) && has_fast_strings() {
+        if (SHARED_STRING_COPY_MIN..STREAMED_COPY_MIN).contains(&len) && may_be_string(to, from) {
             copy_string(to, from, len);
         } else {
             copy(to, from, len);
@@ -75,7 +88,8 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
 #[inline]
 unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
     let alike = (to as usize ^ from as usize).is_multiple_of(LINE);
-    let by_string = |least: usize| len >= if alike { least } else { STRING_COPY_MIN } && has_fast_strings();
+    let by_string =
+        |least: usize| len >= if alike { least } else { STRING_COPY_MIN } && may_be_string(to, from);
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
         if has_wide() {
@@ -556,6 +570,113 @@ mod tests {
                 assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
             }
         }
+    }
+
+    type Loop = unsafe fn(*mut u8, *const u8, usize);
+
+    /// All of them, and whether they go by the words of both sides only.
+    fn loops() -> Vec<(&'static str, Loop)> {
+        let mut loops: Vec<(&'static str, Loop)> = vec![
+            ("copy", copy),
+            ("copy_to_shared", copy_to_shared),
+            ("copy_to_fresh", copy_to_fresh),
+            ("copy_narrow", copy_narrow),
+        ];
+        if has_wide() {
+            loops.push(("copy_wide", copy_wide));
+        }
+        if half::is_there() {
+            loops.push(("half::copy", half::copy));
+        }
+        loops
+    }
+
+    /// Words all of whose bytes are equal, and change meanwhile.
+    const FIRST: u64 = 0x1111_1111_1111_1111;
+    const SECOND: u64 = 0xeeee_eeee_eeee_eeee;
+    const WORDS: usize = 5003;
+
+    fn is_whole(word: u64) -> bool {
+        word == FIRST || word == SECOND
+    }
+
+    #[test]
+    fn words_of_a_target_are_never_seen_in_parts() {
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        let target: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
+        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8 + 8]);
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let seen = scope.spawn(|| {
+                let mut rounds = 0u64;
+                while !end.load(Ordering::Relaxed) {
+                    let torn = target.iter().position(|word| !is_whole(word.load(Ordering::Relaxed)));
+                    if torn.is_some() {
+                        return Err(torn);
+                    }
+                    rounds += 1;
+                }
+                Ok(rounds)
+            });
+            'all: for (name, copy) in loops() {
+                for shift in 0..8 {
+                    for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
+                        for round in 0..40_000 / words {
+                            let source = &sources[round % 2];
+                            let to = target.as_ptr().cast::<u8>().cast_mut();
+                            // SAFETY: inside both; of the target's words others make atomic loads only.
+                            unsafe { copy(to, source.as_ptr().add(shift), words * 8) };
+                        }
+                        if seen.is_finished() {
+                            eprintln!("by {name}, source shifted by {shift}, {words} words");
+                            break 'all;
+                        }
+                    }
+                }
+            }
+            end.store(true, Ordering::Relaxed);
+            let seen = seen.join().expect("no panic");
+            assert!(seen.is_ok_and(|rounds| rounds > 0), "a part of a word: {seen:?}");
+        });
+    }
+
+    #[test]
+    fn words_of_a_source_are_never_taken_in_parts() {
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        let source: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for word in [FIRST, SECOND].into_iter().cycle() {
+                    source.iter().for_each(|at| at.store(word, Ordering::Relaxed));
+                    if end.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            let mut target = vec![0u8; WORDS * 8 + 8];
+            let mut torn = None;
+            'all: for (name, copy) in loops() {
+                for shift in 0..8 {
+                    for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
+                        for _ in 0..20_000 / words {
+                            // SAFETY: inside both; of the source's words others make atomic stores only.
+                            unsafe {
+                                copy(target.as_mut_ptr().add(shift), source.as_ptr().cast(), words * 8)
+                            };
+                            let got = target[shift..].chunks_exact(8).take(words);
+                            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
+                            if let Some(at) = got.map(word).position(|word| !is_whole(word)) {
+                                torn = Some((name, shift, words, at));
+                                break 'all;
+                            }
+                        }
+                    }
+                }
+            }
+            end.store(true, Ordering::Relaxed);
+            assert_eq!(torn, None, "a part of a word");
+        });
     }
 
     /// All loops, whatever the processor would choose.

@@ -194,6 +194,7 @@ impl RxLink {
         };
         if rested && !moved {
             self.flow.dries();
+            self.row = 0;
         }
         let in_row = !self.ready && self.is_in_row(events);
         if patient && !self.held && (in_row || dry && moved && self.is_amid(index, tx)) {
@@ -393,6 +394,10 @@ impl RxLink {
                     _ => Fill::Message { header, info, bytes: Vec::with_capacity(len), len },
                 });
                 continue;
+            }
+            if !matches!(header.kind, PUT | DATA) {
+                // What came of a row before it is no reason to expect more.
+                self.row = 0;
             }
             match header.kind {
                 PUT => {

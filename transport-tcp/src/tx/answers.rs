@@ -187,7 +187,13 @@ impl Tx {
 
     /// Bytes that were said to a peer, or are going to be.
     pub fn said(&self, index: usize) -> u64 {
-        self.links[index].as_ref().map_or(0, |link| link.out.passed() + link.out.len() as u64)
+        let link = self.links[index].as_ref();
+        link.map_or(0, |link| link.direct + link.out.passed() + link.out.len() as u64)
+    }
+
+    /// Bytes that were asked of a peer and are not here.
+    pub fn asked(&self, index: usize) -> u64 {
+        self.links.get(index).and_then(Option::as_ref).map_or(0, |link| link.asked)
     }
 
     /// The peer's memory has taken one more put.

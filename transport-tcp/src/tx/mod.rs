@@ -261,7 +261,7 @@ impl Tx {
     /// Writes at once if the socket has nothing to do; a burst is left to the next `advance`, for which the driver is
     /// woken.
     #[inline]
-    fn after(&mut self, index: usize, op: Op) {
+    fn after(&mut self, index: usize, can_wait: bool) {
         let advancing = self.advancing;
         let own = !self.local.is_empty() || !self.ended.is_empty();
         if own && !advancing && !self.rung {
@@ -274,8 +274,6 @@ impl Tx {
             return;
         }
         let worth = link.out.len() >= worth_writing(most);
-        // What is on its way keeps both sides busy until the next `advance`, which asks for more in one go.
-        let can_wait = op == Op::Get && link.asked >= ASKED;
         if !link.blocked && (worth || (!advancing && !link.written && !can_wait)) {
             link.written = true;
             link.flush(&[]);
@@ -298,6 +296,9 @@ impl Inject for Tx {
         let mut stop = Stop::Done;
         let mut taken = 0;
         let reported = self.ended.len();
+        // What was asked for before keeps both sides busy until the next `advance`, which asks for more in one go.
+        let can_wait = run.iter().all(|descriptor| descriptor.op == Op::Get)
+            && run.first().is_some_and(|first| self.asked(self.shape.index(first.target())) >= ASKED);
         for descriptor in run {
             match self.one(descriptor, sources, run.len() == 1) {
                 Ok(ended) => complete &= ended,
@@ -310,7 +311,7 @@ impl Inject for Tx {
         }
         if let Some(first) = run.first() {
             let index = self.shape.index(first.target());
-            self.after(index, first.op);
+            self.after(index, can_wait);
             if !complete && first.rank == self.me.rank {
                 // Nobody will take the others for complete now: each ticket has to be reported.
                 for descriptor in &run[..taken] {

@@ -5,6 +5,7 @@
 //! named as changed.
 
 use super::super::strided::Run;
+use super::alike;
 use super::stream::{AHEAD, BLOCK};
 use std::arch::asm;
 
@@ -63,8 +64,8 @@ unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
 /// Both ranges must be valid for `len` bytes, more than 128; the processor must have AVX2.
 unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
     // The first register goes where the target begins, the loop on from its next 32 bytes' border, and the last 128 bytes
-    // up to its end: a store that crosses a line costs two.
-    let head = 32 - to as usize % 32;
+    // up to its end: a store that crosses a line costs two. Where words of the source lie differently, that would divide them.
+    let head = if alike(to, from) { 32 - to as usize % 32 } else { 32 };
     // SAFETY: the first 32 bytes; blocks of 128 bytes at offsets below len - 128; and the last 128.
     unsafe {
         vectors!(
@@ -81,10 +82,10 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
             "vmovdqu ymm1, [{from} + {at} + 32]",
             "vmovdqu ymm2, [{from} + {at} + 64]",
             "vmovdqu ymm3, [{from} + {at} + 96]",
-            "vmovdqa [{to} + {at}], ymm0",
-            "vmovdqa [{to} + {at} + 32], ymm1",
-            "vmovdqa [{to} + {at} + 64], ymm2",
-            "vmovdqa [{to} + {at} + 96], ymm3",
+            "vmovdqu [{to} + {at}], ymm0",
+            "vmovdqu [{to} + {at} + 32], ymm1",
+            "vmovdqu [{to} + {at} + 64], ymm2",
+            "vmovdqu [{to} + {at} + 96], ymm3",
             "add {at}, 128",
             "cmp {at}, {last}",
             "jb 2b",
