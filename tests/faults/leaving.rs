@@ -110,34 +110,6 @@ fn fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it() {
 }
 
 #[test]
-fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
-    run(4, options().clients(2), async |job| {
-        let second = job.client(1).await.unwrap();
-        let never = second.service("never", |()| std::future::pending::<()>()).unwrap();
-        let gone = Rank(3);
-        if job.rank() == gone {
-            second.leave().await.unwrap();
-            job.barrier().await.unwrap();
-        } else {
-            // One calls it when it has left, one may do so while it leaves, and one waits already, as a rule.
-            if job.rank() == Rank(0) {
-                job.barrier().await.unwrap();
-            }
-            let end = soon("the call", never.call(gone, ())).await;
-            assert_eq!(end, Err(CallError::Fault(Fault::PeerClosed(gone))));
-            if job.rank() != Rank(0) {
-                job.barrier().await.unwrap();
-            }
-            second.leave().await.unwrap();
-        }
-        // Its process lives, and so does the client that all have in common.
-        job.barrier().await.unwrap();
-        assert_eq!(job.stats().peers_lost, 0);
-        job.barrier().await.unwrap();
-    });
-}
-
-#[test]
 fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
     run(2, options().contexts(3).body_leaves(), async |job| {
         let count: Arc<AtomicU64> = Arc::default();

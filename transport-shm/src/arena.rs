@@ -4,7 +4,7 @@
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
 use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
-use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
+use posthaste_core::{ClientId, DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
@@ -365,7 +365,7 @@ impl Arena {
     pub fn client_leaves(&self, rank: Rank, client: ClientId) {
         let bit = 1u64.checked_shl(client.index() as u32).unwrap_or(0);
         self.entry(rank).atomic(CLIENTS_LEFT).fetch_or(bit, Ordering::SeqCst);
-        self.leaves().fetch_add(1, Ordering::SeqCst);
+        self.memory.atomic(LEAVES).fetch_add(1, Ordering::SeqCst);
     }
 
     /// Whether a client of a rank has left in order.
@@ -374,9 +374,9 @@ impl Arena {
         left & 1u64.checked_shl(client.index() as u32).unwrap_or(0) != 0
     }
 
-    /// How many clients have left, of whatever ranks.
-    pub fn leaves(&self) -> &'static AtomicU64 {
-        self.memory.atomic(LEAVES)
+    /// Where it is counted how many clients have left, of whatever ranks.
+    pub fn count_of_leaves(&self) -> SharedSlice {
+        self.part((LEAVES as u64, 8))
     }
 
     /// Notes that this rank has left in order.

@@ -1,6 +1,7 @@
 //! The doorbell: a pipe whose write ends the peers hold, and what a sleeping endpoint shows to them.
 
 use posthaste_core::device::Doorbell;
+use posthaste_core::memory::SharedSlice;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use tokio::sync::Notify;
 pub(crate) struct Bell {
     pipe: OnceLock<AsyncFd<OwnedFd>>,
     /// How many clients have left, how many this process has heard of, and who is to be told.
-    leaves: &'static AtomicU64,
+    leaves: SharedSlice,
     heard: AtomicU64,
     news: Arc<Notify>,
     unclaimed: posthaste_core::sync::Mutex<Option<OwnedFd>>,
@@ -21,7 +22,7 @@ pub(crate) struct Bell {
 
 impl Bell {
     /// `news`: is told when `leaves` has grown, by a ring.
-    pub fn new(pipe: OwnedFd, leaves: &'static AtomicU64, news: Arc<Notify>) -> Self {
+    pub fn new(pipe: OwnedFd, leaves: SharedSlice, news: Arc<Notify>) -> Self {
         let unclaimed = posthaste_core::sync::Mutex::new(Some(pipe));
         Self { pipe: OnceLock::new(), leaves, heard: AtomicU64::new(0), news, unclaimed }
     }
@@ -49,7 +50,7 @@ impl Bell {
                     if count < bytes.len() {
                         ready.clear_ready();
                     }
-                    let leaves = self.leaves.load(Ordering::SeqCst);
+                    let leaves = self.leaves.atomic(0).load(Ordering::SeqCst);
                     if self.heard.swap(leaves, Ordering::Relaxed) != leaves {
                         self.news.notify_one();
                     }

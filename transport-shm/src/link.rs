@@ -90,7 +90,7 @@ impl Link {
         let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
         Ok(Link {
             me,
-            bell: Arc::new(Bell::new(bell, arena.leaves(), news.clone())),
+            bell: Arc::new(Bell::new(bell, arena.count_of_leaves(), news.clone())),
             arena,
             gone: flags(),
             watched: flags(),
@@ -468,15 +468,18 @@ mod tests {
         let link = Arc::new(link_to_the_dead(4));
         let (sender, told) = mpsc::channel();
         let seeing = Arc::downgrade(&link);
-        link.listen(Arc::new(move |rank, event| {
-            sender.send((rank, event)).expect("the test waits");
-            // What a context that is told does: it rings others, and whoever rings looks around.
-            if let Some(link) = seeing.upgrade() {
-                link.glanced.store(0, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(GLANCE));
-                link.ring(Rank(3));
-            }
-        }));
+        link.listen(
+            ClientId(0),
+            Arc::new(move |rank, event| {
+                sender.send((rank, event)).expect("the test waits");
+                // What a context that is told does: it rings others, and whoever rings looks around.
+                if let Some(link) = seeing.upgrade() {
+                    link.glanced.store(0, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(GLANCE));
+                    link.ring(Rank(3));
+                }
+            }),
+        );
         lock(&link.ended).push(Rank(2));
         let telling = link.clone();
         std::thread::spawn(move || {

@@ -257,3 +257,86 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
         }
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    const FIRST: u64 = 0x1111_1111_1111_1111;
+    const SECOND: u64 = 0xeeee_eeee_eeee_eeee;
+    const WORDS: usize = 5003;
+
+    /// Ranges that begin and end within words: those between are whole, to readers of a target and to those who copy out of a
+    /// source that changes.
+    #[test]
+    fn ranges_that_begin_within_a_word_divide_none_behind_it() {
+        let shared: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
+        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8]);
+        let is_torn = |word: u64| word != FIRST && word != SECOND;
+        // Words that are looked at, or changed; 0: the end.
+        let current = AtomicUsize::new(3);
+        let ranges = || {
+            let lens = [80, 100, 131, 207, 1001, 3001, 9_999, 40_001];
+            (1..8).flat_map(move |start| lens.map(|len| (start, len))).chain([(0, 999), (0, 2_345), (5, 75)])
+        };
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                loop {
+                    match current.load(Ordering::Relaxed) {
+                        0 => return None,
+                        words => {
+                            let torn = |word: &AtomicU64| is_torn(word.load(Ordering::Relaxed));
+                            if let Some(at) = shared[1..words - 1].iter().position(torn) {
+                                return Some((words, at));
+                            }
+                        }
+                    }
+                }
+            });
+            for (start, len) in ranges() {
+                current.store((start + len) / 8, Ordering::Relaxed);
+                for round in 0..2_000_000 / len {
+                    let to = shared.as_ptr().cast::<u8>().cast_mut();
+                    let from = sources[round % 2][round % 8..].as_ptr();
+                    // SAFETY: inside both; of the shared words others make atomic loads only.
+                    unsafe { copy_to_shared(to.add(start), from, len.min(WORDS * 8 - 16)) };
+                }
+            }
+            current.store(0, Ordering::Relaxed);
+            assert_eq!(watcher.join().expect("no panic"), None, "a part of a word of the target");
+        });
+        current.store(3, Ordering::Relaxed);
+        shared.iter().for_each(|word| word.store(FIRST, Ordering::Relaxed));
+        let mut torn = None;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for word in [SECOND, FIRST].into_iter().cycle() {
+                    let words = current.load(Ordering::Relaxed);
+                    shared[..words].iter().for_each(|at| at.store(word, Ordering::Relaxed));
+                    if words == 0 {
+                        return;
+                    }
+                }
+            });
+            let mut target = vec![0u8; WORDS * 8];
+            'all: for (start, len) in ranges() {
+                let len = len.min(WORDS * 8 - 16);
+                current.store((start + len) / 8, Ordering::Relaxed);
+                for round in 0..2_000_000 / len {
+                    let (to, copy) = (round % 8, [copy_from_shared, copy_to_fresh][round / 8 % 2]);
+                    // SAFETY: inside both; of the shared words others make atomic stores only.
+                    unsafe { copy(target[to..].as_mut_ptr(), shared.as_ptr().cast::<u8>().add(start), len) };
+                    let whole = &target[to + (8 - start) % 8..to + len];
+                    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
+                    if whole.chunks_exact(8).map(word).any(is_torn) {
+                        torn = Some((start, len, round));
+                        break 'all;
+                    }
+                }
+            }
+            current.store(0, Ordering::Relaxed);
+        });
+        assert_eq!(torn, None, "a part of a word of the source");
+    }
+}

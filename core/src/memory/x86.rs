@@ -600,82 +600,83 @@ mod tests {
         word == FIRST || word == SECOND
     }
 
-    #[test]
-    fn words_of_a_target_are_never_seen_in_parts() {
-        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-        let target: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
-        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8 + 8]);
-        let end = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let seen = scope.spawn(|| {
-                let mut rounds = 0u64;
-                while !end.load(Ordering::Relaxed) {
-                    let torn = target.iter().position(|word| !is_whole(word.load(Ordering::Relaxed)));
-                    if torn.is_some() {
-                        return Err(torn);
-                    }
-                    rounds += 1;
-                }
-                Ok(rounds)
-            });
-            'all: for (name, copy) in loops() {
-                for shift in 0..8 {
-                    for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
-                        for round in 0..40_000 / words {
-                            let source = &sources[round % 2];
-                            let to = target.as_ptr().cast::<u8>().cast_mut();
-                            // SAFETY: inside both; of the target's words others make atomic loads only.
-                            unsafe { copy(to, source.as_ptr().add(shift), words * 8) };
-                        }
-                        if seen.is_finished() {
-                            eprintln!("by {name}, source shifted by {shift}, {words} words");
-                            break 'all;
-                        }
+    /// Calls `copy` with each loop, each way in which the words of one side may lie differently, and numbers of words, until it
+    /// finds a word of which a part was moved; as often as makes some megabytes.
+    fn find_torn(
+        begin: &std::sync::atomic::AtomicUsize,
+        mut copy: impl FnMut(Loop, usize, usize, usize) -> bool,
+    ) -> Option<(&'static str, usize, usize)> {
+        for (name, by) in loops() {
+            for shift in 0..8 {
+                for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
+                    begin.store(words, std::sync::atomic::Ordering::Relaxed);
+                    if (0..600_000 / words).any(|round| copy(by, shift, words, round)) {
+                        return Some((name, shift, words));
                     }
                 }
             }
-            end.store(true, Ordering::Relaxed);
-            let seen = seen.join().expect("no panic");
-            assert!(seen.is_ok_and(|rounds| rounds > 0), "a part of a word: {seen:?}");
+        }
+        None
+    }
+
+    #[test]
+    fn words_of_a_target_are_never_seen_in_parts() {
+        use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+        let target: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
+        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8 + 8]);
+        let current = AtomicUsize::new(1);
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut looks = 0u64;
+                loop {
+                    let words = current.load(Ordering::Relaxed);
+                    let is_torn = |word: &AtomicU64| !is_whole(word.load(Ordering::Relaxed));
+                    if words == 0 || target[..words].iter().any(is_torn) {
+                        return (words > 0, looks);
+                    }
+                    looks += 1;
+                }
+            });
+            let torn = find_torn(&current, |copy, shift, words, round| {
+                let to = target.as_ptr().cast::<u8>().cast_mut();
+                // SAFETY: inside both; of the target's words others make atomic loads only.
+                unsafe { copy(to, sources[round % 2].as_ptr().add(shift), words * 8) };
+                round % 16 == 0 && watcher.is_finished()
+            });
+            current.store(0, Ordering::Relaxed);
+            let (seen, looks) = watcher.join().expect("no panic");
+            assert!(torn.is_none() && !seen && looks > 100, "a part of a word: {torn:?}, {looks} looks");
         });
     }
 
     #[test]
     fn words_of_a_source_are_never_taken_in_parts() {
-        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
         let source: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
-        let end = AtomicBool::new(false);
+        let current = AtomicUsize::new(1);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for word in [FIRST, SECOND].into_iter().cycle() {
-                    source.iter().for_each(|at| at.store(word, Ordering::Relaxed));
-                    if end.load(Ordering::Relaxed) {
-                        return;
+            let writer = scope.spawn(|| {
+                let mut rounds = 0u64;
+                for word in [SECOND, FIRST].into_iter().cycle() {
+                    let words = current.load(Ordering::Relaxed);
+                    source[..words].iter().for_each(|at| at.store(word, Ordering::Relaxed));
+                    if words == 0 {
+                        break;
                     }
+                    rounds += 1;
                 }
+                rounds
             });
             let mut target = vec![0u8; WORDS * 8 + 8];
-            let mut torn = None;
-            'all: for (name, copy) in loops() {
-                for shift in 0..8 {
-                    for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
-                        for _ in 0..20_000 / words {
-                            // SAFETY: inside both; of the source's words others make atomic stores only.
-                            unsafe {
-                                copy(target.as_mut_ptr().add(shift), source.as_ptr().cast(), words * 8)
-                            };
-                            let got = target[shift..].chunks_exact(8).take(words);
-                            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
-                            if let Some(at) = got.map(word).position(|word| !is_whole(word)) {
-                                torn = Some((name, shift, words, at));
-                                break 'all;
-                            }
-                        }
-                    }
-                }
-            }
-            end.store(true, Ordering::Relaxed);
-            assert_eq!(torn, None, "a part of a word");
+            let torn = find_torn(&current, |copy, shift, words, _| {
+                // SAFETY: inside both; of the source's words others make atomic stores only.
+                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().cast(), words * 8) };
+                let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
+                target[shift..].chunks_exact(8).take(words).any(|bytes| !is_whole(word(bytes)))
+            });
+            current.store(0, Ordering::Relaxed);
+            let rounds = writer.join().expect("no panic");
+            assert!(torn.is_none() && rounds > 100, "a part of a word: {torn:?}, {rounds} rounds");
         });
     }
 
