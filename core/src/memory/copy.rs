@@ -275,7 +275,7 @@ mod tests {
         let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8]);
         let is_torn = |word: u64| word != FIRST && word != SECOND;
         // Words that are looked at, or changed; 0: the end.
-        let current = AtomicUsize::new(3);
+        let (current, looks) = (AtomicUsize::new(3), AtomicUsize::new(0));
         let ranges = || {
             let lens = [80, 100, 131, 207, 1001, 3001, 9_999, 40_001];
             (1..8).flat_map(move |start| lens.map(|len| (start, len))).chain([(0, 999), (0, 2_345), (5, 75)])
@@ -290,17 +290,26 @@ mod tests {
                             if let Some(at) = shared[1..words - 1].iter().position(torn) {
                                 return Some((words, at));
                             }
+                            looks.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                 }
             });
             for (start, len) in ranges() {
+                let len = len.min(WORDS * 8 - 16);
+                // The words at the ends of the last range are in parts. They are whole again before somebody looks there.
+                current.store(3, Ordering::Relaxed);
+                let before = looks.load(Ordering::Relaxed);
+                while looks.load(Ordering::Relaxed) < before + 2 && !watcher.is_finished() {
+                    std::thread::yield_now();
+                }
+                shared.iter().for_each(|word| word.store(FIRST, Ordering::Relaxed));
                 current.store((start + len) / 8, Ordering::Relaxed);
                 for round in 0..2_000_000 / len {
                     let to = shared.as_ptr().cast::<u8>().cast_mut();
                     let from = sources[round % 2][round % 8..].as_ptr();
                     // SAFETY: inside both; of the shared words others make atomic loads only.
-                    unsafe { copy_to_shared(to.add(start), from, len.min(WORDS * 8 - 16)) };
+                    unsafe { copy_to_shared(to.add(start), from, len) };
                 }
             }
             current.store(0, Ordering::Relaxed);
