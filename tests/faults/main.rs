@@ -22,7 +22,6 @@ mod rendezvous;
 mod replays;
 mod restarted;
 mod stopped;
-mod unmet;
 mod windows;
 
 const TRANSPORT: support::Transport = support::Transport::Shm;

@@ -4,7 +4,7 @@
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
 use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
-use posthaste_core::{ClientId, DeviceError, MemoryError, Rank, Sysdep};
+use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
@@ -48,7 +48,6 @@ impl std::fmt::Debug for Arena {
 /// Offsets of the words in the header page, in bytes.
 const FINGERPRINT: usize = 8;
 const FENCES: usize = 16;
-const LEAVES: usize = 24;
 const COMMITTED: usize = 64;
 /// From here to its end: a bit for each of the first pages of the arena at which something begins that several ranks commit,
 /// set once that counts as committed.
@@ -61,7 +60,6 @@ const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
 const PENDING: usize = 40;
-const CLIENTS_LEFT: usize = 48;
 
 /// Who fences between what a sender writes and its look at whether the receiver sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,24 +357,6 @@ impl Arena {
         // Release: whoever sees the rank joined sees its process.
         entry.atomic(PRESENCE).store(1, Ordering::Release);
         Ok(())
-    }
-
-    /// Notes that a client of this rank has left in order; of the first 64.
-    pub fn client_leaves(&self, rank: Rank, client: ClientId) {
-        let bit = 1u64.checked_shl(client.index() as u32).unwrap_or(0);
-        self.entry(rank).atomic(CLIENTS_LEFT).fetch_or(bit, Ordering::SeqCst);
-        self.memory.atomic(LEAVES).fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether a client of a rank has left in order.
-    pub fn has_left(&self, rank: Rank, client: ClientId) -> bool {
-        let left = self.entry(rank).atomic(CLIENTS_LEFT).load(Ordering::SeqCst);
-        left & 1u64.checked_shl(client.index() as u32).unwrap_or(0) != 0
-    }
-
-    /// Where it is counted how many clients have left, of whatever ranks.
-    pub fn count_of_leaves(&self) -> SharedSlice {
-        self.part((LEAVES as u64, 8))
     }
 
     /// Notes that this rank has left in order.

@@ -1,30 +1,22 @@
 //! The doorbell: a pipe whose write ends the peers hold, and what a sleeping endpoint shows to them.
 
 use posthaste_core::device::Doorbell;
-use posthaste_core::memory::SharedSlice;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
 
 /// The read end of this rank's pipe, on the runtime that first polled it.
 pub(crate) struct Bell {
     pipe: OnceLock<AsyncFd<OwnedFd>>,
-    /// How many clients have left, how many this process has heard of, and who is to be told.
-    leaves: SharedSlice,
-    heard: AtomicU64,
-    news: Arc<Notify>,
     unclaimed: posthaste_core::sync::Mutex<Option<OwnedFd>>,
 }
 
 impl Bell {
-    /// `news`: is told when `leaves` has grown, by a ring.
-    pub fn new(pipe: OwnedFd, leaves: SharedSlice, news: Arc<Notify>) -> Self {
-        let unclaimed = posthaste_core::sync::Mutex::new(Some(pipe));
-        Self { pipe: OnceLock::new(), leaves, heard: AtomicU64::new(0), news, unclaimed }
+    pub fn new(pipe: OwnedFd) -> Self {
+        Self { pipe: OnceLock::new(), unclaimed: posthaste_core::sync::Mutex::new(Some(pipe)) }
     }
 
     /// Registers with the current runtime.
@@ -49,10 +41,6 @@ impl Bell {
                     // Fewer than asked for: the pipe is empty, and the next ring is a new edge.
                     if count < bytes.len() {
                         ready.clear_ready();
-                    }
-                    let leaves = self.leaves.atomic(0).load(Ordering::SeqCst);
-                    if self.heard.swap(leaves, Ordering::Relaxed) != leaves {
-                        self.news.notify_one();
                     }
                     return Poll::Ready(Ok(()));
                 }

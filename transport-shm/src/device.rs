@@ -216,7 +216,7 @@ impl Device for ShmDevice {
             self.host.open.fetch_sub(1, Ordering::AcqRel);
             return Err(os(error));
         }
-        self.host.link.listen(self.client, news);
+        self.host.link.listen(news);
         if first {
             let mut tasks = lock(&self.host.watch);
             tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
@@ -231,7 +231,6 @@ impl Device for ShmDevice {
     }
 
     async fn close(&self) {
-        self.host.link.leave(self.client);
         if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.host.link.arena.leave(self.host.link.me);
             for task in lock(&self.host.watch).drain(..) {

@@ -46,19 +46,11 @@ pub(crate) struct Link {
     pidfds: Mutex<Vec<OwnedFd>>,
     /// Ranks that were found to have ended by others than the task that tells it.
     ended: Mutex<Vec<Rank>>,
-    news: Arc<tokio::sync::Notify>,
+    news: tokio::sync::Notify,
     /// The millisecond of the last look by somebody who rang.
     glanced: AtomicU64,
     poll: OwnedFd,
-    listeners: Mutex<Vec<Listener>>,
-}
-
-/// Who is told what becomes of peers.
-struct Listener {
-    client: ClientId,
-    news: PeerNews,
-    /// The ranks whose clients of that number are known to have left.
-    left: Vec<bool>,
+    listeners: Mutex<Vec<PeerNews>>,
 }
 
 impl Link {
@@ -86,12 +78,11 @@ impl Link {
         }
         let fences = arena.agree_on_fences(sysdep.fence_is_asymmetric());
         let fence = if fences == Fences::Sleepers { LightFence::Compiler } else { LightFence::Full };
-        let news = Arc::new(tokio::sync::Notify::new());
         let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
         Ok(Link {
-            me,
-            bell: Arc::new(Bell::new(bell, arena.count_of_leaves(), news.clone())),
             arena,
+            me,
+            bell: Arc::new(Bell::new(bell)),
             gone: flags(),
             watched: flags(),
             ring,
@@ -100,7 +91,7 @@ impl Link {
             may_miss_rings: fences == Fences::NotThisSleeper,
             pidfds: Mutex::new(Vec::new()),
             ended: Mutex::new(Vec::new()),
-            news,
+            news: tokio::sync::Notify::new(),
             glanced: AtomicU64::new(0),
             poll,
             listeners: Mutex::new(Vec::new()),
@@ -144,35 +135,8 @@ impl Link {
         self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 
-    pub fn listen(&self, client: ClientId, news: PeerNews) {
-        lock(&self.listeners).push(Listener { client, news, left: vec![false; self.ring.len()] });
-        // Some may have left before.
-        self.news.notify_one();
-    }
-
-    /// A client of this rank leaves in order. Peers that it has never met, and that may be about to call it, are told by this
-    /// alone.
-    pub fn leave(&self, client: ClientId) {
-        self.arena.client_leaves(self.me, client);
-        for rank in (0..self.ring.len() as u32).map(Rank).filter(|rank| *rank != self.me) {
-            let listens = self.is_local(rank) && self.arena.presence(rank) == Presence::Joined;
-            if listens && !self.arena.has_left(rank, client) {
-                self.ring(rank);
-            }
-        }
-    }
-
-    /// Tells each client of the peers whose clients of its number have left.
-    fn tell_left(&self) {
-        for Listener { client, news, left } in lock(&self.listeners).iter_mut() {
-            for (rank, known) in left.iter_mut().enumerate().map(|(rank, known)| (Rank(rank as u32), known)) {
-                if !*known && rank != self.me && self.is_local(rank) && self.arena.has_left(rank, *client) {
-                    *known = true;
-                    tracing::debug!(me = %self.me, %rank, ?client, "left");
-                    news(rank, PeerEvent::down(Fault::PeerClosed(rank)));
-                }
-            }
-        }
+    pub fn listen(&self, listener: PeerNews) {
+        lock(&self.listeners).push(listener);
     }
 
     /// The end: nobody is told any more.
@@ -247,7 +211,6 @@ impl Link {
                 return;
             }
             self.take_events();
-            self.tell_left();
         }
     }
 
@@ -303,7 +266,7 @@ impl Link {
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
         for listener in lock(&self.listeners).iter() {
-            (listener.news)(rank, PeerEvent::down(fault));
+            listener(rank, PeerEvent::down(fault));
         }
     }
 }
@@ -468,18 +431,15 @@ mod tests {
         let link = Arc::new(link_to_the_dead(4));
         let (sender, told) = mpsc::channel();
         let seeing = Arc::downgrade(&link);
-        link.listen(
-            ClientId(0),
-            Arc::new(move |rank, event| {
-                sender.send((rank, event)).expect("the test waits");
-                // What a context that is told does: it rings others, and whoever rings looks around.
-                if let Some(link) = seeing.upgrade() {
-                    link.glanced.store(0, Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_millis(GLANCE));
-                    link.ring(Rank(3));
-                }
-            }),
-        );
+        link.listen(Arc::new(move |rank, event| {
+            sender.send((rank, event)).expect("the test waits");
+            // What a context that is told does: it rings others, and whoever rings looks around.
+            if let Some(link) = seeing.upgrade() {
+                link.glanced.store(0, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(GLANCE));
+                link.ring(Rank(3));
+            }
+        }));
         lock(&link.ended).push(Rank(2));
         let telling = link.clone();
         std::thread::spawn(move || {

@@ -17,16 +17,6 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
         unsafe { bulk_to_shared(to, from, len) }
         return;
     }
-    // SAFETY: as promised by the caller.
-    unsafe { words_to_shared(to, from, len) }
-}
-
-/// The same by words, whatever the length.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[inline]
-unsafe fn words_to_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
     unsafe {
@@ -57,16 +47,6 @@ pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) 
         unsafe { bulk_from_shared(to, from, len) }
         return;
     }
-    // SAFETY: as promised by the caller.
-    unsafe { words_from_shared(to, from, len) }
-}
-
-/// The same by words, whatever the length.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes and must not overlap.
-#[inline]
-unsafe fn words_from_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
     // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
@@ -96,12 +76,7 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
-        unsafe {
-            match edges(from, to, from, len) {
-                Some((to, from, len)) => x86::copy_to_fresh(to, from, len),
-                None => words_from_shared(to, from, len),
-            }
-        }
+        unsafe { by_words(from, to, from, len, |to, from, len| x86::copy_to_fresh(to, from, len)) }
         return;
     }
     // SAFETY: as promised by the caller.
@@ -156,48 +131,44 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     unsafe { x86::copy(to, from, len) }
 }
 
-/// Copies all but the words that lie in shared memory as a whole: what is before the first, and behind the last. Returns
-/// what is left, which is at least as long as a bulk copy has to be.
+/// Copies so that the words of the shared range, one of the two, are moved as a whole: what is before the first of them and behind
+/// the last goes apart, the others by `copy`, at least `WORD_COPY_MAX` bytes.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes.
+/// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn edges(
+unsafe fn by_words(
     shared: *const u8,
     to: *mut u8,
     from: *const u8,
     len: usize,
-) -> Option<(*mut u8, *const u8, usize)> {
+    copy: impl FnOnce(*mut u8, *const u8, usize),
+) {
     if (shared as usize | len).is_multiple_of(8) {
-        return Some((to, from, len));
+        return copy(to, from, len);
     }
     let head = shared.align_offset(8);
     let words = (len - head) / 8 * 8;
-    if words < WORD_COPY_MAX {
-        return None;
-    }
-    // SAFETY: both edges are inside, as `head` is shorter than a word and `len` longer.
+    // SAFETY: all parts are inside, as `head` is shorter than a word and `len` longer.
     unsafe {
         x86::short(to, from, head);
         x86::short(to.add(head + words), from.add(head + words), len - head - words);
-        Some((to.add(head), from.add(head), words))
+        let (to, from) = (to.add(head), from.add(head));
+        if words < WORD_COPY_MAX { x86::short(to, from, words) } else { copy(to, from, words) }
     }
 }
 
 /// The bulk copy to memory that another process reads: whole words of it change as a whole.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes.
+/// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
 #[inline]
 unsafe fn bulk_to_shared(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
     unsafe {
-        match edges(to, to, from, len) {
-            Some((to, from, len)) => x86::copy_to_shared(to, from, len),
-            None => words_to_shared(to, from, len),
-        }
+        by_words(to, to, from, len, |to, from, len| x86::copy_to_shared(to, from, len));
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: as promised by the caller.
@@ -209,16 +180,13 @@ unsafe fn bulk_to_shared(to: *mut u8, from: *const u8, len: usize) {
 /// The bulk copy from memory that another process writes: whole words of it are seen as a whole.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes.
+/// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
 #[inline]
 unsafe fn bulk_from_shared(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
     unsafe {
-        match edges(from, to, from, len) {
-            Some((to, from, len)) => x86::copy(to, from, len),
-            None => words_from_shared(to, from, len),
-        }
+        by_words(from, to, from, len, |to, from, len| x86::copy(to, from, len));
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: as promised by the caller.
@@ -277,7 +245,7 @@ mod tests {
         // Words that are looked at, or changed; 0: the end.
         let (current, looks) = (AtomicUsize::new(3), AtomicUsize::new(0));
         let ranges = || {
-            let lens = [80, 100, 131, 207, 1001, 3001, 9_999, 40_001];
+            let lens = [66, 71, 80, 100, 131, 207, 1001, 3001, 9_999, 40_001];
             (1..8).flat_map(move |start| lens.map(|len| (start, len))).chain([(0, 999), (0, 2_345), (5, 75)])
         };
         std::thread::scope(|scope| {
@@ -319,15 +287,20 @@ mod tests {
         shared.iter().for_each(|word| word.store(FIRST, Ordering::Relaxed));
         let mut torn = None;
         std::thread::scope(|scope| {
+            let before = looks.load(Ordering::Relaxed);
             scope.spawn(|| {
                 for word in [SECOND, FIRST].into_iter().cycle() {
                     let words = current.load(Ordering::Relaxed);
                     shared[..words].iter().for_each(|at| at.store(word, Ordering::Relaxed));
+                    looks.fetch_add(1, Ordering::Relaxed);
                     if words == 0 {
                         return;
                     }
                 }
             });
+            while looks.load(Ordering::Relaxed) == before {
+                std::thread::yield_now();
+            }
             let mut target = vec![0u8; WORDS * 8];
             'all: for (start, len) in ranges() {
                 let len = len.min(WORDS * 8 - 16);

@@ -3,8 +3,8 @@
 //! No `&[u8]` or `&mut [u8]` to such memory is ever made. Up to 64 bytes are copied as relaxed atomic words (so
 //! that aligned 8-byte accesses are never torn); longer runs go through inline assembly on x86-64, which the compiler
 //! cannot reason about: a wide loop, `rep movsb` from where that is faster (2 KiB to memory that others read, and 2 to
-//! 32 KiB elsewhere), and from 8 MiB on stores past the caches; elsewhere, and under loom, a loop of words does all. Where
-//! words of both sides lie alike, each is moved as a whole.
+//! 32 KiB elsewhere), and from 8 MiB on stores past the caches; elsewhere, and under loom, a loop of words does all. On x86-64
+//! every aligned word of shared memory that a copy covers is moved as a whole, but for blocks that are strided.
 #![allow(unsafe_code)]
 
 mod atomic;

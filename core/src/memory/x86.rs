@@ -574,7 +574,7 @@ mod tests {
 
     type Loop = unsafe fn(*mut u8, *const u8, usize);
 
-    /// All of them, and whether they go by the words of both sides only.
+    /// All of them that may have to do with words which others look at.
     fn loops() -> Vec<(&'static str, Loop)> {
         let mut loops: Vec<(&'static str, Loop)> = vec![
             ("copy", copy),

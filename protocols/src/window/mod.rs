@@ -45,7 +45,9 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// rank's part has a length of its own, 0 allowed (access only). Offsets are in elements of `T`; [`byte`](Window::bytes)
 /// views count bytes. Cheap to clone. In a window of a group, ranks are those of the group.
 ///
-/// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole.
+/// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole, those of datatypes where
+/// each block begins and ends at such a multiple. Over TCP that holds for up to 4 KiB; of a longer put a reader may see part of
+/// a word where a packet ended.
 ///
 /// # Examples
 /// ```
