@@ -316,6 +316,8 @@ unsafe fn blocks_of_words(run: Run) {
     unsafe {
         if fours > 0 {
             asm!(
+                // Within one line, wherever the compiler has put it: else it is by chance up to 5 % slower.
+                ".p2align 6",
                 "2:",
                 "mov {a}, [{from}]",
                 "mov {b}, [{from} + {from1}]",
