@@ -480,6 +480,17 @@ mod tests {
     use std::net::TcpListener;
     use zerocopy::FromBytes;
 
+    /// A link, and the other end of its connection.
+    fn linked() -> (TxLink, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (stream, _) = listener.accept().expect("it has connected");
+        stream.set_nonblocking(true).expect("a socket");
+        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
+        link.stream = Some(Arc::new(stream));
+        (link, peer)
+    }
+
     #[test]
     fn parts_of_a_long_get_are_asked_for_by_the_half_window() {
         let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
@@ -525,18 +536,12 @@ mod tests {
 
     #[test]
     fn frames_with_memory_come_in_order_however_much_the_kernel_takes() {
-        use posthaste_core::Rank;
         use posthaste_core::inprocess::Arena;
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        let (stream, _) = listener.accept().expect("it has connected");
-        stream.set_nonblocking(true).expect("a socket");
+        let (mut link, mut peer) = linked();
         let arena = Arena::new(1, 32 << 20);
         let memory = arena.slice(Rank(0), 0, 32 << 20).expect("all of it");
         let bytes: Vec<u8> = (0..32 << 20).map(|at: usize| (at * 31 + at / 7919) as u8).collect();
         memory.write(&bytes);
-        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
-        link.stream = Some(Arc::new(stream));
         // Short and long ones, empty ones, more than the kernel has room for, and more when it has none.
         let runs = [&[100, 0, 5_000, 4_096][..], &[9 << 20; RUN], &[0, 70_000], &[1]];
         let (mut expected, mut at, mut number) = (Vec::new(), 0, 0);
@@ -569,12 +574,7 @@ mod tests {
 
     #[test]
     fn who_puts_and_does_not_listen_is_told_no_more_than_once_beyond_what_the_kernel_holds() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        let (stream, _) = listener.accept().expect("it has connected");
-        stream.set_nonblocking(true).expect("a socket");
-        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
-        link.stream = Some(Arc::new(stream));
+        let (mut link, mut peer) = linked();
         // Something that the kernel has no room for, and then puts without end.
         link.out.push_long(Bytes::from(vec![0; 64 << 20]));
         link.flush(&[]);

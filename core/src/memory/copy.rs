@@ -76,7 +76,7 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
-        unsafe { by_words(from, to, from, len, |to, from, len| x86::copy_to_fresh(to, from, len)) }
+        unsafe { by_words(x86::copy_to_fresh, from, to, from, len) }
         return;
     }
     // SAFETY: as promised by the caller.
@@ -131,27 +131,27 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     unsafe { x86::copy(to, from, len) }
 }
 
-/// Copies so that the words of the shared range, one of the two, are moved as a whole: what is before the first of them and behind
+/// A bulk copy that moves the words of the shared range, one of the two, as a whole: what is before the first of them and behind
 /// the last goes apart, the others by `copy`, at least `WORD_COPY_MAX` bytes.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
+/// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`; `copy` must ask for no more of those it is given.
 #[cfg(target_arch = "x86_64")]
-#[inline]
+#[inline(always)]
 unsafe fn by_words(
+    copy: unsafe fn(*mut u8, *const u8, usize),
     shared: *const u8,
     to: *mut u8,
     from: *const u8,
     len: usize,
-    copy: impl FnOnce(*mut u8, *const u8, usize),
 ) {
-    if (shared as usize | len).is_multiple_of(8) {
-        return copy(to, from, len);
-    }
-    let head = shared.align_offset(8);
-    let words = (len - head) / 8 * 8;
     // SAFETY: all parts are inside, as `head` is shorter than a word and `len` longer.
     unsafe {
+        if (shared as usize | len).is_multiple_of(8) {
+            return copy(to, from, len);
+        }
+        let head = shared.align_offset(8);
+        let words = (len - head) / 8 * 8;
         x86::short(to, from, head);
         x86::short(to.add(head + words), from.add(head + words), len - head - words);
         let (to, from) = (to.add(head), from.add(head));
@@ -159,41 +159,30 @@ unsafe fn by_words(
     }
 }
 
-/// The bulk copy to memory that another process reads: whole words of it change as a whole.
+/// The bulk copy to memory that another process reads.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk_to_shared(to: *mut u8, from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
-    unsafe {
-        by_words(to, to, from, len, |to, from, len| x86::copy_to_shared(to, from, len));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: as promised by the caller.
-    unsafe {
-        bulk(to, from, len)
-    }
+    unsafe { by_words(x86::copy_to_shared, to, to, from, len) }
 }
 
-/// The bulk copy from memory that another process writes: whole words of it are seen as a whole.
+/// The bulk copy from memory that another process writes.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk_from_shared(to: *mut u8, from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
-    unsafe {
-        by_words(from, to, from, len, |to, from, len| x86::copy(to, from, len));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: as promised by the caller.
-    unsafe {
-        bulk(to, from, len)
-    }
+    unsafe { by_words(x86::copy, from, to, from, len) }
 }
+
+#[cfg(not(target_arch = "x86_64"))]
+use {bulk as bulk_from_shared, bulk as bulk_to_shared};
 
 /// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.
 ///
@@ -223,102 +212,5 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
             byte(at);
             at += 1;
         }
-    }
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicUsize;
-
-    const FIRST: u64 = 0x1111_1111_1111_1111;
-    const SECOND: u64 = 0xeeee_eeee_eeee_eeee;
-    const WORDS: usize = 5003;
-
-    /// Ranges that begin and end within words: those between are whole, to readers of a target and to those who copy out of a
-    /// source that changes.
-    #[test]
-    fn ranges_that_begin_within_a_word_divide_none_behind_it() {
-        let shared: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
-        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8]);
-        let is_torn = |word: u64| word != FIRST && word != SECOND;
-        // Words that are looked at, or changed; 0: the end.
-        let (current, looks) = (AtomicUsize::new(3), AtomicUsize::new(0));
-        let ranges = || {
-            let lens = [66, 71, 80, 100, 131, 207, 1001, 3001, 9_999, 40_001];
-            (1..8).flat_map(move |start| lens.map(|len| (start, len))).chain([(0, 999), (0, 2_345), (5, 75)])
-        };
-        std::thread::scope(|scope| {
-            let watcher = scope.spawn(|| {
-                loop {
-                    match current.load(Ordering::Relaxed) {
-                        0 => return None,
-                        words => {
-                            let torn = |word: &AtomicU64| is_torn(word.load(Ordering::Relaxed));
-                            if let Some(at) = shared[1..words - 1].iter().position(torn) {
-                                return Some((words, at));
-                            }
-                            looks.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
-            for (start, len) in ranges() {
-                let len = len.min(WORDS * 8 - 16);
-                // The words at the ends of the last range are in parts. They are whole again before somebody looks there.
-                current.store(3, Ordering::Relaxed);
-                let before = looks.load(Ordering::Relaxed);
-                while looks.load(Ordering::Relaxed) < before + 2 && !watcher.is_finished() {
-                    std::thread::yield_now();
-                }
-                shared.iter().for_each(|word| word.store(FIRST, Ordering::Relaxed));
-                current.store((start + len) / 8, Ordering::Relaxed);
-                for round in 0..2_000_000 / len {
-                    let to = shared.as_ptr().cast::<u8>().cast_mut();
-                    let from = sources[round % 2][round % 8..].as_ptr();
-                    // SAFETY: inside both; of the shared words others make atomic loads only.
-                    unsafe { copy_to_shared(to.add(start), from, len) };
-                }
-            }
-            current.store(0, Ordering::Relaxed);
-            assert_eq!(watcher.join().expect("no panic"), None, "a part of a word of the target");
-        });
-        current.store(3, Ordering::Relaxed);
-        shared.iter().for_each(|word| word.store(FIRST, Ordering::Relaxed));
-        let mut torn = None;
-        std::thread::scope(|scope| {
-            let before = looks.load(Ordering::Relaxed);
-            scope.spawn(|| {
-                for word in [SECOND, FIRST].into_iter().cycle() {
-                    let words = current.load(Ordering::Relaxed);
-                    shared[..words].iter().for_each(|at| at.store(word, Ordering::Relaxed));
-                    looks.fetch_add(1, Ordering::Relaxed);
-                    if words == 0 {
-                        return;
-                    }
-                }
-            });
-            while looks.load(Ordering::Relaxed) == before {
-                std::thread::yield_now();
-            }
-            let mut target = vec![0u8; WORDS * 8];
-            'all: for (start, len) in ranges() {
-                let len = len.min(WORDS * 8 - 16);
-                current.store((start + len) / 8, Ordering::Relaxed);
-                for round in 0..2_000_000 / len {
-                    let (to, copy) = (round % 8, [copy_from_shared, copy_to_fresh][round / 8 % 2]);
-                    // SAFETY: inside both; of the shared words others make atomic stores only.
-                    unsafe { copy(target[to..].as_mut_ptr(), shared.as_ptr().cast::<u8>().add(start), len) };
-                    let whole = &target[to + (8 - start) % 8..to + len];
-                    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
-                    if whole.chunks_exact(8).map(word).any(is_torn) {
-                        torn = Some((start, len, round));
-                        break 'all;
-                    }
-                }
-            }
-            current.store(0, Ordering::Relaxed);
-        });
-        assert_eq!(torn, None, "a part of a word of the source");
     }
 }

@@ -6,6 +6,13 @@
 
 mod half;
 mod stream;
+mod sum;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod whole;
+
+pub(super) use sum::sum;
 
 use super::strided::Run;
 use std::arch::asm;
@@ -25,8 +32,6 @@ const SHARED_STRING_COPY_MIN: usize = 2048;
 const STREAMED_COPY_MIN: usize = 8 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Bytes that the wide sum takes at once.
-const SUM_BLOCK: usize = 256;
 
 fn has_wide() -> bool {
     std::is_x86_feature_detected!("avx512f")
@@ -87,9 +92,9 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
 /// Both ranges must be valid for `len` bytes.
 #[inline]
 unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
-    let alike = (to as usize ^ from as usize).is_multiple_of(LINE);
+    let lines_alike = (to as usize ^ from as usize).is_multiple_of(LINE);
     let by_string =
-        |least: usize| len >= if alike { least } else { STRING_COPY_MIN } && may_be_string(to, from);
+        |least: usize| len >= if lines_alike { least } else { STRING_COPY_MIN } && may_be_string(to, from);
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
         if has_wide() {
@@ -402,106 +407,6 @@ pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Sums words, wrapping, as far as whole blocks go: the sum, and the number of words that were summed.
-///
-/// # Safety
-/// `words` words from `base` must be readable.
-pub(super) unsafe fn sum(base: *const u64, words: usize) -> (u64, usize) {
-    let blocks = words * 8 / SUM_BLOCK;
-    if blocks == 0 {
-        return (0, 0);
-    }
-    // SAFETY: blocks of SUM_BLOCK bytes are inside; a loop runs only where its instructions exist.
-    let sum = unsafe {
-        if has_wide() {
-            sum_wide(base, blocks)
-        } else if half::is_there() {
-            half::sum(base, blocks)
-        } else {
-            sum_narrow(base, blocks)
-        }
-    };
-    (sum, blocks * SUM_BLOCK / 8)
-}
-
-/// # Safety
-/// `blocks` blocks of 256 bytes must be readable, at least one; the processor must have AVX-512.
-unsafe fn sum_wide(base: *const u64, blocks: usize) -> u64 {
-    let mut lanes = [0u64; 8];
-    // SAFETY: reads the blocks and writes the lanes; a prefetch past the end is a hint without effect. The lines come
-    // from another processor's cache: they are asked for well ahead.
-    unsafe {
-        asm!(
-            "vpxorq zmm16, zmm16, zmm16",
-            "vpxorq zmm17, zmm17, zmm17",
-            "vpxorq zmm18, zmm18, zmm18",
-            "vpxorq zmm19, zmm19, zmm19",
-            "2:",
-            "prefetcht0 [{at} + 2048]",
-            "prefetcht0 [{at} + 2112]",
-            "prefetcht0 [{at} + 2176]",
-            "prefetcht0 [{at} + 2240]",
-            "vpaddq zmm16, zmm16, [{at}]",
-            "vpaddq zmm17, zmm17, [{at} + 64]",
-            "vpaddq zmm18, zmm18, [{at} + 128]",
-            "vpaddq zmm19, zmm19, [{at} + 192]",
-            "add {at}, 256",
-            "dec {left}",
-            "jnz 2b",
-            "vpaddq zmm16, zmm16, zmm17",
-            "vpaddq zmm18, zmm18, zmm19",
-            "vpaddq zmm16, zmm16, zmm18",
-            "vmovdqu64 [{lanes}], zmm16",
-            at = inout(reg) base => _,
-            left = inout(reg) blocks => _,
-            lanes = in(reg) lanes.as_mut_ptr(),
-            out("zmm16") _,
-            out("zmm17") _,
-            out("zmm18") _,
-            out("zmm19") _,
-            options(nostack)
-        );
-    }
-    lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(*lane))
-}
-
-/// # Safety
-/// `blocks` blocks of 256 bytes must be readable, at least one.
-unsafe fn sum_narrow(base: *const u64, blocks: usize) -> u64 {
-    let mut lanes = [0u64; 2];
-    // SAFETY: as in `sum_wide`.
-    unsafe {
-        asm!(
-            "pxor {a}, {a}",
-            "pxor {b}, {b}",
-            "2:",
-            "prefetcht0 [{at} + 2048]",
-            "movdqu {c}, [{at}]",
-            "movdqu {d}, [{at} + 16]",
-            "paddq {a}, {c}",
-            "paddq {b}, {d}",
-            "movdqu {c}, [{at} + 32]",
-            "movdqu {d}, [{at} + 48]",
-            "paddq {a}, {c}",
-            "paddq {b}, {d}",
-            "add {at}, 64",
-            "dec {left}",
-            "jnz 2b",
-            "paddq {a}, {b}",
-            "movdqu [{lanes}], {a}",
-            at = inout(reg) base => _,
-            left = inout(reg) blocks * (SUM_BLOCK / 64) => _,
-            lanes = in(reg) lanes.as_mut_ptr(),
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            options(nostack)
-        );
-    }
-    lanes[0].wrapping_add(lanes[1])
-}
-
 /// Asks for a line, to be written.
 #[inline(always)]
 pub(super) fn prefetch_write(at: *const u8) {
@@ -536,200 +441,6 @@ pub(super) fn prefetch(base: *const u8, len: usize) {
                 fours = inout(reg) lines.div_ceil(4) => _,
                 options(nostack, readonly)
             );
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    unsafe fn copy_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: as promised by the caller; every x86-64 has the narrow loop.
-        unsafe { stream::copy_by(stream::narrow, to, from, len) }
-    }
-
-    unsafe fn copy_half_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { stream::copy_by(half::stream, to, from, len) }
-    }
-
-    unsafe fn copy_wide_past_the_caches(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: as promised by the caller, who has looked at the processor.
-        unsafe { stream::copy_by(stream::wide, to, from, len) }
-    }
-
-    #[test]
-    fn the_longest_copies_take_every_byte_and_no_other() {
-        let len = STREAMED_COPY_MIN + 1000;
-        let source: Vec<u8> = (0..len + 3).map(|i| (i * 7 + i / 251) as u8).collect();
-        for (shift, less) in [(0, 0), (1, 63), (63, 1), (32, 1000), (8, 1001)] {
-            for copy in [copy, copy_to_fresh, copy_to_shared] {
-                let (len, mut target) = (len - less, vec![0xeeu8; len + 128]);
-                // SAFETY: both ranges are inside their vectors.
-                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(3), len) };
-                assert!(target[shift..shift + len] == source[3..3 + len], "shift {shift}");
-                assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
-            }
-        }
-    }
-
-    type Loop = unsafe fn(*mut u8, *const u8, usize);
-
-    /// All of them that may have to do with words which others look at.
-    fn loops() -> Vec<(&'static str, Loop)> {
-        let mut loops: Vec<(&'static str, Loop)> = vec![
-            ("copy", copy),
-            ("copy_to_shared", copy_to_shared),
-            ("copy_to_fresh", copy_to_fresh),
-            ("copy_narrow", copy_narrow),
-        ];
-        if has_wide() {
-            loops.push(("copy_wide", copy_wide));
-        }
-        if half::is_there() {
-            loops.push(("half::copy", half::copy));
-        }
-        loops
-    }
-
-    /// Words all of whose bytes are equal, and change meanwhile.
-    const FIRST: u64 = 0x1111_1111_1111_1111;
-    const SECOND: u64 = 0xeeee_eeee_eeee_eeee;
-    const WORDS: usize = 5003;
-
-    fn is_whole(word: u64) -> bool {
-        word == FIRST || word == SECOND
-    }
-
-    /// Calls `copy` with each loop, each way in which the words of one side may lie differently, and numbers of words, until it
-    /// finds a word of which a part was moved; as often as makes some megabytes.
-    fn find_torn(
-        begin: &std::sync::atomic::AtomicUsize,
-        mut copy: impl FnMut(Loop, usize, usize, usize) -> bool,
-    ) -> Option<(&'static str, usize, usize)> {
-        for (name, by) in loops() {
-            for shift in 0..8 {
-                for words in [8, 9, 20, 37, 256, 300, 520, WORDS] {
-                    begin.store(words, std::sync::atomic::Ordering::Relaxed);
-                    if (0..600_000 / words).any(|round| copy(by, shift, words, round)) {
-                        return Some((name, shift, words));
-                    }
-                }
-            }
-        }
-        None
-    }
-
-    #[test]
-    fn words_of_a_target_are_never_seen_in_parts() {
-        use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-        let target: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
-        let sources = [FIRST, SECOND].map(|word| vec![word as u8; WORDS * 8 + 8]);
-        let (current, looks) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            let watcher = scope.spawn(|| {
-                loop {
-                    let words = current.load(Ordering::Relaxed);
-                    let is_torn = |word: &AtomicU64| !is_whole(word.load(Ordering::Relaxed));
-                    if words == 0 || target[..words].iter().any(is_torn) {
-                        return words > 0;
-                    }
-                    looks.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            while looks.load(Ordering::Relaxed) == 0 {
-                std::thread::yield_now();
-            }
-            let torn = find_torn(&current, |copy, shift, words, round| {
-                let to = target.as_ptr().cast::<u8>().cast_mut();
-                // SAFETY: inside both; of the target's words others make atomic loads only.
-                unsafe { copy(to, sources[round % 2].as_ptr().add(shift), words * 8) };
-                round % 16 == 0 && watcher.is_finished()
-            });
-            current.store(0, Ordering::Relaxed);
-            let seen = watcher.join().expect("no panic");
-            assert!(torn.is_none() && !seen, "a part of a word: {torn:?}");
-        });
-    }
-
-    #[test]
-    fn words_of_a_source_are_never_taken_in_parts() {
-        use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-        let source: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(FIRST)).collect();
-        let (current, rounds) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for word in [SECOND, FIRST].into_iter().cycle() {
-                    let words = current.load(Ordering::Relaxed);
-                    source[..words].iter().for_each(|at| at.store(word, Ordering::Relaxed));
-                    if words == 0 {
-                        break;
-                    }
-                    rounds.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            while rounds.load(Ordering::Relaxed) == 0 {
-                std::thread::yield_now();
-            }
-            let mut target = vec![0u8; WORDS * 8 + 8];
-            let torn = find_torn(&current, |copy, shift, words, _| {
-                // SAFETY: inside both; of the source's words others make atomic stores only.
-                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().cast(), words * 8) };
-                let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight"));
-                target[shift..].chunks_exact(8).take(words).any(|bytes| !is_whole(word(bytes)))
-            });
-            current.store(0, Ordering::Relaxed);
-            assert!(torn.is_none(), "a part of a word: {torn:?}");
-        });
-    }
-
-    /// All loops, whatever the processor would choose.
-    #[test]
-    fn every_loop_copies_and_sums_alike() {
-        let source: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
-        for len in (64..400).chain([511, 512, 513, 2047, 2048, 2049, 8192]) {
-            for shift in [0, 1, 8, 13] {
-                let mut loops: Vec<unsafe fn(*mut u8, *const u8, usize)> =
-                    vec![copy_narrow, copy_string, copy, copy_to_shared];
-                if has_wide() {
-                    loops.push(copy_wide);
-                }
-                if half::is_there() {
-                    loops.push(half::copy);
-                }
-                if len >= 2 * LINE {
-                    loops.push(copy_past_the_caches);
-                    if half::is_there() {
-                        loops.push(copy_half_past_the_caches);
-                    }
-                    if has_wide() {
-                        loops.push(copy_wide_past_the_caches);
-                    }
-                }
-                for copy in loops {
-                    let mut target = vec![0xeeu8; len + 64];
-                    // SAFETY: both ranges are inside their vectors.
-                    unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(3), len) };
-                    assert_eq!(&target[shift..shift + len], &source[3..3 + len]);
-                    assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
-                }
-            }
-        }
-        let words: Vec<u64> = (0..1000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        for count in [0, 1, 31, 32, 33, 64, 100, 511, 512, 1000] {
-            // SAFETY: `count` words are inside.
-            let (got, took) = unsafe { sum(words.as_ptr(), count) };
-            assert!(count - took < 32);
-            assert_eq!(got, words[..took].iter().fold(0, |sum: u64, word| sum.wrapping_add(*word)));
-            if took > 0 {
-                // SAFETY: as above.
-                assert_eq!(unsafe { sum_narrow(words.as_ptr(), took / 32) }, got);
-                if half::is_there() {
-                    // SAFETY: as above.
-                    assert_eq!(unsafe { half::sum(words.as_ptr(), took / 32) }, got);
-                }
-            }
         }
     }
 }
