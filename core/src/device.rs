@@ -16,6 +16,8 @@ use slab::Slab;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+pub use crate::lease::{Lease, LeaseOwner};
+
 /// What a device knows of a peer's life. A rank that died may be started again under its number: that is another
 /// *incarnation* of it, with a higher number; the first one is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +212,10 @@ pub trait Inject {
     fn multicast(&mut self, begins: bool) {
         let _ = begins;
     }
+
+    /// This context has said goodbye to every peer that it knows, and sends nothing more. A device that has a way to tell the
+    /// peers that it never met tells them, too ([`Sink::left`]).
+    fn leave(&mut self) {}
 }
 
 /// One context's part of a device.
@@ -340,6 +346,12 @@ pub trait Sink {
 
     /// A peer broke the rules and was cut off.
     fn corrupt(&mut self, rank: Rank);
+
+    /// The client of that incarnation of a rank has left in order, though its process may live on, and perhaps without a
+    /// goodbye to this context. What it sent before that has come and is yet to be delivered.
+    fn left(&mut self, rank: Rank, incarnation: u32) {
+        let _ = (rank, incarnation);
+    }
 }
 
 /// The payloads of a batch of packets, of which one at a time is in private memory.
@@ -447,74 +459,6 @@ impl Body<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// Gives pages back to their owner when a lease ends. From any thread.
-pub trait LeaseOwner: Send + Sync {
-    /// The lease with that number has ended. Idempotent.
-    fn release(&self, grant: u64);
-}
-
-/// The right to read a page of another rank until it is dropped.
-///
-/// The sender promised not to write the page meanwhile, but it could: every access copies, or is a relaxed
-/// atomic load, so that a lying peer can change the values seen and nothing else.
-pub struct Lease {
-    slice: SharedSlice,
-    owner: Arc<dyn LeaseOwner>,
-    grant: u64,
-    kept: bool,
-}
-
-impl std::fmt::Debug for Lease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease").field("len", &self.len()).field("grant", &self.grant).finish()
-    }
-}
-
-impl Lease {
-    /// A lease on `slice`, to be given back to `owner` under the number `grant`.
-    #[must_use]
-    pub fn new(slice: SharedSlice, owner: Arc<dyn LeaseOwner>, grant: u64) -> Self {
-        Self { slice, owner, grant, kept: false }
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.slice.len()
-    }
-
-    /// Whether the page holds no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.slice.is_empty()
-    }
-
-    /// The memory, for copying out of it and for folding over its words.
-    #[must_use]
-    pub fn memory(&self) -> SharedSlice {
-        self.slice
-    }
-
-    /// Copies the bytes.
-    #[must_use]
-    pub fn to_bytes(&self) -> Bytes {
-        Bytes::from(self.slice.to_vec())
-    }
-
-    /// Ends the lease without giving the page back: the packet stays with the device and is offered again.
-    pub fn keep(mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.owner.release(self.grant);
-        }
     }
 }
 

@@ -19,6 +19,7 @@ pub mod fifo;
 pub mod heap;
 pub mod ids;
 pub mod inprocess;
+mod lease;
 pub mod memory;
 pub mod messager;
 pub mod protocol;

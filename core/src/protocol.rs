@@ -79,19 +79,19 @@ pub struct ArrivedWords<'a> {
     /// How many were handed out.
     pub(crate) taken: usize,
     pub(crate) source: Endpoint,
-    /// The sender's index in the job.
-    pub(crate) index: usize,
     pub(crate) protocol: ProtocolId,
     pub(crate) life: u16,
+    /// What [`Scope::interruptions`] said at the first of them.
+    pub(crate) interruptions: u64,
 }
 
 impl ArrivedWords<'_> {
     /// The payload of the next message; `None` at their end, or if what a handler did before is the end of it: the sender
     /// was cut off, or this side leaves.
     #[inline]
-    pub fn next(&mut self, scope: &mut Scope<'_>) -> Option<[u8; 8]> {
+    pub fn next(&mut self, scope: &Scope<'_>) -> Option<[u8; 8]> {
         let payload = self.payloads.get(self.taken)?;
-        if !scope.takes_word(self.index) {
+        if scope.interruptions() != self.interruptions {
             return None;
         }
         self.taken += 1;

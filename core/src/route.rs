@@ -277,6 +277,12 @@ impl Inject for RoutePort {
             port.multicast(begins);
         }
     }
+
+    fn leave(&mut self) {
+        for port in &mut self.ports {
+            port.leave();
+        }
+    }
 }
 
 impl Port for RoutePort {
@@ -439,6 +445,13 @@ impl Sink for RouteSink<'_> {
     fn corrupt(&mut self, rank: Rank) {
         self.sink.corrupt(rank);
     }
+
+    fn left(&mut self, rank: Rank, incarnation: u32) {
+        // What the others know of the rank says nothing about what is still on its way through the one that leads there.
+        if self.others.index_of(rank) == Some(self.others.at) {
+            self.sink.left(rank, incarnation);
+        }
+    }
 }
 
 /// The sending half of the port that is being moved, and the other ports.
@@ -480,6 +493,12 @@ impl Inject for RouteInject<'_, '_> {
     fn multicast(&mut self, begins: bool) {
         // Who lends pages is who can share them.
         self.with(self.others.lender, |inject| inject.multicast(begins));
+    }
+
+    fn leave(&mut self) {
+        self.inject.leave();
+        let Others { before, after, .. } = &mut self.others;
+        before.iter_mut().chain(after.iter_mut()).for_each(|port| port.leave());
     }
 }
 

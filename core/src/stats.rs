@@ -41,7 +41,13 @@ impl Stats {
 
     #[inline(always)]
     pub(crate) fn received(&mut self, bytes: u64) {
-        self.messages_received += 1;
-        self.bytes_received += bytes;
+        self.received_many(1, bytes);
+    }
+
+    /// So many messages of so many bytes each.
+    #[inline(always)]
+    pub(crate) fn received_many(&mut self, messages: u64, bytes: u64) {
+        self.messages_received += messages;
+        self.bytes_received += messages * bytes;
     }
 }

@@ -20,6 +20,15 @@ struct Inner {
 }
 
 impl Inner {
+    /// What an add takes besides that of a handler for which nobody waits, which is so little that it is worth being part of
+    /// the handler. `inside`: it was added already.
+    #[inline(never)]
+    fn add_slowly(&self, count: u64, inside: bool) {
+        if inside || self.count.add(count) {
+            self.wake();
+        }
+    }
+
     /// Wakes those for whom the value will do.
     #[cold]
     fn wake(&self) {
@@ -87,11 +96,9 @@ impl Counter {
     /// something; who adds from elsewhere pays for two.
     #[inline]
     pub fn add(&self, count: u64) {
-        let counted = &self.inner.count;
-        let is_awaited =
-            if self.handle.is_advanced_here() { counted.add_inside(count) } else { counted.add(count) };
-        if is_awaited {
-            self.inner.wake();
+        let inside = self.handle.is_advanced_here();
+        if !inside || self.inner.count.add_inside(count) {
+            self.inner.add_slowly(count, inside);
         }
     }
 

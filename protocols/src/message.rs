@@ -223,7 +223,7 @@ impl OwnedMessage {
     #[must_use]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
         match &self.body {
-            OwnedBody::Bytes(bytes) => T::read_from_prefix(bytes.get(offset..)?).ok().map(|(value, _)| value),
+            OwnedBody::Bytes(bytes) => bytes_read(bytes, offset),
             OwnedBody::Lease(lease) => lease_read(lease, offset),
         }
     }
@@ -258,16 +258,27 @@ fn body_copy(body: &Body<'_>, target: &mut [u8]) -> usize {
 #[inline]
 fn body_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option<T> {
     match body {
-        Body::Lease(lease) => lease_read(lease, offset),
-        other => {
-            let bytes = body_slice(other)?.get(offset..)?;
-            T::read_from_prefix(bytes).ok().map(|(value, _)| value)
-        }
+        Body::Short(bytes) => bytes_read(bytes, offset),
+        other => long_read(other, offset),
     }
 }
 
-/// Reads through a private copy: the peer could write to the page meanwhile.
+/// Apart from what a short message takes: a handler that reads of a message is small enough then to become part of the loop
+/// that is handed many.
 #[inline(never)]
+fn long_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option<T> {
+    match body {
+        Body::Lease(lease) => lease_read(lease, offset),
+        other => bytes_read(body_slice(other)?, offset),
+    }
+}
+
+#[inline]
+fn bytes_read<T: FromBytes>(bytes: &[u8], offset: usize) -> Option<T> {
+    T::read_from_prefix(bytes.get(offset..)?).ok().map(|(value, _)| value)
+}
+
+/// Reads through a private copy: the peer could write to the page meanwhile.
 fn lease_read<T: FromBytes + IntoBytes>(lease: &Lease, offset: usize) -> Option<T> {
     let slice = lease.memory().slice(offset as u64, size_of::<T>() as u64)?;
     let mut value = T::new_zeroed();

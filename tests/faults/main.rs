@@ -9,6 +9,7 @@ mod support;
 
 mod callbacks;
 mod cgroup;
+mod clients;
 mod clocks;
 mod collectives;
 mod futures;

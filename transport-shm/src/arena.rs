@@ -4,7 +4,7 @@
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
 use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
-use posthaste_core::{DeviceError, MemoryError, Rank, Sysdep};
+use posthaste_core::{ClientId, DeviceError, MemoryError, Rank, Sysdep};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
@@ -48,6 +48,8 @@ impl std::fmt::Debug for Arena {
 /// Offsets of the words in the header page, in bytes.
 const FINGERPRINT: usize = 8;
 const FENCES: usize = 16;
+/// How often a client of any rank has left.
+const LEAVES: usize = 24;
 const COMMITTED: usize = 64;
 /// From here to its end: a bit for each of the first pages of the arena at which something begins that several ranks commit,
 /// set once that counts as committed.
@@ -60,6 +62,8 @@ const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
 const PENDING: usize = 40;
+/// A bit for each client.
+const CLIENTS_LEFT: usize = 48;
 
 /// Who fences between what a sender writes and its look at whether the receiver sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,6 +363,24 @@ impl Arena {
         Ok(())
     }
 
+    /// Notes that a client of a rank has left in order, though the process may live on.
+    pub(crate) fn client_leaves(&self, rank: Rank, client: ClientId) {
+        self.entry(rank).atomic(CLIENTS_LEFT).fetch_or(bit_of(client), Ordering::Relaxed);
+        // Release pairs with the acquire in `leaves`: whoever sees the count sees the bit, and in the lanes what the client sent.
+        self.memory.atomic(LEAVES).fetch_add(1, Ordering::Release);
+    }
+
+    /// How often a client of any rank has left.
+    #[inline]
+    pub(crate) fn leaves(&self) -> u64 {
+        self.memory.atomic(LEAVES).load(Ordering::Acquire)
+    }
+
+    /// Whether a client of a rank has left in order.
+    pub(crate) fn has_left(&self, rank: Rank, client: ClientId) -> bool {
+        self.entry(rank).atomic(CLIENTS_LEFT).load(Ordering::Relaxed) & bit_of(client) != 0
+    }
+
     /// Notes that this rank has left in order.
     pub fn leave(&self, rank: Rank) {
         self.entry(rank).atomic(PRESENCE).store(2, Ordering::Release);
@@ -388,6 +410,11 @@ impl Arena {
             time_namespace: entry.read_u64(TIME_NAMESPACE),
         })
     }
+}
+
+/// A client's bit; there are fewer clients than bits.
+fn bit_of(client: ClientId) -> u64 {
+    1u64.checked_shl(u32::from(client.0)).unwrap_or(0)
 }
 
 /// Maps all of the file for the rest of the process, so that huge pages begin at the same places in both.

@@ -216,7 +216,7 @@ impl Device for ShmDevice {
             self.host.open.fetch_sub(1, Ordering::AcqRel);
             return Err(os(error));
         }
-        self.host.link.listen(news);
+        self.host.link.listen(self.client, news);
         if first {
             let mut tasks = lock(&self.host.watch);
             tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
@@ -231,13 +231,13 @@ impl Device for ShmDevice {
     }
 
     async fn close(&self) {
+        // The listener leads back to the ports, which keep this alive.
+        self.host.link.forget(self.client);
         if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.host.link.arena.leave(self.host.link.me);
             for task in lock(&self.host.watch).drain(..) {
                 task.abort();
             }
-            // The listeners lead back to the ports, which keep this alive.
-            self.host.link.forget_listeners();
         }
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Link {
     /// The millisecond of the last look by somebody who rang.
     glanced: AtomicU64,
     poll: OwnedFd,
-    listeners: Mutex<Vec<PeerNews>>,
+    listeners: Mutex<Vec<(ClientId, PeerNews)>>,
 }
 
 impl Link {
@@ -135,14 +135,27 @@ impl Link {
         self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 
-    pub fn listen(&self, listener: PeerNews) {
-        lock(&self.listeners).push(listener);
+    pub fn listen(&self, client: ClientId, listener: PeerNews) {
+        lock(&self.listeners).push((client, listener));
     }
 
-    /// The end: nobody is told any more.
-    pub fn forget_listeners(&self) {
-        let listeners = std::mem::take(&mut *lock(&self.listeners));
-        drop(listeners);
+    /// A client is told nothing any more.
+    pub fn forget(&self, client: ClientId) {
+        let of_client = |(of, _): &mut (ClientId, PeerNews)| *of == client;
+        let forgotten: Vec<_> = lock(&self.listeners).extract_if(.., of_client).collect();
+        // Not under the lock: listeners lead to ports, whose end may ring, and whoever rings looks around.
+        drop(forgotten);
+    }
+
+    /// Tells the other ranks of this node that a client of this one has left in order: whoever is awake looks at the arena, and
+    /// a rank that has yet to start finds its bell rung.
+    #[cold]
+    pub fn tell_of_leave(&self, client: ClientId) {
+        self.arena.client_leaves(self.me, client);
+        (0..self.ring.len() as u32)
+            .map(Rank)
+            .filter(|rank| *rank != self.me)
+            .for_each(|rank| self.ring(rank));
     }
 
     /// Watches a peer's process besides its pipe: the read end of the pipe can outlive it in a process that it forked.
@@ -265,7 +278,7 @@ impl Link {
             _ => Fault::PeerLost(rank),
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
-        for listener in lock(&self.listeners).iter() {
+        for (_, listener) in lock(&self.listeners).iter() {
             listener(rank, PeerEvent::down(fault));
         }
     }
@@ -281,6 +294,11 @@ pub(crate) struct ClientLink {
 }
 
 impl ClientLink {
+    /// Whether the job's processes have more than one client.
+    pub fn has_kin(&self) -> bool {
+        self.link.arena.layout().shape.clients > 1
+    }
+
     pub fn endpoints(&self) -> usize {
         self.link.arena.layout().shape.endpoints()
     }
@@ -431,15 +449,18 @@ mod tests {
         let link = Arc::new(link_to_the_dead(4));
         let (sender, told) = mpsc::channel();
         let seeing = Arc::downgrade(&link);
-        link.listen(Arc::new(move |rank, event| {
-            sender.send((rank, event)).expect("the test waits");
-            // What a context that is told does: it rings others, and whoever rings looks around.
-            if let Some(link) = seeing.upgrade() {
-                link.glanced.store(0, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(GLANCE));
-                link.ring(Rank(3));
-            }
-        }));
+        link.listen(
+            ClientId(0),
+            Arc::new(move |rank, event| {
+                sender.send((rank, event)).expect("the test waits");
+                // What a context that is told does: it rings others, and whoever rings looks around.
+                if let Some(link) = seeing.upgrade() {
+                    link.glanced.store(0, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(GLANCE));
+                    link.ring(Rank(3));
+                }
+            }),
+        );
         lock(&link.ended).push(Rank(2));
         let telling = link.clone();
         std::thread::spawn(move || {

@@ -120,6 +120,7 @@ impl Scope<'_> {
         if first && !peer.has_unknown_controls() {
             self.state.aside.push(index);
         }
+        self.state.interruptions += 1;
         Verdict::Taken
     }
 

@@ -99,9 +99,11 @@ impl Sink for Dispatcher<'_> {
         while let Some(&payload) = payloads.get(taken) {
             if let Some((handler, flow, life)) = self.straight(index, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
-                let mut words = ArrivedWords { payloads, taken, source, index, protocol, life };
+                let interruptions = scope.interruptions();
+                let mut words = ArrivedWords { payloads, taken, source, protocol, life, interruptions };
                 let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_words(&mut scope, &mut words)));
                 let before = std::mem::replace(&mut taken, words.taken);
+                scope.state.stats.received_many((taken - before) as u64, 8);
                 if outcome.is_err() {
                     scope.panicked(&Arrived { source, protocol, life, cookie: 0, flow, bytes: 8 });
                 }
@@ -130,9 +132,10 @@ impl Sink for Dispatcher<'_> {
             if let Some((handler, flow, life)) = self.straight(index, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
                 let mut bytes = 0;
+                let interruptions = scope.interruptions();
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     // What a handler does may be the end of it.
-                    while scope.state.takes_words(index) {
+                    while scope.interruptions() == interruptions {
                         let Some(payload) = payloads.next() else { return true };
                         bytes = payload.len() as u64;
                         scope.state.stats.received(bytes);
@@ -231,6 +234,14 @@ impl Sink for Dispatcher<'_> {
     fn corrupt(&mut self, rank: Rank) {
         self.state.peer_down(rank, Fault::PeerCorrupt(rank));
     }
+
+    #[cold]
+    fn left(&mut self, rank: Rank, incarnation: u32) {
+        // Of an earlier incarnation it comes too late.
+        if !self.state.closed && incarnation == self.state.incarnation_of(rank) {
+            self.state.leaves(rank);
+        }
+    }
 }
 
 impl<'a> Dispatcher<'a> {
@@ -267,15 +278,6 @@ impl<'a> Dispatcher<'a> {
     }
 }
 
-impl State {
-    /// Whether messages of a known protocol go straight to its handler.
-    #[inline]
-    fn takes_words(&self, index: usize) -> bool {
-        let peer = self.peers.get(index).and_then(Option::as_ref);
-        !self.closed && peer.is_some_and(|peer| peer.takes_words())
-    }
-}
-
 /// What is known about the protocol of a packet.
 pub(super) enum Resolution {
     Local(ProtocolId, Flow),
@@ -285,14 +287,10 @@ pub(super) enum Resolution {
 }
 
 impl Scope<'_> {
-    /// Whether one more word of that peer goes straight to its handler; if so, it is counted.
+    /// See [`State::interruptions`].
     #[inline]
-    pub(crate) fn takes_word(&mut self, index: usize) -> bool {
-        let takes = self.state.takes_words(index);
-        if takes {
-            self.state.stats.received(8);
-        }
-        takes
+    pub(crate) fn interruptions(&self) -> u64 {
+        self.state.interruptions
     }
 
     #[inline]

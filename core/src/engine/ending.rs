@@ -17,6 +17,7 @@ impl State {
             }
             news = true;
             self.peer(index).fault = Some(fault);
+            self.interruptions += 1;
             tracing::debug!(me = %self.me, %rank, %fault, "peer down");
             self.drop_queue(index, fault);
             self.fail_parts(index, fault);
@@ -64,6 +65,7 @@ impl State {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
+        self.interruptions += 1;
         for index in 0..self.peers.len() {
             if let Some(peer) = self.peers[index].as_mut() {
                 peer.fault.get_or_insert(Fault::Shutdown);

@@ -144,6 +144,9 @@ pub struct State {
     /// Memory that tasks wait on.
     watches: watch::Watches,
     pub(crate) closed: bool,
+    /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside, or this
+    /// side left. Who hands out several looks at this alone between them.
+    interruptions: u64,
     pub(crate) errors: Option<ErrorHandler>,
 }
 
@@ -262,6 +265,7 @@ impl Engine {
             scratch: Vec::new(),
             watches: watch::Watches::default(),
             closed: false,
+            interruptions: 0,
             errors: parts.errors,
         };
         state.choose_over_send();

@@ -441,7 +441,8 @@ impl Scope<'_> {
             .collect()
     }
 
-    /// Tells every peer that this side leaves; nothing may be sent after it.
+    /// Tells every peer that this side leaves, those that it has never met as far as the devices can; nothing may be sent after
+    /// it.
     pub fn goodbye(&mut self) {
         self.state.gates.close_all();
         // What is pending ends with this side's leave, not with what the others do when they hear of it.
@@ -458,6 +459,7 @@ impl Scope<'_> {
                 }
             }
         }
+        self.inject.leave();
     }
 
     /// Whether anything still waits in an injection FIFO, of a living peer or one of the user's that is served, or is owed to a

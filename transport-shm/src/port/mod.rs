@@ -58,6 +58,14 @@ impl Inject for ShmPort {
     fn multicast(&mut self, begins: bool) {
         self.tx.multicast(begins);
     }
+
+    fn leave(&mut self) {
+        let home = &self.tx.home;
+        // The leave of a process's only client is told by that of the process.
+        if home.has_kin() {
+            home.link.tell_of_leave(home.client);
+        }
+    }
 }
 
 impl Port for ShmPort {
@@ -68,6 +76,9 @@ impl Port for ShmPort {
             rx.collect();
         }
         let mut events = 0;
+        if rx.leaves.as_ref().is_some_and(|leaves| leaves.heard != rx.home.link.arena.leaves()) {
+            events += rx.hear_of_leaves(sink);
+        }
         if let [only] = *rx.inbox.polled() {
             events += rx.drain(only, budget, tx, sink);
         } else if !rx.inbox.polled().is_empty() {

@@ -10,7 +10,7 @@ use crate::lane::{
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_number, grant_word};
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
-use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId};
+use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId, Rank};
 use std::sync::Arc;
 
 /// Bytes of a page that are asked for as soon as its record is seen.
@@ -34,6 +34,16 @@ pub(super) struct Rx {
     fence: LightFence,
     /// No other endpoint writes to this arena.
     pub alone: bool,
+    /// What is known of clients that have left, where a process has several.
+    pub leaves: Option<Leaves>,
+}
+
+/// What is known of clients of other processes that have left.
+pub(super) struct Leaves {
+    /// How many leaves the arena had counted when it was last looked at.
+    pub heard: u64,
+    /// By rank: this client of it has left, and the engine was told.
+    told: Vec<bool>,
 }
 
 /// What is kept with each lane that is read.
@@ -61,6 +71,10 @@ impl Rx {
                 let personality = home.link.sysdep.personality();
                 personality.local_size() == 1 && personality.shape.contexts == 1
             },
+            leaves: home.has_kin().then(|| {
+                let ranks = home.link.sysdep.personality().shape.ranks;
+                Leaves { heard: 0, told: vec![false; ranks as usize] }
+            }),
             home,
         }
     }
@@ -78,6 +92,26 @@ impl Rx {
             let owner: Arc<dyn LeaseOwner> = Arc::new(LaneHome { link, from, control });
             (control, ring, Source { from, pool, owner })
         });
+    }
+
+    /// Looks which clients have left since the last look. Returns how many.
+    #[cold]
+    pub fn hear_of_leaves(&mut self, sink: &mut dyn Sink) -> usize {
+        let Some(Leaves { heard, told }) = &mut self.leaves else { return 0 };
+        let ClientLink { link, client, .. } = &*self.home;
+        // First the count: who leaves after this look is counted later, too.
+        *heard = link.arena.leaves();
+        let mut found = 0;
+        for (index, told) in told.iter_mut().enumerate() {
+            let rank = Rank(index as u32);
+            if !*told && rank != link.me && link.is_local(rank) && link.arena.has_left(rank, *client) {
+                *told = true;
+                found += 1;
+                // Who is started again under a number does not share memory: it can only be the first incarnation.
+                sink.left(rank, 0);
+            }
+        }
+        found
     }
 
     /// Drains one lane. Returns the number of packets.
