@@ -16,6 +16,7 @@ use slab::Slab;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+pub use crate::body::{Body, Kept, Lent};
 pub use crate::lease::{Lease, LeaseOwner};
 
 /// What a device knows of a peer's life. A rank that died may be started again under its number: that is another
@@ -281,20 +282,17 @@ pub trait Sink {
         self.packet(inject, &mut Packet::plain(source, protocol, cookie, Body::Short(&body)))
     }
 
-    /// A packet without info. `None`: it is taken. Otherwise it is to be kept, with everything behind it, and offered again
-    /// later; this is its payload.
+    /// A packet without info.
     #[inline]
-    fn plain<'b>(
+    fn plain(
         &mut self,
         inject: &mut dyn Inject,
         source: Endpoint,
         protocol: ProtocolId,
         cookie: u64,
-        body: Body<'b>,
-    ) -> Option<Body<'b>> {
-        let mut packet = Packet::plain(source, protocol, cookie, body);
-        let verdict = self.packet(inject, &mut packet);
-        packet.held(verdict)
+        body: Body<'_>,
+    ) -> Verdict {
+        self.packet(inject, &mut Packet::plain(source, protocol, cookie, body))
     }
 
     /// Packets of one word each, of one protocol and without cookies. Returns how many were taken; the next one is to be
@@ -412,13 +410,6 @@ impl<'a> Packet<'a> {
         Self { source, protocol, kind: 0, cookie, info: &[], body }
     }
 
-    /// The payload of a packet that is to be kept, as [`Sink::packet`] said.
-    #[inline]
-    #[must_use]
-    pub fn held(self, verdict: Verdict) -> Option<Body<'a>> {
-        (verdict == Verdict::Hold).then_some(self.body)
-    }
-
     /// The packet as its protocol sees it; its payload is gone from here then.
     #[must_use]
     pub fn take(&mut self) -> Incoming<'a> {
@@ -430,35 +421,6 @@ impl<'a> Packet<'a> {
             life: 0,
             cookie: self.cookie,
         }
-    }
-}
-
-/// The payload of a packet.
-#[derive(Debug)]
-pub enum Body<'a> {
-    /// A private copy that is valid during the call.
-    Short(&'a [u8]),
-    /// Page memory of the sender, until the lease is dropped.
-    Lease(Lease),
-    /// Owned bytes.
-    Owned(Bytes),
-}
-
-impl Body<'_> {
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Body::Short(bytes) => bytes.len(),
-            Body::Lease(lease) => lease.len(),
-            Body::Owned(bytes) => bytes.len(),
-        }
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

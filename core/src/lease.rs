@@ -1,5 +1,6 @@
 //! The right to read a page of another rank, and how it ends.
 
+use crate::body::{Body, LentPage};
 use crate::memory::SharedSlice;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ pub struct Lease {
     slice: SharedSlice,
     owner: Arc<dyn LeaseOwner>,
     grant: u64,
-    kept: bool,
+    /// Another lease has the page.
+    taken: bool,
 }
 
 impl std::fmt::Debug for Lease {
@@ -31,7 +33,7 @@ impl Lease {
     /// A lease on `slice`, to be given back to `owner` under the number `grant`.
     #[must_use]
     pub fn new(slice: SharedSlice, owner: Arc<dyn LeaseOwner>, grant: u64) -> Self {
-        Self { slice, owner, grant, kept: false }
+        Self { slice, owner, grant, taken: false }
     }
 
     /// Length in bytes.
@@ -58,45 +60,21 @@ impl Lease {
         Bytes::from(self.slice.to_vec())
     }
 
-    /// Ends the lease without giving the page back: the packet stays with the device and is offered again.
-    pub fn keep(mut self) {
-        self.kept = true;
+    /// Lends the page to a call, behind which the lease ends unless it was taken.
+    pub(crate) fn lend<R>(mut self, call: impl FnOnce(Body<'_>) -> R) -> R {
+        // As long as nobody can say whether it was taken, should the call not return.
+        self.taken = true;
+        let page = LentPage::new(&self.owner, self.grant);
+        let result = call(page.lend(self.slice));
+        self.taken = page.is_taken();
+        result
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.taken {
             self.owner.release(self.grant);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Lease, LeaseOwner};
-    use crate::memory::SharedSlice;
-    use std::sync::{Arc, Mutex};
-
-    #[derive(Default)]
-    struct Owner(Mutex<Vec<u64>>);
-
-    impl LeaseOwner for Owner {
-        fn release(&self, grant: u64) {
-            self.0.lock().unwrap().push(grant);
-        }
-    }
-
-    #[test]
-    fn a_lease_is_given_back_once_and_one_that_is_kept_is_not() {
-        let owner = Arc::new(Owner::default());
-        let lease = |grant| Lease::new(SharedSlice::EMPTY, owner.clone(), grant);
-        let (first, kept, last) = (lease(1), lease(2), lease(3));
-        drop(last);
-        kept.keep();
-        drop(first);
-        assert_eq!(*owner.0.lock().unwrap(), [3, 1]);
-        // Whoever gave it holds the owner alone again.
-        assert_eq!(Arc::strong_count(&owner), 1);
     }
 }

@@ -5,6 +5,7 @@
 //! Descriptors are the one currency between them. See ARCHITECTURE.md for the data flow.
 
 pub mod blackboard;
+pub mod body;
 pub mod budget;
 pub mod caps;
 pub mod context;

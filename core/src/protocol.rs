@@ -75,9 +75,8 @@ impl Incoming<'_> {
 /// Messages of one word each, of one protocol and one sender, without info and cookies.
 #[derive(Debug)]
 pub struct ArrivedWords<'a> {
-    pub(crate) payloads: &'a [u64],
-    /// How many were handed out.
-    pub(crate) taken: usize,
+    /// Those that were not handed out yet.
+    pub(crate) payloads: std::slice::Iter<'a, u64>,
     pub(crate) source: Endpoint,
     pub(crate) protocol: ProtocolId,
     pub(crate) life: u16,
@@ -90,12 +89,10 @@ impl ArrivedWords<'_> {
     /// was cut off, or this side leaves.
     #[inline]
     pub fn next(&mut self, scope: &Scope<'_>) -> Option<[u8; 8]> {
-        let payload = self.payloads.get(self.taken)?;
         if scope.interruptions() != self.interruptions {
             return None;
         }
-        self.taken += 1;
-        Some(payload.to_ne_bytes())
+        self.payloads.next().map(|payload| payload.to_ne_bytes())
     }
 
     /// The message with that payload.

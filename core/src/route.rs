@@ -396,14 +396,14 @@ impl Sink for RouteSink<'_> {
         self.sink.word(&mut inject, source, protocol, cookie, payload)
     }
 
-    fn plain<'b>(
+    fn plain(
         &mut self,
         inject: &mut dyn Inject,
         source: Endpoint,
         protocol: ProtocolId,
         cookie: u64,
-        body: Body<'b>,
-    ) -> Option<Body<'b>> {
+        body: Body<'_>,
+    ) -> Verdict {
         let mut inject = RouteInject { inject, others: &mut self.others };
         self.sink.plain(&mut inject, source, protocol, cookie, body)
     }

@@ -1,8 +1,8 @@
 //! A message in the hands of its handler.
 
 use bytes::Bytes;
-use posthaste_core::device::Body;
-use posthaste_core::memory::Source;
+use posthaste_core::device::{Body, Kept};
+use posthaste_core::memory::{SharedSlice, Source};
 use posthaste_core::protocol::{Credit, Incoming};
 use posthaste_core::{Endpoint, Lease, Rank};
 use std::borrow::Cow;
@@ -67,7 +67,7 @@ impl<'a> Message<'a> {
     #[must_use]
     pub fn bytes(&self) -> Cow<'_, [u8]> {
         match &self.0.body {
-            Body::Lease(lease) => Cow::Owned(lease.memory().to_vec()),
+            Body::Lease(page) => Cow::Owned(page.memory().to_vec()),
             other => Cow::Borrowed(body_slice(other).unwrap_or_default()),
         }
     }
@@ -75,7 +75,7 @@ impl<'a> Message<'a> {
     /// The payload as owned bytes; copies unless they are owned already.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
-        body_bytes(&self.0.body)
+        self.0.body.to_bytes()
     }
 
     /// The payload as text; bytes that are not UTF-8 are replaced.
@@ -91,10 +91,7 @@ impl<'a> Message<'a> {
 
     /// The payload where it is.
     pub(crate) fn source_bytes(&self) -> Source<'_> {
-        match &self.0.body {
-            Body::Lease(lease) => Source::Shared(lease.memory()),
-            other => Source::Private(body_slice(other).unwrap_or_default()),
-        }
+        self.0.body.source()
     }
 
     /// Reads a plain value at a byte offset; `None` if it is not inside.
@@ -114,7 +111,7 @@ impl<'a> Message<'a> {
     #[must_use]
     pub fn sum_words(&self) -> u64 {
         match &self.0.body {
-            Body::Lease(lease) => lease.memory().sum_words(),
+            Body::Lease(page) => page.memory().sum_words(),
             other => {
                 let bytes = body_slice(other).unwrap_or_default();
                 bytes.chunks_exact(8).fold(0, |sum, word| {
@@ -127,12 +124,8 @@ impl<'a> Message<'a> {
     /// Keeps the message beyond the call: a lease is kept, a short payload is copied.
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
-        let body = match self.0.body {
-            Body::Short(bytes) => OwnedBody::Bytes(Bytes::copy_from_slice(bytes)),
-            Body::Owned(bytes) => OwnedBody::Bytes(bytes),
-            Body::Lease(lease) => OwnedBody::Lease(lease),
-        };
-        OwnedMessage { source: self.0.source, info: Bytes::copy_from_slice(self.0.info), body }
+        let Incoming { source, info, body, .. } = self.0;
+        OwnedMessage { source, info: Bytes::copy_from_slice(info), body: body.keep() }
     }
 }
 
@@ -141,13 +134,7 @@ impl<'a> Message<'a> {
 pub struct OwnedMessage {
     source: Endpoint,
     info: Bytes,
-    body: OwnedBody,
-}
-
-#[derive(Debug)]
-enum OwnedBody {
-    Bytes(Bytes),
-    Lease(Lease),
+    body: Kept,
 }
 
 impl OwnedMessage {
@@ -172,10 +159,7 @@ impl OwnedMessage {
     /// Payload length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        match &self.body {
-            OwnedBody::Bytes(bytes) => bytes.len(),
-            OwnedBody::Lease(lease) => lease.len(),
-        }
+        self.body.len()
     }
 
     /// Whether there is no payload.
@@ -188,8 +172,8 @@ impl OwnedMessage {
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.body {
-            OwnedBody::Bytes(bytes) => bytes,
-            OwnedBody::Lease(lease) => lease.to_bytes(),
+            Kept::Bytes(bytes) => bytes,
+            Kept::Lease(lease) => lease.to_bytes(),
         }
     }
 
@@ -197,8 +181,8 @@ impl OwnedMessage {
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match &self.body {
-            OwnedBody::Bytes(bytes) => bytes.clone(),
-            OwnedBody::Lease(lease) => lease.to_bytes(),
+            Kept::Bytes(bytes) => bytes.clone(),
+            Kept::Lease(lease) => lease.to_bytes(),
         }
     }
 
@@ -214,7 +198,7 @@ impl OwnedMessage {
     /// With the message, if its payload is owned already.
     pub fn into_lease(self) -> Result<Lease, OwnedMessage> {
         match self.body {
-            OwnedBody::Lease(lease) => Ok(lease),
+            Kept::Lease(lease) => Ok(lease),
             body => Err(OwnedMessage { body, ..self }),
         }
     }
@@ -223,8 +207,8 @@ impl OwnedMessage {
     #[must_use]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
         match &self.body {
-            OwnedBody::Bytes(bytes) => bytes_read(bytes, offset),
-            OwnedBody::Lease(lease) => lease_read(lease, offset),
+            Kept::Bytes(bytes) => bytes_read(bytes, offset),
+            Kept::Lease(lease) => page_read(lease.memory(), offset),
         }
     }
 }
@@ -238,19 +222,11 @@ fn body_slice<'b>(body: &'b Body<'_>) -> Option<&'b [u8]> {
     }
 }
 
-pub(crate) fn body_bytes(body: &Body<'_>) -> Bytes {
-    match body {
-        Body::Short(bytes) => Bytes::copy_from_slice(bytes),
-        Body::Owned(bytes) => bytes.clone(),
-        Body::Lease(lease) => lease.to_bytes(),
-    }
-}
-
 fn body_copy(body: &Body<'_>, target: &mut [u8]) -> usize {
     let len = body.len().min(target.len());
-    match body {
-        Body::Lease(lease) => lease.memory().read(&mut target[..len]),
-        other => target[..len].copy_from_slice(&body_slice(other).unwrap_or_default()[..len]),
+    match body.source() {
+        Source::Shared(page) => page.read(&mut target[..len]),
+        Source::Private(bytes) => target[..len].copy_from_slice(&bytes[..len]),
     }
     len
 }
@@ -267,9 +243,9 @@ fn body_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option
 /// that is handed many.
 #[inline(never)]
 fn long_read<T: FromBytes + IntoBytes>(body: &Body<'_>, offset: usize) -> Option<T> {
-    match body {
-        Body::Lease(lease) => lease_read(lease, offset),
-        other => bytes_read(body_slice(other)?, offset),
+    match body.source() {
+        Source::Shared(page) => page_read(page, offset),
+        Source::Private(bytes) => bytes_read(bytes, offset),
     }
 }
 
@@ -279,18 +255,17 @@ fn bytes_read<T: FromBytes>(bytes: &[u8], offset: usize) -> Option<T> {
 }
 
 /// Reads through a private copy: the peer could write to the page meanwhile.
-fn lease_read<T: FromBytes + IntoBytes>(lease: &Lease, offset: usize) -> Option<T> {
-    let slice = lease.memory().slice(offset as u64, size_of::<T>() as u64)?;
+fn page_read<T: FromBytes + IntoBytes>(page: SharedSlice, offset: usize) -> Option<T> {
+    let slice = page.slice(offset as u64, size_of::<T>() as u64)?;
     let mut value = T::new_zeroed();
     slice.read(value.as_mut_bytes());
     Some(value)
 }
 
 fn body_fold<A>(body: &Body<'_>, init: A, mut f: impl FnMut(A, u64) -> A) -> A {
-    match body {
-        Body::Lease(lease) => lease.memory().fold_words(init, f),
-        other => {
-            let bytes = body_slice(other).unwrap_or_default();
+    match body.source() {
+        Source::Shared(page) => page.fold_words(init, f),
+        Source::Private(bytes) => {
             let mut acc = init;
             for part in bytes.chunks(8) {
                 let mut word = [0; 8];

@@ -104,7 +104,7 @@ impl TcpPort {
             let body = if transit.bytes.len() <= self.hub.limits.max_inline {
                 Body::Short(&transit.bytes)
             } else {
-                Body::Owned(transit.bytes.clone())
+                Body::Owned(&transit.bytes)
             };
             let Transit { protocol, kind, cookie, ref info, .. } = transit;
             let source = self.tx.me;

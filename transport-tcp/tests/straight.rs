@@ -3,7 +3,6 @@
 mod support;
 
 use bytes::Bytes;
-use posthaste_core::device::Body;
 use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
@@ -64,12 +63,7 @@ impl Protocol for Spread {
 
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let to = message.reply().expect("it is a request");
-        let bytes = match message.body {
-            Body::Owned(bytes) => bytes,
-            Body::Short(bytes) => Bytes::copy_from_slice(bytes),
-            Body::Lease(lease) => lease.to_bytes(),
-        };
-        scope.reply(to, Ok(Payload::Owned(bytes)));
+        scope.reply(to, Ok(Payload::Owned(message.body.to_bytes())));
     }
 }
 

@@ -9,11 +9,11 @@ use super::peer::Peer;
 use super::send::owned_info;
 use super::{Payload, Scope, State};
 use crate::descriptor::Info;
-use crate::device::{Body, Packet, Verdict};
+use crate::device::{Body, Kept, Packet, Verdict};
 use crate::ids::ProtocolId;
+use crate::memory::Source;
 use crate::protocol::ReplyTo;
 use crate::wire;
-use bytes::Bytes;
 use std::collections::VecDeque;
 
 /// Most bytes that are set aside for one peer; a packet counts for half of it at most.
@@ -33,21 +33,21 @@ struct Parked {
     kind: u8,
     cookie: u64,
     info: Info,
-    body: Body<'static>,
+    body: Kept,
 }
 
 impl Parked {
     fn bytes(&self) -> usize {
-        size_of::<Parked>() + cost(&self.body)
+        size_of::<Parked>() + cost(&self.body.source())
     }
 }
 
 /// What a payload counts for: a page is the sender's memory, but there are not many of them; a long payload is here already,
 /// and with one of those there is to be room for short ones.
-fn cost(body: &Body<'_>) -> usize {
-    match body {
-        Body::Lease(lease) => lease.len().min(LIMIT / 16),
-        other => other.len().min(LIMIT / 2),
+fn cost(source: &Source<'_>) -> usize {
+    match source {
+        Source::Shared(page) => page.len().min(LIMIT / 16),
+        Source::Private(bytes) => bytes.len().min(LIMIT / 2),
     }
 }
 
@@ -87,7 +87,7 @@ impl Scope<'_> {
     #[cold]
     pub(super) fn set_aside(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         let peer = self.state.peer(index);
-        let bytes = size_of::<Parked>() + cost(&packet.body);
+        let bytes = size_of::<Parked>() + cost(&packet.body.source());
         // The first one always fits.
         if let Some(aside) = &mut peer.aside
             && aside.bytes + bytes > LIMIT
@@ -102,11 +102,7 @@ impl Scope<'_> {
             }
             return Verdict::Hold;
         }
-        let body = match std::mem::replace(&mut packet.body, Body::Short(&[])) {
-            Body::Short(bytes) => Body::Owned(Bytes::copy_from_slice(bytes)),
-            Body::Lease(lease) => Body::Lease(lease),
-            Body::Owned(bytes) => Body::Owned(bytes),
-        };
+        let body = std::mem::replace(&mut packet.body, Body::Short(&[])).keep();
         let first = peer.aside.is_none();
         let aside = peer.aside.get_or_insert_default();
         aside.bytes += bytes;
@@ -143,13 +139,14 @@ impl Scope<'_> {
                     self.reply(ReplyTo::new(source, life, cookie), Ok(Payload::Borrowed(&[])));
                     continue;
                 }
-                let mut packet = Packet { source, protocol, kind, cookie, info: info.as_bytes(), body };
                 match self.resolve(index, protocol) {
-                    Resolution::Local(local, flow) => {
+                    Resolution::Local(local, flow) => body.lend(|body| {
+                        let info = info.as_bytes();
+                        let mut packet = Packet { source, protocol, kind, cookie, info, body };
                         let mut message = packet.take();
                         message.life = self.state.peer(index).life;
                         self.dispatch_late(message, local, flow);
-                    }
+                    }),
                     Resolution::Refused(why) => self.refuse(index, protocol, cookie, why),
                     // `next_aside` has looked.
                     Resolution::Hold | Resolution::Corrupt => {}

@@ -60,14 +60,14 @@ impl Sink for Dispatcher<'_> {
     }
 
     #[inline]
-    fn plain<'b>(
+    fn plain(
         &mut self,
         inject: &mut dyn Inject,
         source: Endpoint,
         protocol: ProtocolId,
         cookie: u64,
-        body: Body<'b>,
-    ) -> Option<Body<'b>> {
+        body: Body<'_>,
+    ) -> Verdict {
         let index = self.state.shape.index(source);
         if let Some((handler, flow, life)) = self.straight(index, protocol) {
             let bytes = body.len() as u64;
@@ -79,12 +79,10 @@ impl Sink for Dispatcher<'_> {
             if outcome.is_err() {
                 scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes });
             }
-            return None;
+            return Verdict::Taken;
         }
         // Not simply the next message of a protocol which is known.
-        let mut packet = Packet::plain(source, protocol, cookie, body);
-        let verdict = self.packet(inject, &mut packet);
-        packet.held(verdict)
+        self.packet(inject, &mut Packet::plain(source, protocol, cookie, body))
     }
 
     fn words(
@@ -100,9 +98,10 @@ impl Sink for Dispatcher<'_> {
             if let Some((handler, flow, life)) = self.straight(index, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
                 let interruptions = scope.interruptions();
-                let mut words = ArrivedWords { payloads, taken, source, protocol, life, interruptions };
+                let rest = payloads[taken..].iter();
+                let mut words = ArrivedWords { payloads: rest, source, protocol, life, interruptions };
                 let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_words(&mut scope, &mut words)));
-                let before = std::mem::replace(&mut taken, words.taken);
+                let before = std::mem::replace(&mut taken, payloads.len() - words.payloads.len());
                 scope.state.stats.received_many((taken - before) as u64, 8);
                 if outcome.is_err() {
                     scope.panicked(&Arrived { source, protocol, life, cookie: 0, flow, bytes: 8 });
@@ -430,8 +429,7 @@ impl Scope<'_> {
         }
         let value = match body {
             Body::Short(bytes) => Value::copy(bytes),
-            Body::Lease(lease) => Value::Bytes(lease.to_bytes()),
-            Body::Owned(bytes) => Value::Bytes(bytes),
+            long => Value::Bytes(long.to_bytes()),
         };
         self.end_request(index, rank, ticket, Ok(value));
     }

@@ -6,7 +6,7 @@ use super::peer::Assembly;
 use super::send::owned_info;
 use crate::device::{Body, Packet, Verdict};
 use crate::ids::ProtocolId;
-use crate::memory::expect_all_of;
+use crate::memory::{Source, expect_all_of};
 use crate::protocol::{Accept, Credit, FirstPacket, Flow, Incoming};
 use crate::wire;
 use bytes::{Bytes, BytesMut};
@@ -113,13 +113,14 @@ impl Scope<'_> {
             return;
         }
         if protocol.0 == wire::REPLY {
-            self.answered(index, source.rank, cookie, Body::Owned(Bytes::from(whole)));
+            self.answered(index, source.rank, cookie, Body::Owned(&Bytes::from(whole)));
             return;
         }
         match into {
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
-                    let body = Body::Owned(Bytes::from(whole));
+                    let whole = Bytes::from(whole);
+                    let body = Body::Owned(&whole);
                     let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
                     self.dispatch_late(message, local, flow);
                 }
@@ -149,23 +150,19 @@ impl Scope<'_> {
 /// Appends at most `limit` bytes of the body.
 pub(super) fn append(buffer: &mut BytesMut, body: &Body<'_>, limit: usize) {
     let len = body.len().min(limit);
-    match body {
-        Body::Short(bytes) => buffer.extend_from_slice(&bytes[..len]),
-        Body::Owned(bytes) => buffer.extend_from_slice(&bytes[..len]),
-        Body::Lease(lease) => {
+    match body.source() {
+        Source::Private(bytes) => buffer.extend_from_slice(&bytes[..len]),
+        Source::Shared(page) => {
             let start = buffer.len();
             buffer.resize(start + len, 0);
-            lease.memory().read(&mut buffer[start..]);
+            page.read(&mut buffer[start..]);
         }
     }
 }
 
 fn append_vec(whole: &mut Vec<u8>, body: &Body<'_>) {
-    match body {
-        Body::Short(bytes) => whole.extend_from_slice(bytes),
-        Body::Owned(bytes) => whole.extend_from_slice(bytes),
-        Body::Lease(lease) => {
-            lease.memory().append_to(whole);
-        }
+    match body.source() {
+        Source::Private(bytes) => whole.extend_from_slice(bytes),
+        Source::Shared(page) => page.append_to(whole),
     }
 }

@@ -208,7 +208,7 @@ impl InProcessPort {
         let body = if transit.bytes.len() <= self.net.limits.max_inline {
             Body::Short(&transit.bytes)
         } else {
-            Body::Owned(transit.bytes.clone())
+            Body::Owned(&transit.bytes)
         };
         let mut packet = Packet {
             source: self.net.shape.endpoint(source),

@@ -97,7 +97,7 @@ impl Hub {
         }
         let Tag { phase, mark, .. } = tag;
         let early = match part {
-            Part::Body(body) => Early::Part { place, phase, mark, bytes: crate::message::body_bytes(body) },
+            Part::Body(body) => Early::Part { place, phase, mark, bytes: body.to_bytes() },
             Part::Lent(memory) => Early::Lent { place, phase, mark, slice, memory: *memory },
         };
         // Long messages are sent only when they were cleared.
@@ -124,7 +124,7 @@ impl Hub {
     ) -> Guard<'g> {
         match early {
             Early::Part { place, phase, mark, bytes } => {
-                let body = Body::Owned(bytes);
+                let body = Body::Owned(&bytes);
                 self.give(scope, state, at, operation, (place, phase, mark, 0), &Part::Body(&body))
             }
             Early::Lent { place, phase, mark, slice, memory } => {

@@ -98,7 +98,7 @@ impl Protocol for Registered {
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let source = message.source.rank;
         if message.cookie == 0 {
-            let record = Record::parse(crate::message::body_bytes(&message.body));
+            let record = Record::parse(message.body.to_bytes());
             return self.0.on_record(scope, source, record);
         }
         let info = parse_part_info(message.info);

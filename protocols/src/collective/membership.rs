@@ -218,7 +218,7 @@ impl Hub {
             return self.corrupt(scope, state, from);
         }
         peer.unclaimed += bytes;
-        let bytes = crate::message::body_bytes(body);
+        let bytes = body.to_bytes();
         state.unclaimed.entry(id).or_default().push(Unclaimed { from, cookie, bytes });
     }
 }

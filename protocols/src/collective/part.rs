@@ -3,7 +3,7 @@
 use super::reduce::Combiner;
 use bytes::Bytes;
 use posthaste_core::device::Body;
-use posthaste_core::memory::SharedSlice;
+use posthaste_core::memory::{SharedSlice, Source};
 
 /// Bytes that are copied out of a page before they are combined: they stay in the first cache.
 const SCRATCH: usize = 16 << 10;
@@ -25,10 +25,17 @@ impl Part<'_> {
         }
     }
 
+    fn source(&self) -> Source<'_> {
+        match self {
+            Part::Body(body) => body.source(),
+            Part::Lent(memory) => Source::Shared(*memory),
+        }
+    }
+
     /// The same for later.
     pub fn keep(&self) -> Kept {
         match self {
-            Part::Body(body) => Kept::Bytes(crate::message::body_bytes(body)),
+            Part::Body(body) => Kept::Bytes(body.to_bytes()),
             Part::Lent(memory) => Kept::Lent(*memory),
         }
     }
@@ -43,11 +50,9 @@ pub(crate) enum Kept {
 
 /// Copies some of a message.
 pub(super) fn read(part: &Part<'_>, from: usize, target: &mut [u8]) {
-    match part {
-        Part::Body(Body::Short(bytes)) => copy(bytes, from, target),
-        Part::Body(Body::Owned(bytes)) => copy(bytes, from, target),
-        Part::Body(Body::Lease(lease)) => read_shared(lease.memory(), from, target),
-        Part::Lent(memory) => read_shared(*memory, from, target),
+    match part.source() {
+        Source::Private(bytes) => copy(bytes, from, target),
+        Source::Shared(memory) => read_shared(memory, from, target),
     }
 }
 
@@ -66,15 +71,11 @@ fn read_shared(memory: SharedSlice, from: usize, target: &mut [u8]) {
 /// Combines some of a message into what is there.
 pub(super) fn combine(combiner: &Combiner, prepend: bool, part: &Part<'_>, from: usize, target: &mut [u8]) {
     let len = target.len();
-    match part {
-        Part::Body(Body::Short(bytes)) => {
+    match part.source() {
+        Source::Private(bytes) => {
             combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend);
         }
-        Part::Body(Body::Owned(bytes)) => {
-            combiner.run(target, bytes.get(from..from + len).unwrap_or_default(), prepend);
-        }
-        Part::Body(Body::Lease(lease)) => combine_shared(combiner, prepend, lease.memory(), from, target),
-        Part::Lent(memory) => combine_shared(combiner, prepend, *memory, from, target),
+        Source::Shared(memory) => combine_shared(combiner, prepend, memory, from, target),
     }
 }
 

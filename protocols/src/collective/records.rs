@@ -15,7 +15,7 @@ impl Hub {
     pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
         match cookie {
             0 => self.on_record(scope, from, Record::parse(bytes)),
-            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Part::Body(&Body::Owned(bytes))),
+            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Part::Body(&Body::Owned(&bytes))),
         }
     }
 
@@ -56,7 +56,8 @@ impl Hub {
             }
             Some(Err(_)) if matches!(record, Record::Looking { .. }) => return,
             Some(Err(id)) => {
-                let body = Body::Owned(record.encode());
+                let record = record.encode();
+                let body = Body::Owned(&record);
                 return self.unclaimed(scope, state, source, id, 0, &body);
             }
             None => return self.corrupt(scope, state, source),

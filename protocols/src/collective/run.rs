@@ -434,7 +434,7 @@ impl Run {
             let plan = self.plan.clone();
             let step = &plan.colours[self.colour(at.slice)].steps[usize::from(at.step)];
             match self.early.remove(&at) {
-                Some(Kept::Bytes(bytes)) => self.apply(step, at.slice, &Part::Body(&Body::Owned(bytes))),
+                Some(Kept::Bytes(bytes)) => self.apply(step, at.slice, &Part::Body(&Body::Owned(&bytes))),
                 Some(Kept::Lent(memory)) => self.apply(step, at.slice, &Part::Lent(memory)),
                 None => continue,
             }

@@ -167,9 +167,9 @@ impl World {
                     assert!(misfit.is_err(), "{other} bytes are lent where {} belong", payload.len());
                 }
                 self.runs[to]
-                    .arrive(from, phase, slice, &Part::Body(&Body::Owned(payload.clone())))
+                    .arrive(from, phase, slice, &Part::Body(&Body::Owned(&payload)))
                     .expect("it fits");
-                let twice = self.runs[to].arrive(from, phase, slice, &Part::Body(&Body::Owned(payload)));
+                let twice = self.runs[to].arrive(from, phase, slice, &Part::Body(&Body::Owned(&payload)));
                 assert!(twice.is_err(), "a message counts once");
                 self.send_all(to);
             }

@@ -7,10 +7,11 @@
 use super::{ManyError, Multisend};
 use bytes::Bytes;
 use posthaste_core::context::{Shared, poll_until};
-use posthaste_core::device::Body;
+use posthaste_core::device::Kept;
+use posthaste_core::memory::Source;
 use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
 use posthaste_core::sync::lock;
-use posthaste_core::{ConnectionId, Fault, Handle, Lease, Messager, ProtocolId, Rank, RegisterError, Scope};
+use posthaste_core::{ConnectionId, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
@@ -72,12 +73,6 @@ struct Waiting {
     credit: Credit,
 }
 
-#[derive(Debug)]
-enum Kept {
-    Bytes(Bytes),
-    Lease(Lease),
-}
-
 /// The receives and the messages of a connection.
 #[derive(Debug, Default)]
 struct Line {
@@ -96,7 +91,7 @@ struct State {
 
 impl State {
     /// Puts a message into the first receive that waits for it.
-    fn deliver(&mut self, connection: u32, source: Rank, body: &Body<'_>) -> Option<Option<Waker>> {
+    fn deliver(&mut self, connection: u32, source: Rank, body: Source<'_>) -> Option<Option<Waker>> {
         let State { lines, receives, .. } = self;
         let line = lines.get_mut(&connection)?;
         let place = line.posted.iter().find_map(|key| {
@@ -109,13 +104,8 @@ impl State {
         let len = part.len.min(body.len());
         let target = &mut receive.buffer[part.offset..part.offset + len];
         match body {
-            Body::Short(bytes) => target.copy_from_slice(&bytes[..len]),
-            Body::Owned(bytes) => target.copy_from_slice(&bytes[..len]),
-            Body::Lease(lease) => {
-                if let Some(memory) = lease.memory().slice(0, len as u64) {
-                    memory.read(target);
-                }
-            }
+            Source::Private(bytes) => target.copy_from_slice(&bytes[..len]),
+            Source::Shared(page) => page.read(target),
         }
         let waker = receive.end(number, Ok(body.len()));
         if receive.missing == 0 {
@@ -171,12 +161,9 @@ impl Protocol for Registered {
         };
         let delivered = {
             let mut state = lock(&self.state);
-            let delivered = state.deliver(connection, source, &message.body);
+            let delivered = state.deliver(connection, source, message.body.source());
             if delivered.is_none() {
-                let body = match message.body {
-                    Body::Lease(lease) => Kept::Lease(lease),
-                    body => Kept::Bytes(crate::message::body_bytes(&body)),
-                };
+                let body = message.body.keep();
                 let line = state.lines.entry(connection).or_default();
                 line.waiting.push_back(Waiting { source, body, credit });
             }
@@ -304,19 +291,9 @@ impl ManyToMany {
             let mut waiting = std::mem::take(&mut line.waiting);
             let mut still = VecDeque::new();
             for message in waiting.drain(..) {
-                let body = match message.body {
-                    Kept::Bytes(bytes) => Body::Owned(bytes),
-                    Kept::Lease(lease) => Body::Lease(lease),
-                };
-                match state.deliver(connection.0, message.source, &body) {
+                match state.deliver(connection.0, message.source, message.body.source()) {
                     Some(_) => consumed.push(message.credit),
-                    None => {
-                        let body = match body {
-                            Body::Lease(lease) => Kept::Lease(lease),
-                            body => Kept::Bytes(crate::message::body_bytes(&body)),
-                        };
-                        still.push_back(Waiting { body, ..message });
-                    }
+                    None => still.push_back(message),
                 }
             }
             if !still.is_empty() {

@@ -97,11 +97,7 @@ impl Log {
 
 /// Copies a body.
 pub(super) fn bytes_of(body: &Body<'_>) -> Vec<u8> {
-    match body {
-        Body::Short(bytes) => bytes.to_vec(),
-        Body::Owned(bytes) => bytes.to_vec(),
-        Body::Lease(lease) => lease.to_bytes().to_vec(),
-    }
+    body.to_bytes().to_vec()
 }
 
 type OnMessage = Box<dyn Fn(&mut Scope<'_>, Incoming<'_>) + Send + Sync>;

@@ -1,9 +1,8 @@
 //! Messages that go straight to their places. The rest of the suite says what they have in common with others.
 
-use super::probe::bytes_of;
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::device::Body;
+use posthaste_core::device::{Body, Kept};
 use posthaste_core::{Messager, ProtocolId, Rank};
 use std::sync::{Arc, Mutex};
 
@@ -43,7 +42,7 @@ pub fn long_messages_go_straight_to_their_places<H: Harness>(harness: H) {
 }
 
 /// What was said, and the message that was kept.
-type Kept = (Vec<u8>, Body<'static>);
+type Keeping = (Vec<u8>, Kept);
 
 /// Where there is no room for another message that is kept, messages go as streams, and straight again once there is.
 pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
@@ -52,18 +51,17 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         return;
     }
     let log = Log::default();
-    let kept: Arc<Mutex<Vec<Kept>>> = Arc::default();
+    let kept: Arc<Mutex<Vec<Keeping>>> = Arc::default();
     for rank in world.ranks() {
         let (log, kept) = (log.clone(), kept.clone());
         world.register(
             rank,
             Probe::new("kept", move |scope, message| {
                 let bytes = log.arrived(scope.me(), "", &message);
-                let body = match message.body {
-                    Body::Lease(lease) => Body::Lease(lease),
-                    _ => return,
-                };
-                kept.lock().expect("no panic under this lock").push((bytes, body));
+                if let Body::Lease(_) = message.body {
+                    let kept_body = message.body.keep();
+                    kept.lock().expect("no panic under this lock").push((bytes, kept_body));
+                }
             }),
         );
     }
@@ -79,7 +77,8 @@ pub fn messages_that_are_kept_use_up_the_places<H: Harness>(harness: H) {
         let kept = std::mem::take(&mut *kept.lock().expect("no panic under this lock"));
         // Devices may lend pages of their own as well.
         for (bytes, body) in &kept {
-            assert!(bytes_of(body) == *bytes, "what is kept stays as it came");
+            let Kept::Lease(lease) = body else { panic!("only leases were kept") };
+            assert!(lease.to_bytes() == *bytes, "what is kept stays as it came");
         }
         assert_eq!(went_straight(&world, Rank(0)), 2 * round as u64, "two places, each kept");
     }
@@ -133,7 +132,7 @@ pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness
         return;
     }
     let log = Log::default();
-    let kept: Arc<Mutex<Vec<Body<'static>>>> = Arc::default();
+    let kept: Arc<Mutex<Vec<Kept>>> = Arc::default();
     let other = Rank(2);
     for rank in world.ranks() {
         let (log, kept) = (log.clone(), kept.clone());
@@ -141,8 +140,8 @@ pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness
             rank,
             Probe::new("kept", move |scope, message| {
                 log.arrived(scope.me(), "", &message);
-                if let (Body::Lease(lease), true) = (message.body, message.source.rank == other) {
-                    kept.lock().expect("no panic under this lock").push(Body::Lease(lease));
+                if let (Body::Lease(_), true) = (&message.body, message.source.rank == other) {
+                    kept.lock().expect("no panic under this lock").push(message.body.keep());
                 }
             }),
         );

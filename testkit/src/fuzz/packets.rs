@@ -70,11 +70,8 @@ impl Port for Scripted {
         let mut events = 0;
         while events < budget {
             let Some(made) = self.arrived.lock().expect("one thread").pop_front() else { break };
-            let body = if made.short {
-                Body::Short(&made.body)
-            } else {
-                Body::Owned(Bytes::copy_from_slice(&made.body))
-            };
+            let shared = Bytes::copy_from_slice(&made.body);
+            let body = if made.short { Body::Short(&made.body) } else { Body::Owned(&shared) };
             let mut packet = Packet {
                 source: made.source,
                 protocol: made.protocol,

@@ -213,7 +213,7 @@ impl SimPort {
         let body = if packet.bytes.len() <= self.fabric.options.max_inline {
             Body::Short(&packet.bytes)
         } else {
-            Body::Owned(packet.bytes.clone())
+            Body::Owned(&packet.bytes)
         };
         let mut offered = Packet {
             source: self.fabric.shape.endpoint(source),

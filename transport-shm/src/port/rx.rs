@@ -8,9 +8,11 @@ use crate::lane::{
     GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, KIND_WORDS, LightFence, Look, MOST_WORDS, Peek, WORD_GROUP,
 };
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_number, grant_word};
+use bytes::Bytes;
+use posthaste_core::body::LentPage;
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
-use posthaste_core::{Endpoint, Lease, MAX_INFO, ProtocolId, Rank};
+use posthaste_core::{Endpoint, MAX_INFO, ProtocolId, Rank};
 use std::sync::Arc;
 
 /// Bytes of a page that are asked for as soon as its record is seen.
@@ -218,7 +220,7 @@ impl Desk {
         let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut self.scratch[..])[..len];
         lane.consumer.payload(cookie.is_some(), bytes);
         let body = Body::Short(bytes);
-        lane.held = sink.plain(tx, from, ProtocolId(protocol), cookie.unwrap_or(0), body).is_some();
+        lane.held = sink.plain(tx, from, ProtocolId(protocol), cookie.unwrap_or(0), body) == Verdict::Hold;
         if !lane.held && lane.consumer.consume_short(cookie.is_some(), len, self.fence) {
             home.ring_if_asleep(from);
         }
@@ -245,14 +247,21 @@ impl Desk {
             return Took::Several(header);
         }
         let len = header.len as usize;
-        let mut copied = None;
-        let (cookie, body) = if header.kind == KIND_SHORT {
+        let protocol = ProtocolId(header.protocol);
+        let info_len = usize::from(header.info_len);
+        let mut offer = |info: &[u8], cookie, body| {
+            if info.is_empty() {
+                return sink.plain(tx, from, protocol, cookie, body);
+            }
+            sink.packet(tx, &mut Packet { source: from, protocol, kind: 0, cookie, info, body })
+        };
+        let verdict = if header.kind == KIND_SHORT {
             let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut scratch[..])[..len];
             let (cookie, ()) = lane.consumer.record(header, info, |ring, at| ring.read_bytes(at, bytes));
-            (cookie, Body::Short(bytes))
+            offer(&info[..info_len], cookie, Body::Short(bytes))
         } else {
             let (cookie, [offset, word]) = lane.consumer.record(header, info, words_at);
-            let Some((slice, lease)) = granted(lane, offset, u64::from(header.len), word) else {
+            let Some((slice, page)) = granted(&lane.with, offset, u64::from(header.len), word) else {
                 return corrupt(lane, "impossible page", sink);
             };
             // The handler is going to look at it; until then its first lines can be on their way.
@@ -263,40 +272,27 @@ impl Desk {
                 end.prefetch(1);
                 slice.prefetch(PREFETCH_LONG);
             }
-            if word & COPY_FLAG != 0 {
-                let bytes = lease.to_bytes();
-                copied = Some(lease);
-                (cookie, Body::Owned(bytes))
+            let info = &info[..info_len];
+            let verdict = if word & COPY_FLAG != 0 {
+                let bytes = Bytes::from(slice.to_vec());
+                offer(info, cookie, Body::Owned(&bytes))
             } else {
-                (cookie, Body::Lease(lease))
+                offer(info, cookie, page.lend(slice))
+            };
+            // A record that stays names the page: the grant must not be returned yet, copied or not.
+            if verdict == Verdict::Taken {
+                page.end();
             }
+            verdict
         };
-        let protocol = ProtocolId(header.protocol);
-        let held = if header.info_len == 0 {
-            sink.plain(tx, from, protocol, cookie, body)
-        } else {
-            let info = &info[..header.info_len as usize];
-            let mut packet = Packet { source: from, protocol, kind: 0, cookie, info, body };
-            let verdict = sink.packet(tx, &mut packet);
-            packet.held(verdict)
-        };
-        lane.held = held.is_some();
-        match held {
-            None => {
-                if lane.consumer.consume(header, *fence) {
-                    home.ring_if_asleep(from);
-                }
-                Took::One
-            }
-            Some(body) => {
-                // The record stays and names the page: the grant must not be returned yet, copied or not.
-                match body {
-                    Body::Lease(lease) => lease.keep(),
-                    _ => copied.into_iter().for_each(Lease::keep),
-                }
-                Took::Nothing
-            }
+        lane.held = verdict == Verdict::Hold;
+        if lane.held {
+            return Took::Nothing;
         }
+        if lane.consumer.consume(header, *fence) {
+            home.ring_if_asleep(from);
+        }
+        Took::One
     }
 }
 
@@ -353,8 +349,8 @@ impl Desk {
         let (from, protocol) = (lane.with.from, ProtocolId(header.protocol));
         let (_, [offset, word, count]) = lane.consumer.record(header, &mut self.info, words_at);
         let batch = Batch::new(count, u64::from(header.len)).filter(|batch| lane.batched < batch.count());
-        let page = batch.and_then(|batch| Some((batch, granted(lane, offset, batch.bytes(), word)?)));
-        let Some((batch, (memory, lease))) = page else {
+        let page = batch.and_then(|batch| Some((batch, granted(&lane.with, offset, batch.bytes(), word)?)));
+        let Some((batch, (memory, page))) = page else {
             corrupt(lane, "impossible batch", sink);
             return 1;
         };
@@ -368,11 +364,10 @@ impl Desk {
         let taken = (lane.batched - first) as usize;
         if lane.batched < batch.count() {
             // The record stays and names the page.
-            lease.keep();
             return taken;
         }
         lane.batched = 0;
-        drop(lease);
+        page.end();
         if lane.consumer.consume(header, self.fence) {
             home.ring_if_asleep(from);
         }
@@ -413,17 +408,12 @@ fn words_at<const N: usize>(ring: &SharedWords, at: usize) -> [u64; N] {
     std::array::from_fn(|word| ring.load(at + word, posthaste_core::sync::Ordering::Relaxed))
 }
 
-/// The part of a page that a record names, and the lease that gives it back; `None` if there is no such page or grant.
-fn granted(
-    lane: &Reading<SharedWords, Source>,
-    offset: u64,
-    len: u64,
-    word: u64,
-) -> Option<(SharedSlice, Lease)> {
-    let slice = lane.with.pool.slice(offset, len)?;
+/// The part of a page that a record names, and what gives it back; `None` if there is no such page or grant.
+fn granted(from: &Source, offset: u64, len: u64, word: u64) -> Option<(SharedSlice, LentPage<'_>)> {
+    let slice = from.pool.slice(offset, len)?;
     let grant = grant_number(word);
     let known = offset.is_multiple_of(4096) && grant < GRANT_COUNT;
-    known.then(|| (slice, Lease::new(slice, lane.with.owner.clone(), grant_word(grant, word & LIFE_MASK))))
+    known.then(|| (slice, LentPage::new(&from.owner, grant_word(grant, word & LIFE_MASK))))
 }
 
 #[cold]

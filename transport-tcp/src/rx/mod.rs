@@ -539,7 +539,7 @@ fn offer(source: Endpoint, parked: &Parked, tx: &mut Tx, sink: &mut dyn Sink) ->
         kind: parked.header.kind,
         cookie: parked.header.word.get(),
         info: parked.info.as_bytes(),
-        body: Body::Owned(parked.bytes.clone()),
+        body: Body::Owned(&parked.bytes),
     };
     sink.packet(tx, &mut packet)
 }

@@ -45,7 +45,7 @@ impl Member {
         let echo = Probe::new("echo", |scope, message| {
             let to = message.reply().expect("it is a request");
             let answer = match message.body {
-                posthaste_core::device::Body::Owned(bytes) => Payload::Owned(bytes),
+                posthaste_core::device::Body::Owned(bytes) => Payload::Owned(bytes.clone()),
                 posthaste_core::device::Body::Short(bytes) => Payload::Borrowed(bytes),
                 posthaste_core::device::Body::Lease(_) => unreachable!("there are no pages"),
             };

@@ -6,6 +6,7 @@ use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Body, SourceTable, Sources, Stop, Verdict};
 use crate::error::Fault;
 use crate::ids::{ProtocolId, Rank};
+use crate::memory::Source;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
 use bytes::Bytes;
@@ -327,27 +328,24 @@ fn land(get: &mut OpenGet, body: Body<'_>) -> Option<()> {
     match &mut get.into {
         Landing::Region(region) => {
             let place = region.slice(get.received, body.len() as u64)?;
-            match body {
-                Body::Short(bytes) => place.write(bytes),
-                Body::Owned(bytes) => place.write(&bytes),
-                Body::Lease(lease) => place.copy_from(lease.memory()),
+            match body.source() {
+                Source::Private(bytes) => place.write(bytes),
+                Source::Shared(page) => place.copy_from(page),
             }
         }
         Landing::Value(_) if body.len() as u64 == get.len => {
             get.into = Landing::Whole(match body {
                 Body::Short(bytes) => Value::copy(bytes),
-                Body::Owned(bytes) => Value::Bytes(bytes),
-                Body::Lease(lease) => Value::Bytes(lease.to_bytes()),
+                long => Value::Bytes(long.to_bytes()),
             });
         }
         Landing::Value(so_far) => {
             if so_far.capacity() == 0 {
                 so_far.reserve_exact(get.len as usize);
             }
-            match body {
-                Body::Short(bytes) => so_far.extend_from_slice(bytes),
-                Body::Owned(bytes) => so_far.extend_from_slice(&bytes),
-                Body::Lease(lease) => lease.memory().append_to(so_far),
+            match body.source() {
+                Source::Private(bytes) => so_far.extend_from_slice(bytes),
+                Source::Shared(page) => page.append_to(so_far),
             }
         }
         // It was whole before this.

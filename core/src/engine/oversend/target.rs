@@ -6,7 +6,7 @@ use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Body, Sources, Stop, Verdict};
 use crate::error::Fault;
 use crate::ids::ProtocolId;
-use crate::memory::SharedSlice;
+use crate::memory::{SharedSlice, Source};
 use crate::wire;
 use bytes::Bytes;
 
@@ -24,10 +24,9 @@ impl Scope<'_> {
         }
         let memory = self.state.memory.map(self.state.me.rank, place, body.len() as u64);
         if let Some(memory) = memory {
-            match body {
-                Body::Short(bytes) => memory.write(bytes),
-                Body::Owned(bytes) => memory.write(bytes),
-                Body::Lease(lease) => memory.copy_from(lease.memory()),
+            match body.source() {
+                Source::Private(bytes) => memory.write(bytes),
+                Source::Shared(page) => memory.copy_from(page),
             }
         }
         self.handled(index, memory.is_some());

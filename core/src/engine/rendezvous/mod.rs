@@ -28,7 +28,7 @@ use super::dispatch::Resolution;
 use super::peer::{Assembly, Peer};
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
-use crate::device::{Body, Sources, Stop, Verdict};
+use crate::device::{Sources, Stop, Verdict};
 use crate::error::Fault;
 use crate::ids::ProtocolId;
 use crate::protocol::Incoming;
@@ -330,13 +330,11 @@ impl Scope<'_> {
         }
         let source = self.state.shape.endpoint(index);
         if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
-            let body = Body::Lease(landing.into_lease());
             let life = self.state.peer(index).life;
-            self.dispatch_late(
-                Incoming { source, info: info.as_bytes(), body, protocol, life, cookie },
-                local,
-                flow,
-            );
+            landing.into_lease().lend(|body| {
+                let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
+                self.dispatch_late(message, local, flow);
+            });
         }
         Some(Verdict::Taken)
     }
