@@ -21,7 +21,7 @@
 /// #     driver_thread: false,
 /// # })?;
 /// # client.open().await?;
-/// use posthaste_core::{Endpoint, Flow, ContextId, Protocol, Scope, protocol::Incoming};
+/// use posthaste_core::{ContextId, Protocol, Scope, protocol::Incoming};
 /// # struct Sink;
 /// # impl Protocol for Sink {
 /// #     fn name(&self) -> &str {

@@ -258,7 +258,7 @@ impl Datatype {
 ///
 /// # Examples
 /// ```
-/// use posthaste_protocols::{datatype::Datatype, structure};
+/// use posthaste_protocols::structure;
 ///
 /// #[repr(C)]
 /// struct Particle {
