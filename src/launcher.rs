@@ -60,6 +60,17 @@ pub fn prepare(launch: Launch, ranks: u32, clients: u16, contexts: u16) -> Resul
 
 /// As [`prepare`], for settings that differ from the environment's (and that the caller sets in the launch).
 ///
+/// # Examples
+/// ```
+/// use posthaste::launcher::{self, Launch, Settings};
+/// use posthaste::JobShape;
+/// // Two clients of three contexts for each of the four ranks.
+/// let shape = JobShape { ranks: 4, clients: 2, contexts: 3 };
+/// let launch = launcher::prepare_with(Launch::program("/bin/true"), shape, &Settings::from_process()?)?;
+/// assert_eq!(launch.spawn()?.wait().ranks.len(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// If there is no arena for a job of that shape.
 pub fn prepare_with(launch: Launch, shape: JobShape, settings: &Settings) -> Result<Launch, JoinError> {

@@ -156,6 +156,24 @@ impl<F: Face> Control<F> {
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::control;
+/// let beats = job.counter();
+/// let count = beats.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// let beat = control::register(&**job.messager(), face, "beat", move |_, _, _| count.add(1))?;
+/// beat.send(job.rank(), [0; 16]).await?;
+/// beats.reach(1).await;
+/// assert_eq!(beats.value(), 1);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register<H>(
     messager: &dyn Messager,
     face: Handle,

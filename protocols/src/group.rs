@@ -273,6 +273,22 @@ impl Collectives {
     ///
     /// # Cancel safety
     /// Cancel safe: a group that has come is given to the next call.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::join_or_local(2).await?; // two processes go on from here
+    /// // Rank 0 decides by itself that there is a group; rank 1 gets it with the first operation.
+    /// let group = match job.rank().0 {
+    ///     0 => job.collectives().on_the_fly(&[posthaste::Rank(0), posthaste::Rank(1)])?,
+    ///     _ => job.collectives().arrival().await?,
+    /// };
+    /// assert_eq!(group.broadcast(0, &[42 - 42 * group.rank() as u64]).await?, [42]);
+    /// group.barrier().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn arrival(&self) -> Result<Group, CollectiveError> {
         let (at, membership) = self.offer(None).await?;
         Ok(self.group(at, membership))

@@ -59,6 +59,27 @@ impl<F: Face> ActiveMessage<F> {
     }
 
     /// The same message sent through an owned context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Message, Scope};
+    /// let arrived = job.counter();
+    /// let count = arrived.clone();
+    /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// let mine = note.on(&context); // its sends take no lock
+    /// for _ in 0..100 {
+    ///     mine.send(job.rank(), 7_u64.to_ne_bytes()).await?;
+    /// }
+    /// arrived.reach_on(&context, 100).await;
+    /// assert_eq!(arrived.value(), 100);
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn on<'c>(&self, context: &'c Context) -> ActiveMessage<&'c Context> {
         ActiveMessage { face: context, id: self.id }
@@ -385,6 +406,29 @@ pub struct First<'a> {
 }
 
 /// What a first-packet handler answers.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Fill, First, Scope};
+/// use std::sync::mpsc;
+/// let (sender, images) = mpsc::channel();
+/// let image = job.register_first_packet("image", move |first: First<'_>, _: &mut Scope| {
+///     let sender = sender.clone();
+///     // The buffer has a header already; what comes is appended to it.
+///     let mut buffer = bytes::BytesMut::from(&b"IMG"[..]);
+///     buffer.reserve(first.total as usize);
+///     let done = Box::new(move |_: &mut Scope, image| _ = sender.send(image));
+///     Fill::Into { buffer, limit: first.total as usize, done }
+/// })?;
+/// image.send(job.rank(), "pixels").await?;
+/// job.flush(job.rank()).await?;
+/// assert_eq!(images.try_recv().expect("it has come"), "IMGpixels");
+/// # job.leave().await
+/// # }
+/// ```
 pub enum Fill {
     /// Put the message into this buffer, up to `limit` bytes; what is longer is dropped without an error at the
     /// sender. Then run `done` inside `advance`.
@@ -440,6 +484,28 @@ impl<H: Fn(First<'_>, &mut Scope<'_>) -> Fill + Send + Sync> Protocol for FirstP
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Fill, Messager};
+/// use posthaste_protocols::handler;
+/// let dropped = job.counter();
+/// let count = dropped.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// // A name that is known, and whose messages are not wanted.
+/// let void = handler::register_first_packet(&**job.messager(), face, "void", move |first, _| {
+///     count.add(first.total);
+///     Fill::Discard
+/// })?;
+/// void.send(job.rank(), vec![0; 1 << 20]).await?;
+/// dropped.reach(1 << 20).await;
+/// assert_eq!(dropped.value(), 1 << 20);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_first_packet<H>(
     messager: &dyn Messager,
     face: Handle,

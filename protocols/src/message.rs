@@ -81,6 +81,26 @@ impl<'a> Message<'a> {
     }
 
     /// The payload, if it is private memory already; `None` for a lease.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let (here, leased) = (job.counter(), job.counter());
+    /// let (count, leases) = (here.clone(), leased.clone());
+    /// let page = job.register("page", move |message: Message, _: &mut Scope| match message.as_slice() {
+    ///     Some(bytes) => count.add(bytes.len() as u64),
+    ///     None => leases.add(message.len() as u64), // in the sender's page
+    /// })?;
+    /// page.send(job.rank(), "short").await?;
+    /// page.send(job.rank(), vec![0; 100_000]).await?;
+    /// leased.reach(100_000).await;
+    /// assert_eq!((here.value(), leased.value()), (5, 100_000));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
@@ -347,6 +367,24 @@ impl OwnedMessage {
     ///
     /// # Errors
     /// With the message, if its payload is owned already.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (page, mut pages) = job.stream("page")?;
+    /// page.send(job.rank(), vec![1; 100_000]).await?;
+    /// let long = pages.recv().await.expect("the job goes on");
+    /// // What lies in a page of the sender can be read there, for as long as the lease is held.
+    /// let lease = long.into_lease().expect("it is long");
+    /// assert_eq!(lease.memory().read_u64(8), u64::from_ne_bytes([1; 8]));
+    /// page.send(job.rank(), "short").await?;
+    /// let short = pages.recv().await.expect("the job goes on");
+    /// assert!(short.into_lease().is_err(), "it was copied");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn into_lease(self) -> Result<Lease, OwnedMessage> {
         match self.body {
             OwnedBody::Lease(lease) => Ok(lease),

@@ -376,6 +376,22 @@ impl<F: Face> Future for SendMessage<'_, F> {
 ///
 /// They are copied when it starts, by the first poll as a rule: to where the receiver finds them, or to a queue. Order and
 /// cancel safety are those of [`SendMessage`], which has options as well.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (line, mut lines) = job.stream("line")?;
+/// let text = String::from("one\ntwo");
+/// for part in text.split('\n') {
+///     line.send_slice(job.rank(), part.as_bytes()).await?; // borrowed until it is ready
+/// }
+/// let lens = [lines.recv().await, lines.recv().await].map(|line| line.map_or(0, |line| line.len()));
+/// assert_eq!(lens, [3, 3]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendSlice<'f, 's, F: Face> {

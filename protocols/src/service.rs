@@ -116,6 +116,20 @@ impl<Q, A, F: Face> Service<Q, A, F> {
     }
 
     /// The same service called through a context of one's choice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::ContextId;
+    /// let square = job.service("square", |number: u64| async move { number * number })?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// // Calls that go that context's way, beside all others.
+    /// assert_eq!(square.through(second).call(job.rank(), 12).await?, 144);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn through(&self, handle: &Handle) -> Service<Q, A> {
         Service::new(handle.clone(), self.id)
@@ -615,6 +629,23 @@ where
 ///
 /// # Panics
 /// Outside a Tokio runtime.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Messager, ServiceOptions};
+/// use posthaste_protocols::service;
+/// // A library that is given a messager registers so; `Job::service_with` does the same.
+/// let messager = job.messager();
+/// let face = messager.contexts()[0].clone();
+/// let options = ServiceOptions { limit: 4 };
+/// let who = service::register_async(&**messager, face, "who", options, |_: (), from| async move { from.0 })?;
+/// assert_eq!(who.call(job.rank(), ()).await?, 0);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_async<H, Q, A, T>(
     messager: &dyn Messager,
     face: Handle,

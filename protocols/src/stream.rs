@@ -181,6 +181,22 @@ impl Drop for MessageStream {
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::stream;
+/// let messager = job.messager();
+/// let face = messager.contexts()[0].clone();
+/// let (note, mut notes) = stream::register_stream(&**messager, face, "note")?;
+/// note.send(job.rank(), "kept until it is taken").await?;
+/// assert_eq!(notes.recv().await.map(|note| note.len()), Some(22));
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_stream(
     messager: &dyn Messager,
     face: Handle,
@@ -316,6 +332,33 @@ where
 ///
 /// # Panics
 /// Outside a Tokio runtime.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Messager, OwnedMessage};
+/// use posthaste_protocols::stream;
+/// let done = job.counter();
+/// let count = done.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// // Two handlers at once at most; each may wait for whatever it likes.
+/// let work = stream::register_spawned(&**job.messager(), face, "work", 2, move |message: OwnedMessage| {
+///     let count = count.clone();
+///     async move {
+///         tokio::task::yield_now().await;
+///         count.add(message.len() as u64);
+///     }
+/// })?;
+/// for _ in 0..5 {
+///     work.send(job.rank(), "ten bytes!").await?;
+/// }
+/// done.reach(50).await;
+/// assert_eq!(done.value(), 50);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_spawned<H, T>(
     messager: &dyn Messager,
     face: Handle,

@@ -182,6 +182,19 @@ impl Job {
     }
 
     /// The face of context 0 that works from anywhere.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste_protocols::flush;
+    /// // What works on any context is given one by its handle.
+    /// assert_eq!(job.handle().me().rank, job.rank());
+    /// flush::fence(job.handle()).await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -237,6 +250,20 @@ impl Job {
     }
 
     /// The messager beneath.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Messager;
+    /// use posthaste_protocols::Namespace;
+    /// // What a library is given that registers messages of its own, under its own prefix.
+    /// let library = Namespace::new(&**job.messager(), "library");
+    /// assert_eq!((library.peers(), library.contexts().len()), (job.shape(), 1));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn messager(&self) -> &Arc<Client> {
         &self.client
@@ -261,6 +288,19 @@ impl Job {
     }
 
     /// What can be done with that rank: that of the device which reaches it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let caps = job.caps_of(job.rank());
+    /// assert_eq!(caps.name, "shm");
+    /// // Up to so many bytes a message is one packet.
+    /// assert!(caps.max_eager >= caps.max_inline);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn caps_of(&self, rank: Rank) -> Caps {
         *self.client.caps().of(rank)

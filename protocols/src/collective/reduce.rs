@@ -329,6 +329,21 @@ impl<T: Bits> Reduce<T> {
     }
 
     /// The bits that any has.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// // Which features has anybody, and which have all?
+    /// let mine = 0b0110_u8;
+    /// let any = job.world().all_reduce_one(mine, &Reduce::or());
+    /// let all = job.world().all_reduce_one(mine, &Reduce::and());
+    /// assert_eq!((any.await?, all.await?), (0b0110, 0b0110));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn or() -> Self {
         Self::built_in::<Or<T>>()
@@ -346,6 +361,21 @@ where
     Located<T>: Datum,
 {
     /// The least value and its place; of equal ones, the lowest place.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// use posthaste::collective::Located;
+    /// // Who has the least to do?
+    /// let load = Located { value: 17_u64, place: job.rank().index() as u64 };
+    /// let idle = job.world().all_reduce_one(load, &Reduce::min_location()).await?;
+    /// assert_eq!((idle.value, idle.place), (17, 0));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn min_location() -> Self {
         Self::built_in::<LeastPlace<T>>()

@@ -303,6 +303,10 @@ impl Program {
 ///         Some(Program::new(1, route))
 ///     }
 /// }
+///
+/// let place = Place { rank: 0, size: 3, root: 0, nodes: &[0; 3] };
+/// let program = RollCall.program(Kind::Barrier, &place).expect("it has a barrier");
+/// assert_eq!(program.routes[0].phases()[1].sends.len(), 2);
 /// ```
 pub trait Schedule: Send + Sync + Debug {
     /// Its name; ranks that use schedules of different names for one operation are told that they differ.

@@ -126,6 +126,22 @@ impl Pattern {
     ///
     /// # Cancel safety
     /// See [`Replay`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (counts, source) = (job.shmalloc::<u64>(2).await?, job.region(8).await?);
+    /// let step = job.record(|r| r.put_signal(&counts, job.rank(), 1, &source, counts.signal_add(0, 1))).await?;
+    /// for number in [10_u64, 20, 30] {
+    ///     source.write(0, &number.to_ne_bytes())?;
+    ///     step.replay().await?; // the put and the signal have been done
+    /// }
+    /// assert_eq!(counts.to_vec(), [3, 30]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn replay(&self) -> Replay<'_, Handle> {
         Replay::new(self, &self.handle)

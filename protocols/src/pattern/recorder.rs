@@ -227,6 +227,20 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`send`](Self::send), and if the info is too long.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (frame, mut frames) = job.stream("frame")?;
+    /// let picture = job.region(8).await?;
+    /// let pattern = job.record(|r| r.send_with_info(&frame, job.rank(), b"camera 2", &picture)).await?;
+    /// pattern.replay().await?;
+    /// assert_eq!(frames.recv().await.expect("the job goes on").info(), b"camera 2");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send_with_info<F: Face>(
         &mut self,
         message: &ActiveMessage<F>,

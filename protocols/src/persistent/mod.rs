@@ -85,6 +85,26 @@ impl Tree {
 }
 
 /// Makes persistent collectives of a client. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let job = posthaste::solo().await?;
+/// let group = job.world();
+/// // Made once, by all members in the same order, and used any number of times.
+/// let mut sum = job.persistent().all_reduce::<u64>(&group, 1, &posthaste::Reduce::sum()).await?;
+/// let mut tell = job.persistent().broadcast::<u64>(&group, 0, 1).await?;
+/// for round in 0..10 {
+///     let mut value = [round];
+///     sum.run(&mut value).await?;
+///     tell.run(&mut value).await?;
+///     assert_eq!(value, [round * group.size() as u64]);
+/// }
+/// # job.leave().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Persistent {
     board: Arc<Mutex<Board>>,

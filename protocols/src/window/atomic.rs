@@ -20,6 +20,23 @@ mod sealed {
 pub(super) use sealed::Sealed;
 
 /// What atomic operations work on: integers of 32 and 64 bits.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Job, Word};
+/// async fn bump<W: Word>(job: &Job, one: W) -> posthaste::Result<W> {
+///     let window = job.shmalloc::<W>(2).await?;
+///     window.add(job.rank(), 1, one).await?;
+///     Ok(window.atomic_load(job.rank(), 1).await?)
+/// }
+/// assert_eq!(bump(&job, -7_i32).await?, -7);
+/// assert_eq!(bump(&job, 7_u64).await?, 7);
+/// # job.leave().await
+/// # }
+/// ```
 pub trait Word: Element + Sealed {
     #[doc(hidden)]
     const LEN: WordLen;
@@ -569,6 +586,21 @@ impl<T: Word> Window<T> {
     }
 
     /// Bitwise or; gives the old value.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let taken = job.shmalloc::<u64>(1).await?;
+    /// // The first to set a bit has what it stands for.
+    /// let bit = 1 << 5;
+    /// let was_free = taken.fetch_or(job.rank(), 0, bit).await? & bit == 0;
+    /// assert!(was_free);
+    /// assert_eq!(taken.fetch_and(job.rank(), 0, !bit).await?, bit); // and gives it back
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn fetch_or(&self, rank: Rank, index: usize, value: T) -> AtomicFetch<'_, T> {
         self.elements().fetch_or(rank, Self::offset(index), value)

@@ -209,6 +209,18 @@ impl<T: Element> Window<T> {
     }
 
     /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(4).await?;
+    /// // Readers see words of so many bytes whole, whoever puts them meanwhile.
+    /// assert!(window.atomicity() >= size_of::<u64>());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn atomicity(&self) -> usize {
         self.memory.device.caps().atomicity

@@ -248,6 +248,21 @@ impl<'w> Put<'w> {
     ///
     /// # Cancel safety
     /// As for the put itself.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u8>(8).await?;
+    /// let put = window.put_bytes(job.rank(), 0, "ordered".into()).local().await?;
+    /// // It has its place in the order; whatever is put now comes behind it.
+    /// window.put(job.rank(), 0, b'O').await?;
+    /// put.await?;
+    /// assert_eq!(window.get_slice(job.rank(), 0, 7).await?, b"Ordered");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn local(mut self) -> Result<Put<'w>, RmaError> {
         std::future::poll_fn(|cx| {
             // Every device and the queue own the payload as soon as the put is started.

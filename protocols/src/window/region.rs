@@ -346,6 +346,23 @@ impl RemoteRegion {
     ///
     /// # Cancel safety
     /// As for [`open`](Self::open).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::ContextId;
+    /// let region = job.region(64).await?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// let beside = job.remote_region(region.key()).await?.through(second).await?;
+    /// beside.put_slice(0, b"by another way").await?;
+    /// let mut word = [0; 2];
+    /// region.read(0, &mut word)?;
+    /// assert_eq!(&word, b"by");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn through(&self, handle: &Handle) -> Result<RemoteRegion, RmaError> {
         Ok(RemoteRegion { memory: self.memory.through(handle).await? })
     }

@@ -139,6 +139,21 @@ impl<T: Element> Window<T> {
 ///
 /// # Cancel safety
 /// See [`Window::put_signal`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (data, ready) = (job.shmalloc::<u64>(4).await?, job.shmalloc::<u32>(1).await?);
+/// let put = data.put_signal(job.rank(), 0, &[1, 2, 3], ready.signal_set(0, 1));
+/// let (put, seen) = tokio::join!(put, ready.wait_until(0, |flag| flag == 1));
+/// put?;
+/// seen?;
+/// assert_eq!(data.to_vec(), [1, 2, 3, 0]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a put does nothing until it is awaited"]
 pub struct PutSignal<'w, 's> {
     rank: Rank,

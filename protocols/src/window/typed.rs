@@ -192,6 +192,24 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// As for `put_typed`.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout, Thresholds};
+    /// let window = job.shmalloc::<u8>(16).await?;
+    /// let every_fourth = Datatype::of::<u8>().vector(4, 1, 4)?;
+    /// let every_other = Datatype::of::<u8>().vector(4, 1, 2)?;
+    /// // Packed and unpacked again instead of byte by byte.
+    /// let staged = Thresholds { granularity: 64, ..Thresholds::default() };
+    /// let (to, from) = (Layout::new(&every_fourth, 1), Layout::new(&every_other, 1));
+    /// window.put_typed_with(&staged, job.rank(), &to, &[1_u8, 0, 2, 0, 3, 0, 4], &from).await?;
+    /// assert_eq!(window.to_vec(), [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn put_typed_with<S: Element>(
         &self,
         thresholds: &Thresholds,
