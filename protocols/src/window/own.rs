@@ -199,7 +199,8 @@ impl<T: Element> Window<T> {
     /// use posthaste::ContextId;
     /// let window = job.shmalloc::<u32>(1).await?;
     /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
-    /// window.put(job.rank(), 0, 7).await?;
+    /// // What goes through a handle, as puts do, gets on for certain while the owner drives.
+    /// job.drive(&context, window.put(job.rank(), 0, 7)).await?;
     /// assert_eq!(window.wait_until_on(&context, 0, |value| value > 5).await?, 7);
     /// drop(context);
     /// # job.leave().await
