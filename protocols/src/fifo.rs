@@ -69,7 +69,7 @@ impl Fifo {
     /// let second = job.context_handle(ContextId(1)).expect("there are two");
     /// let urgent = Fifo::open(second, FifoOptions { priority: true, ..FifoOptions::default() }).await?;
     /// // It takes messages of its own context only.
-    /// urgent.send(&note.through(second), job.rank(), "first").await.map_err(posthaste::Error::from)?;
+    /// urgent.send(&note.through(second), job.rank(), "first").await?;
     /// assert!(urgent.send(&note, job.rank(), "of another one").await.is_err());
     /// assert_eq!(notes.recv().await.map(|message| message.text()).as_deref(), Some("first"));
     /// # job.leave().await

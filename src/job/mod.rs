@@ -188,7 +188,7 @@ impl Job {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> posthaste::Result<()> {
     /// let job = posthaste::solo().await?;
-    /// use posthaste_protocols::flush;
+    /// use posthaste::components::protocols::flush;
     /// // What works on any context is given one by its handle.
     /// assert_eq!(job.handle().me().rank, job.rank());
     /// flush::fence(job.handle()).await?;
@@ -257,7 +257,7 @@ impl Job {
     /// # async fn main() -> posthaste::Result<()> {
     /// let job = posthaste::solo().await?;
     /// use posthaste::Messager;
-    /// use posthaste_protocols::Namespace;
+    /// use posthaste::components::protocols::Namespace;
     /// // What a library is given that registers messages of its own, under its own prefix.
     /// let library = Namespace::new(&**job.messager(), "library");
     /// assert_eq!((library.peers(), library.contexts().len()), (job.shape(), 1));

@@ -77,9 +77,9 @@ impl Job {
     /// let job = posthaste::solo().await?;
     /// let region = job.region(64).await?;
     /// // The key is plain data; here it goes to a peer by a collective operation.
-    /// let keys = job.all_gather(&posthaste_protocols::codec::encode(&region.key())?).await?;
+    /// let keys = job.all_gather(&posthaste::components::protocols::codec::encode(&region.key())?).await?;
     /// let right = job.rank().next(job.size());
-    /// let key = posthaste_protocols::codec::decode(&keys[right.index()])?;
+    /// let key = posthaste::components::protocols::codec::decode(&keys[right.index()])?;
     /// let remote = job.remote_region(key).await?;
     /// remote.put_slice(0, b"hello, neighbour").await?;
     /// job.barrier().await?;
