@@ -5,6 +5,20 @@ use posthaste_protocols::datatype::{DatatypeError, ProgramError, TransferError, 
 use thiserror::Error;
 
 /// Why this process could not become part of a job.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// use posthaste::{Error, JoinError};
+/// // There are not as many contexts in a job.
+/// match posthaste::solo_with(1, u16::MAX).await {
+///     Err(Error::Join(JoinError::Shape(why))) => assert!(!why.to_string().is_empty()),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -152,6 +166,25 @@ pub enum JoinError {
 }
 
 /// Any error of this library: what `main` returns.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Error, Fault, RmaError};
+/// let window = job.shmalloc::<u32>(8).await?;
+/// // Any error of the library becomes this one by `?`.
+/// let write = async |index| Ok::<(), Error>(window.put(job.rank(), index, 1).await?);
+/// write(7).await?;
+/// match write(8).await {
+///     Err(Error::Rma(RmaError::OutOfRange { len, .. })) => assert_eq!(len, 32), // in bytes
+///     Err(Error::Rma(RmaError::Fault(Fault::PeerLost(rank)))) => panic!("rank {rank} died meanwhile"),
+///     other => panic!("{other:?}"),
+/// }
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -206,4 +239,17 @@ pub enum Error {
 }
 
 /// The result of most calls.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// async fn total(job: &posthaste::Job, mine: u64) -> posthaste::Result<u64> {
+///     Ok(job.world().all_reduce_one(mine, &posthaste::Reduce::sum()).await?)
+/// }
+/// let job = posthaste::solo().await?;
+/// assert_eq!(total(&job, 5).await?, 5);
+/// # job.leave().await
+/// # }
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;

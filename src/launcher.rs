@@ -18,6 +18,16 @@ pub fn current_program(ranks: u32) -> Result<Launch, JoinError> {
 
 /// A launch of another program.
 ///
+/// # Examples
+/// ```
+/// use posthaste::launcher;
+/// let outcome = launcher::program("/bin/true", 2, 1, 1)?.spawn()?.wait();
+/// assert!(outcome.success());
+/// let outcome = launcher::program("/bin/false", 2, 1, 1)?.spawn()?.wait();
+/// assert_eq!((outcome.exit_code(), outcome.ranks.len()), (1, 2));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
 pub fn program(
@@ -31,6 +41,17 @@ pub fn program(
 
 /// Gives a launch its shape and an arena of the size that the shape needs.
 ///
+/// # Examples
+/// ```
+/// use posthaste::launcher::{self, Launch, Output};
+/// // Ranks with arguments and a variable of their own, whose output is kept.
+/// let launch = Launch::program("/bin/sh").args(["-c", "echo $GREETING"]).env("GREETING", "hello");
+/// let job = launcher::prepare(launch.stdout(Output::Capture), 2, 1, 1)?.spawn()?;
+/// assert!(job.wait().success());
+/// assert_eq!(job.output(1).0, b"hello\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
 pub fn prepare(launch: Launch, ranks: u32, clients: u16, contexts: u16) -> Result<Launch, JoinError> {
@@ -38,6 +59,17 @@ pub fn prepare(launch: Launch, ranks: u32, clients: u16, contexts: u16) -> Resul
 }
 
 /// As [`prepare`], for settings that differ from the environment's (and that the caller sets in the launch).
+///
+/// # Examples
+/// ```
+/// use posthaste::launcher::{self, Launch, Settings};
+/// use posthaste::JobShape;
+/// // Two clients of three contexts for each of the four ranks.
+/// let shape = JobShape { ranks: 4, clients: 2, contexts: 3 };
+/// let launch = launcher::prepare_with(Launch::program("/bin/true"), shape, &Settings::from_process()?)?;
+/// assert_eq!(launch.spawn()?.wait().ranks.len(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// If there is no arena for a job of that shape.

@@ -41,6 +41,17 @@ pub struct Caps {
 
 impl Caps {
     /// The least a device may offer: ordered sends of `max_inline` bytes and nothing else.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_core::Caps;
+    ///
+    /// // A device says what it has beyond the least; the engine does the rest over sends.
+    /// let mut caps = Caps::send_only("ribbon", 128);
+    /// (caps.native_put, caps.cost) = (true, 10);
+    /// assert!(caps.native_put && !caps.native_get);
+    /// assert_eq!((caps.max_inline, caps.max_eager), (128, 128));
+    /// ```
     #[must_use]
     pub const fn send_only(name: &'static str, max_inline: usize) -> Self {
         Self {

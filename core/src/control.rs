@@ -22,6 +22,15 @@ pub type ControlHandler = Arc<dyn Fn(&mut Scope<'_>, Endpoint, [u8; CONTROL_BYTE
 
 impl ControlId {
     /// The name by which ranks know a control, as a number: FNV-1a of 64 bits.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_core::ControlId;
+    ///
+    /// // All ranks know a control by its name, without having told each other.
+    /// assert_eq!(ControlId::of("stop"), ControlId::of("stop"));
+    /// assert_ne!(ControlId::of("stop"), ControlId::of("go"));
+    /// ```
     #[must_use]
     pub fn of(name: &str) -> ControlId {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {

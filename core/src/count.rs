@@ -15,6 +15,17 @@
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// See the [module](self). It is 0 at first.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::count::Count;
+///
+/// let count = Count::default();
+/// assert!(!count.add(3), "nobody waits");
+/// count.set_waiting(1);
+/// assert!(count.add_inside(4), "whoever waits is to be woken");
+/// assert_eq!(count.value(), 7);
+/// ```
 #[derive(Debug, Default)]
 pub struct Count {
     /// Added by anybody.

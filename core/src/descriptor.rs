@@ -64,6 +64,19 @@ pub enum SourceKind {
 }
 
 /// One operation, in one cache line. `Copy`, so that recording one is copying it.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::descriptor::{Op, SourceKind};
+/// use posthaste_core::{Descriptor, ProtocolId, Rank};
+///
+/// let mut send = Descriptor { op: Op::Send, rank: Rank(1), protocol: ProtocolId(7), ..Descriptor::default() };
+/// send.set_inline(b"up to 16 bytes");
+/// assert_eq!(send.source_kind, SourceKind::Inline);
+/// assert_eq!(send.inline_bytes(), b"up to 16 bytes");
+/// // With info it takes more slots of a queue.
+/// assert_eq!([0, 64, 112].map(|info_len| Descriptor { info_len, ..send }.slots()), [1, 2, 3]);
+/// ```
 #[derive(Clone, Copy, Debug, Default, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct Descriptor {
@@ -182,6 +195,19 @@ impl Descriptor {
 
     /// Makes it an atomic operation, with the old value as its own if that is wanted: number and wish in `kind`, operand
     /// and expected value where the payload of others is.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_core::Descriptor;
+    /// use posthaste_core::memory::{AtomicOp, WordLen, WordOp};
+    ///
+    /// let add = WordOp { op: AtomicOp::Add, len: WordLen::Eight, operand: 5, expected: 0 };
+    /// let mut descriptor = Descriptor::default();
+    /// assert!(descriptor.word_op().is_none());
+    /// descriptor.set_word_op(&add, true); // with its old value
+    /// let (op, fetch) = descriptor.word_op().expect("it is one now");
+    /// assert_eq!((op.op, op.operand, fetch), (AtomicOp::Add, 5, true));
+    /// ```
     #[inline]
     pub fn set_word_op(&mut self, op: &WordOp, fetch: bool) {
         self.op = Op::Atomic;
@@ -211,6 +237,14 @@ impl Descriptor {
 }
 
 /// Up to 112 bytes of message info, copied when an operation starts.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::descriptor::Info;
+///
+/// assert_eq!(Info::new(b"beside the payload").map(|info| info.as_bytes().len()), Some(18));
+/// assert!(Info::new(&[0; 113]).is_none(), "112 bytes are the most");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
     len: u8,

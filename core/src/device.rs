@@ -52,6 +52,60 @@ pub type PeerNews = Arc<dyn Fn(Rank, PeerEvent) + Send + Sync>;
 /// One network of a process.
 ///
 /// The control-plane methods are async and may wait; everything else returns at once.
+///
+/// # Examples
+/// A device that is another one, and counts the memory that it gives:
+/// ```
+/// use async_trait::async_trait;
+/// use posthaste_core::device::{Allocation, Doorbell, PeerNews};
+/// use posthaste_core::inprocess::InProcessFabric;
+/// use posthaste_core::memory::SharedSlice;
+/// use posthaste_core::{Caps, ClientId, ContextId, Device, DeviceError, JobShape, MemoryError, Port, Rank};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// struct Metered(Arc<dyn Device>, AtomicU64);
+///
+/// #[async_trait]
+/// impl Device for Metered {
+///     fn allocate(&self, len: u64) -> Result<Allocation, MemoryError> {
+///         self.0.allocate(len).inspect(|own| _ = self.1.fetch_add(own.len, Ordering::Relaxed))
+///     }
+///     fn free(&self, own: Allocation) {
+///         self.1.fetch_sub(own.len, Ordering::Relaxed);
+///         self.0.free(own);
+///     }
+///     fn caps(&self) -> &Caps {
+///         self.0.caps()
+///     }
+///     fn reaches(&self, rank: Rank) -> bool {
+///         self.0.reaches(rank)
+///     }
+///     fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
+///         self.0.port(context)
+///     }
+///     fn doorbell(&self, context: ContextId) -> Arc<dyn Doorbell> {
+///         self.0.doorbell(context)
+///     }
+///     fn map(&self, rank: Rank, offset: u64, len: u64) -> Option<SharedSlice> {
+///         self.0.map(rank, offset, len)
+///     }
+///     async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
+///         self.0.open(news).await
+///     }
+///     async fn close(&self) {
+///         self.0.close().await;
+///     }
+/// }
+///
+/// let fabric = InProcessFabric::new(JobShape { ranks: 1, clients: 1, contexts: 1 });
+/// let device = Metered(fabric.device(ClientId(0), Rank(0)), AtomicU64::new(0));
+/// let own = device.allocate(8192)?;
+/// assert_eq!(device.1.load(Ordering::Relaxed), 8192);
+/// device.free(own);
+/// assert_eq!(device.1.load(Ordering::Relaxed), 0);
+/// # Ok::<(), MemoryError>(())
+/// ```
 #[async_trait]
 pub trait Device: Send + Sync {
     /// What the device can do. Constant.
@@ -220,6 +274,43 @@ pub trait Inject {
 }
 
 /// One context's part of a device.
+///
+/// # Examples
+/// A message from one port to another, past all engines:
+/// ```
+/// use posthaste_core::descriptor::Op;
+/// use posthaste_core::device::{Inject, Packet, Sink, SourceTable, Sources, Stop, Verdict};
+/// use posthaste_core::inprocess::InProcessFabric;
+/// use posthaste_core::slot::Outcome;
+/// use posthaste_core::{ClientId, ContextId, Descriptor, JobShape, Rank, Ticket};
+///
+/// /// Takes what comes.
+/// #[derive(Default)]
+/// struct Basket(Vec<(Rank, usize)>);
+///
+/// impl Sink for Basket {
+///     fn packet(&mut self, _inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
+///         self.0.push((packet.source.rank, packet.body.len()));
+///         Verdict::Taken
+///     }
+///     fn complete(&mut self, _ticket: Ticket, _outcome: Outcome) {}
+///     fn corrupt(&mut self, rank: Rank) {
+///         panic!("rank {rank} broke the rules");
+///     }
+/// }
+///
+/// let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+/// let port = |rank| fabric.device(ClientId(0), rank).port(ContextId(0));
+/// let (mut sender, mut receiver) = (port(Rank(0))?, port(Rank(1))?);
+/// let mut send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
+/// send.set_inline(b"a payload");
+/// let sources = Sources { info: &[], borrowed: &[], table: &SourceTable::default() };
+/// assert_eq!(sender.inject(&[send], &sources).stop, Stop::Done);
+/// let mut basket = Basket::default();
+/// assert_eq!(receiver.advance(16, &mut basket), 1);
+/// assert_eq!(basket.0, [(Rank(0), 9)]);
+/// # Ok::<(), posthaste_core::DeviceError>(())
+/// ```
 pub trait Port: Inject + Send {
     /// Drains up to `budget` packets into the sink and moves what waits inside the device. Returns the number of
     /// events; 0 means idle. Never waits.

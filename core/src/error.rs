@@ -51,6 +51,15 @@ impl std::fmt::Display for Collective {
 
 /// Why a started operation ended without a value. Every started operation ends exactly once, with its value
 /// or with one of these.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::{Fault, Rank};
+///
+/// // Whose fault it is tells whether others can go on.
+/// assert_eq!(Fault::PeerLost(Rank(3)).peer(), Some(Rank(3)));
+/// assert_eq!(Fault::DeadlineExceeded.peer(), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -184,6 +193,16 @@ pub enum SendError {
 }
 
 /// Why a try was refused; the payload comes back.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::TrySendError;
+///
+/// // Whatever went wrong, the payload is not lost.
+/// let refused = TrySendError::Full(vec![1, 2, 3]);
+/// assert!(matches!(refused, TrySendError::Full(_)));
+/// assert_eq!(refused.into_payload(), [1, 2, 3]);
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrySendError<T> {
@@ -265,6 +284,20 @@ pub enum RmaError {
 }
 
 /// Why memory could not be had. Told before the memory is touched.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::inprocess::{InProcessFabric, Limits};
+/// use posthaste_core::{ClientId, JobShape, MemoryError, Rank};
+///
+/// let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// let fabric = InProcessFabric::with_limits(shape, Limits { segment: 1 << 20, ..Limits::default() });
+/// let device = fabric.device(ClientId(0), Rank(0));
+/// // The error says which limit was met, and what can be done about it.
+/// let error = device.allocate(1 << 21).unwrap_err();
+/// assert!(matches!(error, MemoryError::Segment { segment: 0x10_0000, .. }));
+/// assert!(error.limit().contains("POSTHASTE_SEGMENT"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -360,6 +393,25 @@ impl From<SendError> for CallError {
 }
 
 /// Why a protocol could not be registered.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::{Protocol, RegisterError, Scope, protocol::Incoming, protocol::Registry};
+/// use std::sync::Arc;
+///
+/// struct Named(&'static str);
+/// impl Protocol for Named {
+///     fn name(&self) -> &str {
+///         self.0
+///     }
+///     fn on_message(&self, _scope: &mut Scope<'_>, _message: Incoming<'_>) {}
+/// }
+///
+/// let registry = Registry::default();
+/// assert!(registry.register(Arc::new(Named("sum"))).is_ok());
+/// assert_eq!(registry.register(Arc::new(Named("sum"))), Err(RegisterError::Taken("sum".into())));
+/// assert!(matches!(registry.register(Arc::new(Named(""))), Err(RegisterError::BadName(_))));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegisterError {

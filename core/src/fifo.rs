@@ -12,6 +12,20 @@ struct Slot([u8; SLOT_BYTES]);
 ///
 /// A context owns one per target it could not inject to, so that a slow target delays its own descriptors and
 /// nobody else's. A descriptor with message info takes several slots; the info bytes follow it.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::descriptor::Op;
+/// use posthaste_core::{Descriptor, InjectionFifo, Rank};
+///
+/// let mut fifo = InjectionFifo::new(4);
+/// let send = |rank| Descriptor { op: Op::Send, rank: Rank(rank), info_len: 80, ..Descriptor::default() };
+/// assert!(fifo.push(&send(1), &[7; 80])); // three slots with its info
+/// assert!(!fifo.push(&send(2), &[7; 80]), "there is one slot left");
+/// fifo.set_threshold(4);
+/// assert_eq!(fifo.pop().map(|descriptor| descriptor.rank), Some(Rank(1)));
+/// assert!(fifo.was_crossed() && fifo.is_empty());
+/// ```
 #[derive(Debug)]
 pub struct InjectionFifo {
     slots: Box<[Slot]>,

@@ -7,6 +7,18 @@ use crate::memory::HUGE_PAGE;
 pub const GRANULE: u64 = 4096;
 
 /// A first-fit allocator of byte ranges. It keeps offsets only and never touches the memory.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::heap::{GRANULE, Heap};
+///
+/// let mut heap = Heap::new(0, 4 * GRANULE);
+/// let (first, len) = heap.take(100).expect("there is room");
+/// assert_eq!(len, GRANULE); // whole pages
+/// assert!(heap.take(4 * GRANULE).is_none(), "three pages are left");
+/// heap.give_back(first, len);
+/// assert!(heap.take(4 * GRANULE).is_some());
+/// ```
 #[derive(Debug)]
 pub struct Heap {
     free: Vec<(u64, u64)>,

@@ -109,6 +109,13 @@ impl Rank {
     }
 
     /// The previous rank of a ring of `size` ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_core::Rank;
+    /// assert_eq!(Rank(0).previous(4), Rank(3));
+    /// assert_eq!(Rank(3).next(4).previous(4), Rank(3));
+    /// ```
     #[must_use]
     pub const fn previous(self, size: usize) -> Rank {
         Rank(((self.0 as usize + size - 1) % size) as u32)
@@ -116,6 +123,15 @@ impl Rank {
 }
 
 /// Where a message goes to or comes from: a context of a rank. The client is that of the messager.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::{ContextId, Endpoint, Rank};
+///
+/// let there = Endpoint::new(Rank(3), ContextId(1));
+/// assert_eq!(there.to_string(), "rank 3 context 1");
+/// assert_ne!(there, Endpoint { context: ContextId(0), ..there });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// The process.
@@ -139,6 +155,16 @@ impl fmt::Display for Endpoint {
 }
 
 /// What a job consists of; the same on every rank.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::{ContextId, Endpoint, JobShape, Rank};
+///
+/// let shape = JobShape { ranks: 4, clients: 1, contexts: 2 };
+/// let last = Endpoint::new(Rank(3), ContextId(1));
+/// assert_eq!((shape.endpoints(), shape.index(last)), (8, 7));
+/// assert_eq!(shape.endpoint(7), last);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobShape {
     /// Number of ranks.

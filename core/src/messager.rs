@@ -81,6 +81,41 @@ impl std::fmt::Debug for ClientParts {
 }
 
 /// The messager over one device per peer.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use posthaste_core::engine::EngineConfig;
+/// use posthaste_core::inprocess::InProcessFabric;
+/// use posthaste_core::messager::ClientParts;
+/// use posthaste_core::sysdep::Personality;
+/// use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// use std::sync::Arc;
+///
+/// // Two ranks inside one process, as tests have them.
+/// let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+/// let fabric = InProcessFabric::new(shape);
+/// let mut clients = Vec::new();
+/// for rank in [Rank(0), Rank(1)] {
+///     let client = Client::new(ClientParts {
+///         id: ClientId(0),
+///         devices: vec![fabric.device(ClientId(0), rank)],
+///         sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(rank, shape), None)),
+///         config: EngineConfig::default(),
+///         spin: None,
+///         driver_thread: false,
+///     })?;
+///     client.open().await?;
+///     clients.push(client);
+/// }
+/// assert_eq!((clients[1].peers(), clients[1].contexts()[0].me().rank), (shape, Rank(1)));
+/// for client in clients {
+///     client.close().await;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Client {
     id: ClientId,
     routes: Routes,
@@ -333,6 +368,41 @@ impl Client {
     }
 
     /// Sets who is told of errors that no future waits for (D17).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use posthaste_core::inprocess::InProcessFabric;
+    /// # use posthaste_core::messager::ClientParts;
+    /// # use posthaste_core::sysdep::Personality;
+    /// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep};
+    /// use posthaste_core::{Fault, Messager, Rank};
+    /// use std::sync::{Arc, Mutex};
+    /// # let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    /// # let fabric = InProcessFabric::new(shape);
+    /// # let client = Client::new(ClientParts {
+    /// #     id: ClientId(0),
+    /// #     devices: vec![fabric.device(ClientId(0), Rank(0))],
+    /// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+    /// #     config: Default::default(),
+    /// #     spin: None,
+    /// #     driver_thread: false,
+    /// # })?;
+    /// # client.open().await?;
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let faults = seen.clone();
+    /// client.on_error(move |fault| faults.lock().expect("nobody panics").push(fault));
+    /// fabric.kill(Rank(1)); // the in-process device can simulate a crash
+    /// while seen.lock().expect("nobody panics").is_empty() {
+    ///     client.advance();
+    ///     tokio::task::yield_now().await;
+    /// }
+    /// assert_eq!(seen.lock().expect("nobody panics")[0], Fault::PeerLost(Rank(1)));
+    /// # client.close().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         *lock(&self.errors) = Some(crate::sync::Arc::new(handler));
     }

@@ -105,6 +105,62 @@ impl ArrivedWords<'_> {
 }
 
 /// Names the caller of a request; answer it exactly once. A later incarnation of the caller never gets the answer.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::context::{Face, poll_ticket};
+/// use posthaste_core::engine::{Payload, SendArgs, Wait};
+/// use posthaste_core::{Flow, Protocol, Scope, protocol::Incoming};
+/// use std::future::poll_fn;
+///
+/// struct Echo;
+/// impl Protocol for Echo {
+///     fn name(&self) -> &str {
+///         "echo"
+///     }
+///     fn flow(&self) -> Flow {
+///         Flow::Replied
+///     }
+///     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+///         if let Some(to) = message.reply() {
+///             scope.reply(to, Ok(Payload::Borrowed(message.info)));
+///         }
+///     }
+/// }
+///
+/// let (protocol, context) = (client.register(Arc::new(Echo))?, &client.contexts()[0]);
+/// let asked = context.enter(|engine| {
+///     let mut scope = engine.scope();
+///     let ticket = scope.operation(Some(Rank(0))).ok()?;
+///     let target = scope.me();
+///     let args = SendArgs { target, protocol, cookie: ticket.to_word(), info: b"hello", relaxed: false };
+///     scope.send(&args, Payload::Borrowed(&[]), Wait::Never).ok()?;
+///     Some(ticket)
+/// });
+/// let ticket = asked.ok().flatten().expect("nothing stands in the way");
+/// let answer = poll_fn(|cx| poll_ticket(context, cx, ticket)).await?;
+/// assert_eq!(answer.as_bytes(), b"hello");
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
     // Two words: it is handed over in registers.
@@ -188,6 +244,54 @@ impl std::fmt::Debug for Accept {
 /// A protocol: what a message means on this rank. Called by the progress engine, inside `advance`.
 ///
 /// Handlers must be short and must not block; a panic is caught and told to the sender.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::{ContextId, Endpoint, Protocol, Scope, protocol::Incoming};
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// /// Counts the bytes that come.
+/// struct Meter(AtomicU64);
+///
+/// impl Protocol for Meter {
+///     fn name(&self) -> &str {
+///         "meter"
+///     }
+///
+///     fn on_message(&self, _scope: &mut Scope<'_>, message: Incoming<'_>) {
+///         self.0.fetch_add(message.body.len() as u64, Ordering::Relaxed);
+///     }
+/// }
+///
+/// let meter = Arc::new(Meter(AtomicU64::new(0)));
+/// let id = client.register(meter.clone())?;
+/// let here = Endpoint::new(Rank(0), ContextId(0));
+/// assert!(client.inject(ContextId(0), here, id, b"thirteen here")?, "there is room");
+/// while meter.0.load(Ordering::Relaxed) == 0 {
+///     client.advance();
+/// }
+/// assert_eq!(meter.0.load(Ordering::Relaxed), 13);
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Protocol: Send + Sync {
     /// The name by which ranks agree on what is meant.
     fn name(&self) -> &str;
@@ -251,6 +355,27 @@ pub trait Protocol: Send + Sync {
 }
 
 /// The protocols of one client, shared by its contexts.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::protocol::{Incoming, Registry};
+/// use posthaste_core::{Protocol, Scope};
+/// use std::sync::Arc;
+///
+/// struct Quiet;
+/// impl Protocol for Quiet {
+///     fn name(&self) -> &str {
+///         "quiet"
+///     }
+///     fn on_message(&self, _scope: &mut Scope<'_>, _message: Incoming<'_>) {}
+/// }
+///
+/// let registry = Registry::default();
+/// let id = registry.register(Arc::new(Quiet))?;
+/// assert_eq!(registry.find("quiet").map(|(found, _)| found), Some(id));
+/// assert!(registry.find("loud").is_none());
+/// # Ok::<(), posthaste_core::RegisterError>(())
+/// ```
 #[derive(Default)]
 pub struct Registry {
     entries: Mutex<Vec<Arc<dyn Protocol>>>,

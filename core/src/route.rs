@@ -29,6 +29,21 @@ fn way(by_rank: &[AtomicU8], rank: Rank) -> Option<usize> {
 }
 
 /// Which device reaches each rank.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::inprocess::InProcessFabric;
+/// use posthaste_core::route::Routes;
+/// use posthaste_core::{ClientId, JobShape, Rank};
+///
+/// let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+/// let routes = Routes::new(vec![fabric.device(ClientId(0), Rank(0))], 2)?;
+/// assert_eq!(routes.device_for(Rank(1)).map(|device| device.caps().name), Some("in-process"));
+/// assert!(routes.device_for(Rank(2)).is_none());
+/// // A job with a rank that nothing reaches is refused.
+/// assert!(Routes::new(Vec::new(), 2).is_err());
+/// # Ok::<(), posthaste_core::DeviceError>(())
+/// ```
 #[derive(Clone)]
 pub struct Routes {
     devices: Arc<[Arc<dyn Device>]>,

@@ -38,6 +38,17 @@ const COUNTED: u32 = 1 << 31;
 pub const SMALL_VALUE: usize = 64;
 
 /// What an operation ended with.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::Value;
+///
+/// let short = Value::copy(b"in place");
+/// assert!(matches!(short, Value::Small { len: 8, .. }));
+/// assert!(matches!(Value::copy(&[0; 65]), Value::Bytes(_)));
+/// assert_eq!(short.as_bytes(), b"in place");
+/// assert!(Value::Unit.into_bytes().is_empty());
+/// ```
 #[derive(Clone, Debug)]
 pub enum Value {
     /// Nothing but the fact that it ended.
@@ -139,6 +150,20 @@ impl Slot {
 }
 
 /// Names one life of one slot; travels through descriptors and over the wire as a word. 0 is no ticket.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::slot::SlotPool;
+/// use posthaste_core::{Ticket, Value};
+///
+/// let (pool, mut completer) = SlotPool::new();
+/// let ticket = completer.alloc(None).expect("slots are free");
+/// // It goes to a peer and comes back as a word.
+/// let back = Ticket::from_word(ticket.to_word()).expect("0 alone is none");
+/// assert!(completer.complete(back, Ok(Value::Unit)));
+/// assert!(pool.take(ticket).is_some());
+/// assert!(!completer.complete(back, Ok(Value::Unit)), "the operation has ended");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -177,6 +202,23 @@ impl Ticket {
 }
 
 /// The slots of one context.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use posthaste_core::{Value, slot::SlotPool};
+/// use std::future::poll_fn;
+///
+/// let (pool, mut completer) = SlotPool::new();
+/// let ticket = completer.alloc(None).expect("slots are free");
+/// // A future waits by the pool; the engine ends the operation by the completer.
+/// let wait = poll_fn(|cx| pool.poll(ticket, cx));
+/// let end = async { assert!(completer.complete(ticket, Ok(Value::copy(b"done")))) };
+/// let (outcome, ()) = tokio::join!(wait, end);
+/// assert_eq!(outcome.expect("it ended well").as_bytes(), b"done");
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct SlotPool {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
@@ -288,6 +330,20 @@ impl SlotPool {
 }
 
 /// The right to take and to complete slots of one pool; owned by the progress engine.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::slot::SlotPool;
+/// use posthaste_core::{Fault, Rank, Value};
+///
+/// let (pool, mut completer) = SlotPool::new();
+/// let [one, two] = [1, 2].map(|rank| completer.alloc(Some(Rank(rank))).expect("slots are free"));
+/// // Rank 1 is lost, and with it what depends on it.
+/// assert_eq!(completer.fail(Some(Rank(1)), Fault::PeerLost(Rank(1))), 1);
+/// assert_eq!(pool.take(one).and_then(Result::err), Some(Fault::PeerLost(Rank(1))));
+/// assert!(completer.is_pending(two));
+/// # completer.complete(two, Ok(Value::Unit));
+/// ```
 #[derive(Debug)]
 pub struct Completer {
     pool: Arc<SlotPool>,

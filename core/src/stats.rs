@@ -1,6 +1,45 @@
 //! Counters of one context.
 
 /// What a context has done so far; plain numbers, read through `stats()`.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::{ContextId, Protocol, Scope, protocol::Incoming};
+/// # struct Sink;
+/// # impl Protocol for Sink {
+/// #     fn name(&self) -> &str {
+/// #         "sink"
+/// #     }
+/// #     fn on_message(&self, _scope: &mut Scope<'_>, _message: Incoming<'_>) {}
+/// # }
+/// let sink = client.register(Arc::new(Sink))?;
+/// let context = &client.contexts()[0];
+/// client.inject(ContextId(0), context.me(), sink, b"five!")?;
+/// while context.stats().messages_received < 1 {
+///     client.advance();
+/// }
+/// assert_eq!((context.stats().bytes_sent, context.stats().bytes_received), (5, 5));
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

@@ -19,6 +19,24 @@ struct Entry {
 }
 
 /// Deadlines in milliseconds of the context's clock.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::{slot::SlotPool, timer::TimerWheel};
+///
+/// let (_pool, mut completer) = SlotPool::new();
+/// let mut wheel = TimerWheel::new(1000); // milliseconds
+/// let [soon, late] = [1020, 9000].map(|at| {
+///     let ticket = completer.alloc(None).expect("slots are free");
+///     wheel.set(at, ticket);
+///     ticket
+/// });
+/// let mut expired = Vec::new();
+/// wheel.advance(1500, |ticket| expired.push(ticket));
+/// assert_eq!((expired, wheel.len()), (vec![soon], 1));
+/// wheel.retain(|ticket| ticket != late); // nobody waits for it any more
+/// assert!(wheel.is_empty());
+/// ```
 #[derive(Debug)]
 pub struct TimerWheel {
     heads: Box<[u32]>,

@@ -38,6 +38,20 @@ const BIAS_BACKOFF: u32 = 16;
 pub type HeavyFence = Box<dyn Fn() + Send + Sync>;
 
 /// A value guarded by a progress token, with the queue of work that others posted for its holder.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::token::TokenCell;
+///
+/// let cell = TokenCell::<Vec<u32>, u32>::new(Vec::new());
+/// let mut guard = cell.try_take().expect("it is free");
+/// guard.get().push(1);
+/// // Others do not wait for the token: they leave their work to its holder.
+/// assert!(cell.try_take().is_none());
+/// assert!(cell.post(2).is_none());
+/// guard.finish(|list, work| list.push(work));
+/// assert_eq!(cell.try_take().map(|mut guard| guard.get().clone()), Some(vec![1, 2]));
+/// ```
 pub struct TokenCell<T, W> {
     state: AtomicU32,
     /// Written by the owner of the bias alone: it is using the value.

@@ -8,6 +8,19 @@ use posthaste_core::{Loan, Payload};
 pub const INLINE: usize = 31;
 
 /// An owned payload. Anything that owns bytes converts into it without a copy; borrowed bytes are copied.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::Buffer;
+///
+/// // Whatever owns bytes becomes a payload without a copy.
+/// let long: Buffer = vec![7; 1000].into();
+/// let text: Buffer = String::from("text").into();
+/// // Up to 31 borrowed bytes are kept in place, so that they cost no allocation.
+/// let short: Buffer = (&[1, 2, 3]).into();
+/// assert_eq!((long.len(), text.len(), short.len()), (1000, 4, 3));
+/// assert_eq!(text.into_bytes(), "text");
+/// ```
 #[derive(Debug)]
 pub struct Buffer(pub(crate) Kind);
 

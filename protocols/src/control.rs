@@ -12,6 +12,27 @@ use std::sync::Arc;
 /// A registered control: sixteen bytes, out of band of sends. Controls of one pair arrive in the order in which they were
 /// sent; before or after which message, put or get they do is left open, so that one may get past a long queue of those.
 /// It needs no credit, and nothing is counted for a flush or a fence. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let stop = job.counter();
+/// let count = stop.clone();
+/// let control = job.register_control("stop", move |from, payload, _| {
+///     assert_eq!((from.0, payload[15]), (0, 9));
+///     count.add(1);
+/// })?;
+/// let mut payload = [0; 16]; // always sixteen bytes
+/// payload[15] = 9;
+/// // It gets past all messages that wait for room or credit.
+/// control.send(job.rank(), payload).await?;
+/// stop.reach(1).await;
+/// assert_eq!(stop.value(), 1);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Control<F = Handle> {
     face: F,
@@ -65,6 +86,20 @@ impl<F: Face> Control<F> {
     ///
     /// # Errors
     /// With the payload: there is no room now, or the context is in use by another thread, or the rank is unknown or gone.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Rank, TrySendError};
+    /// let control = job.register_control("tick", |_, _, _| {})?;
+    /// control.try_send(job.rank(), [1; 16]).expect("nothing stands in the way");
+    /// let error = control.try_send(Rank(1000), [2; 16]).unwrap_err();
+    /// assert!(matches!(error, TrySendError::Failed { payload: [2, ..], .. }));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn try_send(
         &self,
         rank: Rank,
@@ -81,6 +116,27 @@ impl<F: Face> Control<F> {
     ///
     /// # Errors
     /// With the payload: there is no room now, or the target is unknown or gone.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Endpoint};
+    /// let rounds = job.counter();
+    /// let (count, back) = (rounds.clone(), rounds.clone());
+    /// let pong = job.register_control("pong", move |_, _, _| back.add(100))?;
+    /// let ping = job.register_control("ping", move |from, payload, scope| {
+    ///     count.add(1);
+    ///     // What has no room is given up: whoever asked asks again.
+    ///     let _ = pong.send_in(scope, Endpoint::new(from, ContextId(0)), payload);
+    /// })?;
+    /// ping.send(job.rank(), [0; 16]).await?;
+    /// rounds.reach(101).await;
+    /// assert_eq!(rounds.value(), 101);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send_in(
         &self,
         scope: &mut Scope<'_>,
@@ -100,6 +156,24 @@ impl<F: Face> Control<F> {
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::control;
+/// let beats = job.counter();
+/// let count = beats.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// let beat = control::register(&**job.messager(), face, "beat", move |_, _, _| count.add(1))?;
+/// beat.send(job.rank(), [0; 16]).await?;
+/// beats.reach(1).await;
+/// assert_eq!(beats.value(), 1);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register<H>(
     messager: &dyn Messager,
     face: Handle,

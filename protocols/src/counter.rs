@@ -115,6 +115,26 @@ impl Counter {
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Message, Scope};
+    /// let done = job.counter();
+    /// let count = done.clone();
+    /// let step = job.register("step", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// for _ in 0..3 {
+    ///     step.on(&context).send(job.rank(), "step").await?;
+    /// }
+    /// done.reach_on(&context, 3).await; // the owner's wait moves the context
+    /// assert_eq!(done.value(), 3);
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn reach_on<'c, F: Face>(&'c self, face: &'c F, value: u64) -> Reach<'c, F> {
         Reach { counter: self, face, value, key: None }

@@ -58,6 +58,23 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::{ContextId, Fifo, FifoOptions};
+    /// let (note, mut notes) = job.stream("note")?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// let urgent = Fifo::open(second, FifoOptions { priority: true, ..FifoOptions::default() }).await?;
+    /// // It takes messages of its own context only.
+    /// urgent.send(&note.through(second), job.rank(), "first").await?;
+    /// assert!(urgent.send(&note, job.rank(), "of another one").await.is_err());
+    /// assert_eq!(notes.recv().await.map(|message| message.text()).as_deref(), Some("first"));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn open(handle: &Handle, options: FifoOptions) -> Result<Fifo, Fault> {
         if handle.is_closed() {
             return Err(Fault::Shutdown);
@@ -114,6 +131,26 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// As for [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (part, mut parts) = job.stream("part")?;
+    /// let fifo = job.fifo(FifoOptions::default()).await?;
+    /// for number in 0..3_u8 {
+    ///     fifo.send_with_info(&part, job.rank(), &[number], vec![number; 10_000]).await?;
+    /// }
+    /// // What goes through one FIFO stays in its order.
+    /// for number in 0..3_u8 {
+    ///     let message = parts.recv().await.expect("the job goes on");
+    ///     assert_eq!((message.info(), message.read(9_999)), (&[number][..], Some(number)));
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn send_with_info<F: Face>(
         &self,
         message: &ActiveMessage<F>,
@@ -164,6 +201,23 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe: what was recorded is freed again.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (window, source) = (job.shmalloc::<u8>(1 << 16).await?, job.region(1 << 16).await?);
+    /// let fifo = job.fifo(FifoOptions { quantum: 8 << 10, ..FifoOptions::default() }).await?;
+    /// // A large put that lets others pass after every 8 KiB.
+    /// let pattern = fifo.record(|recorder| recorder.put(&window, job.rank(), 0, &source)).await?;
+    /// source.write(65_535, &[9])?;
+    /// pattern.replay().await?;
+    /// assert_eq!(window.load(65_535), Some(9));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn record(
         &self,
         recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
@@ -178,6 +232,20 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let fifo = job.fifo(FifoOptions { slots: 100, ..FifoOptions::default() }).await?;
+    /// let status = fifo.status().await?;
+    /// assert_eq!((status.capacity, status.len), (128, 0)); // a power of two
+    /// assert!(status.active && status.enabled && !status.is_full());
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn status(&self) -> Result<FifoStatus, PatternError> {
         Ok(self.ask(|scope, id| scope.fifo_status(id)).await?)
     }
@@ -189,6 +257,23 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// let fifo = job.fifo(FifoOptions::default()).await?;
+    /// let (sent, drained) = tokio::join!(fifo.send(&note, job.rank(), vec![1; 100_000]), fifo.drain());
+    /// sent?;
+    /// drained?;
+    /// assert_eq!(fifo.status().await?.len, 0);
+    /// assert_eq!(notes.recv().await.map(|message| message.len()), Some(100_000));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn drain(&self) -> Result<(), PatternError> {
         let owner = self.0.handle.clone();
         let pending = self.ask(move |scope, id| {
@@ -232,6 +317,29 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (note, _notes) = job.stream("note")?;
+    /// let fifo = job.fifo(FifoOptions { slots: 16, ..FifoOptions::default() }).await?;
+    /// fifo.set_enabled(false).await?; // so that what is put in stays there
+    /// fifo.set_threshold(16).await?;
+    /// let sent = fifo.send(&note, job.rank(), "waits");
+    /// let room = async {
+    ///     fifo.set_enabled(true).await?;
+    ///     fifo.crossed().await // all sixteen slots are free again
+    /// };
+    /// let (sent, room) = tokio::join!(sent, room);
+    /// sent?;
+    /// room?;
+    /// assert!(fifo.status().await?.crossed);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn crossed(&self) -> Result<(), PatternError> {
         let owner = self.0.handle.clone();
         let crossing = self.ask(move |scope, id| {
@@ -272,6 +380,23 @@ impl Fifo {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// let fifo = job.fifo(FifoOptions::default()).await?;
+    /// fifo.deactivate().await?;
+    /// assert!(fifo.send(&note, job.rank(), "refused").await.is_err());
+    /// fifo.activate().await?;
+    /// fifo.send(&note, job.rank(), "taken").await?;
+    /// assert_eq!(notes.recv().await.map(|message| message.text()).as_deref(), Some("taken"));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn deactivate(&self) -> Result<(), PatternError> {
         Ok(self.ask(|scope, id| scope.activate_fifo(id, false)).await?)
     }

@@ -13,6 +13,23 @@ use posthaste_core::{Endpoint, Handle, Rank, SendError};
 ///
 /// # Cancel safety
 /// Cancel safe: waiting changes nothing.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Message, Scope};
+/// use posthaste_protocols::flush;
+/// let seen = job.counter();
+/// let count = seen.clone();
+/// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+/// note.send(job.rank(), "on its way").await?;
+/// flush::flush(job.handle(), job.rank()).await?; // its handler has run
+/// assert_eq!(seen.value(), 1);
+/// # job.leave().await
+/// # }
+/// ```
 pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
     settle(face).await?;
     flush_queue(face, rank).await
@@ -68,6 +85,25 @@ async fn flush_queue<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
 ///
 /// # Cancel safety
 /// Cancel safe: waiting changes nothing.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Message, Scope};
+/// use posthaste_protocols::flush;
+/// let seen = job.counter();
+/// let count = seen.clone();
+/// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+/// for rank in job.ranks() {
+///     note.send(rank, "to everybody").await?;
+/// }
+/// flush::fence(job.handle()).await?; // all their handlers have run
+/// assert_eq!(seen.value(), 1);
+/// # job.leave().await
+/// # }
+/// ```
 pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
     settle(face).await?;
     let list = |scope: &mut posthaste_core::Scope<'_>| scope.unflushed();

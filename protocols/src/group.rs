@@ -16,6 +16,20 @@ use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The collective operations of a client: makes groups. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// // A group of listed ranks, in the order of the list.
+/// let mine = job.collectives().subset(&[job.rank()]).await?;
+/// assert_eq!((mine.rank(), mine.size()), (0, 1));
+/// assert_eq!(mine.members(), [job.rank()]);
+/// mine.barrier().await?;
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Collectives {
     hub: Arc<Hub>,
@@ -85,6 +99,25 @@ impl Drop for Inner {
 /// its last clone is dropped and its operations have ended.
 ///
 /// Groups may overlap in any way, and operations of several may be under way at once.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let world = job.world();
+/// // Two teams, by odd and even rank; in each, the ranks keep their order.
+/// let color = world.rank() as u32 % 2;
+/// let team = world.split(Some(color), 0).await?.expect("every rank has a colour");
+/// let members = team.all_gather(&[world.rank() as u64]).await?;
+/// assert_eq!(members.len(), team.size());
+/// assert!(members.iter().all(|rank| *rank as u32 % 2 == color));
+/// // A rank has a number in the job and one in each of its groups.
+/// assert_eq!(team.to_job(team.rank()), Some(job.rank()));
+/// assert_eq!(team.translate(team.rank(), &world), Some(world.rank()));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Group {
     inner: Arc<Inner>,
@@ -146,6 +179,18 @@ impl Collectives {
     }
 
     /// All ranks of the job.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.collectives().world();
+    /// assert_eq!(world.size(), job.size());
+    /// assert_eq!(world.from_job(job.rank()), Some(world.rank()));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn world(&self) -> Group {
         let (at, membership) = self.hub.world();
@@ -160,6 +205,23 @@ impl Collectives {
     ///
     /// # Cancel safety
     /// Cancel safe for all but the first of the list, which founds the group when this is first polled.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let ranks: Vec<_> = job.ranks().filter(|rank| rank.0 % 2 == 0).collect();
+    /// // Only ranks of the list call this.
+    /// if ranks.contains(&job.rank()) {
+    ///     let even = job.collectives().subset(&ranks).await?;
+    ///     assert_eq!(even.all_gather(&[job.rank().0]).await?.len(), ranks.len());
+    /// }
+    /// // A list must have this rank in it, and no rank twice.
+    /// assert!(job.collectives().subset(&[]).await.is_err());
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn subset(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
         let me = self.handle.me().rank;
         let bad = || CollectiveError::BadMembers { me };
@@ -181,6 +243,19 @@ impl Collectives {
     ///
     /// # Errors
     /// If the list is none of different ranks with this one among them.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// // The first of the members decides by itself who takes part, and tells it with what it broadcasts.
+    /// let group = job.collectives().on_the_fly(&[job.rank()])?;
+    /// assert_eq!(group.broadcast(0, &[1.5, 2.5]).await?, [1.5, 2.5]);
+    /// // The others would have got the group from `arrival`.
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn on_the_fly(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
         let me = self.handle.me().rank;
         if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
@@ -198,6 +273,22 @@ impl Collectives {
     ///
     /// # Cancel safety
     /// Cancel safe: a group that has come is given to the next call.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::join_or_local(2).await?; // two processes go on from here
+    /// // Rank 0 decides by itself that there is a group; rank 1 gets it with the first operation.
+    /// let group = match job.rank().0 {
+    ///     0 => job.collectives().on_the_fly(&[posthaste::Rank(0), posthaste::Rank(1)])?,
+    ///     _ => job.collectives().arrival().await?,
+    /// };
+    /// assert_eq!(group.broadcast(0, &[42 - 42 * group.rank() as u64]).await?, [42]);
+    /// group.barrier().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn arrival(&self) -> Result<Group, CollectiveError> {
         let (at, membership) = self.offer(None).await?;
         Ok(self.group(at, membership))
@@ -312,6 +403,20 @@ impl Group {
     }
 
     /// The rank in another group of a rank of this one.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let pair = world.subset(&[0]).await?;
+    /// // Who is rank 0 of the pair, as the world counts?
+    /// assert_eq!(pair.translate(0, &world), Some(0));
+    /// assert_eq!(pair.translate(1, &world), None);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn translate(&self, rank: usize, other: &Group) -> Option<usize> {
         other.from_job(self.to_job(rank)?)
@@ -329,6 +434,21 @@ impl Group {
     ///
     /// # Cancel safety
     /// As for [`Collectives::subset`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // The same ranks in reverse order: the last one becomes rank 0.
+    /// let reversed: Vec<usize> = (0..world.size()).rev().collect();
+    /// let group = world.subset(&reversed).await?;
+    /// assert_eq!(group.rank(), world.size() - 1 - world.rank());
+    /// assert!(world.subset(&[world.size()]).await.is_err(), "no such rank");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn subset(&self, ranks: &[usize]) -> Result<Group, CollectiveError> {
         let size = self.size();
         let to_job =
@@ -345,6 +465,20 @@ impl Group {
     ///
     /// # Cancel safety
     /// As for [`Collectives::subset`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let group = job.collectives().subset(&[job.rank()]).await?;
+    /// // Ranks that are members already are not added again.
+    /// let larger = group.union(&[job.rank()]).await?;
+    /// assert_eq!(larger.members(), group.members());
+    /// assert_ne!(larger.id(), group.id());
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn union(&self, others: &[Rank]) -> Result<Group, CollectiveError> {
         let mut ranks = self.members().to_vec();
         ranks.extend(others.iter().filter(|rank| self.from_job(**rank).is_none()));
@@ -359,6 +493,23 @@ impl Group {
     ///
     /// # Cancel safety
     /// Not cancel safe: the others have a group of which this rank is a member.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // The rows of a grid of processes; the key keeps their columns in order.
+    /// let columns = 4;
+    /// let (row, column) = (world.rank() / columns, world.rank() % columns);
+    /// let same_row = world.split(Some(row as u32), column as u32).await?.expect("a colour was given");
+    /// assert_eq!(same_row.rank(), column);
+    /// // A rank without a colour takes part in the call, and is in no group.
+    /// assert!(world.split(None, 0).await?.is_none());
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Group>, CollectiveError> {
         let hub = &self.inner.hub;
         let me = self.inner.handle.me().rank;

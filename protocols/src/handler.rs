@@ -18,6 +18,25 @@ use std::sync::Arc;
 ///
 /// The face decides what a send costs: a [`Handle`] works from anywhere, [`on`](Self::on) binds it to an owned
 /// [`Context`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{ActiveMessage, Message, Scope};
+/// let arrived = job.counter();
+/// let count = arrived.clone();
+/// let add: ActiveMessage = job.register("add", move |message: Message, _: &mut Scope| {
+///     count.add(message.read(0).unwrap_or(0));
+/// })?;
+/// job.barrier().await?; // all ranks have registered it
+/// add.send(job.rank().next(job.size()), 42_u64.to_ne_bytes()).await?;
+/// arrived.reach(42).await;
+/// assert_eq!(arrived.value(), 42);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ActiveMessage<F = Handle> {
     face: F,
@@ -40,6 +59,27 @@ impl<F: Face> ActiveMessage<F> {
     }
 
     /// The same message sent through an owned context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ContextId, Message, Scope};
+    /// let arrived = job.counter();
+    /// let count = arrived.clone();
+    /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// let mine = note.on(&context); // its sends take no lock
+    /// for _ in 0..100 {
+    ///     mine.send(job.rank(), 7_u64.to_ne_bytes()).await?;
+    /// }
+    /// arrived.reach_on(&context, 100).await;
+    /// assert_eq!(arrived.value(), 100);
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn on<'c>(&self, context: &'c Context) -> ActiveMessage<&'c Context> {
         ActiveMessage { face: context, id: self.id }
@@ -52,6 +92,22 @@ impl<F: Face> ActiveMessage<F> {
     }
 
     /// The same message sent through a context of one's choice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::ContextId;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// // It goes that context's way, to the same context of its target.
+    /// note.through(second).send(job.rank(), "beside").await?;
+    /// let message = notes.recv().await.expect("the job goes on");
+    /// assert_eq!(message.endpoint().context, ContextId(1));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn through(&self, handle: &Handle) -> ActiveMessage {
         ActiveMessage { face: handle.clone(), id: self.id }
@@ -67,6 +123,22 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Cancel safety
     /// See [`SendMessage`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (page, mut pages) = job.stream("page")?;
+    /// // What owns its bytes is not copied by the caller; short payloads are kept in place.
+    /// page.send(job.rank(), vec![1; 5000]).await?;
+    /// page.send(job.rank(), "a short one").await?;
+    /// // They come in the order in which they were sent.
+    /// let lens = [pages.recv().await, pages.recv().await].map(|page| page.map_or(0, |page| page.len()));
+    /// assert_eq!(lens, [5000, 11]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn send(&self, target: Rank, payload: impl Into<Buffer>) -> SendMessage<'_, F> {
         SendMessage::new(&self.face, self.envelope(target), payload.into())
@@ -101,6 +173,23 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Errors
     /// With the payload: there is no room now, or the send cannot succeed.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Rank, TrySendError};
+    /// let (note, mut notes) = job.stream("note")?;
+    /// note.try_send(job.rank(), "at once").expect("nothing stands in the way");
+    /// assert!(notes.recv().await.is_some());
+    /// // What cannot be sent comes back.
+    /// let error = note.try_send(Rank(1000), "nobody").unwrap_err();
+    /// assert!(matches!(error, TrySendError::Failed { .. }));
+    /// assert_eq!(error.into_payload().into_bytes(), "nobody");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn try_send(&self, target: Rank, payload: impl Into<Buffer>) -> Result<(), TrySendError<Buffer>> {
         crate::send::try_now(&self.face, &self.envelope(target), payload.into())
@@ -114,6 +203,20 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Cancel safety
     /// See [`Multisend`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (news, mut all) = job.stream("news")?;
+    /// // One payload for all ranks; nobody copies it for each.
+    /// news.multicast(job.ranks(), "the same for all").await?;
+    /// let message = all.recv().await.expect("the job goes on");
+    /// assert_eq!(message.text(), "the same for all");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn multicast(
         &self,
@@ -127,6 +230,27 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Errors
     /// With the payload: there is no room now, or the send cannot succeed.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let pongs = job.counter();
+    /// let count = pongs.clone();
+    /// let pong = job.register("pong", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// let answer = pong.clone();
+    /// let ping = job.register("ping", move |message: Message, scope: &mut Scope| {
+    ///     // A handler cannot wait: what has no room now comes back.
+    ///     answer.send_in(scope, message.endpoint(), "pong").expect("there is room");
+    /// })?;
+    /// ping.send(job.rank(), "ping").await?;
+    /// pongs.reach(1).await;
+    /// assert_eq!(pongs.value(), 1);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send_in(
         &self,
         scope: &mut Scope<'_>,
@@ -154,6 +278,23 @@ impl<F: Face> ActiveMessage<F> {
     }
 
     /// Borrows page memory of the device to be filled and sent without any copy; `None` if there is none now.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (sums, mut all) = job.stream("sums")?;
+    /// let loan = sums.loan(8 * 1000).expect("pages are free");
+    /// for index in 0..1000 {
+    ///     loan.memory.write_u64(8 * index, index as u64); // straight to where the receiver reads it
+    /// }
+    /// sums.send(job.rank(), loan).await?;
+    /// let message = all.recv().await.expect("the job goes on");
+    /// assert_eq!(message.read::<u64>(8 * 999), Some(999));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn loan(&self, len: usize) -> Option<posthaste_core::Loan> {
         self.face.enter(|engine| engine.scope().loan(len)).ok().flatten()
@@ -192,6 +333,26 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) + Send + Sync> Protocol for Inline<H> {
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::handler;
+/// let arrived = job.counter();
+/// let count = arrived.clone();
+/// // A library that is given a messager registers so; `Job::register` does the same.
+/// let messager = job.messager();
+/// let face = messager.contexts()[0].clone();
+/// let note = handler::register(&**messager, face, "note", 0, move |message, _| count.add(message.len() as u64))?;
+/// note.send(job.rank(), "four").await?;
+/// arrived.reach(4).await;
+/// assert_eq!(arrived.value(), 4);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register<H>(
     messager: &dyn Messager,
     face: Handle,
@@ -207,6 +368,33 @@ where
 }
 
 /// What a first-packet handler knows (D09).
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Fill, First, Scope};
+/// let (bytes, refused) = (job.counter(), job.counter());
+/// let (count, drops) = (bytes.clone(), refused.clone());
+/// let upload = job.register_first_packet("upload", move |first: First<'_>, _: &mut Scope| {
+///     // The first packet tells how long the message is and what its info says.
+///     if first.info != b"image" || first.total > 1 << 20 {
+///         drops.add(1);
+///         return Fill::Discard;
+///     }
+///     let count = count.clone();
+///     let buffer = bytes::BytesMut::with_capacity(first.total as usize);
+///     Fill::Into { buffer, limit: 1 << 20, done: Box::new(move |_, image| count.add(image.len() as u64)) }
+/// })?;
+/// upload.send(job.rank(), vec![0; 50_000]).info(b"image").await?;
+/// upload.send(job.rank(), "nobody asked for it").await?;
+/// bytes.reach(50_000).await;
+/// refused.reach(1).await;
+/// assert_eq!((bytes.value(), refused.value()), (50_000, 1));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct First<'a> {
     /// The rank that sends.
@@ -218,6 +406,29 @@ pub struct First<'a> {
 }
 
 /// What a first-packet handler answers.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Fill, First, Scope};
+/// use std::sync::mpsc;
+/// let (sender, images) = mpsc::channel();
+/// let image = job.register_first_packet("image", move |first: First<'_>, _: &mut Scope| {
+///     let sender = sender.clone();
+///     // The buffer has a header already; what comes is appended to it.
+///     let mut buffer = bytes::BytesMut::from(&b"IMG"[..]);
+///     buffer.reserve(first.total as usize);
+///     let done = Box::new(move |_: &mut Scope, image| _ = sender.send(image));
+///     Fill::Into { buffer, limit: first.total as usize, done }
+/// })?;
+/// image.send(job.rank(), "pixels").await?;
+/// job.flush(job.rank()).await?;
+/// assert_eq!(images.try_recv().expect("it has come"), "IMGpixels");
+/// # job.leave().await
+/// # }
+/// ```
 pub enum Fill {
     /// Put the message into this buffer, up to `limit` bytes; what is longer is dropped without an error at the
     /// sender. Then run `done` inside `advance`.
@@ -273,6 +484,28 @@ impl<H: Fn(First<'_>, &mut Scope<'_>) -> Fill + Send + Sync> Protocol for FirstP
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Fill, Messager};
+/// use posthaste_protocols::handler;
+/// let dropped = job.counter();
+/// let count = dropped.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// // A name that is known, and whose messages are not wanted.
+/// let void = handler::register_first_packet(&**job.messager(), face, "void", move |first, _| {
+///     count.add(first.total);
+///     Fill::Discard
+/// })?;
+/// void.send(job.rank(), vec![0; 1 << 20]).await?;
+/// dropped.reach(1 << 20).await;
+/// assert_eq!(dropped.value(), 1 << 20);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_first_packet<H>(
     messager: &dyn Messager,
     face: Handle,
@@ -290,6 +523,22 @@ where
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste_core::protocol::Flow;
+/// use posthaste_protocols::handler;
+/// // This rank sends what others handle; nothing that comes to it under the name is kept.
+/// let face = job.handle().clone();
+/// let log = handler::register_outgoing(&**job.messager(), face, "log", 0, Flow::Credited)?;
+/// assert!(job.register("log", |_: posthaste::Message, _: &mut posthaste::Scope| {}).is_err(), "the name is taken");
+/// # drop(log);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_outgoing(
     messager: &dyn Messager,
     face: Handle,

@@ -10,6 +10,30 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// A message during the call of its handler. Short payloads are a private copy, longer ones a lease on the sender's
 /// page or owned bytes; all accessors work for all of them.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Message, Scope};
+/// let total = job.counter();
+/// let count = total.clone();
+/// let entry = job.register("entry", move |message: Message, _: &mut Scope| {
+///     // A number, and then a name.
+///     let number: u32 = message.read(0).unwrap_or(0);
+///     let name = &message.bytes()[4..];
+///     if name == b"apples" && message.info() == b"add" {
+///         count.add(number.into());
+///     }
+/// })?;
+/// let payload = [&7_u32.to_ne_bytes()[..], b"apples"].concat();
+/// entry.send(job.rank(), payload).info(b"add").await?;
+/// total.reach(7).await;
+/// assert_eq!(total.value(), 7);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Message<'a>(Incoming<'a>);
 
@@ -57,6 +81,26 @@ impl<'a> Message<'a> {
     }
 
     /// The payload, if it is private memory already; `None` for a lease.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let (here, leased) = (job.counter(), job.counter());
+    /// let (count, leases) = (here.clone(), leased.clone());
+    /// let page = job.register("page", move |message: Message, _: &mut Scope| match message.as_slice() {
+    ///     Some(bytes) => count.add(bytes.len() as u64),
+    ///     None => leases.add(message.len() as u64), // in the sender's page
+    /// })?;
+    /// page.send(job.rank(), "short").await?;
+    /// page.send(job.rank(), vec![0; 100_000]).await?;
+    /// leased.reach(100_000).await;
+    /// assert_eq!((here.value(), leased.value()), (5, 100_000));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
@@ -85,6 +129,26 @@ impl<'a> Message<'a> {
     }
 
     /// Copies as many bytes as fit from the start of the payload; returns how many.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let bytes = job.counter();
+    /// let count = bytes.clone();
+    /// let head = job.register("head", move |message: Message, _: &mut Scope| {
+    ///     let mut header = [0; 4];
+    ///     count.add(message.copy_to(&mut header) as u64);
+    ///     assert_eq!(&header, b"HEAD");
+    /// })?;
+    /// head.send(job.rank(), "HEAD and a long tail").await?;
+    /// bytes.reach(4).await;
+    /// assert_eq!(bytes.value(), 4);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         body_copy(&self.0.body, target)
     }
@@ -95,6 +159,27 @@ impl<'a> Message<'a> {
     }
 
     /// Reads a plain value at a byte offset; `None` if it is not inside.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let sum = job.counter();
+    /// let count = sum.clone();
+    /// let pair = job.register("pair", move |message: Message, _: &mut Scope| {
+    ///     let [a, b]: [u32; 2] = message.read(0).unwrap_or_default();
+    ///     assert_eq!(message.read::<u32>(4), Some(b));
+    ///     assert_eq!(message.read::<u32>(8), None, "there are eight bytes");
+    ///     count.add(u64::from(a + b));
+    /// })?;
+    /// pair.send(job.rank(), [40_u32.to_ne_bytes(), 2_u32.to_ne_bytes()].concat()).await?;
+    /// sum.reach(42).await;
+    /// assert_eq!(sum.value(), 42);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
@@ -103,11 +188,48 @@ impl<'a> Message<'a> {
 
     /// Folds all 64-bit words of the payload in native byte order, the last one filled up with zeros, without
     /// copying a leased page.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let most = job.counter();
+    /// let count = most.clone();
+    /// let words = job.register("words", move |message: Message, _: &mut Scope| {
+    ///     // The page of the sender is read where it is.
+    ///     count.add(message.fold_words(0, |most: u64, word| most.max(word)));
+    /// })?;
+    /// let payload: Vec<u8> = (0..10_000_u64).flat_map(u64::to_ne_bytes).collect();
+    /// words.send(job.rank(), payload).await?;
+    /// most.reach(9_999).await;
+    /// assert_eq!(most.value(), 9_999);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn fold_words<A>(&self, init: A, f: impl FnMut(A, u64) -> A) -> A {
         body_fold(&self.0.body, init, f)
     }
 
     /// Sums all whole 64-bit words of the payload, wrapping: the fast form of a checksum over a leased page.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let sum = job.counter();
+    /// let count = sum.clone();
+    /// let words = job.register("words", move |message: Message, _: &mut Scope| count.add(message.sum_words()))?;
+    /// let payload: Vec<u8> = (1..=1_000_u64).flat_map(u64::to_ne_bytes).collect();
+    /// words.send(job.rank(), payload).await?;
+    /// sum.reach(500_500).await;
+    /// assert_eq!(sum.value(), 500_500);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn sum_words(&self) -> u64 {
         match &self.0.body {
@@ -122,6 +244,25 @@ impl<'a> Message<'a> {
     }
 
     /// Keeps the message beyond the call: a lease is kept, a short payload is copied.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, OwnedMessage, Scope};
+    /// use std::sync::mpsc;
+    /// let (sender, receiver) = mpsc::channel::<OwnedMessage>();
+    /// let keep = job.register("keep", move |message: Message, _: &mut Scope| {
+    ///     let _ = sender.send(message.into_owned()); // for another thread, without a copy of a long payload
+    /// })?;
+    /// keep.send(job.rank(), vec![5; 100_000]).await?;
+    /// job.flush(job.rank()).await?; // its handler has run
+    /// let message = receiver.try_recv().expect("it was kept");
+    /// assert_eq!((message.len(), message.read::<u8>(99_999)), (100_000, Some(5)));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
         let Incoming { source, info, body, .. } = self.0;
@@ -130,6 +271,20 @@ impl<'a> Message<'a> {
 }
 
 /// A message that was kept.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (text, mut texts) = job.stream("text")?;
+/// text.send(job.rank(), "plain text").info(b"utf-8").await?;
+/// let message = texts.recv().await.expect("the job goes on");
+/// assert_eq!((message.source(), message.info()), (job.rank(), &b"utf-8"[..]));
+/// assert_eq!(message.into_bytes(), "plain text");
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct OwnedMessage {
     source: Endpoint,
@@ -196,6 +351,24 @@ impl OwnedMessage {
     ///
     /// # Errors
     /// With the message, if its payload is owned already.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (page, mut pages) = job.stream("page")?;
+    /// page.send(job.rank(), vec![1; 100_000]).await?;
+    /// let long = pages.recv().await.expect("the job goes on");
+    /// // What lies in a page of the sender can be read there, for as long as the lease is held.
+    /// let lease = long.into_lease().expect("it is long");
+    /// assert_eq!(lease.memory().read_u64(8), u64::from_ne_bytes([1; 8]));
+    /// page.send(job.rank(), "short").await?;
+    /// let short = pages.recv().await.expect("the job goes on");
+    /// assert!(short.into_lease().is_err(), "it was copied");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn into_lease(self) -> Result<Lease, OwnedMessage> {
         match self.body {
             Kept::Lease(lease) => Ok(lease),

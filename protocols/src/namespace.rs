@@ -13,6 +13,23 @@ use std::sync::Arc;
 /// A [`Messager`] that puts every protocol which is registered through it under a prefix, so that two libraries in one
 /// client can both call a message `done`. All else is that of the messager behind it; what is registered here can be
 /// sent there and the other way round, by its [`ProtocolId`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::{Namespace, handler};
+/// let done = job.register("done", |_: posthaste::Message, _: &mut posthaste::Scope| {})?;
+/// // A library's message of the same name is another one.
+/// let library = Namespace::new(&**job.messager(), "library");
+/// let face = library.contexts()[0].clone();
+/// let its = handler::register(&library, face, "done", 0, |_, _| {})?;
+/// assert_ne!(done.id(), its.id());
+/// # job.leave().await
+/// # }
+/// ```
 pub struct Namespace<'m> {
     behind: &'m dyn Messager,
     prefix: String,

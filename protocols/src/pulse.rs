@@ -23,6 +23,24 @@ const SHORTEST: Duration = Duration::from_millis(5);
 const AGAIN: u64 = 1000;
 
 /// A peer stops getting on, or gets on again. It lives in either case.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::Liveness;
+/// use std::collections::BTreeSet;
+///
+/// // Who of the peers is stalled now, from what one was told.
+/// let events = [Liveness::PeerStalled(posthaste::Rank(3)), Liveness::PeerResumed(posthaste::Rank(3))];
+/// let mut stalled = BTreeSet::new();
+/// for event in events {
+///     match event {
+///         Liveness::PeerStalled(rank) => stalled.insert(rank),
+///         Liveness::PeerResumed(rank) => stalled.remove(&rank),
+///         _ => false, // events that are added later
+///     };
+/// }
+/// assert!(stalled.is_empty());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Liveness {
@@ -135,6 +153,25 @@ impl Pulse {
 
     /// From now on this is told of peers that are waited for and do not answer for so long, rather than whoever was told
     /// before. Runs in a task of the runtime in which this was made; a panic is caught and traced.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// let stalls = Arc::new(AtomicU32::new(0));
+    /// let count = stalls.clone();
+    /// job.on_peer_stalled(Duration::from_millis(50), move |_| {
+    ///     count.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// job.barrier().await?;
+    /// assert_eq!(stalls.load(Ordering::Relaxed), 0, "this rank answers itself");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn watch(&self, after: Duration, handler: impl Fn(Liveness) + Send + Sync + 'static) {
         let handler: Handler = Arc::new(handler);
         let mut tasks = lock(&self.tasks);

@@ -167,6 +167,26 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// # Cancel safety
 /// Dropped before it has started, or while it waits for credit or room, nothing is sent. Dropped later, the message
 /// goes on; its payload is kept until it is on its way.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::ContextId;
+/// use std::time::Duration;
+/// let (note, mut notes) = job.stream("note")?;
+/// note.send(job.rank(), "urgent")
+///     .info(b"up to 112 bytes")
+///     .deadline(Duration::from_secs(1)) // while there is no room or credit
+///     .relaxed() // may overtake what waits
+///     .to_context(ContextId(0))
+///     .await?;
+/// let message = notes.recv().await.expect("the job goes on");
+/// assert_eq!((message.text().as_str(), message.info()), ("urgent", &b"up to 112 bytes"[..]));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendMessage<'f, F: Face> {
@@ -216,6 +236,23 @@ impl<'f, F: Face> SendMessage<'f, F> {
     ///
     /// # Errors
     /// With the payload: there is no room now (or another thread is at the context), or the send cannot succeed.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::TrySendError;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// match note.send(job.rank(), "now or not at all").info(b"7").try_send() {
+    ///     Ok(()) => assert!(notes.recv().await.is_some()),
+    ///     Err(TrySendError::Full(payload)) => panic!("no room for {} bytes", payload.len()),
+    ///     Err(TrySendError::Failed { error, .. }) => return Err(error.into()),
+    ///     Err(_) => unreachable!("there is no third reason yet"),
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn try_send(self) -> Result<(), TrySendError<Buffer>> {
         match self.buffer {
             Some(buffer) => try_now(self.face, &self.envelope, buffer),
@@ -339,6 +376,22 @@ impl<F: Face> Future for SendMessage<'_, F> {
 ///
 /// They are copied when it starts, by the first poll as a rule: to where the receiver finds them, or to a queue. Order and
 /// cancel safety are those of [`SendMessage`], which has options as well.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (line, mut lines) = job.stream("line")?;
+/// let text = String::from("one\ntwo");
+/// for part in text.split('\n') {
+///     line.send_slice(job.rank(), part.as_bytes()).await?; // borrowed until it is ready
+/// }
+/// let lens = [lines.recv().await, lines.recv().await].map(|line| line.map_or(0, |line| line.len()));
+/// assert_eq!(lens, [3, 3]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendSlice<'f, 's, F: Face> {

@@ -25,6 +25,23 @@ use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 /// How a service runs.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{CallError, Fault, Rank, ServiceOptions};
+/// let options = ServiceOptions { limit: 1 };
+/// let slow = job.service_with("slow", options, |_: (), _: Rank| async {
+///     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+/// })?;
+/// let (one, other) = tokio::join!(slow.call(job.rank(), ()), slow.call(job.rank(), ()));
+/// assert_eq!(one, Ok(()));
+/// assert_eq!(other, Err(CallError::Fault(Fault::Busy(job.rank()))));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceOptions {
     /// Handlers that run at once; a request beyond is answered `Busy`.
@@ -38,6 +55,20 @@ impl Default for ServiceOptions {
 }
 
 /// A registered service: requests go out through it. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Service;
+/// let upper: Service<String, String> = job.service("upper", |text: String| async move { text.to_uppercase() })?;
+/// let again = upper.clone(); // for another task
+/// let (one, other) = tokio::join!(upper.call(job.rank(), "one".into()), again.call(job.rank(), "two".into()));
+/// assert_eq!((one?, other?), ("ONE".to_owned(), "TWO".to_owned()));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Service<Q, A, F = Handle> {
     face: F,
@@ -58,6 +89,21 @@ impl<Q, A, F: Face> Service<Q, A, F> {
     }
 
     /// The same service called through an owned context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::ContextId;
+    /// let echo = job.service_inline("echo", |request, _| Ok(request.to_bytes().into()))?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// // The owner's calls take no lock.
+    /// assert_eq!(echo.on(&context).call_bytes(job.rank(), "word").await?.as_bytes(), b"word");
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn on<'c>(&self, context: &'c Context) -> Service<Q, A, &'c Context> {
         Service::new(context, self.id)
@@ -70,6 +116,20 @@ impl<Q, A, F: Face> Service<Q, A, F> {
     }
 
     /// The same service called through a context of one's choice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::ContextId;
+    /// let square = job.service("square", |number: u64| async move { number * number })?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// // Calls that go that context's way, beside all others.
+    /// assert_eq!(square.through(second).call(job.rank(), 12).await?, 144);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn through(&self, handle: &Handle) -> Service<Q, A> {
         Service::new(handle.clone(), self.id)
@@ -98,6 +158,19 @@ impl<F: Face> Service<Bytes, Bytes, F> {
     ///
     /// # Cancel safety
     /// See [`Call`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let sum = job.service_inline("sum", |request, _| Ok(request.sum_words().to_ne_bytes().into()))?;
+    /// let words: Vec<u8> = (1..=10_u64).flat_map(u64::to_ne_bytes).collect();
+    /// let answer = sum.call_bytes(job.rank(), words).await?;
+    /// assert_eq!(answer.as_bytes(), 55_u64.to_ne_bytes());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn call_bytes(&self, target: Rank, payload: impl Into<Buffer>) -> Call<'_, F> {
         self.request(target, payload.into())
@@ -139,6 +212,21 @@ impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
     ///
     /// # Cancel safety
     /// Dropped before it was sent, nothing happens; later, the reply is dropped when it comes.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let longest = job.service("longest", |words: Vec<String>| async move {
+    ///     words.into_iter().max_by_key(String::len)
+    /// })?;
+    /// let words = ["a", "longer", "list"].map(String::from).to_vec();
+    /// assert_eq!(longest.call(job.rank(), words).await?.as_deref(), Some("longer"));
+    /// assert_eq!(longest.call(job.rank(), Vec::new()).await?, None);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn call(&self, target: Rank, request: Q) -> Result<A, CallError> {
         let payload = encode(&request)?;
         decode(self.request(target, payload.into()).await?.as_bytes())
@@ -151,6 +239,20 @@ impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
     ///
     /// # Cancel safety
     /// As for `call`.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{CallError, Fault};
+    /// use std::time::Duration;
+    /// let never = job.service("never", |_: ()| std::future::pending::<()>())?;
+    /// let late = never.call_within(job.rank(), (), Duration::from_millis(5)).await;
+    /// assert_eq!(late, Err(CallError::Fault(Fault::DeadlineExceeded)));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn call_within(&self, target: Rank, request: Q, time: Duration) -> Result<A, CallError> {
         let payload = encode(&request)?;
         decode(self.request(target, payload.into()).deadline(time).await?.as_bytes())
@@ -177,6 +279,22 @@ enum Asked {
 /// # Cancel safety
 /// Dropped before the request was sent, nothing happens. Dropped later, the request is handled and the reply is
 /// dropped when it comes.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use std::time::Duration;
+/// let shout = job.service_inline("shout", |request, _| {
+///     let mark = String::from_utf8_lossy(request.info()).into_owned();
+///     Ok((request.text() + &mark).into())
+/// })?;
+/// let call = shout.call_bytes(job.rank(), "hello").info(b"!").deadline(Duration::from_secs(5));
+/// assert_eq!(call.await?.as_bytes(), b"hello!");
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a call does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct Call<'f, F: Face> {
@@ -387,6 +505,22 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> 
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::{Namespace, service};
+/// // A library of one's own registers in its own namespace, over whatever messager it is given.
+/// let mine = Namespace::new(&**job.messager(), "mine");
+/// let face = mine.contexts()[0].clone();
+/// let echo = service::register_inline(&mine, face, "echo", |request, _| Ok(request.to_bytes().into()))?;
+/// assert_eq!(echo.call_bytes(job.rank(), "hello").await?.as_bytes(), b"hello");
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_inline<H>(
     messager: &dyn Messager,
     face: Handle,
@@ -495,6 +629,23 @@ where
 ///
 /// # Panics
 /// Outside a Tokio runtime.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Messager, ServiceOptions};
+/// use posthaste_protocols::service;
+/// // A library that is given a messager registers so; `Job::service_with` does the same.
+/// let messager = job.messager();
+/// let face = messager.contexts()[0].clone();
+/// let options = ServiceOptions { limit: 4 };
+/// let who = service::register_async(&**messager, face, "who", options, |_: (), from| async move { from.0 })?;
+/// assert_eq!(who.call(job.rank(), ()).await?, 0);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_async<H, Q, A, T>(
     messager: &dyn Messager,
     face: Handle,

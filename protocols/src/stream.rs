@@ -67,6 +67,23 @@ impl Protocol for StreamProtocol {
 ///
 /// A sender may have a bounded number of messages and bytes outstanding here (the job's credits); taking a message
 /// gives its credit back. A slow consumer thus slows the senders of this name and nobody else.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use futures::StreamExt;
+/// let (line, lines) = job.stream("line")?;
+/// for text in ["one", "two", "three"] {
+///     line.send(job.rank(), text).await?;
+/// }
+/// // It is a `Stream` as well.
+/// let texts: Vec<String> = lines.take(3).map(|message| message.text()).collect().await;
+/// assert_eq!(texts, ["one", "two", "three"]);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct MessageStream {
     protocol: Arc<StreamProtocol>,
@@ -78,11 +95,38 @@ impl MessageStream {
     ///
     /// # Cancel safety
     /// Cancel safe: a message is taken only when the future is ready.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (number, mut numbers) = job.stream("number")?;
+    /// number.send(job.rank(), 42_u64.to_ne_bytes()).await?;
+    /// let message = numbers.recv().await.expect("the job goes on");
+    /// assert_eq!((message.source(), message.read::<u64>(0)), (job.rank(), Some(42)));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn recv(&mut self) -> impl Future<Output = Option<OwnedMessage>> + '_ {
         std::future::poll_fn(move |cx| self.poll_recv(cx))
     }
 
     /// The next message, if one is here.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// assert!(notes.try_recv().is_none(), "nothing was sent");
+    /// note.send(job.rank(), "here").await?;
+    /// job.flush(job.rank()).await?; // it has been handed to the stream
+    /// assert_eq!(notes.try_recv().map(|message| message.text()).as_deref(), Some("here"));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn try_recv(&mut self) -> Option<OwnedMessage> {
         let taken = lock(&self.protocol.queue).messages.pop_front();
         taken.map(|taken| self.consume(taken))
@@ -137,6 +181,22 @@ impl Drop for MessageStream {
 ///
 /// # Errors
 /// If the name is taken or impossible.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Messager;
+/// use posthaste_protocols::stream;
+/// let messager = job.messager();
+/// let face = messager.contexts()[0].clone();
+/// let (note, mut notes) = stream::register_stream(&**messager, face, "note")?;
+/// note.send(job.rank(), "kept until it is taken").await?;
+/// assert_eq!(notes.recv().await.map(|note| note.len()), Some(22));
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_stream(
     messager: &dyn Messager,
     face: Handle,
@@ -272,6 +332,33 @@ where
 ///
 /// # Panics
 /// Outside a Tokio runtime.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Messager, OwnedMessage};
+/// use posthaste_protocols::stream;
+/// let done = job.counter();
+/// let count = done.clone();
+/// let face = job.messager().contexts()[0].clone();
+/// // Two handlers at once at most; each may wait for whatever it likes.
+/// let work = stream::register_spawned(&**job.messager(), face, "work", 2, move |message: OwnedMessage| {
+///     let count = count.clone();
+///     async move {
+///         tokio::task::yield_now().await;
+///         count.add(message.len() as u64);
+///     }
+/// })?;
+/// for _ in 0..5 {
+///     work.send(job.rank(), "ten bytes!").await?;
+/// }
+/// done.reach(50).await;
+/// assert_eq!(done.value(), 50);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn register_spawned<H, T>(
     messager: &dyn Messager,
     face: Handle,

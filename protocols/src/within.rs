@@ -9,6 +9,24 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 /// Awaits an operation for so long at most, counted from this call: see [`Within`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{ContextId, Fault, RmaError};
+/// use std::time::Duration;
+/// let window = job.shmalloc::<u64>(1).await?;
+/// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+/// // The owner of a context waits by it, and so does its deadline.
+/// let never = window.wait_until_on(&context, 0, |word| word == 1);
+/// let late = posthaste::within(&context, Duration::from_millis(5), never).await;
+/// assert_eq!(late, Err(RmaError::Fault(Fault::DeadlineExceeded)));
+/// drop(context);
+/// # job.leave().await
+/// # }
+/// ```
 pub fn within<F: Face, T: IntoFuture>(
     face: &F,
     time: Duration,
@@ -25,6 +43,20 @@ pub fn within<F: Face, T: IntoFuture>(
 ///
 /// # Cancel safety
 /// That of the operation.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use std::time::Duration;
+/// let window = job.shmalloc::<u64>(1).await?;
+/// let put = job.within(Duration::from_secs(1), window.put(job.rank(), 0, 42));
+/// put.await?; // it took no second
+/// assert_eq!(window.load(0), Some(42));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "an operation does nothing until it is awaited"]
 #[derive(Debug)]
 #[pin_project]

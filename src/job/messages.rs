@@ -283,6 +283,33 @@ impl Job {
 }
 
 /// A registered message of one plain-old-data type.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Rank, Scope, TypedMessage};
+/// use zerocopy::{FromBytes, Immutable, IntoBytes};
+///
+/// #[derive(FromBytes, IntoBytes, Immutable)]
+/// #[repr(C)]
+/// struct Step {
+///     number: u32,
+///     work: u32,
+/// }
+///
+/// let work = job.counter();
+/// let total = work.clone();
+/// let step: TypedMessage<Step> = job.register_typed("step", move |step: Step, _: Rank, _: &mut Scope| {
+///     total.add(u64::from(step.number * step.work));
+/// })?;
+/// step.send(job.rank(), &Step { number: 6, work: 7 }).await?;
+/// work.reach(42).await;
+/// assert_eq!(work.value(), 42);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TypedMessage<T> {
     message: ActiveMessage,

@@ -114,6 +114,24 @@ impl Job {
     /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
     /// there are; each is handed out once.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(2, 1).await?;
+    /// // Two libraries of one process that do not see each other's messages.
+    /// let other = job.client(1).await?;
+    /// let (a, mut ones) = job.stream("note")?;
+    /// let (_, mut others) = other.stream("note")?;
+    /// a.send(job.rank(), "for the first client").await?;
+    /// assert!(ones.recv().await.is_some());
+    /// assert!(others.try_recv().is_none());
+    /// assert!(job.client(1).await.is_err(), "it was handed out");
+    /// other.leave().await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If there is no such client or it was handed out before, or it cannot be opened; then it may be asked for again.
     ///
@@ -144,17 +162,62 @@ impl Job {
     }
 
     /// All ranks, in order.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (news, mut all) = job.stream("news")?;
+    /// for rank in job.ranks().filter(|rank| *rank != job.rank()) {
+    ///     news.send(rank, "to all others").await?;
+    /// }
+    /// assert_eq!(job.ranks().count(), job.size());
+    /// assert!(all.try_recv().is_none(), "there are no others");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.shape().ranks).map(Rank)
     }
 
     /// The face of context 0 that works from anywhere.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::components::protocols::flush;
+    /// // What works on any context is given one by its handle.
+    /// assert_eq!(job.handle().me().rank, job.rank());
+    /// flush::fence(job.handle()).await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// The face of another context that works from anywhere.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?;
+    /// use posthaste::ContextId;
+    /// let (page, mut pages) = job.stream("page")?;
+    /// // Messages that go through different contexts do not wait for each other.
+    /// for context in [ContextId(0), ContextId(1)] {
+    ///     let handle = job.context_handle(context).expect("there are two");
+    ///     page.through(handle).send(job.rank(), vec![0; 100_000]).await?;
+    /// }
+    /// assert!(pages.recv().await.is_some() && pages.recv().await.is_some());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn context_handle(&self, context: ContextId) -> Option<&Handle> {
         self.client.contexts().get(context.index())
@@ -187,24 +250,79 @@ impl Job {
     }
 
     /// The messager beneath.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Messager;
+    /// use posthaste::components::protocols::Namespace;
+    /// // What a library is given that registers messages of its own, under its own prefix.
+    /// let library = Namespace::new(&**job.messager(), "library");
+    /// assert_eq!((library.peers(), library.contexts().len()), (job.shape(), 1));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn messager(&self) -> &Arc<Client> {
         &self.client
     }
 
     /// What can be done with every rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let caps = job.caps();
+    /// // Memory is mapped where all ranks are on one host: puts are then done by who calls them.
+    /// assert!(caps.mappable && caps.ordered);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn caps(&self) -> Caps {
         *self.client.caps().common()
     }
 
     /// What can be done with that rank: that of the device which reaches it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let caps = job.caps_of(job.rank());
+    /// assert_eq!(caps.name, "shm");
+    /// // Up to so many bytes a message is one packet.
+    /// assert!(caps.max_eager >= caps.max_inline);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn caps_of(&self, rank: Rank) -> Caps {
         *self.client.caps().of(rank)
     }
 
     /// What context 0 has done so far.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// let before = job.stats();
+    /// note.send(job.rank(), "ten bytes!").await?;
+    /// assert!(notes.recv().await.is_some());
+    /// let after = job.stats();
+    /// assert_eq!(after.messages_sent - before.messages_sent, 1);
+    /// assert_eq!(after.bytes_received - before.bytes_received, 10);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.stats()
@@ -263,6 +381,22 @@ impl Job {
     /// that is asked of a rank that died ends with [`Fault::PeerLost`]; from then on messages, calls and regions reach the
     /// new incarnation, and what belongs to an earlier one (windows, regions, patterns) ends with [`Fault::StaleHandle`].
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Error, Fault, Rank};
+    /// use std::time::Duration;
+    /// let lost = Rank(0);
+    /// let held = job.incarnation_of(lost);
+    /// // As one waits for a rank that the launcher starts again; this one has not died.
+    /// let again = job.within(Duration::from_millis(5), job.peer_restarted(lost, held)).await;
+    /// assert!(matches!(again, Err(Error::Fault(Fault::DeadlineExceeded))));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the job is left meanwhile.
     ///
@@ -274,6 +408,25 @@ impl Job {
 
     /// Sets who is told, inside `advance`, of ranks that were started again: the rank, and which incarnation of it can be
     /// reached now.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// let again = Arc::new(AtomicU32::new(0));
+    /// let count = again.clone();
+    /// job.on_peer_restarted(move |rank, incarnation| {
+    ///     eprintln!("rank {rank} is back, as incarnation {incarnation}");
+    ///     count.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// job.barrier().await?;
+    /// assert_eq!(again.load(Ordering::Relaxed), 0, "nobody died");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn on_peer_restarted(&self, handler: impl Fn(Rank, u32) + Send + Sync + 'static) {
         self.client.on_restart(handler);
     }
@@ -307,6 +460,24 @@ impl Job {
     }
 
     /// A counter that handlers add to and tasks wait for.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let replies = job.counter();
+    /// let count = replies.clone();
+    /// let reply = job.register("reply", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// for _ in 0..3 {
+    ///     reply.send(job.rank(), "").await?;
+    /// }
+    /// replies.reach(3).await;
+    /// assert_eq!(replies.value(), 3);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn counter(&self) -> Counter {
         Counter::new(self.handle.clone())
@@ -317,6 +488,20 @@ impl Job {
     ///
     /// A [`Context`] that is still owned has to be polled by its owner meanwhile, or be dropped before: what waits there
     /// is given up after a second otherwise, with a warning.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (note, mut notes) = job.stream("note")?;
+    /// job.clone().leave().await?;
+    /// // Clones are still there, and what they start ends with an error.
+    /// assert!(note.send(job.rank(), "too late").await.is_err());
+    /// assert!(notes.recv().await.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the runtime is shut down meanwhile; what cannot be delivered any more was reported to its own future.

@@ -44,6 +44,20 @@ impl Job {
     /// Allocates a region of `len` bytes on this rank, zeroed. It belongs to the client's first context, and so does
     /// what is recorded of it; others have [`Region::through`].
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(16).await?;
+    /// region.write(4, b"four")?;
+    /// let mut all = [1; 16];
+    /// region.read(0, &mut all)?;
+    /// assert_eq!(&all[..9], b"\0\0\0\0four\0"); // zero at first
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If memory cannot be had.
     ///
@@ -55,6 +69,26 @@ impl Job {
 
     /// A region of a peer, by the key that the peer told. What is done with it goes through the client's first context, or
     /// [another](RemoteRegion::through).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(64).await?;
+    /// // The key is plain data; here it goes to a peer by a collective operation.
+    /// let keys = job.all_gather(&posthaste::components::protocols::codec::encode(&region.key())?).await?;
+    /// let right = job.rank().next(job.size());
+    /// let key = posthaste::components::protocols::codec::decode(&keys[right.index()])?;
+    /// let remote = job.remote_region(key).await?;
+    /// remote.put_slice(0, b"hello, neighbour").await?;
+    /// job.barrier().await?;
+    /// let mut greeting = [0; 5];
+    /// region.read(0, &mut greeting)?;
+    /// assert_eq!(&greeting, b"hello");
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If there is no such rank or it was started again since the key was told, or, where its memory is mapped here,
@@ -69,6 +103,28 @@ impl Job {
 
     /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`]. The pattern
     /// belongs to the client's first context; others have [`record_through`](Self::record_through).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (window, source) = (job.shmalloc::<u64>(2).await?, job.region(8).await?);
+    /// let (left, right) = (job.rank().previous(job.size()), job.rank().next(job.size()));
+    /// let halo = job
+    ///     .record(|recorder| {
+    ///         recorder.put(&window, left, 1, &source)?;
+    ///         recorder.put(&window, right, 0, &source)
+    ///     })
+    ///     .await?;
+    /// for step in 0..100_u64 {
+    ///     source.write(0, &step.to_ne_bytes())?;
+    ///     halo.replay().await?;
+    /// }
+    /// assert_eq!(window.to_vec(), [99, 99]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the closure fails or records nothing, the context has no room for it, what it names cannot be reached, or the
@@ -124,6 +180,21 @@ impl Job {
     /// See [`Fifo`]. It belongs to the client's first context, and takes messages of that one only; other contexts have
     /// [`Fifo::open`].
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::FifoOptions;
+    /// let (log, mut lines) = job.stream("log")?;
+    /// // What is urgent is served before all that waits elsewhere.
+    /// let urgent = job.fifo(FifoOptions { priority: true, ..FifoOptions::default() }).await?;
+    /// urgent.send(&log, job.rank(), "at once").await?;
+    /// assert_eq!(lines.recv().await.map(|line| line.text()).as_deref(), Some("at once"));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the job was left.
     ///
@@ -170,6 +241,23 @@ impl Job {
     /// Declares that all protocols of this client are registered: messages for unknown ones, held until now, are
     /// refused from now on. The first [`barrier`](Job::barrier) implies it; other collective calls do not, so that a
     /// handler can capture a window that was made before.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let seen = job.counter();
+    /// let count = seen.clone();
+    /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// job.ready(); // nothing is registered later: what has another name is refused and not held
+    /// note.send(job.rank(), "known").await?;
+    /// seen.reach(1).await;
+    /// assert_eq!(seen.value(), 1);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn ready(&self) {
         for context in self.client.contexts() {
             context.post_run(|scope| scope.declare_ready());
@@ -178,6 +266,22 @@ impl Job {
 
     /// Waits until everything that the client's first context did towards a rank has taken effect there; before that,
     /// until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have [`flush`](flush::flush).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let seen = job.counter();
+    /// let count = seen.clone();
+    /// let note = job.register("note", move |message: Message, _: &mut Scope| count.add(message.len() as u64))?;
+    /// note.send(job.rank(), "on its way").await?; // means no more than that
+    /// job.flush(job.rank()).await?; // the handler has run
+    /// assert_eq!(seen.value(), 10);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the rank is unknown, lost or has left.
@@ -189,6 +293,25 @@ impl Job {
     }
 
     /// The same towards all ranks, by the client's first context, too.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Message, Scope};
+    /// let seen = job.counter();
+    /// let count = seen.clone();
+    /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
+    /// for rank in job.ranks() {
+    ///     note.send(rank, "one each").await?;
+    /// }
+    /// job.fence().await?; // all ranks have handled theirs
+    /// job.barrier().await?; // and so have all that send to this one
+    /// assert_eq!(seen.value(), job.size() as u64);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If a rank is lost or leaves while this waits for it: the first failure, after the others have ended. Ranks that
@@ -203,6 +326,21 @@ impl Job {
     /// Waits until every rank has got here, and implies [`ready`](Job::ready). It goes through the client's first
     /// context, as all collective operations do.
     ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(job.size()).await?;
+    /// for rank in job.ranks() {
+    ///     window.put(rank, job.rank().index(), job.rank().0 + 1).await?;
+    /// }
+    /// job.barrier().await?; // everybody has put
+    /// assert!(window.to_vec().into_iter().eq(1..=job.size() as u32));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If a rank is lost or has left, or calls another collective operation
     /// ([`Fault::CollectiveMismatch`](crate::Fault::CollectiveMismatch)). From then on every collective operation ends so, on all ranks.
@@ -215,6 +353,21 @@ impl Job {
     }
 
     /// Awaits any future of this job while driving an owned context, which nobody else can.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::ContextId;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// // A collective goes through the context's handle, which gets on while the owner drives.
+    /// let ranks = job.drive(&context, job.world().all_gather(&[job.rank().0])).await?;
+    /// assert_eq!(ranks.len(), job.size());
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// That of the future.
@@ -270,6 +423,24 @@ impl Job {
     }
 
     /// Makes collectives that are recorded once and replayed each time (D29), by the client's first context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let job = posthaste::solo().await?;
+    /// let mut barrier = job.persistent().barrier(&job.world()).await?;
+    /// let mut largest = job.persistent().all_reduce::<f64>(&job.world(), 1, &posthaste::Reduce::max()).await?;
+    /// for step in 0..3 {
+    ///     let mut residual = [1.0 / f64::from(step + 1)];
+    ///     largest.run(&mut residual).await?;
+    ///     barrier.run().await?;
+    ///     assert_eq!(residual, [1.0 / f64::from(step + 1)]);
+    /// }
+    /// # job.leave().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn persistent(&self) -> &Persistent {
         &self.persistent
@@ -277,6 +448,21 @@ impl Job {
 
     /// Makes groups of listed ranks, also such as the other members do not know of yet. What they do goes through the
     /// client's first context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let even: Vec<_> = job.ranks().filter(|rank| rank.0 % 2 == 0).collect();
+    /// if even.contains(&job.rank()) {
+    ///     let group = job.collectives().subset(&even).await?;
+    ///     group.barrier().await?;
+    ///     assert_eq!(group.to_job(group.rank()), Some(job.rank()));
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn collectives(&self) -> &Collectives {
         &self.collectives

@@ -24,6 +24,22 @@ use std::time::Instant;
 /// Ranks that other launchers started find out who is on their host, and share memory with those. Under launchers that
 /// have no key-value space rank 0 serves the place where they meet, and all need `POSTHASTE_KEY_FILE`.
 ///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// use posthaste::{Error, JoinError};
+/// // A program that is a job of one rank if nobody started it as a part of a larger one.
+/// let job = match posthaste::join().await {
+///     Err(Error::Join(JoinError::NoJob)) => posthaste::solo().await?,
+///     joined => joined?,
+/// };
+/// assert!(job.rank().index() < job.size());
+/// job.leave().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone. Otherwise what was seen
 /// in the environment, or who did not come within `POSTHASTE_JOIN_TIMEOUT` (60 s).
@@ -39,6 +55,17 @@ pub async fn join() -> Result<Job, Error> {
 
 /// Joins the job that this process was started for; started for none, it starts `ranks` ranks of its own program with
 /// its own arguments, waits for them, and ends with their exit code. So the call returns only in a rank.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::join_or_local(2).await?; // two processes go on from here
+/// let ranks = job.world().all_gather(&[job.rank().0]).await?;
+/// assert!(ranks.into_iter().eq(0..job.size() as u32));
+/// # job.leave().await
+/// # }
+/// ```
 ///
 /// # Errors
 /// If the job cannot be joined or the ranks cannot be started.
@@ -62,6 +89,19 @@ pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
 
 /// A job of one rank, in this process alone: for tests and for programs that may run without peers.
 ///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u64>(job.size()).await?;
+/// window.put(job.rank(), 0, 42).await?;
+/// job.barrier().await?;
+/// assert_eq!((job.size(), window.load(0)), (1, Some(42)));
+/// # job.leave().await
+/// # }
+/// ```
+///
 /// # Errors
 /// If memory or descriptors cannot be had.
 pub async fn solo() -> Result<Job, Error> {
@@ -69,6 +109,19 @@ pub async fn solo() -> Result<Job, Error> {
 }
 
 /// A job of one rank with several clients and contexts.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo_with(2, 3).await?;
+/// let shape = job.shape();
+/// assert_eq!((shape.ranks, shape.clients, shape.contexts), (1, 2, 3));
+/// // What there is none of cannot be had.
+/// assert!(job.context_handle(posthaste::ContextId(3)).is_none());
+/// # job.leave().await
+/// # }
+/// ```
 ///
 /// # Errors
 /// If memory or descriptors cannot be had.

@@ -287,6 +287,39 @@ mod sealed {
 }
 
 /// One of the two faces of a context: a way to its engine. There are no others.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::Context;
+/// use posthaste_core::context::Face;
+///
+/// let handle = &client.contexts()[0];
+/// // Whoever finds the engine free uses it at once, without waiting.
+/// let rank = handle.enter(|engine| engine.scope().me().rank).ok();
+/// assert_eq!(rank, Some(Rank(0)));
+/// let owner = Context::new(handle).expect("nobody else owns it");
+/// assert!(owner.owns() && !handle.owns());
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Face: sealed::Sealed {
     /// What the faces share.
     fn shared(&self) -> &Arc<Shared>;
@@ -390,6 +423,39 @@ impl<F: Face> Face for &F {
 
 /// The face that works from anywhere: `Send + Sync + Clone`. Every operation takes the progress token, or posts
 /// its work to whoever has it.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::context::Face;
+/// use std::future::poll_fn;
+///
+/// let handle = client.contexts()[0].clone();
+/// // From any thread: whoever is at the engine does what is posted.
+/// let elsewhere = std::thread::spawn(move || handle.post(|scope| scope.me()));
+/// let posted = elsewhere.join().expect("it does not panic");
+/// let me = poll_fn(|cx| posted.poll(cx)).await;
+/// assert_eq!(me, client.contexts()[0].me());
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -415,6 +481,47 @@ impl Face for Handle {
 /// lives, so that no operation of it needs a locked instruction. Handles of the same context go on to work: what
 /// they want done is posted to this one's owner, who must keep polling futures of the context (or
 /// [`Context::advance`]); what the owner [`drive`]s gets to the engine through handles itself.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::Context;
+///
+/// let handle = &client.contexts()[0];
+/// let context = Context::new(handle).expect("nobody else owns it");
+/// assert!(handle.is_owned() && Context::new(handle).is_none());
+/// // What others post is done when the owner looks.
+/// let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+/// let tell = done.clone();
+/// std::thread::spawn({
+///     let handle = handle.clone();
+///     move || handle.post_run(move |_| tell.store(true, std::sync::atomic::Ordering::Relaxed))
+/// });
+/// while !done.load(std::sync::atomic::Ordering::Relaxed) {
+///     context.advance();
+/// }
+/// drop(context); // the driver moves the context again
+/// assert!(!handle.is_owned());
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Context {
     handle: Handle,

@@ -348,6 +348,43 @@ fn spin_on_memory<R>(
 /// Awaits any future while driving the face's context. Whoever owns a context drives it: a future that works through a
 /// handle of the same context, such as a barrier, gets on only if its owner does this. While the future is polled, handles
 /// of the context reach its engine at once on this thread, as if they owned it.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::Context;
+/// use posthaste_core::context::{Face, drive};
+/// use std::future::poll_fn;
+///
+/// let handle = &client.contexts()[0];
+/// let context = Context::new(handle).expect("nobody else owns it");
+/// // A future that works through a handle gets on while the owner drives it.
+/// let through_handle = async {
+///     let posted = handle.post(|scope| scope.shape().ranks);
+///     poll_fn(|cx| posted.poll(cx)).await
+/// };
+/// assert_eq!(drive(&context, through_handle).await, 1);
+/// # drop(context);
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 pub fn drive<F: Face, T: Future>(face: &F, future: T) -> Drive<'_, F, T> {
     Drive { face, future }
 }
@@ -408,6 +445,42 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
 }
 
 /// Waits for a ticket's outcome.
+///
+/// # Examples
+/// ```
+/// # use posthaste_core::inprocess::InProcessFabric;
+/// # use posthaste_core::messager::ClientParts;
+/// # use posthaste_core::sysdep::Personality;
+/// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+/// # use std::sync::Arc;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// # let client = Client::new(ClientParts {
+/// #     id: ClientId(0),
+/// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+/// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+/// #     config: Default::default(),
+/// #     spin: None,
+/// #     driver_thread: false,
+/// # })?;
+/// # client.open().await?;
+/// use posthaste_core::context::{Face, poll_ticket};
+/// use posthaste_core::Value;
+/// use std::future::poll_fn;
+///
+/// let handle = &client.contexts()[0];
+/// // An operation of one's own: begun here, ended by whoever is told its ticket.
+/// let ticket = handle.enter(|engine| engine.scope().operation(None)).ok().expect("it is free")?;
+/// handle.post_run(move |scope| {
+///     scope.complete(ticket, Ok(Value::copy(b"ended")));
+/// });
+/// let value = poll_fn(|cx| poll_ticket(handle, cx, ticket)).await?;
+/// assert_eq!(value.as_bytes(), b"ended");
+/// # client.close().await;
+/// # Ok(())
+/// # }
+/// ```
 #[inline]
 pub fn poll_ticket<F: Face>(face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
     ready!(budget::proceed(cx));

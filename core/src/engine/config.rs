@@ -1,6 +1,15 @@
 //! What the job fixes for its contexts.
 
 /// Settings of a context that the job fixes.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::engine::EngineConfig;
+///
+/// // A context that keeps little for its peers.
+/// let small = EngineConfig { credits: 16, credit_bytes: 1 << 20, ..EngineConfig::default() };
+/// assert!(small.credits < EngineConfig::default().credits);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// Messages that a sender may have outstanding per peer and credited protocol.

@@ -30,6 +30,16 @@ const COST: u64 = 64;
 const LONGEST: usize = 3;
 
 /// How an extra FIFO is made.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::engine::FifoOptions;
+///
+/// // One for bulk data that lets others pass every 64 KiB, and one that is served first.
+/// let bulk = FifoOptions { quantum: 64 << 10, ..FifoOptions::default() };
+/// let urgent = FifoOptions { priority: true, slots: 32, ..FifoOptions::default() };
+/// assert_eq!((bulk.slots, bulk.priority, urgent.quantum), (256, false, 256 << 10));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoOptions {
     /// Slots that sends may fill, 64 bytes each; rounded up to a power of two.

@@ -154,6 +154,23 @@ impl Fabric {
 
     /// Simulates a crash of the rank, all clients of it: what it sent before is still delivered, then the others are
     /// told that it is lost. Nothing that the rank does from now on has any effect.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_core::descriptor::Op;
+    /// use posthaste_core::device::{SourceTable, Sources, Stop};
+    /// use posthaste_core::inprocess::InProcessFabric;
+    /// use posthaste_core::{ClientId, ContextId, Descriptor, Fault, JobShape, Rank};
+    ///
+    /// let fabric = InProcessFabric::new(JobShape { ranks: 2, clients: 1, contexts: 1 });
+    /// let mut port = fabric.device(ClientId(0), Rank(0)).port(ContextId(0))?;
+    /// fabric.kill(Rank(0));
+    /// // The dead do not send.
+    /// let send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
+    /// let sources = Sources { info: &[], borrowed: &[], table: &SourceTable::default() };
+    /// assert_eq!(port.inject(&[send], &sources).stop, Stop::Fault(Fault::Shutdown));
+    /// # Ok::<(), posthaste_core::DeviceError>(())
+    /// ```
     pub fn kill(&self, rank: Rank) {
         for net in &self.nets {
             net.depart(rank, Life::Dead);

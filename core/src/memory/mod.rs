@@ -34,6 +34,25 @@ use zerocopy::{FromBytes, IntoBytes};
 ///
 /// Other processes may read and write it at any time; every access is made of relaxed atomic accesses or of
 /// assembly, so that a concurrent writer can change the *values* seen here and nothing else.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::inprocess::InProcessFabric;
+/// use posthaste_core::{ClientId, JobShape, Rank};
+///
+/// // Memory of a device: of another process as a rule, here of this one.
+/// let fabric = InProcessFabric::new(JobShape { ranks: 1, clients: 1, contexts: 1 });
+/// let device = fabric.device(ClientId(0), Rank(0));
+/// let own = device.allocate(4096)?;
+/// let memory = device.map(Rank(0), own.offset, own.len).expect("this device maps it");
+/// memory.write(b"copied in");
+/// memory.write_u64(64, 42);
+/// let part = memory.slice(7, 2).expect("it is inside");
+/// assert_eq!((part.to_vec(), memory.read_u64(64)), (b"in".to_vec(), 42));
+/// assert!(memory.slice(4096, 1).is_none());
+/// # device.free(own);
+/// # Ok::<(), posthaste_core::MemoryError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SharedSlice {
     base: *mut u8,

@@ -7,6 +7,18 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// [`Sysdep`] over Linux.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::sysdep::Personality;
+/// use posthaste_core::{JobShape, LinuxSysdep, Rank, Sysdep};
+///
+/// let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// let kernel = LinuxSysdep::new(Personality::one_node(Rank(0), shape), Some(4));
+/// let before = kernel.now();
+/// kernel.yield_now();
+/// assert!(kernel.now() >= before && kernel.cores() == 4 && kernel.headroom().host > 0);
+/// ```
 #[derive(Debug)]
 pub struct LinuxSysdep {
     personality: Personality,

@@ -16,6 +16,17 @@ use crate::ids::{JobShape, Rank};
 use std::time::Duration;
 
 /// Who this process is in the job.
+///
+/// # Examples
+/// ```
+/// use posthaste_core::sysdep::Personality;
+/// use posthaste_core::{JobShape, Rank};
+///
+/// let shape = JobShape { ranks: 4, clients: 1, contexts: 1 };
+/// let mine = Personality::on_nodes(Rank(3), shape, vec![0, 0, 1, 1]);
+/// assert_eq!((mine.local_rank, mine.local_size()), (1, 2));
+/// assert!(mine.is_local(Rank(2)) && !mine.is_local(Rank(0)));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Personality {
     /// This rank.
@@ -83,6 +94,58 @@ pub struct Headroom {
 pub type ThreadMain = Box<dyn FnOnce() + Send>;
 
 /// The kernel, or something that behaves like one.
+///
+/// # Examples
+/// A kernel whose clock a test moves by hand:
+/// ```
+/// use posthaste_core::sysdep::{Headroom, Personality, ThreadMain};
+/// use posthaste_core::{JobShape, LinuxSysdep, Rank, Sysdep};
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use std::time::Duration;
+///
+/// struct Clockwork {
+///     kernel: LinuxSysdep,
+///     millis: AtomicU64,
+/// }
+///
+/// impl Sysdep for Clockwork {
+///     fn now(&self) -> Duration {
+///         Duration::from_millis(self.millis.load(Ordering::Relaxed))
+///     }
+///     fn cores(&self) -> usize {
+///         1
+///     }
+///     // All else is the kernel's.
+///     fn personality(&self) -> &Personality {
+///         self.kernel.personality()
+///     }
+///     fn spawn(&self, name: &str, core: Option<usize>, main: ThreadMain) -> std::io::Result<()> {
+///         self.kernel.spawn(name, core, main)
+///     }
+///     fn yield_now(&self) {
+///         self.kernel.yield_now();
+///     }
+///     fn heavy_fence(&self) {
+///         self.kernel.heavy_fence();
+///     }
+///     fn fence_is_asymmetric(&self) -> bool {
+///         self.kernel.fence_is_asymmetric()
+///     }
+///     fn headroom(&self) -> Headroom {
+///         self.kernel.headroom()
+///     }
+///     fn random(&self, bytes: &mut [u8]) {
+///         self.kernel.random(bytes);
+///     }
+/// }
+///
+/// let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+/// let kernel = LinuxSysdep::new(Personality::one_node(Rank(0), shape), None);
+/// let clock = Clockwork { kernel, millis: AtomicU64::new(0) };
+/// let before = clock.now();
+/// clock.millis.fetch_add(500, Ordering::Relaxed);
+/// assert_eq!(clock.now() - before, Duration::from_millis(500));
+/// ```
 pub trait Sysdep: Send + Sync {
     /// A clock that never goes back and that wall-clock jumps do not touch.
     fn now(&self) -> Duration;

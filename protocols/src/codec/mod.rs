@@ -17,6 +17,15 @@ use shape::{Hash, add_shape};
 /// bytes meant. Whoever changes a type so should send it under another name. The compiler promises neither that two types have
 /// different names nor that its next version names them alike: ranks of builds by different compilers may refuse each other
 /// without need.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::codec::plain_schema;
+///
+/// // Ranks that mean another type by a name notice it by this number.
+/// assert_eq!(plain_schema::<[u32; 2]>(), plain_schema::<[u32; 2]>());
+/// assert_ne!(plain_schema::<[u32; 2]>(), plain_schema::<u64>());
+/// ```
 #[must_use]
 pub fn plain_schema<T>() -> u64 {
     let mut hash = Hash::new();
@@ -35,6 +44,29 @@ pub fn plain_schema<T>() -> u64 {
 /// little, and one element of each sequence; behind 4,096 things, or 32 levels deep, or 12 of options and sequences; of an
 /// enum's variants behind the 64th; and of what a type makes of the primitives. Such messages are decoded to other values, or
 /// come out as [`CallError::Codec`].
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::codec::encoded_schema;
+///
+/// mod old {
+///     #[derive(serde::Deserialize)]
+///     pub struct Query {
+///         pub from: u32,
+///         pub to: u32,
+///     }
+/// }
+/// mod new {
+///     #[derive(serde::Deserialize)]
+///     pub struct Query {
+///         pub to: u32,
+///         pub from: u32,
+///     }
+/// }
+/// // Fields that were reordered are noticed, and so are requests of other types.
+/// assert_ne!(encoded_schema::<old::Query>(), encoded_schema::<new::Query>());
+/// assert_ne!(encoded_schema::<Vec<u32>>(), encoded_schema::<Vec<u64>>());
+/// ```
 #[must_use]
 pub fn encoded_schema<T: DeserializeOwned>() -> u64 {
     let mut hash = Hash::new();
@@ -53,6 +85,16 @@ fn add_name<T>(hash: &mut Hash, encoding: &str) {
 ///
 /// # Errors
 /// If the value cannot be encoded.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::codec::{decode, encode};
+///
+/// let bytes = encode(&("three", 3_u32))?;
+/// assert_eq!(decode::<(String, u32)>(&bytes)?, ("three".to_owned(), 3));
+/// assert!(decode::<u32>(&bytes).is_err(), "there are bytes left");
+/// # Ok::<(), posthaste::CallError>(())
+/// ```
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CallError> {
     postcard::to_stdvec(value).map_err(|error| CallError::Codec { what: "encode", reason: error.to_string() })
 }

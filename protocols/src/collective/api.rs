@@ -46,12 +46,60 @@ fn one<T: Datum>(value: Value) -> T {
 impl Group {
     /// The same group with a schedule of one's choice for all operations that are called on it; all members choose the
     /// same. An operation that the schedule does not offer is refused.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Algorithm, Reduce};
+    /// let ring = job.world().schedule(Algorithm::Ring);
+    /// assert_eq!(ring.all_reduce(&[1, 2, 3], &Reduce::sum()).await?, [1, 2, 3]);
+    /// // A ring has no barrier: what a schedule does not offer is refused.
+    /// assert!(ring.barrier().await.is_err());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn schedule(&self, schedule: Algorithm) -> Group {
         self.with_choice(Choice::Known(schedule))
     }
 
     /// The same with a schedule of one's own.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::collective::{Blocks, Kind, Place, Program, Route, Schedule};
+    /// use std::sync::Arc;
+    /// /// The root sends everything to everybody.
+    /// #[derive(Debug)]
+    /// struct Flat;
+    /// impl Schedule for Flat {
+    ///     fn name(&self) -> &str {
+    ///         "flat"
+    ///     }
+    ///     fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+    ///         let mut route = Route::default();
+    ///         match (kind, place.rank == place.root) {
+    ///             (Kind::Broadcast, true) => (0..place.size)
+    ///                 .filter(|rank| *rank != place.root)
+    ///                 .for_each(|rank| route.send(0, rank, Blocks::one(0))),
+    ///             (Kind::Broadcast, false) => {
+    ///                 route.receive(0, place.root, Blocks::one(0), posthaste::collective::Action::Store);
+    ///             }
+    ///             _ => return None,
+    ///         }
+    ///         Some(Program::new(1, route))
+    ///     }
+    /// }
+    /// let flat = job.world().custom_schedule(Arc::new(Flat));
+    /// assert_eq!(flat.broadcast(0, &[4, 2]).await?, [4, 2]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn custom_schedule(&self, schedule: std::sync::Arc<dyn Schedule>) -> Group {
         self.with_choice(Choice::Custom(schedule))
@@ -61,6 +109,22 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// let world = job.world();
+    /// let ready = AtomicBool::new(false);
+    /// let barrier = world.barrier(); // this rank has come, and goes on with something else
+    /// ready.store(true, Ordering::Relaxed);
+    /// barrier.await?; // all ranks have come
+    /// assert!(ready.into_inner());
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn barrier(&self) -> InFlight<()> {
         if self.is_flat(0, None) {
             return self.begin_flat(Kind::Barrier, |_| Collective::Barrier, &[], None, unit);
@@ -72,6 +136,19 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // All give as many values; those of the root go to all.
+    /// let mine = if world.rank() == 0 { [3.5, 4.5] } else { [0.0; 2] };
+    /// assert_eq!(world.broadcast(0, &mine).await?, [3.5, 4.5]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn broadcast<T: Datum>(&self, root: usize, values: &[T]) -> InFlight<Vec<T>> {
         let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
         (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
@@ -85,6 +162,20 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Bytes;
+    /// let world = job.world();
+    /// let payload = (world.rank() == 0).then(|| Bytes::from(vec![7; 100_000]));
+    /// let bytes = world.broadcast_bytes(0, 100_000, payload).await?;
+    /// assert_eq!((bytes.len(), bytes[99_999]), (100_000, 7));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn broadcast_bytes(&self, root: usize, len: usize, payload: Option<Bytes>) -> InFlight<Bytes> {
         let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
         (spec.root, spec.bytes) = (root, len);
@@ -103,6 +194,22 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// let most = world.reduce(0, &[4.0, -1.0], &Reduce::max()).await?;
+    /// match most {
+    ///     Some(values) => assert_eq!(values, [4.0, -1.0]), // on rank 0
+    ///     None => assert_ne!(world.rank(), 0),
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn reduce<T: Datum>(
         &self,
         root: usize,
@@ -118,6 +225,23 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// let (mut low, mut high) = (vec![5, 6], vec![7, 8]);
+    /// low = world.all_reduce(&low, &Reduce::min()).await?;
+    /// // An operation of one's own: the longer row of trailing zeros wins.
+    /// let zeros = Reduce::by(|a: i32, b: i32| if a.trailing_zeros() >= b.trailing_zeros() { a } else { b });
+    /// high = world.all_reduce(&high, &zeros).await?;
+    /// assert_eq!((low, high), (vec![5, 6], vec![7, 8]));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn all_reduce<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
         self.reduce_to_all(values, operation, vector, put_together)
     }
@@ -143,6 +267,20 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// // Has anybody still something to do?
+    /// let left = world.all_reduce_one(3_u64, &Reduce::sum()).await?;
+    /// assert_eq!(left, 3 * world.size() as u64);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn all_reduce_one<T: Datum>(&self, value: T, operation: &Reduce<T>) -> InFlight<T> {
         self.reduce_to_all(&[value], operation, one, first_of)
     }
@@ -152,6 +290,21 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// // Two values for each rank; every rank gets the sums of its own two.
+    /// let values = vec![1_u64; 2 * world.size()];
+    /// let sums = world.reduce_scatter(&values, &Reduce::sum()).await?;
+    /// assert_eq!(sums, [world.size() as u64; 2]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn reduce_scatter<T: Datum>(&self, values: &[T], operation: &Reduce<T>) -> InFlight<Vec<T>> {
         let mut spec =
             self.combining(Kind::ReduceScatter, Collective::ReduceScatter, values, operation.combiner());
@@ -167,6 +320,22 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let rows = world.gather(0, &[world.rank() as f64, 0.5]).await?;
+    /// if let Some(rows) = rows {
+    ///     // On rank 0: two values of each rank.
+    ///     assert_eq!(rows.len(), 2 * world.size());
+    ///     assert_eq!(rows[..2], [0.0, 0.5]);
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn gather<T: Datum>(&self, root: usize, values: &[T]) -> InFlight<Option<Vec<T>>> {
         let mut spec = Spec::new(Kind::Gather, Collective::Gather);
         (spec.root, spec.bytes, spec.element) = (root, size_of_val(values), size_of::<T>());
@@ -178,6 +347,18 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// let ranks = world.all_gather(&[world.rank() as u32]).await?;
+    /// assert!(ranks.into_iter().eq(0..world.size() as u32));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn all_gather<T: Datum>(&self, values: &[T]) -> InFlight<Vec<T>> {
         self.numbered_all_gather(values).1
     }
@@ -187,6 +368,20 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // Two values for each rank; only those of the root count.
+    /// let table: Vec<u32> = if world.rank() == 0 { (0..2 * world.size() as u32).collect() } else { Vec::new() };
+    /// let mine = world.scatter(0, &table, 2).await?;
+    /// assert_eq!(mine, [2 * world.rank() as u32, 2 * world.rank() as u32 + 1]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn scatter<T: Datum>(&self, root: usize, values: &[T], len: usize) -> InFlight<Vec<T>> {
         let mut spec = Spec::new(Kind::Scatter, Collective::Scatter);
         (spec.root, spec.bytes, spec.element) = (root, len * size_of::<T>(), size_of::<T>());
@@ -204,6 +399,20 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // For rank `r` the pair of this rank's number and `r`.
+    /// let give: Vec<[u32; 2]> = (0..world.size()).map(|to| [world.rank() as u32, to as u32]).collect();
+    /// let got = world.all_to_all(&give).await?;
+    /// assert!(got.iter().enumerate().all(|(from, pair)| *pair == [from as u32, world.rank() as u32]));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn all_to_all<T: Datum>(&self, values: &[T]) -> InFlight<Vec<T>> {
         let mut spec = Spec::of::<T>(Kind::AllToAll, Collective::AllToAll);
         spec.bytes = size_of_val(values) / self.size();
@@ -219,6 +428,22 @@ impl Group {
     ///
     /// # Cancel safety
     /// See [`InFlight`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let world = job.world();
+    /// // One value for rank 0, two for rank 1, and so on; each rank knows how much comes from whom.
+    /// let counts: Vec<usize> = (1..=world.size()).collect();
+    /// let awaited = vec![world.rank() + 1; world.size()];
+    /// let values = vec![9_u8; counts.iter().sum()];
+    /// let got = world.all_to_all_v(&values, &counts, &awaited).await?;
+    /// assert_eq!(got, vec![9; (world.rank() + 1) * world.size()]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn all_to_all_v<T: Datum>(
         &self,
         values: &[T],

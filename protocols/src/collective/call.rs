@@ -22,6 +22,23 @@ use thiserror::Error;
 use super::schedule::Kind;
 
 /// Why a collective operation was refused or failed.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::CollectiveError;
+/// let world = job.world();
+/// let error = world.broadcast(world.size(), &[1]).await.unwrap_err();
+/// // What the caller did wrong is told before anything is sent; what peers did is a fault.
+/// match error {
+///     CollectiveError::Fault(fault) => panic!("a peer is gone: {fault}"),
+///     refused => assert_eq!(refused, CollectiveError::UnknownRank { rank: 1, size: 1 }),
+/// }
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
@@ -129,6 +146,22 @@ pub(super) enum Stage {
 ///
 /// # Cancel safety
 /// Dropping it detaches the operation: it goes on, so that the other ranks need not wait, and its result is lost.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Reduce;
+/// let world = job.world();
+/// // Both are under way at once, and are awaited in any order.
+/// let sum = world.all_reduce(&[2, 3], &Reduce::sum());
+/// let all = world.all_gather(&[world.rank() as u64]);
+/// assert_eq!(all.await?.len(), world.size());
+/// assert_eq!(sum.await?, [2, 3]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "the result of a collective operation is lost unless it is awaited"]
 pub struct InFlight<T> {
     group: Arc<Inner>,

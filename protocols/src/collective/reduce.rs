@@ -6,6 +6,28 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A plain value that collective operations carry: any type without padding, pointers or forbidden bit patterns.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Reduce;
+/// use zerocopy::{FromBytes, Immutable, IntoBytes};
+///
+/// #[derive(Clone, Copy, Debug, PartialEq, FromBytes, IntoBytes, Immutable)]
+/// #[repr(C)]
+/// struct Complex {
+///     re: f64,
+///     im: f64,
+/// }
+///
+/// let sum = Reduce::by(|a: Complex, b: Complex| Complex { re: a.re + b.re, im: a.im + b.im });
+/// let total = job.world().all_reduce_one(Complex { re: 1.0, im: -2.0 }, &sum).await?;
+/// assert_eq!(total, Complex { re: 1.0, im: -2.0 });
+/// # job.leave().await
+/// # }
+/// ```
 pub trait Datum: Copy + FromBytes + IntoBytes + Immutable + Send + 'static {}
 
 impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + 'static> Datum for T {}
@@ -83,6 +105,21 @@ floats!(f32 f64);
 /// A value and where it is, for [`Reduce::min_location`] and [`Reduce::max_location`].
 ///
 /// It has no padding, which would be undefined bytes on their way: so its fields cannot be borrowed, only copied.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Reduce;
+/// use posthaste::collective::Located;
+/// // Which rank has the largest residual?
+/// let mine = Located { value: 0.25, place: job.rank().index() as u64 };
+/// let worst = job.world().all_reduce_one(mine, &Reduce::max_location()).await?;
+/// assert_eq!({ worst.place }, 0);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C, packed)]
 pub struct Located<T: Copy> {
@@ -216,6 +253,24 @@ impl<T: Datum> Reduce<T> {
 
     /// Any other operation. It runs inside `advance`: keep it short. If it panics, the collective operation ends with an
     /// error on all ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// let gcd = Reduce::by(|mut a: u64, mut b: u64| {
+    ///     while b > 0 {
+    ///         (a, b) = (b, a % b);
+    ///     }
+    ///     a
+    /// });
+    /// assert_eq!(world.all_reduce(&[12, 18], &gcd).await?, [12, 18]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn by(operation: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
         Self(Operation::Users(Arc::new(operation)))
     }
@@ -274,6 +329,21 @@ impl<T: Bits> Reduce<T> {
     }
 
     /// The bits that any has.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// // Which features has anybody, and which have all?
+    /// let mine = 0b0110_u8;
+    /// let any = job.world().all_reduce_one(mine, &Reduce::or());
+    /// let all = job.world().all_reduce_one(mine, &Reduce::and());
+    /// assert_eq!((any.await?, all.await?), (0b0110, 0b0110));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn or() -> Self {
         Self::built_in::<Or<T>>()
@@ -291,6 +361,21 @@ where
     Located<T>: Datum,
 {
     /// The least value and its place; of equal ones, the lowest place.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// use posthaste::collective::Located;
+    /// // Who has the least to do?
+    /// let load = Located { value: 17_u64, place: job.rank().index() as u64 };
+    /// let idle = job.world().all_reduce_one(load, &Reduce::min_location()).await?;
+    /// assert_eq!((idle.value, idle.place), (17, 0));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn min_location() -> Self {
         Self::built_in::<LeastPlace<T>>()

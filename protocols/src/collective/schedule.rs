@@ -14,6 +14,14 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 /// What a collective operation does.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::collective::Kind;
+///
+/// let rooted = Kind::ALL.into_iter().filter(|kind| kind.has_root());
+/// assert!(rooted.eq([Kind::Broadcast, Kind::Reduce, Kind::Gather, Kind::Scatter]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -84,6 +92,16 @@ pub struct Place<'a> {
 }
 
 /// A list of blocks, as runs of consecutive ones.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::collective::Blocks;
+///
+/// let mut blocks = Blocks::wrapped(3, 3, 5); // from block 3 on, around a ring of five
+/// assert!(blocks.iter().eq([3, 4, 0]));
+/// blocks.push(1, 1);
+/// assert_eq!(blocks.runs(), [3..5, 0..2]);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocks(Vec<Range<u32>>);
 
@@ -189,6 +207,18 @@ pub struct Phase {
 }
 
 /// A sequence of phases: one *colour*. The chunks of a long operation go over the routes of a program in turns.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::collective::{Action, Blocks, Program, Route};
+///
+/// // The middle one of a chain of three adds its vector to what comes, and hands the sum on.
+/// let mut route = Route::default();
+/// route.receive(0, 0, Blocks::one(0), Action::Prepend);
+/// route.send(1, 2, Blocks::one(0));
+/// assert_eq!(route.phases().len(), 2);
+/// assert_eq!(Program::new(1, route).routes.len(), 1);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     phases: Vec<Phase>,
@@ -273,6 +303,10 @@ impl Program {
 ///         Some(Program::new(1, route))
 ///     }
 /// }
+///
+/// let place = Place { rank: 0, size: 3, root: 0, nodes: &[0; 3] };
+/// let program = RollCall.program(Kind::Barrier, &place).expect("it has a barrier");
+/// assert_eq!(program.routes[0].phases()[1].sends.len(), 2);
 /// ```
 pub trait Schedule: Send + Sync + Debug {
     /// Its name; ranks that use schedules of different names for one operation are told that they differ.

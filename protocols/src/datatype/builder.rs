@@ -69,6 +69,14 @@ impl Datatype {
     ///
     /// # Errors
     /// If it would be too large.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    /// let row = Datatype::of::<f32>().contiguous(10)?;
+    /// assert_eq!((row.size(), row.extent(), row.is_contiguous()), (40, 40, true));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     pub fn contiguous(&self, count: u64) -> Result<Datatype, DatatypeError> {
         self.hvector(count, 1, self.extent())
     }
@@ -94,6 +102,15 @@ impl Datatype {
     ///
     /// # Errors
     /// If it would be too large or too deep.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    /// // The first number of each record of 20 bytes, which is no multiple of its size.
+    /// let field = Datatype::of::<u64>().hvector(3, 1, 20)?;
+    /// assert_eq!((field.size(), field.extent()), (24, 48));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     pub fn hvector(&self, count: u64, block: u64, stride: i64) -> Result<Datatype, DatatypeError> {
         let total = count.checked_mul(block).ok_or(DatatypeError::TooLarge)?;
         let signature = self.signature().repeat(total).ok_or(DatatypeError::TooLarge)?;
@@ -118,6 +135,17 @@ impl Datatype {
     ///
     /// # Errors
     /// If it would be too large or too deep.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::{Datatype, Layout, redistribute};
+    /// // Elements 5 and 6, and then element 1: the order is that of the list.
+    /// let picked = Datatype::of::<u8>().indexed(&[(5, 2), (1, 1)])?;
+    /// let (source, mut out) = ([0, 10, 20, 30, 40, 50, 60], [0; 3]);
+    /// redistribute(&mut out, &Layout::new(&Datatype::of::<u8>(), 3), &source, &Layout::new(&picked, 1))?;
+    /// assert_eq!(out, [50, 60, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn indexed(&self, blocks: &[(i64, u64)]) -> Result<Datatype, DatatypeError> {
         let mut parts = Parts::new();
         for (displacement, count) in blocks {
@@ -130,6 +158,15 @@ impl Datatype {
     ///
     /// # Errors
     /// If it would be too large or too deep.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    /// // Two words at byte 3, and one at byte 100.
+    /// let words = Datatype::of::<u32>().hindexed(&[(3, 2), (100, 1)])?;
+    /// assert_eq!((words.size(), words.true_bounds()), (12, (3, 104)));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     pub fn hindexed(&self, blocks: &[(i64, u64)]) -> Result<Datatype, DatatypeError> {
         let mut parts = Parts::new();
         for (displacement, count) in blocks {
@@ -143,6 +180,15 @@ impl Datatype {
     ///
     /// # Errors
     /// If it would be too large or too deep.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    /// // A record of a file: a byte, and then two numbers without padding between them.
+    /// let record = Datatype::structure(&[(0, 1, Datatype::of::<u8>()), (1, 2, Datatype::of::<f64>())])?;
+    /// assert_eq!((record.size(), record.extent()), (17, 17));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     pub fn structure(fields: &[(i64, u64, Datatype)]) -> Result<Datatype, DatatypeError> {
         let mut parts = Parts::new();
         for (offset, count, datatype) in fields {
@@ -191,6 +237,16 @@ impl Datatype {
     ///
     /// # Errors
     /// If the bounds would be too large.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    /// let column = Datatype::of::<i32>().vector(10, 1, 10)?;
+    /// // The next column begins one element further on, so that several of them are a part of the matrix.
+    /// let columns = column.resized(0, 4)?.contiguous(3)?;
+    /// assert_eq!((columns.size(), columns.true_bounds()), (120, (0, 9 * 40 + 12)));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     pub fn resized(&self, lower: i64, extent: i64) -> Result<Datatype, DatatypeError> {
         let bounds = Bounds { lower: within(lower.into())?, extent: within(extent.into())? };
         Ok(Datatype::from_parts(self.body().clone(), bounds, self.signature()))
@@ -202,7 +258,7 @@ impl Datatype {
 ///
 /// # Examples
 /// ```
-/// use posthaste_protocols::{datatype::Datatype, structure};
+/// use posthaste_protocols::structure;
 ///
 /// #[repr(C)]
 /// struct Particle {

@@ -60,6 +60,18 @@ impl ElementKind {
 }
 
 /// Types that are one element of a datatype.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, ElementKind, Elementary};
+///
+/// fn row_of<T: Elementary>(row: &[T]) -> Datatype {
+///     Datatype::of::<T>().contiguous(row.len() as u64).expect("it is not too large")
+/// }
+///
+/// assert_eq!(row_of(&[1.5, 2.5]).size(), 16);
+/// assert_eq!(<u16 as Elementary>::KIND, ElementKind::U16);
+/// ```
 pub trait Elementary: Element {
     /// What the type is in signatures.
     const KIND: ElementKind;

@@ -5,6 +5,16 @@ use posthaste_core::{Fault, RmaError};
 use thiserror::Error;
 
 /// Why a datatype cannot be made.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, DatatypeError};
+///
+/// let byte = Datatype::of::<u8>();
+/// let beyond = byte.subarray(&[10, 10], &[2, 2], &[0, 9]).unwrap_err();
+/// assert!(matches!(beyond, DatatypeError::Subarray { dimension: 1, .. }));
+/// assert!(byte.contiguous(u64::MAX).is_err(), "no memory is as large");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DatatypeError {
@@ -76,6 +86,20 @@ pub enum ProgramError {
 }
 
 /// Why a transfer between layouts is refused. No byte was moved.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, TransferError, redistribute};
+///
+/// let (words, bytes) = (Datatype::of::<u32>(), Datatype::of::<u8>());
+/// let (source, mut target) = ([1; 8], [0; 8]);
+/// // Two words are not eight bytes, though they are as long.
+/// let refused = redistribute(&mut target, &Layout::new(&words, 2), &source, &Layout::new(&bytes, 8));
+/// assert!(matches!(refused, Err(TransferError::Signature { .. })));
+/// let refused = redistribute(&mut target, &Layout::new(&bytes, 8), &source, &Layout::new(&bytes, 8).at(1));
+/// assert!(matches!(refused, Err(TransferError::OutOfBounds { .. })));
+/// assert_eq!(target, [0; 8]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -136,6 +160,26 @@ pub enum TransferError {
 }
 
 /// Why a put or a get between layouts was refused or failed.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::RmaError;
+/// use posthaste::datatype::{Datatype, Layout, TypedError};
+/// let window = job.shmalloc::<u8>(8).await?;
+/// let byte = Datatype::of::<u8>();
+/// let layout = Layout::new(&byte, 4);
+/// let nobody = posthaste::Rank(1000);
+/// // What was wrong with the layouts, or what became of the put.
+/// match window.put_typed(nobody, &layout, &[1_u8; 4], &layout).await {
+///     Err(TypedError::Rma(RmaError::UnknownRank { rank, .. })) => assert_eq!(rank, nobody),
+///     other => panic!("{other:?}"),
+/// }
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TypedError {

@@ -19,6 +19,18 @@ pub enum Method {
 /// mapped memory (blocks of 8 B to 1 KiB, regular and irregular, 2 to 1,000 KiB in all) direct was 1.1 to 3 times as fast,
 /// but for blocks of 24 B against blocks of 40 B, where it had 0.9 of the speed. Thresholds are for memory that costs more
 /// to attach or to reach.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, Method, Thresholds};
+///
+/// let column = Datatype::of::<u64>().vector(100, 1, 100)?;
+/// let layout = Layout::new(&column, 1);
+/// assert_eq!(Thresholds::default().method(&layout, &layout), Method::Direct);
+/// let staged = Thresholds { granularity: 8, size: 0, staging: 4096 };
+/// assert_eq!(staged.method(&layout, &layout), Method::Staged);
+/// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// Of the mean contiguous chunk, in bytes.

@@ -85,6 +85,21 @@ impl Machine {
     ///
     /// # Errors
     /// If the layout is not inside of the memory. Nothing was copied then.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::{Datatype, Layout, Machine};
+    ///
+    /// let column = Datatype::of::<u8>().vector(4, 1, 4)?; // of a matrix of 4 × 4
+    /// let mut machine = Machine::new(&Layout::new(&column, 1).at(2))?;
+    /// let mut matrix = [0; 16];
+    /// // What comes in pieces goes to its places one after the other.
+    /// for piece in [&[1, 2, 3][..], &[4]] {
+    ///     machine.scatter(&mut matrix, piece)?;
+    /// }
+    /// assert_eq!([matrix[2], matrix[6], matrix[10], matrix[14]], [1, 2, 3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn scatter<'m, 'd>(
         &mut self,
         memory: impl Into<Target<'m>>,
@@ -102,6 +117,19 @@ impl Machine {
     }
 
     /// Passes over the next bytes of the layout, as many as there are, without moving them; returns how many.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::{Datatype, Layout, Machine};
+    ///
+    /// let every_other = Datatype::of::<u8>().vector(5, 1, 2)?;
+    /// let mut machine = Machine::new(&Layout::new(&every_other, 1))?;
+    /// assert_eq!(machine.skip(3), 3);
+    /// let (object, mut rest) = ([0, 1, 2, 3, 4, 5, 6, 7, 8], [0; 8]);
+    /// assert_eq!(machine.gather(&object, &mut rest)?, 2);
+    /// assert_eq!(rest[..2], [6, 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn skip(&mut self, bytes: u64) -> u64 {
         let bytes = self.remaining.min(bytes);
         let mut contiguous = Cursor::of_bytes(0, bytes);

@@ -77,6 +77,19 @@ pub struct Bounds {
 /// Where the elements of an object lie in memory, and which they are. Cheap to clone; never changes.
 ///
 /// All offsets are relative to the base of an object. See the [module](self) for what can be done with it.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::Datatype;
+///
+/// // Built from the inside out: a word, every second one of three, and two of those rows.
+/// let word = Datatype::of::<u32>();
+/// let row = word.vector(3, 1, 2)?;
+/// let rows = row.resized(0, 32)?.contiguous(2)?;
+/// assert_eq!((rows.size(), rows.extent(), rows.chunks()), (24, 64, 6));
+/// assert!(!rows.is_contiguous());
+/// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+/// ```
 #[derive(Clone)]
 pub struct Datatype(Arc<Inner>);
 
@@ -99,6 +112,20 @@ impl Datatype {
     ///
     /// # Errors
     /// If it is not a program of this version, or one that could not have been compiled.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    ///
+    /// let column = Datatype::of::<f64>().vector(100, 1, 100)?;
+    /// let bytes = column.to_bytes(); // short, however many elements there are
+    /// assert!(bytes.len() < 200);
+    /// let same = Datatype::from_bytes(&bytes)?;
+    /// assert_eq!((same.size(), same.signature()), (column.size(), column.signature()));
+    /// // What no compiler has written is refused before anything of it is run.
+    /// assert!(Datatype::from_bytes(&bytes[1..]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_bytes(bytes: &[u8]) -> Result<Datatype, ProgramError> {
         encode::decode(bytes)
     }
@@ -110,6 +137,20 @@ impl Datatype {
     }
 
     /// The program.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::{Block, Datatype, program::Instruction};
+    ///
+    /// let column = Datatype::of::<u8>().vector(10, 1, 10)?;
+    /// // One block, ten times, ten bytes apart.
+    /// let expected = [
+    ///     Instruction::Copy(Block { offset: 0, len: 1 }),
+    ///     Instruction::Iterate { count: 10, stride: 10 },
+    /// ];
+    /// assert!(column.program().ends_with(&expected[..]), "{:?}", column.program());
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     #[must_use]
     pub fn program(&self) -> &[Instruction] {
         self.0.program.get_or_init(|| program::compile(&self.0.body))
@@ -134,6 +175,17 @@ impl Datatype {
     }
 
     /// First byte of an element, and the one behind its last, from its base.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::datatype::Datatype;
+    ///
+    /// // Columns 3 to 5 of a row of 8: the extent is that of the row, the bytes are fewer.
+    /// let part = Datatype::of::<u16>().subarray(&[8], &[3], &[3])?;
+    /// assert_eq!((part.bounds().lower, part.extent()), (0, 16));
+    /// assert_eq!(part.true_bounds(), (6, 12));
+    /// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+    /// ```
     #[must_use]
     pub fn true_bounds(&self) -> (i64, i64) {
         (self.0.body.facts.low, self.0.body.facts.high)

@@ -11,6 +11,17 @@ use posthaste_core::memory::{Blocks, Piece, Rows};
 use std::ops::Range;
 
 /// So many elements of a datatype in a memory, the first of which is at an offset.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, Side};
+///
+/// let word = Datatype::of::<u32>();
+/// let tail = Layout::new(&word, 3).at(8); // three words from byte 8 on
+/// assert_eq!((tail.size(), tail.span()), (Some(12), (8, 20)));
+/// assert!(tail.check(Side::Target, 20).is_ok());
+/// assert!(tail.check(Side::Target, 19).is_err(), "the last byte is outside");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'d> {
     /// Of an element.
@@ -160,6 +171,19 @@ pub(crate) fn checked(
 ///
 /// # Errors
 /// If the layouts have different elements, or are not inside of their memories. Nothing was copied then.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, redistribute};
+///
+/// // A matrix of 2 × 3 is transposed: its columns, one after the other, become rows.
+/// let byte = Datatype::of::<u8>();
+/// let columns = byte.vector(2, 1, 3)?.resized(0, 1)?;
+/// let (matrix, mut transposed) = ([1, 2, 3, 4, 5, 6], [0; 6]);
+/// let bytes = redistribute(&mut transposed, &Layout::new(&byte, 6), &matrix, &Layout::new(&columns, 3))?;
+/// assert_eq!((bytes, transposed), (6, [1, 4, 2, 5, 3, 6]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn redistribute<'t, 's>(
     target: impl Into<Target<'t>>,
     to: &Layout<'_>,
@@ -224,6 +248,18 @@ fn direct(
 ///
 /// # Errors
 /// As [`redistribute`]; also if there is no staging memory.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, redistribute_staged};
+///
+/// let every_other = Datatype::of::<u8>().vector(4, 1, 2)?;
+/// let pairs = Datatype::of::<u8>().vector(2, 2, 3)?;
+/// let (source, mut out, mut staging) = ([1, 0, 2, 0, 3, 0, 4], [0; 5], [0; 3]);
+/// redistribute_staged(&mut out, &Layout::new(&pairs, 1), &source, &Layout::new(&every_other, 1), &mut staging)?;
+/// assert_eq!(out, [1, 2, 0, 3, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn redistribute_staged<'t, 's>(
     target: impl Into<Target<'t>>,
     to: &Layout<'_>,
@@ -248,6 +284,20 @@ pub fn redistribute_staged<'t, 's>(
 ///
 /// # Errors
 /// As [`redistribute`].
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::{Datatype, Layout, Method, Thresholds, redistribute_with};
+///
+/// let every_other = Datatype::of::<u8>().vector(4, 1, 2)?;
+/// let layout = Layout::new(&every_other, 1);
+/// let (source, mut out) = ([1, 9, 2, 9, 3, 9, 4], [0; 7]);
+/// // Chunks of up to eight bytes go over staging memory.
+/// let thresholds = Thresholds { granularity: 8, ..Thresholds::default() };
+/// assert_eq!(redistribute_with(&thresholds, &mut out, &layout, &source, &layout)?, Method::Staged);
+/// assert_eq!(out, [1, 0, 2, 0, 3, 0, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn redistribute_with<'t, 's>(
     thresholds: &Thresholds,
     target: impl Into<Target<'t>>,

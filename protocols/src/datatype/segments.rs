@@ -10,6 +10,28 @@ use posthaste_core::Rank;
 use posthaste_core::memory::{Blocks, SharedSlice};
 
 /// What an exporter publishes of an object: a handle to its memory, where the object is in it, and its program.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste_protocols::datatype::{Datatype, Export, Layout, pull};
+/// // The exporter tells where an object is, and how it lies there.
+/// let region = job.region(100).await?;
+/// region.write(0, &(0..100).collect::<Vec<u8>>())?;
+/// let column = Datatype::of::<u8>().vector(10, 1, 10)?;
+/// let told = Export { handle: region.key(), base: 3, count: 1, datatype: column }.to_bytes();
+/// // A peer pulls it into a row of its own.
+/// let export = Export::from_bytes(&told)?;
+/// let remote = job.remote_region(export.handle).await?;
+/// let mut segments = remote.segments(32).expect("the memory is mapped here");
+/// let (byte, mut row) = (Datatype::of::<u8>(), [0; 10]);
+/// pull(&mut row, &Layout::new(&byte, 10), &mut segments, &export)?;
+/// assert_eq!(row, [3, 13, 23, 33, 43, 53, 63, 73, 83, 93]);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Export {
     /// Names the memory.
@@ -131,6 +153,24 @@ pub fn pull<'t>(
 ///
 /// # Errors
 /// As [`pull`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste_protocols::datatype::{Datatype, Export, Layout, push};
+/// let region = job.region(16).await?;
+/// let every_fourth = Datatype::of::<u8>().vector(4, 1, 4)?;
+/// let export = Export { handle: region.key(), base: 1, count: 1, datatype: every_fourth };
+/// let mut segments = job.remote_region(export.handle).await?.segments(8).expect("the memory is mapped here");
+/// push(&mut segments, &export, b"word", &Layout::new(&Datatype::of::<u8>(), 4))?;
+/// let mut bytes = [0; 16];
+/// region.read(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"\0w\0\0\0o\0\0\0r\0\0\0d\0\0");
+/// # job.leave().await
+/// # }
+/// ```
 pub fn push<'s>(
     segments: &mut impl Segments,
     export: &Export,

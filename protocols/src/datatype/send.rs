@@ -23,6 +23,33 @@ impl<F: Face> ActiveMessage<F> {
     ///
     /// # Cancel safety
     /// See [`SendMessage`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// use posthaste::{Message, Scope};
+    /// let sum = job.counter();
+    /// let count = sum.clone();
+    /// let byte = Datatype::of::<u8>();
+    /// let element = byte.clone();
+    /// let row = job.register("row", move |message: Message, _: &mut Scope| {
+    ///     let mut row = [0; 4];
+    ///     // A message of other elements is refused.
+    ///     message.scatter(&mut row, &Layout::new(&element, 4)).expect("four bytes");
+    ///     count.add(row.iter().map(|byte| u64::from(*byte)).sum());
+    /// })?;
+    /// // A column of a matrix of 4 × 4 is sent as it lies, and comes as a row.
+    /// let column = byte.vector(4, 1, 4)?;
+    /// let matrix: Vec<u8> = (0..16).collect();
+    /// row.send_typed(job.rank(), &matrix, &Layout::new(&column, 1).at(3))?.await?;
+    /// sum.reach(3 + 7 + 11 + 15).await;
+    /// assert_eq!(sum.value(), 36);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send_typed<'s>(
         &self,
         target: Rank,

@@ -18,6 +18,18 @@ const BASES: [u64; 2] = [0x0b1d_7ac3_51e9_6f27, 0x1643_9e0f_d82a_c5b1];
 /// those of the parts: equal sequences have equal signatures, however they were described. Different ones agree with a
 /// chance of 2^-100 or so. It protects from mistakes: a peer may lie about it, and gains nothing but elements of other
 /// kinds, for sizes and bounds are checked apart from it.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::datatype::Datatype;
+///
+/// // A column and a row of ten numbers have other shapes and the same elements.
+/// let number = Datatype::of::<f64>();
+/// let (column, row) = (number.vector(10, 1, 10)?, number.contiguous(10)?);
+/// assert_eq!(column.signature(), row.signature());
+/// assert_ne!(column.signature(), Datatype::of::<u64>().contiguous(10)?.signature());
+/// # Ok::<(), posthaste_protocols::datatype::DatatypeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Signature {
     /// Number of elements.

@@ -66,6 +66,21 @@ impl ConnectionManager {
 }
 
 /// A connection id in use; it is free again when this is dropped.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::ConnectionManager;
+/// let manager = ConnectionManager::new(1);
+/// let connection = manager.try_open().expect("the id is free");
+/// assert!(manager.try_open().is_none(), "all ids are in use");
+/// drop(connection);
+/// assert!(manager.try_open().is_some());
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Connection {
     id: ConnectionId,

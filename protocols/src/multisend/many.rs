@@ -32,6 +32,24 @@ pub struct Part {
 }
 
 /// What has come.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{ConnectionManager, Part};
+/// let many = job.many_to_many();
+/// let connection = ConnectionManager::new(4).open().await;
+/// let parts = [Part { source: job.rank(), offset: 0, len: 4 }];
+/// let receive = many.receive(connection.id(), 4, &parts)?;
+/// many.send(connection.id(), [(job.rank(), "longer than four".into())]).await?;
+/// let received = receive.await?;
+/// // What is longer than its part is cut off, and its length is told.
+/// assert_eq!((&received.buffer[..], received.parts[0].clone()), (&b"long"[..], Ok(16)));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The buffer; what nobody sent is zero.
@@ -211,6 +229,25 @@ impl Protocol for Registered {
 }
 
 /// Many-to-many sends and receives of a client. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Bytes, ConnectionManager, Part};
+/// let many = job.many_to_many();
+/// let connection = ConnectionManager::new(4).open().await; // the same on all ranks
+/// // Eight bytes of every rank, in the order of the ranks.
+/// let part = |source: posthaste::Rank| Part { source, offset: 8 * source.index(), len: 8 };
+/// let parts: Vec<Part> = job.ranks().map(part).collect();
+/// let receive = many.receive(connection.id(), 8 * job.size(), &parts)?;
+/// let mine = Bytes::copy_from_slice(&[job.rank().0 as u8 + 1; 8]);
+/// many.send(connection.id(), job.ranks().map(|rank| (rank, mine.clone()))).await?;
+/// assert_eq!(receive.await?.buffer[..8], [1; 8]);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ManyToMany {
     state: Arc<Mutex<State>>,

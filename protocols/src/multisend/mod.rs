@@ -31,6 +31,21 @@ use thiserror::Error;
 const TARGET: u32 = 16;
 
 /// Some messages of a multisend could not be sent; all others were.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::Rank;
+/// let (news, mut all) = job.stream("news")?;
+/// // The second rank does not exist; the first gets its message all the same.
+/// let error = news.multicast([job.rank(), Rank(1000)], "news").await.unwrap_err();
+/// assert_eq!((error.failed.len(), error.failed[0].0, error.total), (1, Rank(1000), 2));
+/// assert!(all.recv().await.is_some());
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} of {total} messages could not be sent: that to rank {} because {}", .failed.len(), .failed[0].0, .failed[0].1)]
 pub struct MultisendError {
@@ -73,6 +88,20 @@ impl Stage {
 /// # Cancel safety
 /// Dropped before it was polled, nothing is sent. Dropped later, what is on its way or queued goes on, and messages that
 /// still waited for credit or room are not sent.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use std::time::Duration;
+/// let (news, mut all) = job.stream("news")?;
+/// news.multicast(job.ranks(), "for all").info(b"v2").deadline(Duration::from_secs(5)).await?;
+/// let message = all.recv().await.expect("the job goes on");
+/// assert_eq!((message.text().as_str(), message.info()), ("for all", &b"v2"[..]));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a multisend does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct Multisend<'f, F: Face> {
@@ -333,6 +362,20 @@ impl<F: Face> Multisend<'_, F> {
 }
 
 /// Why many-to-many was refused.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{ConnectionManager, ManyError, Part};
+/// let connection = ConnectionManager::new(1).open().await;
+/// let beyond = Part { source: job.rank(), offset: 6, len: 4 };
+/// let refused = job.many_to_many().receive(connection.id(), 8, &[beyond]).unwrap_err();
+/// assert_eq!(refused, ManyError::BadPart { part: 0, len: 8 });
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ManyError {

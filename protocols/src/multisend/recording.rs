@@ -90,6 +90,29 @@ impl ManyToMany {
     ///
     /// # Cancel safety
     /// Dropped later than at its first poll, the messages may be sent; the pattern is gone.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ConnectionManager, Part};
+    /// let many = job.many_to_many();
+    /// let connection = ConnectionManager::new(1).open().await;
+    /// let parts = [Part { source: job.rank(), offset: 0, len: 4 }];
+    /// let source = job.region(4).await?;
+    /// source.write(0, b"once")?;
+    /// let receive = many.receive(connection.id(), 4, &parts)?;
+    /// let pattern = many.send_recording(connection.id(), [(job.rank(), source.slice(0..4))]).await?;
+    /// assert_eq!(receive.await?.buffer, b"once");
+    /// // The same again, with what is in the region now.
+    /// source.write(0, b"more")?;
+    /// let receive = many.receive(connection.id(), 4, &parts)?;
+    /// pattern.replay().await?;
+    /// assert_eq!(receive.await?.buffer, b"more");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn send_recording(
         &self,
         connection: ConnectionId,
@@ -103,6 +126,24 @@ impl ManyToMany {
 }
 
 /// A send that can be started again: the same descriptor, the payload read afresh.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (beat, mut beats) = job.stream("beat")?;
+/// let state = job.region(8).await?;
+/// let send = beat.restartable(job.rank(), b"beat", &state).await?;
+/// for number in 1..=3_u64 {
+///     state.write(0, &number.to_ne_bytes())?;
+///     send.start().await?;
+///     let message = beats.recv().await.expect("the job goes on");
+///     assert_eq!(message.read::<u64>(0), Some(number));
+/// }
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RestartableSend {
     pattern: Pattern,

@@ -16,6 +16,20 @@ impl Pattern {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (window, source) = (job.shmalloc::<u8>(64).await?, job.region(16).await?);
+    /// let pattern = job.record(|recorder| recorder.put(&window, job.rank(), 40, &source)).await?;
+    /// let table = pattern.describe().await?;
+    /// assert!(table.contains("1 operations, 16 bytes"), "{table}");
+    /// assert!(table.lines().any(|line| line.contains("put") && line.contains("at 40")), "{table}");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn describe(&self) -> Result<String, PatternError> {
         let id = self.id;
         let posted = self.handle.post(move |scope: &mut Scope<'_>| {

@@ -56,6 +56,25 @@ pub struct Pattern {
 ///
 /// # Cancel safety
 /// Cancel safe: what was recorded is freed again.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste_protocols::pattern::record;
+/// let (window, source) = (job.shmalloc::<u8>(64).await?, job.region(16).await?);
+/// let pattern = record(job.handle(), |recorder| {
+///     recorder.put(&window, job.rank(), 0, &source)?;
+///     recorder.put(&window, job.rank(), 32, source.slice(0..8))
+/// })
+/// .await?;
+/// assert_eq!((pattern.messages(), pattern.bytes()), (2, 24));
+/// // Nothing recorded is nothing to replay.
+/// assert!(record(job.handle(), |_| Ok(())).await.is_err());
+/// # job.leave().await
+/// # }
+/// ```
 pub async fn record(
     handle: &Handle,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
@@ -107,12 +126,45 @@ impl Pattern {
     ///
     /// # Cancel safety
     /// See [`Replay`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (counts, source) = (job.shmalloc::<u64>(2).await?, job.region(8).await?);
+    /// let step = job.record(|r| r.put_signal(&counts, job.rank(), 1, &source, counts.signal_add(0, 1))).await?;
+    /// for number in [10_u64, 20, 30] {
+    ///     source.write(0, &number.to_ne_bytes())?;
+    ///     step.replay().await?; // the put and the signal have been done
+    /// }
+    /// assert_eq!(counts.to_vec(), [3, 30]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn replay(&self) -> Replay<'_, Handle> {
         Replay::new(self, &self.handle)
     }
 
     /// The same through an owned context, which must be the one that recorded it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::ContextId;
+    /// let (window, source) = (job.shmalloc::<u8>(8).await?, job.region(8).await?);
+    /// let pattern = job.record(|recorder| recorder.put(&window, job.rank(), 0, &source)).await?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// source.write(0, b"by owner")?;
+    /// pattern.replay_on(&context).await?; // takes no lock
+    /// assert_eq!(window.to_vec(), b"by owner");
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn replay_on<'p, F: Face>(&'p self, face: &'p F) -> Replay<'p, F> {
         Replay::new(self, face)

@@ -83,6 +83,26 @@ impl Recorder {
     ///
     /// # Errors
     /// If the access is out of range, the window was freed, or it belongs to another context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (window, source) = (job.shmalloc::<u32>(8).await?, job.region(64).await?);
+    /// // Every second word of the region to elements that lie apart.
+    /// let pattern = job
+    ///     .record(|recorder| {
+    ///         recorder.put(&window, job.rank(), 1, source.slice(0..4))?;
+    ///         recorder.put(&window, job.rank(), 6, source.slice(8..12))
+    ///     })
+    ///     .await?;
+    /// source.write(8, &7_u32.to_ne_bytes())?;
+    /// pattern.replay().await?;
+    /// assert_eq!((window.load(1), window.load(6)), (Some(0), Some(7)));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn put<T: Element>(
         &mut self,
         window: &Window<T>,
@@ -97,6 +117,22 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`put`](Self::put).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (window, mirror) = (job.shmalloc::<u32>(8).await?, job.region(8).await?);
+    /// let pattern = job.record(|recorder| recorder.get(&window, job.rank(), 2, &mirror)).await?;
+    /// window.store_slice(2, &[5, 6])?;
+    /// pattern.replay().await?; // what is there now is in the region
+    /// let mut words = [0; 8];
+    /// mirror.read(0, &mut words)?;
+    /// assert_eq!(words, [5_u32.to_ne_bytes(), 6_u32.to_ne_bytes()].concat()[..]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn get<T: Element>(
         &mut self,
         window: &Window<T>,
@@ -160,6 +196,24 @@ impl Recorder {
     ///
     /// # Errors
     /// If the slice is not inside of its region, or one of them belongs to another context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (frame, mut frames) = job.stream("frame")?;
+    /// let picture = job.region(1000).await?;
+    /// let pattern = job.record(|recorder| recorder.send(&frame, job.rank(), &picture)).await?;
+    /// for number in 0..3_u8 {
+    ///     picture.write(999, &[number])?;
+    ///     pattern.replay().await?;
+    ///     let message = frames.recv().await.expect("the job goes on");
+    ///     assert_eq!((message.len(), message.read::<u8>(999)), (1000, Some(number)));
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send<F: Face>(
         &mut self,
         message: &ActiveMessage<F>,
@@ -173,6 +227,20 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`send`](Self::send), and if the info is too long.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (frame, mut frames) = job.stream("frame")?;
+    /// let picture = job.region(8).await?;
+    /// let pattern = job.record(|r| r.send_with_info(&frame, job.rank(), b"camera 2", &picture)).await?;
+    /// pattern.replay().await?;
+    /// assert_eq!(frames.recv().await.expect("the job goes on").info(), b"camera 2");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn send_with_info<F: Face>(
         &mut self,
         message: &ActiveMessage<F>,
@@ -188,6 +256,21 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (tick, mut ticks) = job.stream("tick")?;
+    /// let clock = job.region(8).await?;
+    /// let pattern = job.record(|recorder| recorder.multicast(&tick, job.ranks(), &clock)).await?;
+    /// assert_eq!(pattern.messages(), job.size());
+    /// pattern.replay().await?;
+    /// assert_eq!(ticks.recv().await.map(|message| message.len()), Some(8));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn multicast<F: Face>(
         &mut self,
         message: &ActiveMessage<F>,
@@ -204,6 +287,25 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ConnectionManager, Part};
+    /// let many = job.many_to_many();
+    /// let connection = ConnectionManager::new(1).open().await;
+    /// let (source, rank) = (job.region(8).await?, job.rank());
+    /// let pattern =
+    ///     job.record(|recorder| recorder.many_to_many(many, connection.id(), [(rank, source.slice(2..5))])).await?;
+    /// source.write(0, b"01234567")?;
+    /// let receive = many.receive(connection.id(), 3, &[Part { source: rank, offset: 0, len: 3 }])?;
+    /// pattern.replay().await?;
+    /// assert_eq!(receive.await?.buffer, b"234");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn many_to_many(
         &mut self,
         many: &ManyToMany,

@@ -28,6 +28,24 @@ enum State {
 ///
 /// # Cancel safety
 /// Dropped before it was polled, nothing is done. Dropped later, the replay goes on to its end.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (window, source) = (job.shmalloc::<u64>(1).await?, job.region(8).await?);
+/// let pattern = job.record(|recorder| recorder.put(&window, job.rank(), 0, &source)).await?;
+/// source.write(0, &1_u64.to_ne_bytes())?;
+/// let first = pattern.replay().local().await?;
+/// source.write(0, &2_u64.to_ne_bytes())?; // the first replay has read the region
+/// let second = pattern.replay();
+/// first.remote().await?; // and now it is at its target
+/// second.await?; // means the same
+/// assert_eq!(window.load(0), Some(2));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a replay does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct Replay<'p, F: Face> {
@@ -61,6 +79,21 @@ impl<'p, F: Face> Replay<'p, F> {
 
     /// New message info, up to 112 bytes, for this replay: all its messages carry it instead of what was recorded, but
     /// those of many-to-many, whose info names their connection.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (step, mut steps) = job.stream("step")?;
+    /// let source = job.region(8).await?;
+    /// let pattern = job.record(|recorder| recorder.send_with_info(&step, job.rank(), b"none", &source)).await?;
+    /// pattern.replay().info(b"step 7").await?; // instead of what was recorded
+    /// let message = steps.recv().await.expect("the job goes on");
+    /// assert_eq!(message.info(), b"step 7");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn info(mut self, info: &[u8]) -> Self {
         self.info = Some(Box::new(Info::new(info).ok_or(SendError::InfoTooLong { len: info.len() })));
         self

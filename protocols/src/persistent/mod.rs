@@ -29,6 +29,22 @@ use thiserror::Error;
 use zerocopy::IntoBytes;
 
 /// Why a persistent collective was not made, or ended.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use posthaste::persistent::PersistentError;
+/// use posthaste::{CollectiveError, Reduce};
+/// let job = posthaste::solo().await?;
+/// let mut sum = job.persistent().all_reduce::<u32>(&job.world(), 3, &Reduce::sum()).await?;
+/// let error = sum.run(&mut [1, 2]).await.unwrap_err();
+/// assert!(matches!(error, PersistentError::Collective(CollectiveError::Length { len: 2, expected: 3, .. })));
+/// sum.run(&mut [1, 2, 3]).await?; // nothing was done, so it can be used
+/// # job.leave().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PersistentError {
@@ -69,6 +85,26 @@ impl Tree {
 }
 
 /// Makes persistent collectives of a client. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let job = posthaste::solo().await?;
+/// let group = job.world();
+/// // Made once, by all members in the same order, and used any number of times.
+/// let mut sum = job.persistent().all_reduce::<u64>(&group, 1, &posthaste::Reduce::sum()).await?;
+/// let mut tell = job.persistent().broadcast::<u64>(&group, 0, 1).await?;
+/// for round in 0..10 {
+///     let mut value = [round];
+///     sum.run(&mut value).await?;
+///     tell.run(&mut value).await?;
+///     assert_eq!(value, [round * group.size() as u64]);
+/// }
+/// # job.leave().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Persistent {
     board: Arc<Mutex<Board>>,
@@ -148,6 +184,23 @@ impl Persistent {
     ///
     /// # Cancel safety
     /// Not cancel safe: the others wait for this rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let job = posthaste::solo().await?;
+    /// let mut parameters = job.persistent().broadcast::<f32>(&job.world(), 0, 2).await?;
+    /// for step in 0..10 {
+    ///     // Only what the root gives counts.
+    ///     let mut values = if job.rank().0 == 0 { [step as f32, 0.5] } else { [0.0; 2] };
+    ///     parameters.run(&mut values).await?;
+    ///     assert_eq!(values, [step as f32, 0.5]);
+    /// }
+    /// # job.leave().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn broadcast<T: Datum>(
         &self,
         group: &Group,
@@ -168,6 +221,23 @@ impl Persistent {
     ///
     /// # Cancel safety
     /// Not cancel safe: the others wait for this rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let job = posthaste::solo().await?;
+    /// let mut barrier = job.persistent().barrier(&job.world()).await?;
+    /// let mut steps = 0;
+    /// while steps < 10 {
+    ///     steps += 1; // a step of work
+    ///     barrier.run().await?; // nobody begins the next one before all have done this one
+    /// }
+    /// assert_eq!(steps, 10);
+    /// # job.leave().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn barrier(&self, group: &Group) -> Result<PersistentBarrier, PersistentError> {
         Ok(PersistentBarrier { core: self.make(group, 0, 0, false).await? })
     }

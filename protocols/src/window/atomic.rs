@@ -20,6 +20,23 @@ mod sealed {
 pub(super) use sealed::Sealed;
 
 /// What atomic operations work on: integers of 32 and 64 bits.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{Job, Word};
+/// async fn bump<W: Word>(job: &Job, one: W) -> posthaste::Result<W> {
+///     let window = job.shmalloc::<W>(2).await?;
+///     window.add(job.rank(), 1, one).await?;
+///     Ok(window.atomic_load(job.rank(), 1).await?)
+/// }
+/// assert_eq!(bump(&job, -7_i32).await?, -7);
+/// assert_eq!(bump(&job, 7_u64).await?, 7);
+/// # job.leave().await
+/// # }
+/// ```
 pub trait Word: Element + Sealed {
     #[doc(hidden)]
     const LEN: WordLen;
@@ -212,6 +229,20 @@ impl Slow {
 ///
 /// # Cancel safety
 /// Dropped before it was polled, nothing is done. Dropped later, it is done all the same, once.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let tickets = job.shmalloc::<u64>(1).await?;
+/// let first = posthaste::Rank(0); // keeps the count
+/// let mine = tickets.fetch_add(first, 0, 1).await?;
+/// let next = tickets.fetch_add(first, 0, 1).await?;
+/// assert!(next > mine, "nobody else has that number");
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "an atomic operation does nothing until it is awaited"]
 pub struct AtomicFetch<'w, W> {
     access: Access<'w>,
@@ -238,6 +269,18 @@ impl<W: Word> Future for AtomicFetch<'_, W> {
 ///
 /// # Cancel safety
 /// Dropped before it was polled, nothing is done. Dropped later, it is done all the same, once.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let flags = job.shmalloc::<u32>(1).await?;
+/// flags.or(job.rank(), 0, 1 << job.rank().index()).await?; // done at the target
+/// assert_eq!(flags.load(0), Some(1));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "an atomic operation does nothing until it is awaited"]
 pub struct AtomicUpdate<'w, W> {
     access: Access<'w>,
@@ -272,6 +315,22 @@ impl<W: Word> Future for AtomicUpdate<'_, W> {
 ///
 /// In mapped memory an operation is done when its future is polled, but its word is asked for when the future is made: who
 /// makes a few dozen and then awaits one after the other does not wait for each word to come from another processor.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use futures::future::try_join_all;
+/// let window = job.shmalloc::<u8>(4096).await?;
+/// let words = window.words::<i32>();
+/// // All words are asked for first, and then changed one after the other.
+/// let updates: Vec<_> = (0..64).map(|line| words.add(job.rank(), 64 * line, -1)).collect();
+/// try_join_all(updates).await?;
+/// assert_eq!(words.load(job.rank(), 64 * 63).await?, -1);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Words<'w, W> {
     memory: &'w Arc<Memory>,
@@ -312,6 +371,22 @@ impl Window<u8> {
 
 impl RemoteRegion {
     /// The words of the region: atomic operations by offset in bytes. The rank is that of the region's owner.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(64).await?;
+    /// let remote = job.remote_region(region.key()).await?; // as a peer opens it
+    /// let words = remote.words::<u64>();
+    /// assert_eq!(words.fetch_add(job.rank(), 16, 5).await?, 0);
+    /// let mut word = [0; 8];
+    /// region.read(16, &mut word)?;
+    /// assert_eq!(u64::from_ne_bytes(word), 5);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn words<W: Word>(&self) -> Words<'_, W> {
         Words { memory: &self.memory, only: Some(self.memory.parts[0].rank), word: PhantomData }
@@ -474,6 +549,19 @@ impl<T: Word> Window<T> {
     }
 
     /// Adds to an element, wrapping around; gives the old value.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let counts = job.shmalloc::<u32>(8).await?;
+    /// assert_eq!(counts.fetch_add(job.rank(), 3, 5).await?, 0);
+    /// assert_eq!(counts.fetch_add(job.rank(), 3, u32::MAX).await?, 5); // takes one away
+    /// assert_eq!(counts.load(3), Some(4));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn fetch_add(&self, rank: Rank, index: usize, value: T) -> AtomicFetch<'_, T> {
         self.elements().fetch_add(rank, Self::offset(index), value)
@@ -498,6 +586,21 @@ impl<T: Word> Window<T> {
     }
 
     /// Bitwise or; gives the old value.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let taken = job.shmalloc::<u64>(1).await?;
+    /// // The first to set a bit has what it stands for.
+    /// let bit = 1 << 5;
+    /// let was_free = taken.fetch_or(job.rank(), 0, bit).await? & bit == 0;
+    /// assert!(was_free);
+    /// assert_eq!(taken.fetch_and(job.rank(), 0, !bit).await?, bit); // and gives it back
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn fetch_or(&self, rank: Rank, index: usize, value: T) -> AtomicFetch<'_, T> {
         self.elements().fetch_or(rank, Self::offset(index), value)
@@ -522,24 +625,82 @@ impl<T: Word> Window<T> {
     }
 
     /// Puts a value in an element's place; gives the old one.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let heads = job.shmalloc::<u64>(1).await?;
+    /// // Each rank that swaps its own number in learns who was there before: a queue.
+    /// assert_eq!(heads.swap(job.rank(), 0, 7).await?, 0);
+    /// assert_eq!(heads.swap(job.rank(), 0, 9).await?, 7);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn swap(&self, rank: Rank, index: usize, value: T) -> AtomicFetch<'_, T> {
         self.elements().swap(rank, Self::offset(index), value)
     }
 
     /// Puts a value in an element's place if that is `expected`; gives the old one, which tells whether it was.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let locks = job.shmalloc::<u32>(1).await?;
+    /// let (free, mine) = (0, 1 + job.rank().0);
+    /// // Who finds the lock free has it.
+    /// assert_eq!(locks.compare_swap(job.rank(), 0, free, mine).await?, free);
+    /// assert_eq!(locks.compare_swap(job.rank(), 0, free, mine).await?, mine, "it is taken");
+    /// locks.atomic_store(job.rank(), 0, free).await?;
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn compare_swap(&self, rank: Rank, index: usize, expected: T, value: T) -> AtomicFetch<'_, T> {
         self.elements().compare_swap(rank, Self::offset(index), expected, value)
     }
 
     /// Reads an element of any rank. What its writer wrote there before is seen by gets that follow.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (data, ready) = (job.shmalloc::<f64>(100).await?, job.shmalloc::<u32>(1).await?);
+    /// data.put(job.rank(), 40, 1.5).await?;
+    /// ready.atomic_store(job.rank(), 0, 1).await?;
+    /// // Whoever reads the word gets what was written before it.
+    /// if ready.atomic_load(job.rank(), 0).await? == 1 {
+    ///     assert_eq!(data.get(job.rank(), 40).await?, 1.5);
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn atomic_load(&self, rank: Rank, index: usize) -> AtomicFetch<'_, T> {
         self.elements().load(rank, Self::offset(index))
     }
 
     /// Writes an element of any rank; unlike a put it wakes those who wait on it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let word = job.shmalloc::<i64>(1).await?;
+    /// let wait = word.wait_until(0, |value| value < 0);
+    /// let (waited, stored) = tokio::join!(wait, word.atomic_store(job.rank(), 0, -3));
+    /// stored?;
+    /// assert_eq!(waited?, -3);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn atomic_store(&self, rank: Rank, index: usize, value: T) -> AtomicUpdate<'_, T> {
         self.elements().store(rank, Self::offset(index), value)

@@ -19,6 +19,21 @@ const STEP: usize = 256;
 const UNDER_WAY: usize = 256;
 
 /// What [`update_each`](super::Window::update_each) does to a word.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::WordUpdate;
+/// let bits = job.shmalloc::<u64>(4).await?;
+/// let me = job.rank();
+/// bits.update_each(WordUpdate::Or, [(me, 0, 1 << 3), (me, 0, 1 << 5), (me, 3, 1)]).await?;
+/// bits.update_each(WordUpdate::Xor, [(me, 0, 1 << 3)]).await?;
+/// assert_eq!(bits.to_vec(), [1 << 5, 0, 0, 1]);
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WordUpdate {
     /// Adds, wrapping around.
@@ -283,6 +298,20 @@ impl<'w, W: Word> Words<'w, W> {
     /// As for [`Window::update_each`].
     ///
     /// [`Window::update_each`]: super::Window::update_each
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::WordUpdate;
+    /// let window = job.shmalloc::<u8>(64).await?;
+    /// let words = window.words::<u32>(); // by offsets in bytes
+    /// words.update_each(WordUpdate::Add, [(job.rank(), 8, 5), (job.rank(), 12, 6)]).await?;
+    /// assert_eq!(words.load(job.rank(), 12).await?, 6);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn update_each<U>(&self, update: WordUpdate, updates: U) -> UpdateEach<'w, U::IntoIter, W>
     where
         U: IntoIterator<Item = (Rank, u64, W)>,
@@ -339,6 +368,21 @@ impl<T: Word> super::Window<T> {
     ///
     /// # Errors
     /// As for [`update_each`](Self::update_each).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::WordUpdate;
+    /// let window = job.shmalloc::<u64>(4).await?;
+    /// let updates = [7, 8, 9].map(|value| (job.rank(), 2, value));
+    /// // All three to one word: each replaces what the one before it has left.
+    /// let old = window.fetch_each(WordUpdate::Replace, updates).await?;
+    /// assert_eq!((old.len(), old.iter().sum::<u64>() + window.load(2).unwrap_or(0)), (3, 7 + 8 + 9));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn fetch_each<U>(&self, update: WordUpdate, updates: U) -> FetchEach<'_, U::IntoIter, T>
     where
         U: IntoIterator<Item = (Rank, usize, T)>,

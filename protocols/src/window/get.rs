@@ -185,6 +185,21 @@ impl<T: Element> Future for Get<'_, T> {
 ///
 /// # Cancel safety
 /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<f32>(8).await?;
+/// window.store_slice(0, &[0.5, 1.5])?;
+/// let (mut one, mut two) = ([0.0; 2], [0.0; 2]);
+/// let gets = (window.get_to(job.rank(), 0, &mut one), window.get_to(job.rank(), 1, &mut two));
+/// futures::try_join!(gets.0, gets.1)?; // both are under way at once
+/// assert_eq!((one, two), ([0.5, 1.5], [1.5, 0.0]));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a get does nothing until it is awaited"]
 pub struct GetTo<'w, 's, T> {
     pub(super) memory: &'w Arc<Memory>,

@@ -233,6 +233,20 @@ impl Group {
 impl<T> Window<T> {
     /// The group that owns the window: a new one, with the members of that in which it was made. `None` for a window of all
     /// ranks that the job made.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (of_all, of_group) = (job.shmalloc::<u8>(8).await?, job.world().shmalloc::<u8>(8).await?);
+    /// assert!(of_all.group().is_none());
+    /// let owner = of_group.group().expect("a group made it");
+    /// assert_eq!(owner.members(), job.world().members());
+    /// owner.barrier().await?; // it is a group like any other
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn group(&self) -> Option<&Group> {
         match &self.origin {
@@ -242,6 +256,21 @@ impl<T> Window<T> {
     }
 
     /// The rank in the window of a rank of the job: that by which puts and gets name it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let group = job.world();
+    /// let window = group.shmalloc::<u64>(1).await?;
+    /// // In the window of a group, ranks are those of the group.
+    /// let here = window.rank_of(job.rank()).expect("this rank is a member");
+    /// window.put(here, 0, 5).await?;
+    /// assert_eq!((here.index(), window.load(0)), (group.rank(), Some(5)));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn rank_of(&self, rank: Rank) -> Option<Rank> {
         match &self.origin {

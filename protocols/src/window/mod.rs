@@ -37,6 +37,28 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a typed window holds: plain old data of any bit pattern.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use zerocopy::{FromBytes, Immutable, IntoBytes};
+///
+/// #[derive(Clone, Copy, Debug, PartialEq, FromBytes, IntoBytes, Immutable)]
+/// #[repr(C)]
+/// struct Particle {
+///     place: [f32; 3],
+///     mass: f32,
+/// }
+///
+/// let particles = job.shmalloc::<Particle>(100).await?;
+/// let heavy = Particle { place: [1.0, 2.0, 3.0], mass: 1e6 };
+/// particles.put(job.rank(), 42, heavy).await?;
+/// assert_eq!(particles.get(job.rank(), 42).await?, heavy);
+/// # job.leave().await
+/// # }
+/// ```
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
@@ -162,6 +184,19 @@ impl<T: Element> Window<T> {
     }
 
     /// Elements in a rank's part; 0 for an unknown rank.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// // Each rank names a length of its own.
+    /// let window = job.shmalloc::<u16>(10 + job.rank().index()).await?;
+    /// assert_eq!(window.len(job.rank()), 10 + job.rank().index());
+    /// assert_eq!(window.len(posthaste::Rank(1000)), 0, "there is no such rank");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self, rank: Rank) -> usize {
         self.memory.parts.get(rank.index()).map_or(0, |part| (part.len / size_of::<T>() as u64) as usize)
@@ -174,12 +209,37 @@ impl<T: Element> Window<T> {
     }
 
     /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(4).await?;
+    /// // Readers see words of so many bytes whole, whoever puts them meanwhile.
+    /// assert!(window.atomicity() >= size_of::<u64>());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn atomicity(&self) -> usize {
         self.memory.device.caps().atomicity
     }
 
     /// The same window with offsets in bytes.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(4).await?;
+    /// window.put(job.rank(), 1, 0x0102_0304).await?;
+    /// // The second element begins at byte 4.
+    /// assert_eq!(window.bytes().get_slice(job.rank(), 4, 4).await?, 0x0102_0304_u32.to_ne_bytes());
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn bytes(&self) -> Window<u8> {
         Window { memory: self.memory.clone(), origin: self.origin.clone(), element: PhantomData }
@@ -230,6 +290,20 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// See [`Put`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<f64>(8).await?;
+    /// let right = job.rank().next(job.size());
+    /// window.put(right, 3, 2.5).await?; // it is there
+    /// assert_eq!(window.get(right, 3).await?, 2.5);
+    /// assert!(window.put(right, 8, 0.0).await.is_err(), "the part has eight elements");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn put(&self, rank: Rank, index: usize, value: T) -> PutElement<'_, T> {
         PutElement::element(&self.memory, rank, Self::offset(index), value)
@@ -240,6 +314,19 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// See [`Put`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(8).await?;
+    /// let row = [1, 2, 3];
+    /// window.put_slice(job.rank(), 2, &row).await?;
+    /// assert_eq!(window.to_vec(), [0, 0, 1, 2, 3, 0, 0, 0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn put_slice<'w, 's>(&'w self, rank: Rank, index: usize, values: &'s [T]) -> PutSlice<'w, 's> {
         PutSlice::new(&self.memory, rank.0, rank, Self::offset(index), values.as_bytes())
@@ -249,6 +336,21 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// See [`Put`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Bytes;
+    /// let window = job.shmalloc::<u8>(100_000).await?;
+    /// // What owns its bytes is kept until it is there, so that the put can go on beside other work.
+    /// let page = Bytes::from(vec![7; 50_000]);
+    /// window.put_bytes(job.rank(), 1000, page.clone()).await?;
+    /// assert_eq!(window.get_slice(job.rank(), 1000, page.len()).await?, page);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn put_bytes(&self, rank: Rank, index: usize, bytes: Bytes) -> Put<'_> {
         Put::new(&self.memory, rank.index(), rank, Self::offset(index), bytes.into())
     }
@@ -257,6 +359,20 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(4).await?;
+    /// window.store(2, 42); // each rank writes its own part
+    /// job.barrier().await?;
+    /// let right = job.rank().next(job.size());
+    /// assert_eq!(window.get(right, 2).await?, 42);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn get(&self, rank: Rank, index: usize) -> Get<'_, T> {
         Get { memory: &self.memory, rank, offset: Self::offset(index), slow: None, element: PhantomData }
@@ -266,6 +382,21 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(100).await?;
+    /// window.store_slice(10, &[1, 2, 3])?;
+    /// // One buffer for all gets of a loop.
+    /// let mut row = [0; 3];
+    /// window.get_to(job.rank(), 10, &mut row).await?;
+    /// assert_eq!(row, [1, 2, 3]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn get_to<'w, 's>(&'w self, rank: Rank, index: usize, into: &'s mut [T]) -> GetTo<'w, 's, T> {
         let offset = Self::offset(index);
@@ -277,6 +408,20 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(100).await?;
+    /// window.store_slice(10, &[1, 2, 3])?;
+    /// // The buffer goes with the get, and comes back full: nothing is borrowed meanwhile.
+    /// let row = window.get_into(job.rank(), 10, vec![0; 3]).await?;
+    /// assert_eq!(row, [1, 2, 3]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn get_into(&self, rank: Rank, index: usize, buffer: Vec<T>) -> GetInto<'_, T> {
         GetInto {
             fetch: Fetch::new(&self.memory, rank.index(), rank, Self::offset(index)),
@@ -288,6 +433,18 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(100).await?;
+    /// window.store_slice(10, &[1, 2, 3])?;
+    /// assert_eq!(window.get_slice(job.rank(), 9, 4).await?, [0, 1, 2, 3]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn get_slice(&self, rank: Rank, index: usize, count: usize) -> GetInto<'_, T> {
         // Checked before the memory is taken.
         let buffer = match self.memory.check(rank.index(), rank, Self::offset(index), Self::offset(count)) {
@@ -303,6 +460,21 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// As for [`Recorder::put`](crate::Recorder::put).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u8>(64).await?;
+    /// let source = job.region(16).await?;
+    /// let pattern = job.record(|recorder| window.record_put(recorder, job.rank(), 32, &source)).await?;
+    /// source.write(0, b"new at each time")?;
+    /// pattern.replay().await?;
+    /// assert_eq!(window.get_slice(job.rank(), 32, 16).await?, b"new at each time");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn record_put(
         &self,
         recorder: &mut crate::pattern::Recorder,
@@ -317,6 +489,22 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// As for [`Recorder::put`](crate::Recorder::put).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u8>(64).await?;
+    /// let source = job.region(16).await?;
+    /// // Four bytes of the region, from its byte 8 on.
+    /// let pattern = job.record(|recorder| window.record_put_from(recorder, job.rank(), 0, &source, 8, 4)).await?;
+    /// source.write(0, b"0123456789abcdef")?;
+    /// pattern.replay().await?;
+    /// assert_eq!(window.get_slice(job.rank(), 0, 5).await?, b"89ab\0");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn record_put_from(
         &self,
         recorder: &mut crate::pattern::Recorder,
@@ -340,6 +528,19 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(8).await?;
+    /// let view = window.clone();
+    /// window.free().await?; // all ranks call it
+    /// assert!(view.put(job.rank(), 0, 1).await.is_err(), "the window is gone for all its clones");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn free(self) -> Result<(), RmaError> {
         let contexts = self.memory.end().ok_or(RmaError::NoSuchWindow(self.memory.id))?;
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.

@@ -17,12 +17,37 @@ impl<T: Element> Window<T> {
     ///
     /// Peers may write it at any time, so that there are copies and atomic words only;
     /// [`as_slice`](SharedSlice::as_slice) says under which conditions it can be a slice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u64>(1000).await?;
+    /// let memory = window.own_memory().expect("this rank has a part");
+    /// memory.write_u64(8 * 5, 42);
+    /// assert_eq!((window.load(5), memory.sum_words()), (Some(42), 42));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn own_memory(&self) -> Option<SharedSlice> {
         self.own().filter(|_| self.memory.alive.load(Ordering::Relaxed))
     }
 
     /// Reads an element of this rank's own part; `None` if there is none, or the window was freed.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(8).await?;
+    /// window.put(job.rank(), 7, 9).await?;
+    /// assert_eq!((window.load(7), window.load(8)), (Some(9), None));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn load(&self, index: usize) -> Option<T> {
@@ -36,6 +61,19 @@ impl<T: Element> Window<T> {
     }
 
     /// Writes an element of this rank's own part; false if there is none, or the window was freed.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u32>(8).await?;
+    /// assert!(window.store(7, 9));
+    /// assert!(!window.store(8, 9), "there is no such element");
+    /// assert_eq!(window.get(job.rank(), 7).await?, 9);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn store(&self, index: usize, value: T) -> bool {
         let alive = self.memory.alive.load(Ordering::Relaxed);
@@ -62,6 +100,20 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// If they are out of range, or the window was freed. Nothing is copied then.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u16>(100).await?;
+    /// window.put_slice(job.rank(), 98, &[3, 4]).await?;
+    /// let mut last = [0; 3];
+    /// window.load_slice(97, &mut last)?;
+    /// assert_eq!(last, [0, 3, 4]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn load_slice(&self, index: usize, into: &mut [T]) -> Result<(), RmaError> {
         self.own_slice(index, into.len())?.read(into.as_mut_bytes());
         Ok(())
@@ -71,6 +123,19 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// If they are out of range, or the window was freed. Nothing is copied then.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u16>(4).await?;
+    /// window.store_slice(1, &[5, 6])?;
+    /// assert!(window.store_slice(3, &[7, 8]).is_err(), "they do not fit");
+    /// assert_eq!(window.to_vec(), [0, 5, 6, 0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn store_slice(&self, index: usize, values: &[T]) -> Result<(), RmaError> {
         self.own_slice(index, values.len())?.write(values.as_bytes());
         Ok(())
@@ -125,6 +190,22 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::ContextId;
+    /// let window = job.shmalloc::<u32>(1).await?;
+    /// let context = job.own_context(ContextId(0)).expect("nobody else owns it");
+    /// // What goes through a handle, as puts do, gets on for certain while the owner drives.
+    /// job.drive(&context, window.put(job.rank(), 0, 7)).await?;
+    /// assert_eq!(window.wait_until_on(&context, 0, |value| value > 5).await?, 7);
+    /// drop(context);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn wait_until_on<F: Face>(
         &self,
         face: &F,

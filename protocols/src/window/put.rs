@@ -19,6 +19,22 @@ use std::task::{Context, Poll, ready};
 ///
 /// # Cancel safety
 /// As for [`Put`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u32>(8).await?;
+/// let mut row = [1, 2, 3];
+/// let put = window.put_slice(job.rank(), 0, &row).local().await?;
+/// row = [4, 5, 6]; // the source may be written again
+/// put.await?; // and what it was has arrived
+/// assert_eq!(window.get_slice(job.rank(), 0, 3).await?, [1, 2, 3]);
+/// # assert_eq!(row, [4, 5, 6]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a put does nothing until it is awaited"]
 pub struct PutCopy<'w, S> {
     memory: &'w Arc<Memory>,
@@ -84,6 +100,24 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     ///
     /// # Cancel safety
     /// As for the put itself.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use futures::future::try_join_all;
+    /// let window = job.shmalloc::<u64>(100).await?;
+    /// let mut puts = Vec::new();
+    /// for index in 0..100 {
+    ///     let value = [index as u64]; // need not live until the put has arrived
+    ///     puts.push(window.put_slice(job.rank(), index, &value).local().await?);
+    /// }
+    /// try_join_all(puts).await?;
+    /// assert_eq!(window.load(99), Some(99));
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn local(self) -> Result<Put<'w>, RmaError> {
         if let Way::Slow(put) = self.way {
             return put.local().await;
@@ -159,6 +193,20 @@ impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
 /// # Cancel safety
 /// Dropped before it has started, nothing is put. That is by the first poll, unless its task has used up its turn
 /// ([`tokio::task::coop`]). Dropped later, the put goes on; its payload is kept until then.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let window = job.shmalloc::<u8>(100_000).await?;
+/// let put = window.put_bytes(job.rank(), 0, vec![1; 100_000].into());
+/// let started = put.local().await?; // in its place among this rank's operations
+/// started.await?; // at the target
+/// assert_eq!(window.load(99_999), Some(1));
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a put does nothing until it is awaited"]
 pub struct Put<'w> {
     memory: &'w Arc<Memory>,
@@ -200,6 +248,21 @@ impl<'w> Put<'w> {
     ///
     /// # Cancel safety
     /// As for the put itself.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u8>(8).await?;
+    /// let put = window.put_bytes(job.rank(), 0, "ordered".into()).local().await?;
+    /// // It has its place in the order; whatever is put now comes behind it.
+    /// window.put(job.rank(), 0, b'O').await?;
+    /// put.await?;
+    /// assert_eq!(window.get_slice(job.rank(), 0, 7).await?, b"Ordered");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn local(mut self) -> Result<Put<'w>, RmaError> {
         std::future::poll_fn(|cx| {
             // Every device and the queue own the payload as soon as the put is started.

@@ -97,6 +97,24 @@ impl Drop for RegionInner {
 }
 
 /// Names a region to peers; plain data, to be sent in a message.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::RegionKey;
+/// let region = job.region(64).await?;
+/// // A key is plain data: a service can answer with it.
+/// let whereabouts = region.key();
+/// let ask = job.service("region", move |_: ()| async move { whereabouts })?;
+/// let key: RegionKey = ask.call(job.rank(), ()).await?;
+/// let remote = job.remote_region(key).await?;
+/// remote.put_slice(0, b"reached").await?;
+/// assert_eq!(remote.get_into(0, vec![0; 7]).await?, b"reached");
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RegionKey {
     /// Whose memory.
@@ -171,6 +189,21 @@ impl Region {
     }
 
     /// A part of it, by its bytes, for recorded operations. Whether it is inside, they check.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (source, window) = (job.region(100).await?, job.shmalloc::<u8>(8).await?);
+    /// source.write(90, b"the tail")?;
+    /// let tail = source.slice(90..98);
+    /// let pattern = job.record(|recorder| recorder.put(&window, job.rank(), 0, tail)).await?;
+    /// pattern.replay().await?;
+    /// assert_eq!(window.to_vec(), b"the tail");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn slice(&self, bytes: Range<usize>) -> RegionSlice {
         let (first, end) = (bytes.start as u64, bytes.end as u64);
@@ -313,6 +346,23 @@ impl RemoteRegion {
     ///
     /// # Cancel safety
     /// As for [`open`](Self::open).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo_with(1, 2).await?; // one client of two contexts
+    /// use posthaste::ContextId;
+    /// let region = job.region(64).await?;
+    /// let second = job.context_handle(ContextId(1)).expect("there are two");
+    /// let beside = job.remote_region(region.key()).await?.through(second).await?;
+    /// beside.put_slice(0, b"by another way").await?;
+    /// let mut word = [0; 2];
+    /// region.read(0, &mut word)?;
+    /// assert_eq!(&word, b"by");
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub async fn through(&self, handle: &Handle) -> Result<RemoteRegion, RmaError> {
         Ok(RemoteRegion { memory: self.memory.through(handle).await? })
     }
@@ -335,6 +385,21 @@ impl RemoteRegion {
     ///
     /// # Cancel safety
     /// See [`Put`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(100_000).await?;
+    /// let remote = job.remote_region(region.key()).await?;
+    /// remote.put_bytes(0, vec![3; 100_000]).await?;
+    /// let mut last = [0];
+    /// region.read(99_999, &mut last)?;
+    /// assert_eq!(last, [3]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn put_bytes(&self, offset: usize, payload: impl Into<Buffer>) -> Put<'_> {
         let rank = self.memory.parts[0].rank;
         Put::new(&self.memory, 0, rank, offset as u64, payload.into())
@@ -344,6 +409,21 @@ impl RemoteRegion {
     ///
     /// # Cancel safety
     /// Cancel safe: a get changes nothing at the target, and until it is ready nothing in the slice.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(64).await?;
+    /// region.write(10, b"ten")?;
+    /// let remote = job.remote_region(region.key()).await?;
+    /// let mut word = [0; 3];
+    /// remote.get_to(10, &mut word).await?;
+    /// assert_eq!(&word, b"ten");
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[inline]
     pub fn get_to<'w, 's>(&'w self, offset: usize, into: &'s mut [u8]) -> GetTo<'w, 's, u8> {
         let rank = self.memory.parts[0].rank;

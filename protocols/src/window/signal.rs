@@ -12,6 +12,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 /// What a put does to a word of its target's part when the data is there; see [`Window::put_signal`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (data, state) = (job.shmalloc::<u8>(100).await?, job.shmalloc::<u32>(2).await?);
+/// let right = job.rank().next(job.size());
+/// // One word counts what has come, another one says what was the last.
+/// data.put_signal(right, 0, b"first", state.signal_add(0, 1)).await?;
+/// data.put_signal(right, 5, b"second", state.signal_set(1, 77)).await?;
+/// state.wait_until(1, |last| last == 77).await?;
+/// assert_eq!((state.load(0), data.load(5)), (Some(1), Some(b's')));
+/// # job.leave().await
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Signal<'w> {
     memory: &'w Arc<Memory>,
@@ -39,6 +55,20 @@ impl<'w> Signal<'w> {
 /// Signals are on words of windows; regions have none.
 impl<'w, W: Word> Words<'w, W> {
     /// A signal that adds to the word at that offset in bytes.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.shmalloc::<u8>(64).await?;
+    /// // Data and the count of its bytes in one window.
+    /// let words = window.words::<u64>();
+    /// window.put_signal(job.rank(), 8, b"seven b", words.signal_add(0, 7)).await?;
+    /// assert_eq!(words.load(job.rank(), 0).await?, 7);
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn signal_add(&self, offset: u64, value: W) -> Signal<'w> {
         self.signal(offset, AtomicOp::Add, value)
@@ -109,6 +139,21 @@ impl<T: Element> Window<T> {
 ///
 /// # Cancel safety
 /// See [`Window::put_signal`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// let (data, ready) = (job.shmalloc::<u64>(4).await?, job.shmalloc::<u32>(1).await?);
+/// let put = data.put_signal(job.rank(), 0, &[1, 2, 3], ready.signal_set(0, 1));
+/// let (put, seen) = tokio::join!(put, ready.wait_until(0, |flag| flag == 1));
+/// put?;
+/// seen?;
+/// assert_eq!(data.to_vec(), [1, 2, 3, 0]);
+/// # job.leave().await
+/// # }
+/// ```
 #[must_use = "a put does nothing until it is awaited"]
 pub struct PutSignal<'w, 's> {
     rank: Rank,

@@ -192,6 +192,24 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// As for `put_typed`.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout, Thresholds};
+    /// let window = job.shmalloc::<u8>(16).await?;
+    /// let every_fourth = Datatype::of::<u8>().vector(4, 1, 4)?;
+    /// let every_other = Datatype::of::<u8>().vector(4, 1, 2)?;
+    /// // Packed and unpacked again instead of byte by byte.
+    /// let staged = Thresholds { granularity: 64, ..Thresholds::default() };
+    /// let (to, from) = (Layout::new(&every_fourth, 1), Layout::new(&every_other, 1));
+    /// window.put_typed_with(&staged, job.rank(), &to, &[1_u8, 0, 2, 0, 3, 0, 4], &from).await?;
+    /// assert_eq!(window.to_vec(), [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn put_typed_with<S: Element>(
         &self,
         thresholds: &Thresholds,
@@ -214,6 +232,24 @@ impl<T: Element> Window<T> {
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// let matrix = job.shmalloc::<f32>(16).await?; // 4 × 4, row by row
+    /// matrix.store_slice(0, &(0..16).map(|n| n as f32).collect::<Vec<_>>())?;
+    /// let element = Datatype::of::<f32>();
+    /// let column = element.vector(4, 1, 4)?;
+    /// // Column 2 becomes a row.
+    /// let from = Layout::new(&column, 1).at(2 * 4);
+    /// let row = matrix.get_typed(job.rank(), &from, vec![0.0_f32; 4], &Layout::new(&element, 4)).await?;
+    /// assert_eq!(row, [2.0, 6.0, 10.0, 14.0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
     pub fn get_typed<S: Element>(
         &self,
         rank: Rank,
@@ -250,6 +286,22 @@ impl<T: Element> Window<T> {
 
 impl RemoteRegion {
     /// The region in segments of so many bytes, to be attached one at a time (G04); `None` if it is not mapped here.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::Segments;
+    /// let region = job.region(100).await?;
+    /// region.write(64, b"second")?;
+    /// let remote = job.remote_region(region.key()).await?;
+    /// let mut segments = remote.segments(64).expect("this rank's own memory is mapped");
+    /// let second = segments.attach(1).expect("100 bytes are two segments");
+    /// assert_eq!((second.len(), second.to_vec().starts_with(b"second")), (36, true));
+    /// # job.leave().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn segments(&self, size: u64) -> Option<SlicedMemory> {
         self.memory.parts.first()?.mapped.map(|mapped| SlicedMemory::new(mapped, size))

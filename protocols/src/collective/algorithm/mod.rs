@@ -15,6 +15,18 @@ const MOST_IN_RING: usize = 4096;
 const MOST_DIRECT: usize = 32;
 
 /// A well-known way to carry out collective operations.
+///
+/// # Examples
+/// ```
+/// use posthaste_protocols::collective::{Algorithm, Kind, Place, Schedule};
+///
+/// // What rank 2 of four does in a ring: a schedule is plain data and can be looked at.
+/// let place = Place { rank: 2, size: 4, root: 0, nodes: &[0; 4] };
+/// let program = Algorithm::Ring.program(Kind::AllGather, &place).expect("rings gather");
+/// let first = &program.routes[0].phases()[0];
+/// assert_eq!(first.sends[0].to, 3);
+/// assert!(Algorithm::Ring.program(Kind::Barrier, &place).is_none());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -52,6 +64,16 @@ impl Algorithm {
 
     /// The algorithm that suits an operation of `bytes` in the longest vector or block of each rank best. All ranks of a
     /// group come to the same choice: it depends on nothing else.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste_protocols::collective::{Algorithm, Kind};
+    ///
+    /// let nodes = [0; 16]; // all on one host
+    /// let small = Algorithm::choose(Kind::AllReduce, 8, 16, &nodes);
+    /// let large = Algorithm::choose(Kind::AllReduce, 64 << 20, 16, &nodes);
+    /// assert_ne!(small, large);
+    /// ```
     #[must_use]
     pub fn choose(kind: Kind, bytes: usize, size: usize, nodes: &[u32]) -> Algorithm {
         let mut sorted = nodes.to_vec();
