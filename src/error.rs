@@ -1,7 +1,11 @@
 //! The errors of the facade.
 
+use posthaste_core::engine::PatternError;
 use posthaste_core::{CallError, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError};
+use posthaste_protocols::CollectiveError;
 use posthaste_protocols::datatype::{DatatypeError, ProgramError, TransferError, TypedError};
+use posthaste_protocols::multisend::ManyError;
+use posthaste_protocols::persistent::PersistentError;
 use thiserror::Error;
 
 /// Why this process could not become part of a job.
@@ -205,19 +209,22 @@ pub enum Error {
     Rma(#[from] RmaError),
     /// See [`PatternError`](crate::PatternError).
     #[error(transparent)]
-    Pattern(#[from] posthaste_core::engine::PatternError),
+    Pattern(#[from] PatternError),
     /// See [`MemoryError`].
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// See [`CollectiveError`](crate::CollectiveError).
     #[error(transparent)]
-    Collective(#[from] posthaste_protocols::CollectiveError),
+    Collective(#[from] CollectiveError),
+    /// See [`PersistentError`](crate::persistent::PersistentError).
+    #[error(transparent)]
+    Persistent(#[from] PersistentError),
     /// See [`MultisendError`](crate::MultisendError).
     #[error(transparent)]
     Multisend(#[from] posthaste_protocols::MultisendError),
     /// See [`ManyError`](crate::ManyError).
     #[error(transparent)]
-    Many(#[from] posthaste_protocols::multisend::ManyError),
+    Many(#[from] ManyError),
     /// See [`Fault`].
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -238,6 +245,67 @@ pub enum Error {
     Io(#[from] std::io::Error),
 }
 
+impl Error {
+    /// The fault that ended the operation, whichever kind of operation it was; `None` if it was something else. Of a multisend,
+    /// the first one. [`Fault::peer`] says which rank it is about.
+    ///
+    /// # Examples
+    /// ```
+    /// use posthaste::{Error, Fault, Rank, RmaError, SendError};
+    /// let lost = Fault::PeerLost(Rank(3));
+    /// for error in [Error::from(RmaError::from(lost)), Error::from(SendError::from(lost))] {
+    ///     assert_eq!(error.fault(), Some(lost));
+    ///     assert_eq!(error.fault().and_then(|fault| fault.peer()), Some(Rank(3)));
+    /// }
+    /// assert_eq!(Error::from(SendError::UnknownRank { rank: Rank(9), size: 4 }).fault(), None);
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        let fault = |error: &dyn Faulty| error.fault();
+        match self {
+            Error::Send(error) => fault(error),
+            Error::Call(error) => fault(error),
+            Error::Rma(error) => fault(error),
+            Error::Pattern(error) => fault(error),
+            Error::Collective(error) => fault(error),
+            Error::Persistent(error) => fault(error),
+            Error::Multisend(error) => error.failed.iter().find_map(|(_, error)| fault(error)),
+            Error::Many(ManyError::Fault(fault)) => Some(*fault),
+            Error::Fault(fault) => Some(*fault),
+            Error::Typed(TypedError::Rma(error)) => fault(error),
+            _ => None,
+        }
+    }
+}
+
+/// An error of which one kind is a fault.
+trait Faulty {
+    fn fault(&self) -> Option<Fault>;
+}
+
+macro_rules! faulty {
+    ($($error:ident),*) => {$(
+        impl Faulty for $error {
+            fn fault(&self) -> Option<Fault> {
+                if let $error::Fault(fault) = self { Some(*fault) } else { None }
+            }
+        }
+    )*};
+}
+
+faulty!(SendError, CallError, RmaError, PatternError, CollectiveError);
+
+impl Faulty for PersistentError {
+    fn fault(&self) -> Option<Fault> {
+        match self {
+            PersistentError::Fault(fault) => Some(*fault),
+            PersistentError::Collective(error) => error.fault(),
+            PersistentError::Pattern(error) => error.fault(),
+            _ => None,
+        }
+    }
+}
+
 /// The result of most calls.
 ///
 /// # Examples
@@ -253,3 +321,40 @@ pub enum Error {
 /// # }
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::Rank;
+    use posthaste_protocols::MultisendError;
+
+    #[test]
+    fn a_fault_is_found_in_the_error_of_any_operation() {
+        let lost = Fault::PeerLost(Rank(2));
+        let failed = vec![
+            (Rank(1), SendError::UnknownRank { rank: Rank(1), size: 1 }),
+            (Rank(2), SendError::Fault(lost)),
+        ];
+        let errors: [Error; 13] = [
+            lost.into(),
+            SendError::Fault(lost).into(),
+            CallError::Fault(lost).into(),
+            RmaError::Fault(lost).into(),
+            PatternError::Fault(lost).into(),
+            CollectiveError::Fault(lost).into(),
+            PersistentError::Fault(lost).into(),
+            PersistentError::Collective(lost.into()).into(),
+            PersistentError::Pattern(lost.into()).into(),
+            MultisendError { failed, total: 3 }.into(),
+            ManyError::Fault(lost).into(),
+            TypedError::from(lost).into(),
+            TypedError::Rma(lost.into()).into(),
+        ];
+        for error in errors {
+            assert_eq!(error.fault(), Some(lost), "{error:?}");
+        }
+        for error in [Error::Pattern(PatternError::Empty), std::io::Error::other("no").into()] {
+            assert_eq!(error.fault(), None, "{error:?}");
+        }
+    }
+}

@@ -110,10 +110,7 @@ impl<'a> Message<'a> {
     /// The payload as a slice, copied if it is a lease.
     #[must_use]
     pub fn bytes(&self) -> Cow<'_, [u8]> {
-        match &self.0.body {
-            Body::Lease(page) => Cow::Owned(page.memory().to_vec()),
-            other => Cow::Borrowed(body_slice(other).unwrap_or_default()),
-        }
+        bytes_of(self.source_bytes())
     }
 
     /// The payload as owned bytes; copies unless they are owned already.
@@ -150,7 +147,7 @@ impl<'a> Message<'a> {
     /// # }
     /// ```
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
-        body_copy(&self.0.body, target)
+        copy_of(self.source_bytes(), target)
     }
 
     /// The payload where it is.
@@ -209,7 +206,7 @@ impl<'a> Message<'a> {
     /// # }
     /// ```
     pub fn fold_words<A>(&self, init: A, f: impl FnMut(A, u64) -> A) -> A {
-        body_fold(&self.0.body, init, f)
+        fold(self.source_bytes(), init, f)
     }
 
     /// Sums all whole 64-bit words of the payload, wrapping: the fast form of a checksum over a leased page.
@@ -232,15 +229,7 @@ impl<'a> Message<'a> {
     /// ```
     #[must_use]
     pub fn sum_words(&self) -> u64 {
-        match &self.0.body {
-            Body::Lease(page) => page.memory().sum_words(),
-            other => {
-                let bytes = body_slice(other).unwrap_or_default();
-                bytes.chunks_exact(8).fold(0, |sum, word| {
-                    sum.wrapping_add(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
-                })
-            }
-        }
+        sum(self.source_bytes())
     }
 
     /// Keeps the message beyond the call: a lease is kept, a short payload is copied.
@@ -344,7 +333,54 @@ impl OwnedMessage {
     /// The payload as text; bytes that are not UTF-8 are replaced.
     #[must_use]
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.to_bytes()).into_owned()
+        String::from_utf8_lossy(&self.bytes()).into_owned()
+    }
+
+    /// The payload, if it is private memory; `None` for a lease.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match self.body.source() {
+            Source::Private(bytes) => Some(bytes),
+            Source::Shared(_) => None,
+        }
+    }
+
+    /// The payload as a slice, copied if it is a lease.
+    #[must_use]
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        bytes_of(self.body.source())
+    }
+
+    /// Copies as many bytes as fit from the start of the payload; returns how many.
+    pub fn copy_to(&self, target: &mut [u8]) -> usize {
+        copy_of(self.body.source(), target)
+    }
+
+    /// Folds all 64-bit words of the payload in native byte order, the last one filled up with zeros, without copying a leased
+    /// page.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (values, mut arriving) = job.stream("values")?;
+    /// let numbers: Vec<u8> = (1..=1000u64).flat_map(u64::to_ne_bytes).collect();
+    /// values.send(job.rank(), numbers).await?;
+    /// let message = arriving.recv().await.expect("the job goes on");
+    /// assert_eq!(message.fold_words(0, u64::max), 1000);
+    /// assert_eq!(message.sum_words(), 500_500);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn fold_words<A>(&self, init: A, f: impl FnMut(A, u64) -> A) -> A {
+        fold(self.body.source(), init, f)
+    }
+
+    /// Sums all whole 64-bit words of the payload, wrapping: the fast form of a checksum over a leased page.
+    #[must_use]
+    pub fn sum_words(&self) -> u64 {
+        sum(self.body.source())
     }
 
     /// The lease on the sender's page, if the payload is one.
@@ -395,13 +431,29 @@ fn body_slice<'b>(body: &'b Body<'_>) -> Option<&'b [u8]> {
     }
 }
 
-fn body_copy(body: &Body<'_>, target: &mut [u8]) -> usize {
-    let len = body.len().min(target.len());
-    match body.source() {
+fn bytes_of(source: Source<'_>) -> Cow<'_, [u8]> {
+    match source {
+        Source::Shared(page) => Cow::Owned(page.to_vec()),
+        Source::Private(bytes) => Cow::Borrowed(bytes),
+    }
+}
+
+fn copy_of(source: Source<'_>, target: &mut [u8]) -> usize {
+    let len = source.len().min(target.len());
+    match source {
         Source::Shared(page) => page.read(&mut target[..len]),
         Source::Private(bytes) => target[..len].copy_from_slice(&bytes[..len]),
     }
     len
+}
+
+fn sum(source: Source<'_>) -> u64 {
+    match source {
+        Source::Shared(page) => page.sum_words(),
+        Source::Private(bytes) => bytes
+            .chunks_exact(8)
+            .fold(0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(word.try_into().unwrap_or_default()))),
+    }
 }
 
 #[inline]
@@ -435,8 +487,8 @@ fn page_read<T: FromBytes + IntoBytes>(page: SharedSlice, offset: usize) -> Opti
     Some(value)
 }
 
-fn body_fold<A>(body: &Body<'_>, init: A, mut f: impl FnMut(A, u64) -> A) -> A {
-    match body.source() {
+fn fold<A>(source: Source<'_>, init: A, mut f: impl FnMut(A, u64) -> A) -> A {
+    match source {
         Source::Shared(page) => page.fold_words(init, f),
         Source::Private(bytes) => {
             let mut acc = init;

@@ -270,7 +270,7 @@ impl Program {
 /// ranks of a group fit together.
 ///
 /// [`Algorithm`](super::Algorithm) has those of the library; a group takes any other through
-/// [`Group::schedule`](crate::Group::schedule).
+/// [`Group::custom_schedule`](crate::Group::custom_schedule).
 ///
 /// # Examples
 /// A barrier in which everybody reports to the first rank:

@@ -65,7 +65,13 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 
 /// A window over all ranks of the job, or over the members of a group ([`Group::shmalloc`](crate::Group::shmalloc)): each
 /// rank's part has a length of its own, 0 allowed (access only). Offsets are in elements of `T`; [`byte`](Window::bytes)
-/// views count bytes. Cheap to clone. In a window of a group, ranks are those of the group.
+/// views count bytes. Cheap to clone. In a window of a group, ranks are those of the group, and
+/// [`rank_of`](Window::rank_of) tells which one a rank of the job is.
+///
+/// Its operations belong to the context [through](Window::through) which it is used. Whoever owns that context has to drive them
+/// (`job.drive(&context, window.put(..))`), or poll it meanwhile: what could not be done at once waits for its owner. Over shared
+/// memory most puts and gets can, so that a program which awaits them bare, as if nobody owned the context, waits for ever only
+/// elsewhere.
 ///
 /// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole, those of datatypes where
 /// each block begins and ends at such a multiple. Over TCP that holds for up to 4 KiB; of a longer put a reader may see part of
