@@ -78,6 +78,9 @@ pub use posthaste_protocols::{
 pub use posthaste_protocols::collective;
 pub use posthaste_protocols::multisend::{ManyError, ReceiveMany, RestartableSend};
 
+/// Flush and fence of any context; those of the job's first one are [`Job::flush`] and [`Job::fence`].
+pub use posthaste_protocols::flush;
+
 /// Collectives that are recorded once and replayed.
 pub use posthaste_protocols::persistent;
 

@@ -20,7 +20,7 @@ use posthaste_core::{Endpoint, Handle, Rank, SendError};
 /// # async fn main() -> posthaste::Result<()> {
 /// let job = posthaste::solo().await?;
 /// use posthaste::{Message, Scope};
-/// use posthaste_protocols::flush;
+/// use posthaste::flush;
 /// let seen = job.counter();
 /// let count = seen.clone();
 /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;
@@ -92,7 +92,7 @@ async fn flush_queue<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
 /// # async fn main() -> posthaste::Result<()> {
 /// let job = posthaste::solo().await?;
 /// use posthaste::{Message, Scope};
-/// use posthaste_protocols::flush;
+/// use posthaste::flush;
 /// let seen = job.counter();
 /// let count = seen.clone();
 /// let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1))?;

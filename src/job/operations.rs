@@ -265,7 +265,7 @@ impl Job {
     }
 
     /// Waits until everything that the client's first context did towards a rank has taken effect there; before that,
-    /// until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have [`flush`](flush::flush).
+    /// until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have [`flush::flush`](crate::flush::flush).
     ///
     /// # Examples
     /// ```
