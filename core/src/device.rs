@@ -267,10 +267,6 @@ pub trait Inject {
     fn multicast(&mut self, begins: bool) {
         let _ = begins;
     }
-
-    /// This context has said goodbye to every peer that it knows, and sends nothing more. A device that has a way to tell the
-    /// peers that it never met tells them, too ([`Sink::left`]).
-    fn leave(&mut self) {}
 }
 
 /// One context's part of a device.
@@ -352,6 +348,11 @@ pub trait Port: Inject + Send {
     fn peer_up(&mut self, rank: Rank, incarnation: u32) {
         let _ = (rank, incarnation);
     }
+
+    /// This context has said goodbye to every peer that it knows, and has shut down: it sends and writes nothing more. A device
+    /// that has a way to tell the peers that it never met tells them once all contexts of the client have
+    /// ([`Sink::left`]).
+    fn leave(&mut self) {}
 }
 
 /// Where a port puts what it finds.

@@ -62,7 +62,7 @@ impl Lease {
 
     /// Lends the page to a call, behind which the lease ends unless it was taken.
     pub(crate) fn lend<R>(mut self, call: impl FnOnce(Body<'_>) -> R) -> R {
-        // As long as nobody can say whether it was taken, should the call not return.
+        // Should the call not return, it counts as taken: better a page that is never given back than one that is, and read.
         self.taken = true;
         let page = LentPage::new(&self.owner, self.grant);
         let result = call(page.lend(self.slice));

@@ -85,8 +85,8 @@ pub struct ArrivedWords<'a> {
 }
 
 impl ArrivedWords<'_> {
-    /// The payload of the next message; `None` at their end, or if what a handler did before is the end of it: the sender
-    /// was cut off, or this side leaves.
+    /// The payload of the next message; `None` at their end, and if a peer has ended meanwhile, or this side has left: whoever
+    /// hands them out looks then whether there is to be more, and hands out the rest.
     #[inline]
     pub fn next(&mut self, scope: &Scope<'_>) -> Option<[u8; 8]> {
         if scope.interruptions() != self.interruptions {

@@ -292,12 +292,6 @@ impl Inject for RoutePort {
             port.multicast(begins);
         }
     }
-
-    fn leave(&mut self) {
-        for port in &mut self.ports {
-            port.leave();
-        }
-    }
 }
 
 impl Port for RoutePort {
@@ -363,6 +357,12 @@ impl Port for RoutePort {
         // Only the device that leads there now has said so.
         if let Some(port) = self.of(rank) {
             port.peer_up(rank, incarnation);
+        }
+    }
+
+    fn leave(&mut self) {
+        for port in &mut self.ports {
+            port.leave();
         }
     }
 }
@@ -508,12 +508,6 @@ impl Inject for RouteInject<'_, '_> {
     fn multicast(&mut self, begins: bool) {
         // Who lends pages is who can share them.
         self.with(self.others.lender, |inject| inject.multicast(begins));
-    }
-
-    fn leave(&mut self) {
-        self.inject.leave();
-        let Others { before, after, .. } = &mut self.others;
-        before.iter_mut().chain(after.iter_mut()).for_each(|port| port.leave());
     }
 }
 

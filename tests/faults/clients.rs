@@ -1,7 +1,8 @@
 //! Clients that leave while their process lives on.
 
-use crate::support::{options, run, soon};
+use crate::support::{options, run, run_as, soon};
 use posthaste::{CallError, ContextId, Fault, Message, Rank, Scope};
+use std::time::{Duration, Instant};
 
 #[test]
 fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
@@ -67,21 +68,94 @@ fn fault_what_a_client_sent_before_it_left_arrives() {
 }
 
 #[test]
-fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() {
+fn fault_an_answer_behind_what_has_to_wait_counts_though_its_sender_has_left() {
+    const MESSAGES: u64 = 40;
     run(2, options().clients(2), async |job| {
+        let second = job.client(1).await.unwrap();
+        if job.rank() == Rank(1) {
+            let late = second.register("late", |_: Message, _: &mut Scope| {}).unwrap();
+            let answered = job.counter();
+            let count = answered.clone();
+            let ask = second.service("ask", move |n: u64| {
+                let (late, count) = (late.clone(), count.clone());
+                async move {
+                    for _ in 0..MESSAGES {
+                        // More than is set aside for a name that the receiver does not know yet.
+                        late.send(Rank(0), vec![7; 100_000]).await.unwrap();
+                    }
+                    count.add(1);
+                    n + 1
+                }
+            });
+            ask.unwrap();
+            answered.reach(1).await;
+            // The answer is on its way when the task has ended.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            second.leave().await.unwrap();
+            job.barrier().await.unwrap();
+        } else {
+            let ask = second.service("ask", |n: u64| async move { n }).unwrap();
+            let mut call = std::pin::pin!(ask.call(Rank(1), 1));
+            {
+                let barrier = std::pin::pin!(job.barrier());
+                match futures::future::select(barrier, &mut call).await {
+                    futures::future::Either::Left((met, _)) => met.unwrap(),
+                    futures::future::Either::Right((end, _)) => panic!("too early: {end:?}"),
+                }
+            }
+            let early = tokio::time::timeout(Duration::from_millis(100), &mut call).await;
+            assert!(early.is_err(), "the answer lies behind what waits: {early:?}");
+            let arrived = second.counter();
+            let count = arrived.clone();
+            let late = move |m: Message, _: &mut Scope| count.add(u64::from(m.len() == 100_000));
+            let _late = second.register("late", late).unwrap();
+            assert_eq!(soon("the answer", call).await, Ok(2));
+            assert_eq!(arrived.value(), MESSAGES);
+            let end = soon("the second call", ask.call(Rank(1), 1)).await;
+            assert_eq!(end, Err(CallError::Fault(Fault::PeerClosed(Rank(1)))));
+            second.leave().await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone_of_the_job() {
+    run(3, options().body_leaves(), async |job| {
+        let (me, gone) = (job.rank(), Rank(2));
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        if me == gone {
+            // It has met nobody, and its process goes on until the others have ended.
+            let clone = job.clone();
+            job.leave().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(clone);
+            return;
+        }
+        let begun = Instant::now();
+        let end = soon("the call", never.call(gone, ())).await;
+        assert_eq!(end, Err(CallError::Fault(Fault::PeerClosed(gone))));
+        assert!(begun.elapsed() < Duration::from_secs(2), "that was its process's end");
+        job.leave().await.unwrap();
+    });
+}
+
+/// Whoever owns a context of a client that leaves, and does not poll it: what the client has to say waits with whatever else was
+/// posted there.
+fn the_owner_does_not_poll(test: &str, contexts: u16, owned: ContextId) {
+    run_as(test, 2, options().clients(2).contexts(contexts), async |job| {
         let second = job.client(1).await.unwrap();
         let never = second.service("never", |()| std::future::pending::<()>()).unwrap();
         if job.rank() == Rank(1) {
-            // Nobody is at the context while the client leaves: its goodbye waits with whatever else was posted there.
-            let context = second.own_context(ContextId(0)).expect("nobody else owns it");
+            let context = second.own_context(owned).expect("nobody else owns it");
             second.leave().await.unwrap();
             job.barrier().await.unwrap();
             job.barrier().await.unwrap();
             drop(context);
         } else {
-            let mut call = std::pin::pin!(never.call(Rank(1), ()));
             job.barrier().await.unwrap();
-            let early = tokio::time::timeout(std::time::Duration::from_millis(200), &mut call).await;
+            let mut call = std::pin::pin!(never.call(Rank(1), ()));
+            let early = tokio::time::timeout(Duration::from_millis(200), &mut call).await;
             assert!(early.is_err(), "{early:?}");
             job.barrier().await.unwrap();
             let end = soon("the call", call).await;
@@ -90,4 +164,16 @@ fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() 
         }
         job.barrier().await.unwrap();
     });
+}
+
+#[test]
+fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() {
+    let test = "clients::fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so";
+    the_owner_does_not_poll(test, 1, ContextId(0));
+}
+
+#[test]
+fn fault_a_client_has_not_left_before_all_of_its_contexts_have() {
+    let test = "clients::fault_a_client_has_not_left_before_all_of_its_contexts_have";
+    the_owner_does_not_poll(test, 2, ContextId(1));
 }

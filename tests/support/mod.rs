@@ -282,7 +282,9 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
         }
         panic!("{test}: {outcome}; ends: {:?}", outcome.ranks);
     }
-    let printed = (0..ranks).map(|rank| text_of(&job, rank)).collect();
+    let printed: Vec<String> = (0..ranks).map(|rank| text_of(&job, rank)).collect();
+    let ran_nothing = printed.iter().any(|text| text.contains("running 0 tests"));
+    assert!(!ran_nothing, "{test} is not the path of a test function: shared bodies need `run_as`");
     let pids = job.pids();
     drop(job);
     nothing_is_left(&pids);

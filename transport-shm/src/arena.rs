@@ -412,7 +412,7 @@ impl Arena {
     }
 }
 
-/// A client's bit; there are fewer clients than bits.
+/// A client's bit. A process hands out 32 at most; one beyond the bits, which a program of other parts might make, is not told of.
 fn bit_of(client: ClientId) -> u64 {
     1u64.checked_shl(u32::from(client.0)).unwrap_or(0)
 }

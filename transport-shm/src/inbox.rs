@@ -72,6 +72,13 @@ impl<W: Words, X> Inbox<W, X> {
         lane.is_some_and(|lane| !lane.dead && !lane.held && lane.consumer.has_any())
     }
 
+    /// Whether a lane that was found has a record, be it one that has to wait.
+    #[must_use]
+    pub fn is_unread(&self, source: usize) -> bool {
+        let lane = self.lanes.get(source).and_then(Option::as_deref);
+        lane.is_some_and(|lane| !lane.dead && lane.consumer.has_any())
+    }
+
     /// Whether a sender has set a bit.
     #[inline]
     #[must_use]

@@ -12,7 +12,7 @@ use posthaste_core::{ClientId, ContextId, DeviceError, Endpoint, Fault, Rank, Sy
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long after the first look for ranks that have yet to join the next one is; each further one is twice as late.
@@ -51,6 +51,8 @@ pub(crate) struct Link {
     glanced: AtomicU64,
     poll: OwnedFd,
     listeners: Mutex<Vec<(ClientId, PeerNews)>>,
+    /// How many contexts of each client have left.
+    left: Vec<AtomicU32>,
 }
 
 impl Link {
@@ -79,6 +81,7 @@ impl Link {
         let fences = arena.agree_on_fences(sysdep.fence_is_asymmetric());
         let fence = if fences == Fences::Sleepers { LightFence::Compiler } else { LightFence::Full };
         let flags = || (0..ring.len()).map(|_| AtomicBool::new(false)).collect();
+        let left = (0..personality.shape.clients).map(|_| AtomicU32::new(0)).collect();
         Ok(Link {
             arena,
             me,
@@ -95,6 +98,7 @@ impl Link {
             glanced: AtomicU64::new(0),
             poll,
             listeners: Mutex::new(Vec::new()),
+            left,
         })
     }
 
@@ -147,10 +151,15 @@ impl Link {
         drop(forgotten);
     }
 
-    /// Tells the other ranks of this node that a client of this one has left in order: whoever is awake looks at the arena, and
-    /// a rank that has yet to start finds its bell rung.
+    /// A context of a client has left. With the last one of them the other ranks of this node are told that the client has:
+    /// whoever is awake looks at the arena, and a rank that has yet to start finds its bell rung.
     #[cold]
-    pub fn tell_of_leave(&self, client: ClientId) {
+    pub fn context_leaves(&self, client: ClientId) {
+        let contexts = u32::from(self.arena.layout().shape.contexts);
+        let Some(left) = self.left.get(client.index()) else { return };
+        if left.fetch_add(1, Ordering::AcqRel) + 1 != contexts {
+            return;
+        }
         self.arena.client_leaves(self.me, client);
         (0..self.ring.len() as u32)
             .map(Rank)
@@ -294,11 +303,6 @@ pub(crate) struct ClientLink {
 }
 
 impl ClientLink {
-    /// Whether the job's processes have more than one client.
-    pub fn has_kin(&self) -> bool {
-        self.link.arena.layout().shape.clients > 1
-    }
-
     pub fn endpoints(&self) -> usize {
         self.link.arena.layout().shape.endpoints()
     }

@@ -144,6 +144,8 @@ pub struct State {
     /// Memory that tasks wait on.
     watches: watch::Watches,
     pub(crate) closed: bool,
+    /// It has said goodbye.
+    departed: bool,
     /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside, or this
     /// side left. Who hands out several looks at this alone between them.
     interruptions: u64,
@@ -265,6 +267,7 @@ impl Engine {
             scratch: Vec::new(),
             watches: watch::Watches::default(),
             closed: false,
+            departed: false,
             interruptions: 0,
             errors: parts.errors,
         };
@@ -343,7 +346,13 @@ impl Engine {
             }
             Work::Peer(rank, PeerEvent::Up { incarnation }) => self.peer_up(rank, incarnation),
             Work::Ungrant(wait) => self.state.ungrant(wait),
-            Work::Shutdown => self.state.shut_down(),
+            Work::Shutdown => {
+                self.state.shut_down();
+                // Not who was never asked to leave: its runtime has ended, and peers see that its process does.
+                if std::mem::take(&mut self.state.departed) {
+                    self.port.leave();
+                }
+            }
         }
         self.state.stats.events += 1;
     }
@@ -382,6 +391,10 @@ impl Engine {
     pub fn arm(&mut self) -> bool {
         if self.state.fifos.more {
             // Nobody rings for what waits for its turn only.
+            return false;
+        }
+        if !self.state.leaving.is_empty() {
+            // Nor for what was found behind the last look.
             return false;
         }
         let waiting = !self.state.busy.is_empty();
@@ -555,12 +568,12 @@ impl Scope<'_> {
     /// A slot for an operation of the caller's own; `peer`: whose loss ends it.
     ///
     /// # Errors
-    /// If the context is closed, the peer is gone, or all slots are in use.
+    /// If the context is closed or has said goodbye, the peer is gone, or all slots are in use.
     pub fn operation(&mut self, peer: Option<Rank>) -> Result<Ticket, Fault> {
         if let Some(fault) = peer.and_then(|rank| self.fault_of(rank)) {
             return Err(fault);
         }
-        if self.state.closed {
+        if self.state.closed || self.state.departed {
             return Err(Fault::Shutdown);
         }
         self.state.completer.alloc(peer).ok_or(Fault::OutOfMemory("all completion slots are in use"))

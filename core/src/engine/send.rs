@@ -441,10 +441,11 @@ impl Scope<'_> {
             .collect()
     }
 
-    /// Tells every peer that this side leaves, those that it has never met as far as the devices can; nothing may be sent after
-    /// it.
+    /// Tells every peer that it knows that this side leaves; nothing may be begun after it. The others are told as far as the
+    /// devices can once this side has shut down.
     pub fn goodbye(&mut self) {
         self.state.gates.close_all();
+        self.state.departed = true;
         // What is pending ends with this side's leave, not with what the others do when they hear of it.
         self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
@@ -459,7 +460,6 @@ impl Scope<'_> {
                 }
             }
         }
-        self.inject.leave();
     }
 
     /// Whether anything still waits in an injection FIFO, of a living peer or one of the user's that is served, or is owed to a

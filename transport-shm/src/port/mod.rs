@@ -58,14 +58,6 @@ impl Inject for ShmPort {
     fn multicast(&mut self, begins: bool) {
         self.tx.multicast(begins);
     }
-
-    fn leave(&mut self) {
-        let home = &self.tx.home;
-        // The leave of a process's only client is told by that of the process.
-        if home.has_kin() {
-            home.link.tell_of_leave(home.client);
-        }
-    }
 }
 
 impl Port for ShmPort {
@@ -76,9 +68,6 @@ impl Port for ShmPort {
             rx.collect();
         }
         let mut events = 0;
-        if rx.leaves.as_ref().is_some_and(|leaves| leaves.heard != rx.home.link.arena.leaves()) {
-            events += rx.hear_of_leaves(sink);
-        }
         if let [only] = *rx.inbox.polled() {
             events += rx.drain(only, budget, tx, sink);
         } else if !rx.inbox.polled().is_empty() {
@@ -99,6 +88,9 @@ impl Port for ShmPort {
                 sink.complete(ticket, Ok(value));
                 events += 1;
             }
+        }
+        if rx.is_told_of_leaves() {
+            events += rx.hear_of_leaves(sink);
         }
         events
     }
@@ -129,7 +121,10 @@ impl Port for ShmPort {
                 rx.home.link.sysdep.heavy_fence();
             }
         };
-        let armed = rx.inbox.arm(heavy_fence, || !tx.ended.is_empty() || (waiting_for_room && tx.has_room()));
+        let leaves = rx.leaves_heard();
+        let arena = &rx.home.link.arena;
+        let busy = || !tx.ended.is_empty() || leaves != arena.leaves() || (waiting_for_room && tx.has_room());
+        let armed = rx.inbox.arm(heavy_fence, busy);
         if !armed && waiting_for_room {
             tx.set_waiting(false);
         }
@@ -159,5 +154,9 @@ impl Port for ShmPort {
                 rx.inbox.kill(index);
             }
         }
+    }
+
+    fn leave(&mut self) {
+        self.tx.home.link.context_leaves(self.tx.home.client);
     }
 }

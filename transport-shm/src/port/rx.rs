@@ -36,14 +36,15 @@ pub(super) struct Rx {
     fence: LightFence,
     /// No other endpoint writes to this arena.
     pub alone: bool,
-    /// What is known of clients that have left, where a process has several.
-    pub leaves: Option<Leaves>,
+    leaves: Leaves,
 }
 
 /// What is known of clients of other processes that have left.
-pub(super) struct Leaves {
+struct Leaves {
     /// How many leaves the arena had counted when it was last looked at.
-    pub heard: u64,
+    heard: u64,
+    /// Some were not told yet.
+    again: bool,
     /// By rank: this client of it has left, and the engine was told.
     told: Vec<bool>,
 }
@@ -73,10 +74,11 @@ impl Rx {
                 let personality = home.link.sysdep.personality();
                 personality.local_size() == 1 && personality.shape.contexts == 1
             },
-            leaves: home.has_kin().then(|| {
-                let ranks = home.link.sysdep.personality().shape.ranks;
-                Leaves { heard: 0, told: vec![false; ranks as usize] }
-            }),
+            leaves: Leaves {
+                heard: 0,
+                again: false,
+                told: vec![false; home.link.sysdep.personality().shape.ranks as usize],
+            },
             home,
         }
     }
@@ -96,22 +98,44 @@ impl Rx {
         });
     }
 
+    /// Whether clients may have left that the engine was not told of.
+    #[inline]
+    pub fn is_told_of_leaves(&self) -> bool {
+        self.leaves.again || self.leaves.heard != self.home.link.arena.leaves()
+    }
+
+    /// How many leaves the arena had counted when it was last looked at.
+    pub fn leaves_heard(&self) -> u64 {
+        self.leaves.heard
+    }
+
     /// Looks which clients have left since the last look. Returns how many.
     #[cold]
     pub fn hear_of_leaves(&mut self, sink: &mut dyn Sink) -> usize {
-        let Some(Leaves { heard, told }) = &mut self.leaves else { return 0 };
-        let ClientLink { link, client, .. } = &*self.home;
+        let Rx { home, inbox, leaves: Leaves { heard, again, told }, .. } = self;
+        let ClientLink { link, client, .. } = &**home;
         // First the count: who leaves after this look is counted later, too.
         *heard = link.arena.leaves();
+        // A lane that nobody has looked at yet may be theirs.
+        *again = inbox.is_announced();
+        if *again {
+            return 0;
+        }
         let mut found = 0;
         for (index, told) in told.iter_mut().enumerate() {
             let rank = Rank(index as u32);
-            if !*told && rank != link.me && link.is_local(rank) && link.arena.has_left(rank, *client) {
-                *told = true;
-                found += 1;
-                // Who is started again under a number does not share memory: it can only be the first incarnation.
-                sink.left(rank, 0);
+            if *told || rank == link.me || !link.is_local(rank) || !link.arena.has_left(rank, *client) {
+                continue;
             }
+            // What it sent comes first; behind a record that waits for something here there may be answers.
+            if (0..home.endpoints()).any(|lane| home.endpoint(lane).rank == rank && inbox.is_unread(lane)) {
+                *again = true;
+                continue;
+            }
+            *told = true;
+            found += 1;
+            // Who is started again under a number does not share memory: it can only be the first incarnation.
+            sink.left(rank, 0);
         }
         found
     }
