@@ -1,6 +1,6 @@
 //! Sending to a rank that has not started yet.
 
-use crate::support::{options, run, soon};
+use crate::support::{options, run, run_as, soon};
 use posthaste::{Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,9 +13,9 @@ fn a_thousand_wait(lane_bytes: &'static str) -> crate::support::Options {
     options().env("POSTHASTE_LANE_BYTES", lane_bytes).delay(1, LATER)
 }
 
-/// The job in which they are sent; how long the sender took is handed to `sent`.
-fn a_thousand_are_sent(lane_bytes: &'static str, sent: fn(Duration)) {
-    run(2, a_thousand_wait(lane_bytes), async move |job| {
+/// The job of the test with that path in which they are sent; how long the sender took is handed to `sent`.
+fn a_thousand_are_sent(test: &str, lane_bytes: &'static str, sent: fn(Duration)) {
+    run_as(test, 2, a_thousand_wait(lane_bytes), async move |job| {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let arrived = job.counter();
         let (log, count) = (seen.clone(), arrived.clone());
@@ -42,7 +42,8 @@ fn a_thousand_are_sent(lane_bytes: &'static str, sent: fn(Duration)) {
 #[test]
 fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
     // The lane holds all of them: every send ends at once, although nobody reads.
-    a_thousand_are_sent("262144", |took| {
+    let test = "early::m_p01_memory_for_a_rank_is_there_before_it_starts";
+    a_thousand_are_sent(test, "262144", |took| {
         assert!(took < Duration::from_millis(1900), "the sends waited for the receiver");
     });
 }
@@ -50,7 +51,7 @@ fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
 #[test]
 fn m_p02_a_message_waits_for_its_receiver_to_start() {
     // The lane holds few of them: the sends beyond wait, none fails, and none overtakes another.
-    a_thousand_are_sent("1024", |_| {});
+    a_thousand_are_sent("early::m_p02_a_message_waits_for_its_receiver_to_start", "1024", |_| {});
 }
 
 #[test]
