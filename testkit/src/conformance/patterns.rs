@@ -5,7 +5,7 @@ use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{PatternError, ReplayStart};
 use posthaste_core::wire::FIRST_USER;
-use posthaste_core::{Descriptor, PatternId, ProtocolId, Rank};
+use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank};
 
 /// A recorded put from rank 0's own memory.
 fn put(memory: &Memory, to: Rank, from_offset: u64, to_offset: u64, len: u64) -> Descriptor {
@@ -274,5 +274,48 @@ pub fn alike_sends_wait_until_their_protocol_is_registered<H: Harness>(harness: 
     for (number, received) in got.into_iter().enumerate() {
         let first = number % COUNT as usize * 1000;
         assert!(received.bytes == bytes[first..][..1000], "message {number}");
+    }
+}
+
+/// Messages that lie behind each other are handed over one after the other as far as their sender is trusted: what a handler
+/// finds wrong with one of them is the end of all behind it.
+pub fn alike_sends_end_where_a_handler_cuts_their_sender_off<H: Harness>(harness: H) {
+    const COUNT: u64 = 100;
+    const LAST: usize = 130;
+    let mut world = World::new(harness, 3);
+    // Words, and what may go in batches; each kind from a rank of its own.
+    for (from, len) in [(Rank(0), 8), (Rank(2), 1000)] {
+        let name = format!("{len} bytes");
+        let log = Log::default();
+        let received = log.clone();
+        let kind = name.clone();
+        world.register(Rank(0), Probe::new(&name, |_, _| {}));
+        world.register(Rank(2), Probe::new(&name, |_, _| {}));
+        let probe = Probe::new(&name, move |scope, message| {
+            let source = message.source.rank;
+            received.arrived(scope.me(), &kind, &message);
+            if received.len() == LAST {
+                scope.cut_off(source);
+            }
+        });
+        let protocol = world.register(Rank(1), probe);
+        let memory = world.memory(128 << 10);
+        let send = |n| Descriptor {
+            source: [memory.local[from.index()] as u64, n * len],
+            ..send_from(&memory, Rank(1), protocol, 0, len)
+        };
+        let sends = (0..COUNT).map(send).collect();
+        let id = world.enter(at(from), |scope| scope.store_pattern(sends, Box::new(())));
+        let id = id.expect("something was recorded");
+        let start = |world: &World<H>| world.enter(at(from), |scope| scope.replay(id)).expect("rank 1 lives");
+        // The first time through, everything is known to be as it should.
+        start(&world);
+        world.until("the first replay arrives", |_| log.len() as u64 == COUNT);
+        start(&world);
+        world.until("the sender is cut off", |world| {
+            world.errors(Rank(1)).contains(&Fault::PeerCorrupt(from))
+        });
+        world.a_while();
+        assert_eq!(log.len(), LAST, "messages of {len} bytes of rank {from}");
     }
 }
