@@ -1,6 +1,6 @@
 //! Collective operations that cannot end well: they end with an error on every rank, and nobody waits for ever.
 
-use crate::support::{Random, options, run, soon, wait_for};
+use crate::support::{Random, barrier_before_death, options, run, soon, wait_for};
 use posthaste::{Collective, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError, Window};
 use std::time::{Duration, Instant};
 
@@ -217,7 +217,7 @@ async fn reuse(job: Job, loss: bool) {
     let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
     // Almost all of the segment.
     let window = job.shmalloc::<u8>(if job.rank() == Rank(0) { 2 * HALF - 8192 } else { 0 }).await.unwrap();
-    job.barrier().await.unwrap();
+    barrier_before_death(&job, Rank(if loss { 3 } else { 2 })).await;
     match job.rank().0 {
         3 if loss => {
             println!("ready");

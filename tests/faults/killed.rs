@@ -1,8 +1,8 @@
 //! Ranks killed by SIGKILL: at random times, at every named point, all at once.
 
 use crate::support::{
-    Options, Random, Transport, options, run, sealed, soon, state_dirs_are_clean, text_of, unseal, until,
-    wait_for,
+    Options, Random, Transport, barrier_before_death, options, run, sealed, soon, state_dirs_are_clean,
+    text_of, unseal, until, wait_for,
 };
 use posthaste::launcher::RankEnd;
 use posthaste::{
@@ -490,7 +490,7 @@ fn fault_all_ranks_killed_leave_nothing_behind() {
 fn fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_lives() {
     run(2, options().body_leaves().killed(1), async |job| {
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
-        job.barrier().await.unwrap();
+        barrier_before_death(&job, Rank(1)).await;
         if job.rank() == Rank(1) {
             // A child that outlives the rank holds its standard streams, and nothing of the job.
             let child = std::process::Command::new("sleep").arg("3").spawn().unwrap();

@@ -1,6 +1,6 @@
 //! What becomes of a long message on its way to its place when one of its two ranks is killed.
 
-use crate::support::{Options, is_payload, options, payload, run, soon};
+use crate::support::{Options, barrier_before_death, is_payload, options, payload, run, soon};
 use posthaste::{Bytes, Fault, Job, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn fault_a_receiver_killed_at_each_phase_of_a_rendezvous_gives_the_sender_its_bu
     for point in points.iter().map(String::as_str).chain(["test.during.the.put"]) {
         run(2, dies_at(point, 1), async |job| {
             let message = job.register("long", |_: Message, _: &mut Scope| {}).unwrap();
-            job.barrier().await.unwrap();
+            barrier_before_death(&job, Rank(1)).await;
             if job.rank() == Rank(1) {
                 if std::env::var("POSTHASTE_TEST_FAILPOINT").unwrap().starts_with("test.") {
                     // It has given a place by then, or will never.
@@ -74,7 +74,7 @@ async fn receive_or_send(job: Job) {
     let lost = Arc::new(Mutex::new(false));
     let told = lost.clone();
     job.on_error(move |fault| *told.lock().unwrap() |= fault == Fault::PeerLost(Rank(1)));
-    job.barrier().await.unwrap();
+    barrier_before_death(&job, Rank(1)).await;
     let ahead = is_ahead(&std::env::var("POSTHASTE_TEST_FAILPOINT").unwrap().replace("@1", ""));
     if job.rank() == Rank(1) {
         for _ in 0..if ahead { 3 } else { 1 } {

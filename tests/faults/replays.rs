@@ -1,6 +1,6 @@
 //! What becomes of replays when a rank that they touch is killed.
 
-use crate::support::{options, run, soon};
+use crate::support::{barrier_before_death, options, run, soon};
 use futures::future::join_all;
 use posthaste::{Fault, Message, PatternError, Rank, Scope};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn fault_replays_to_a_killed_rank_end_with_its_loss_and_the_others_part_is_done(
         let say = job.register("say", move |_: Message<'_>, _: &mut Scope<'_>| count.add(1)).unwrap();
         let window = job.shmalloc::<u64>(64).await.unwrap();
         let source = job.region(100_000).await.unwrap();
-        job.barrier().await.unwrap();
+        barrier_before_death(&job, Rank(1)).await;
         match job.rank() {
             Rank(0) => {
                 let pattern = job

@@ -1,6 +1,6 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{options, run, soon, wait_for};
+use crate::support::{barrier_before_death, options, run, soon, wait_for};
 use posthaste::{ContextId, Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
         let group = job.world();
         let window = group.shmalloc::<u64>(4).await.unwrap();
         let (me, other) = (job.rank(), Rank(1 - job.rank().0.min(1)));
+        barrier_before_death(&job, Rank(2)).await;
         if me == Rank(2) {
             println!("adding");
             loop {
@@ -90,7 +91,7 @@ async fn reuse(job: Job, dies: bool) {
     let len = if job.rank() == Rank(0) { SEGMENT - 8192 } else { 0 };
     let window: Window<u8> = group.shmalloc(len).await.unwrap();
     let owner = window.rank_of(Rank(0)).unwrap();
-    group.barrier().await.unwrap();
+    barrier_before_death(&job, Rank(2)).await;
     match job.rank().0 {
         2 => {
             let bytes = vec![0x55; SEGMENT - 8192];

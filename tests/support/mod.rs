@@ -394,6 +394,21 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// A barrier before a rank dies: that one is past it only when all others are, whose barrier its death would end otherwise.
+pub async fn barrier_before_death(job: &Job, dying: Rank) {
+    let past = job.counter();
+    let count = past.clone();
+    let name = "past the barrier";
+    let word =
+        job.register(name, move |_: posthaste::Message, _: &mut posthaste::Scope| count.add(1)).unwrap();
+    job.barrier().await.unwrap();
+    if job.rank() == dying {
+        soon("the others' words", past.reach(job.size() as u64 - 1)).await;
+    } else {
+        word.send(dying, b"").await.unwrap();
+    }
+}
+
 /// Waits, through the scheduler, until something is so.
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(40);
