@@ -23,6 +23,7 @@ pub mod inprocess;
 mod lease;
 pub mod memory;
 pub mod messager;
+pub mod passage;
 pub mod protocol;
 #[cfg(unix)]
 pub mod reactor;

@@ -1,5 +1,6 @@
 //! The messager: owns the devices that are present and the contexts of one client, and moves all of them.
 
+use crate::context::Face as _;
 use crate::context::{Driver, Handle, Kin, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
@@ -8,7 +9,7 @@ use crate::error::{DeviceError, Fault, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
 use crate::route::{RouteCaps, Routes};
-use crate::sync::{Mutex, lock};
+use crate::sync::{LightFence, Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -170,7 +171,8 @@ impl Client {
         let caps = routes.caps();
         let registry = crate::sync::Arc::new(Registry::default());
         let controls = Arc::new(Controls::default());
-        let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize));
+        let light = LightFence::beside(&*sysdep);
+        let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize, light));
         gates.restarted(personality.rank, personality.incarnation);
         let errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>> = crate::sync::Arc::new(Mutex::new(None));
         let mut contexts = Vec::new();
@@ -550,6 +552,16 @@ impl Messager for Client {
     }
 
     async fn close(&self) {
+        // Nobody is told of the leave, and so takes memory back that this side may have reached, as long as anything of this
+        // side may still write there.
+        let departures: Vec<_> =
+            self.contexts.iter().map(|context| (context, context.post(|scope| scope.depart()))).collect();
+        for (context, departed) in departures {
+            context.done_or_idle(departed).await;
+        }
+        if let Some(context) = self.contexts.first() {
+            context.vacate_gates().await;
+        }
         for context in &self.contexts {
             context.post_run(|scope| scope.goodbye());
         }

@@ -121,6 +121,12 @@ pub enum LightFence {
 }
 
 impl LightFence {
+    /// The one whose partner is that system's heavy fence.
+    #[must_use]
+    pub fn beside(sysdep: &dyn crate::sysdep::Sysdep) -> LightFence {
+        if sysdep.fence_is_asymmetric() { LightFence::Compiler } else { LightFence::Full }
+    }
+
     /// Keeps what follows from being done before what precedes.
     #[inline(always)]
     pub fn issue(self) {

@@ -24,6 +24,8 @@ mod lane;
 #[cfg(posthaste_loom)]
 pub mod memory;
 #[cfg(all(test, posthaste_loom))]
+mod passage;
+#[cfg(all(test, posthaste_loom))]
 mod sleep;
 #[cfg(all(test, posthaste_loom))]
 mod slot;

@@ -1,6 +1,7 @@
 //! Collective operations that cannot end well: they end with an error on every rank, and nobody waits for ever.
 
 use crate::support::{Random, barrier_before_death, options, run, soon, wait_for};
+use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{Collective, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError, Window};
 use std::time::{Duration, Instant};
 
@@ -322,4 +323,68 @@ fn fault_i10_a_window_that_was_never_made_leaves_no_memory_taken() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         job.leave().await.unwrap();
     });
+}
+
+/// Rank 1 leaves, or frees the window, while a thread of it is amid a put that takes long. Rank 0 takes the memory anew as soon
+/// as it may.
+async fn amid_a_put_of_a_thread(job: Job, leaves: bool) {
+    const WORDS: u64 = 12 << 20;
+    let len = if job.rank() == Rank(0) { 2 * WORDS as usize } else { 0 };
+    let window = job.shmalloc::<u64>(len).await.unwrap();
+    job.barrier().await.unwrap();
+    if job.rank() == Rank(1) {
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let putting = window.clone();
+        let put = tokio::spawn(async move {
+            let word = Datatype::of::<u64>();
+            // One word all over, every other one, and those at the beginning last.
+            let from = word.vector(WORDS, 1, 0).unwrap();
+            let to = word.vector(WORDS, 1, -2).unwrap().hindexed(&[(16 * (WORDS as i64 - 1), 1)]).unwrap();
+            let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
+            let _ = begun.send(());
+            loop {
+                if let Err(error) = putting.put_typed(Rank(0), &to, &[0x55u64], &from).await {
+                    return error;
+                }
+            }
+        });
+        begins.await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        if leaves {
+            job.leave().await.unwrap();
+            let error = soon("its end", put).await.unwrap();
+            return assert!(matches!(error, TypedError::Rma(RmaError::Fault(Fault::Shutdown))), "{error}");
+        }
+        soon("the free", window.free()).await.unwrap();
+        let error = soon("its end", put).await.unwrap();
+        // A message may be refused where it comes to.
+        let refused = RmaError::Fault(Fault::NoSuchMemory(Rank(0)));
+        let ends = matches!(&error, TypedError::Rma(end) if matches!(end, RmaError::NoSuchWindow(_)) || *end == refused);
+        assert!(ends, "{error}");
+        return job.leave().await.unwrap();
+    }
+    // Who has left has released it.
+    soon("the free", window.free()).await.unwrap();
+    let mut regions = Vec::new();
+    for _ in 0..20 {
+        regions.extend(region_of(&job, 4096).await);
+    }
+    assert!(!regions.is_empty());
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(regions.iter().all(is_untouched), "rank 1 reaches memory that was taken anew");
+    }
+    job.leave().await.unwrap();
+}
+
+#[test]
+fn fault_i10_nothing_of_a_rank_that_leaves_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew() {
+    let options = options().body_leaves().workers(2).env("POSTHASTE_SEGMENT", "200M");
+    run(2, options, async |job| amid_a_put_of_a_thread(job, true).await);
+}
+
+#[test]
+fn fault_i10_nothing_of_a_rank_that_frees_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew() {
+    let options = options().body_leaves().workers(2).env("POSTHASTE_SEGMENT", "200M");
+    run(2, options, async |job| amid_a_put_of_a_thread(job, false).await);
 }

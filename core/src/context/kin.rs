@@ -53,7 +53,7 @@ impl Kin {
     /// So many contexts, which are yet to be made.
     #[must_use]
     pub fn new(count: u16, sysdep: &dyn Sysdep) -> Arc<Kin> {
-        let light = if sysdep.fence_is_asymmetric() { LightFence::Compiler } else { LightFence::Full };
+        let light = LightFence::beside(sysdep);
         Arc::new(Kin { count, contexts: OnceLock::new(), watchers: Watchers::new(light) })
     }
 

@@ -19,9 +19,10 @@ pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};
 use crate::ids::Endpoint;
+use crate::passage::{self, Seat};
 use crate::slot::{SlotPool, Ticket};
 use crate::stats::Stats;
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, LightFence, Mutex, lock};
 use crate::sysdep::Sysdep;
 use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
@@ -63,6 +64,9 @@ impl Spin {
 /// What the two faces and the driver of a context share.
 pub struct Shared {
     cell: TokenCell<Engine, Work>,
+    /// The owner is at the engine, if there is one.
+    seat: Seat,
+    light: LightFence,
     slots: Arc<SlotPool>,
     doorbell: std::sync::Arc<dyn Doorbell>,
     sysdep: std::sync::Arc<dyn Sysdep>,
@@ -119,6 +123,8 @@ impl Shared {
         };
         Arc::new(Shared {
             cell,
+            seat: Seat::new(),
+            light: LightFence::beside(&*sysdep),
             slots,
             doorbell,
             sysdep,
@@ -210,10 +216,14 @@ impl Shared {
 
     /// The token of an owner that lends it. Nothing is done before what was posted earlier.
     #[cold]
-    fn borrow(&self) -> Option<Guard<'_, Engine, Work>> {
-        let mut guard = self.cell.borrow()?;
+    fn enter_borrowed<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        let Some(mut guard) = self.cell.borrow() else { return Err(f) };
+        let sitting = self.seat.take(self.light);
         self.run_posted(&mut guard);
-        Some(guard)
+        let result = f(guard.get());
+        self.leave(guard);
+        drop(sitting);
+        Ok(result)
     }
 
     #[cold]
@@ -469,8 +479,7 @@ impl Face for Handle {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        let guard = self.shared.cell.try_take();
-        let Some(mut guard) = guard.or_else(|| self.shared.borrow()) else { return Err(f) };
+        let Some(mut guard) = self.shared.cell.try_take() else { return self.shared.enter_borrowed(f) };
         let result = f(guard.get());
         self.shared.leave(guard);
         Ok(result)
@@ -583,6 +592,8 @@ impl Face for Context {
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
         let Some(mut guard) = self.handle.shared.cell.adopt() else { return Err(f) };
+        // Partner: whoever has posted something that forbids what is to be done here, in `done_or_idle`.
+        let _sitting = self.handle.shared.seat.take(self.handle.shared.light);
         // Nothing is done before what was posted earlier, and nothing that was posted meanwhile waits for the next time.
         if self.handle.shared.cell.has_work() {
             self.handle.shared.run_posted(&mut guard);
@@ -659,6 +670,31 @@ impl Handle {
         match self.shared.cell.post(work) {
             Some(guard) => self.shared.leave(guard),
             None => self.shared.work_posted(),
+        }
+    }
+
+    /// Waits until every thread is past what it does now at memory of others. Whoever calls this has forbidden to begin more of
+    /// what he waits for.
+    pub async fn vacate_gates(&self) {
+        self.shared.sysdep.heavy_fence();
+        passage::vacated().await;
+    }
+
+    /// Waits until posted work is done, or an owned context's owner, who does not look, is certain to find it before he does
+    /// anything else.
+    pub(crate) async fn done_or_idle<R>(&self, posted: Posted<R>) {
+        loop {
+            let done = std::future::poll_fn(|cx| Poll::Ready(posted.poll(cx).is_ready())).await;
+            if done {
+                return;
+            }
+            if self.is_owned() {
+                self.shared.sysdep.heavy_fence();
+                if self.shared.seat.turn().is_none() {
+                    return;
+                }
+            }
+            tokio::task::yield_now().await;
         }
     }
 

@@ -1,6 +1,8 @@
 //! Whether an access to mapped memory may be done by its caller at once.
 
 use crate::ids::Rank;
+use crate::passage::{self, Sitting};
+use crate::sync::LightFence;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A word per rank that lets a put or get of mapped memory go ahead inline: 0 means that the peer is alive and
@@ -10,6 +12,7 @@ pub struct Gates {
     words: Box<[AtomicU32]>,
     /// The latest incarnation of each rank that all contexts can reach.
     incarnations: Box<[AtomicU32]>,
+    light: LightFence,
 }
 
 impl Gates {
@@ -17,11 +20,11 @@ impl Gates {
     /// Nothing is ever done inline.
     const OVER_SEND: u32 = 1 << 30;
 
-    /// All open.
+    /// All open. `light`: what whoever passes one does behind saying so.
     #[must_use]
-    pub fn new(ranks: usize) -> Self {
+    pub fn new(ranks: usize, light: LightFence) -> Self {
         let zeros = || (0..ranks).map(|_| AtomicU32::new(0)).collect();
-        Self { words: zeros(), incarnations: zeros() }
+        Self { words: zeros(), incarnations: zeros(), light }
     }
 
     /// Which incarnation of a rank it is that all contexts can reach, if they can: 0 for the first one.
@@ -38,7 +41,15 @@ impl Gates {
         }
     }
 
-    /// Whether an inline access to memory of the rank may go ahead. One relaxed load.
+    /// The calling thread is amid an inline access, or asks whether it may go ahead, until this is dropped: whoever closes
+    /// gates, or forbids it otherwise, can wait for that.
+    #[inline(always)]
+    #[must_use]
+    pub fn pass(&self) -> Sitting<'static> {
+        passage::enter(self.light)
+    }
+
+    /// Whether an inline access to memory of the rank may go ahead. One relaxed load, amid a [`pass`](Self::pass).
     #[inline]
     #[must_use]
     pub fn is_open(&self, rank: Rank) -> bool {

@@ -441,13 +441,24 @@ impl Scope<'_> {
             .collect()
     }
 
-    /// Tells every peer that it knows that this side leaves; nothing may be begun after it. The others are told as far as the
-    /// devices can once this side has shut down.
-    pub fn goodbye(&mut self) {
+    /// Nothing is begun any more, and nothing of this context reaches the memory of others: what was to ends here. What was
+    /// sent goes on to be sent.
+    pub fn depart(&mut self) {
         self.state.gates.close_all();
         self.state.departed = true;
         // What is pending ends with this side's leave, not with what the others do when they hear of it.
         self.state.completer.fail(None, Fault::Shutdown);
+        for index in 0..self.state.peers.len() {
+            let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();
+            if self.state.peers[index].as_ref().is_some_and(writes) {
+                self.state.drop_queue(index, Fault::Shutdown);
+            }
+        }
+    }
+
+    /// Tells every peer that it knows that this side leaves, once all of its contexts have [departed](Self::depart). The others
+    /// are told as far as the devices can once this side has shut down.
+    pub fn goodbye(&mut self) {
         for index in 0..self.state.peers.len() {
             let known = self.state.peers[index].as_ref().is_some_and(|p| p.fault.is_none());
             if known && self.state.shape.endpoint(index).rank != self.state.me.rank {

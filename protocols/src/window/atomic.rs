@@ -6,6 +6,7 @@ use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordLen, WordOp};
+use posthaste_core::passage::Sitting;
 use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope, Value};
 use std::future::Future;
 use std::marker::PhantomData;
@@ -100,7 +101,13 @@ impl Memory {
 
     /// A word that an atomic operation may be carried out on at once, and the part that it is in.
     #[inline(always)]
-    pub(super) fn atomic_word(&self, part: usize, offset: u64, len: WordLen) -> Option<(&Part, SharedSlice)> {
+    pub(super) fn atomic_word(
+        &self,
+        _amid: &Sitting<'_>,
+        part: usize,
+        offset: u64,
+        len: WordLen,
+    ) -> Option<(&Part, SharedSlice)> {
         let part = self.parts.get(part)?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
@@ -113,7 +120,8 @@ impl Memory {
     /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
     pub(super) fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
-        let (part, word) = self.atomic_word(part, offset, op.len)?;
+        let amid = self.gates.pass();
+        let (part, word) = self.atomic_word(&amid, part, offset, op.len)?;
         let old = if fetch { word.apply(op)? } else { word.apply_unread(op).map(|()| 0)? };
         if op.op != AtomicOp::Load {
             part.rouse();

@@ -4,6 +4,7 @@ use super::Part;
 use super::atomic::{Access, Word, Words};
 use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
+use posthaste_core::passage::Sitting;
 use posthaste_core::{Rank, RmaError};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -186,8 +187,9 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
             }
         };
         let (mut turn, mut outcome) = (0, Ok(()));
+        let amid = self.words.memory().gates.pass();
         while turn < STEP {
-            let later = match self.take(op, FETCH) {
+            let later = match self.take(&amid, op, FETCH) {
                 Ok(Next::Ready(ready)) => Some(ready),
                 Ok(Next::Started) => None,
                 Ok(Next::None) => {
@@ -210,12 +212,12 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
 
     /// Takes the next update, finds its word, and asks for it. What cannot be done at once is started.
     #[inline(always)]
-    fn take(&mut self, op: AtomicOp, fetch: bool) -> Result<Next<'w>, RmaError> {
+    fn take(&mut self, amid: &Sitting<'_>, op: AtomicOp, fetch: bool) -> Result<Next<'w>, RmaError> {
         let Some((rank, index, value)) = self.updates.next() else { return Ok(Next::None) };
         let (memory, number, operand) = (self.words.memory(), self.taken, value.to_bits());
         self.taken += 1;
         let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
-        match memory.atomic_word(part, offset, W::LEN) {
+        match memory.atomic_word(amid, part, offset, W::LEN) {
             Some((part, word)) if word.is_word(W::LEN) => {
                 word.prefetch_write(0);
                 Ok(Next::Ready(Ready { part, word, operand }))

@@ -68,7 +68,8 @@ impl<'w> Fetch<'w> {
         ready!(budget::proceed(cx));
         self.count = into.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, self.count)?;
-        if let Some(source) = self.memory.inline(part, self.offset, self.count) {
+        let amid = self.memory.gates.pass();
+        if let Some(source) = self.memory.inline(&amid, part, self.offset, self.count) {
             source.read(into);
             budget::spend_on(budget::ACCESS, into.len());
             return Poll::Ready(Ok(None));
@@ -164,8 +165,9 @@ impl<T: Element> Future for Get<'_, T> {
         let mut value = T::new_zeroed();
         if self.slow.is_none() {
             ready!(budget::proceed(cx));
+            let amid = self.memory.gates.pass();
             if let Some((_, source)) =
-                self.memory.target(self.rank.index(), self.offset, size_of::<T>() as u64)
+                self.memory.target(&amid, self.rank.index(), self.offset, size_of::<T>() as u64)
             {
                 source.read(value.as_mut_bytes());
                 budget::spend_on(budget::ACCESS, size_of::<T>());
@@ -243,7 +245,8 @@ impl<T: Element> Future for GetTo<'_, '_, T> {
         if let Way::Fresh = this.way {
             ready!(budget::proceed(cx));
             let into = this.into.as_mut_bytes();
-            let found = this.memory.target(this.part as usize, this.offset, into.len() as u64);
+            let amid = this.memory.gates.pass();
+            let found = this.memory.target(&amid, this.part as usize, this.offset, into.len() as u64);
             if let Some((_, source)) = found {
                 source.read(into);
                 budget::spend_on(budget::ACCESS, into.len());

@@ -5,6 +5,7 @@ use posthaste_core::context::Face;
 use posthaste_core::device::{RemoteMemory, Rouse};
 use posthaste_core::engine::Gates;
 use posthaste_core::memory::{SharedSlice, SharedWords, Words as _};
+use posthaste_core::passage::Sitting;
 use posthaste_core::sync::lock;
 use posthaste_core::{ContextId, Device, Endpoint, Handle, Rank, RmaError, Scope, WindowId};
 use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
@@ -159,7 +160,13 @@ impl Memory {
     /// The part and the mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing
     /// precedes".
     #[inline]
-    pub(super) fn target(&self, part: usize, offset: u64, count: u64) -> Option<(&Part, SharedSlice)> {
+    pub(super) fn target(
+        &self,
+        _amid: &Sitting<'_>,
+        part: usize,
+        offset: u64,
+        count: u64,
+    ) -> Option<(&Part, SharedSlice)> {
         let part = self.parts.get(part)?;
         if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
             return None;
@@ -169,8 +176,19 @@ impl Memory {
 
     /// The mapped bytes of an access that may go ahead inline.
     #[inline]
-    pub(super) fn inline(&self, part: &Part, offset: u64, count: u64) -> Option<SharedSlice> {
-        if self.gates.is_open(part.rank) { part.mapped?.slice(offset, count) } else { None }
+    pub(super) fn inline(
+        &self,
+        _amid: &Sitting<'_>,
+        part: &Part,
+        offset: u64,
+        count: u64,
+    ) -> Option<SharedSlice> {
+        // Not before the pass: the window may have been freed since it was checked.
+        if self.alive.load(Ordering::Relaxed) && self.gates.is_open(part.rank) {
+            part.mapped?.slice(offset, count)
+        } else {
+            None
+        }
     }
 
     /// Whether what is done with the other goes through the same context.

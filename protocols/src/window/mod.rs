@@ -554,6 +554,8 @@ impl<T: Element> Window<T> {
             Origin::World(exchange, number) => Some(exchange.begin_free(*number)),
             Origin::Group(_) => None,
         };
+        // Other threads may be amid something that they began through clones of it.
+        self.memory.handle.vacate_gates().await;
         for handle in &contexts {
             let flushed = match &self.origin {
                 Origin::World(..) => crate::flush::fence(handle).await,

@@ -146,7 +146,8 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     #[inline(always)]
     pub(super) fn try_at_once(&self) -> bool {
         let source = self.source.as_ref();
-        let found = self.memory.target(self.part as usize, self.offset, source.len() as u64);
+        let amid = self.memory.gates.pass();
+        let found = self.memory.target(&amid, self.part as usize, self.offset, source.len() as u64);
         let Some((part, target)) = found else { return false };
         target.write(source);
         part.rouse();
@@ -277,7 +278,8 @@ impl<'w> Put<'w> {
     #[inline(always)]
     fn try_at_once(&mut self) -> bool {
         let Some(payload) = &self.payload else { return false };
-        let found = self.memory.target(self.part, self.offset, payload.len() as u64);
+        let amid = self.memory.gates.pass();
+        let found = self.memory.target(&amid, self.part, self.offset, payload.len() as u64);
         let Some((part, target)) = found else { return false };
         match &payload.0 {
             Kind::Inline { len, bytes } => target.write(&bytes[..usize::from(*len)]),

@@ -75,7 +75,8 @@ impl Memory {
         (source, from): (&[u8], &Layout<'_>),
     ) -> Result<VecDeque<Asked<'_>>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
-        match self.inline(part, 0, part.len) {
+        let amid = self.gates.pass();
+        match self.inline(&amid, part, 0, part.len) {
             Some(target) => {
                 redistribute_with(thresholds, target, to, source, from)?;
                 part.rouse();
@@ -411,7 +412,8 @@ impl<'w, S: Element> GetTyped<'w, S> {
     fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
         let (from, to) = (self.from.layout(), self.to.layout());
         let part = self.memory.check(self.rank.index(), self.rank, 0, 0)?;
-        if let Some(source) = self.memory.inline(part, 0, part.len) {
+        let amid = self.memory.gates.pass();
+        if let Some(source) = self.memory.inline(&amid, part, 0, part.len) {
             redistribute_with(&self.thresholds, into, &to, source, &from)?;
             return Ok(true);
         }

@@ -10,6 +10,7 @@ use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
 use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
+use posthaste_core::sync::LightFence;
 use posthaste_core::wire;
 use posthaste_core::{
     Caps, ContextId, Descriptor, Endpoint, Engine, Fault, Flow, JobShape, MAX_INFO, MemoryError, Payload,
@@ -221,7 +222,7 @@ pub fn packets(data: &[u8]) {
             },
             registry,
             controls: Arc::default(),
-            gates: Arc::new(Gates::new(3)),
+            gates: Arc::new(Gates::new(3, LightFence::Full)),
             memory: memory(),
             errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
             now: 0,
@@ -342,7 +343,7 @@ mod tests {
                 config: EngineConfig::default(),
                 registry,
                 controls: Arc::default(),
-                gates: Arc::new(Gates::new(2)),
+                gates: Arc::new(Gates::new(2, LightFence::Full)),
                 memory: memory(),
                 errors: None,
                 now: 0,
@@ -409,7 +410,7 @@ mod tests {
                 config: EngineConfig::default(),
                 registry: Arc::default(),
                 controls: Arc::default(),
-                gates: Arc::new(Gates::new(3)),
+                gates: Arc::new(Gates::new(3, LightFence::Full)),
                 memory: memory(),
                 errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
                 now: 0,

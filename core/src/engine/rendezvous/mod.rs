@@ -76,6 +76,12 @@ impl Peer {
         self.rendezvous.as_ref().is_some_and(|rendezvous| rendezvous.clearance.is_some())
     }
 
+    /// Whether a message to the peer is, or is to be, written to a place of the peer's.
+    pub fn is_amid_rendezvous(&self) -> bool {
+        let stage = self.rendezvous.as_ref().map(|rendezvous| &rendezvous.stage);
+        matches!(stage, Some(Stage::Asked { .. } | Stage::Cleared { .. }))
+    }
+
     fn rendezvous(&mut self) -> &mut Rendezvous {
         self.rendezvous.get_or_insert_default()
     }
@@ -123,8 +129,13 @@ impl Scope<'_> {
         if !straight {
             return self.step_stream(index, front);
         }
+        let departed = self.state.departed;
         let peer = self.state.peer(index);
         peer.stuck = false;
+        if departed && matches!(peer.rendezvous().stage, Stage::Idle) {
+            // It would be written into the peer's memory. Those that had asked for a place are gone: see `depart`.
+            return Some(Some(Err(Fault::Shutdown)));
+        }
         let done = match peer.rendezvous().stage {
             Stage::Idle => self.ask_to_send(index, &front),
             Stage::Asked { .. } => {
