@@ -450,7 +450,7 @@ impl Scope<'_> {
         self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
             let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();
-            if self.state.peers[index].as_ref().is_some_and(writes) {
+            if self.state.peers[index].as_deref().is_some_and(writes) {
                 self.state.drop_queue(index, Fault::Shutdown);
             }
         }
