@@ -339,6 +339,8 @@ impl<T: Word> super::Window<T> {
     /// It is the quickest way to do thousands of small updates: in mapped memory a word is asked for while those before it
     /// change, and elsewhere hundreds are under way at once. They are done in any order, after the puts and atomic operations
     /// of this rank that precede and before those that follow. The iterator is asked a few updates ahead.
+    /// It is asked amid the access: a leave, and the freeing of any window of this process, wait for it, so it must not wait
+    /// for them.
     ///
     /// # Errors
     /// That of the first update that fails; all about them is said at [`Words`]. Those before it are done, or on their way
