@@ -33,7 +33,14 @@ thread_local! {
 /// Whether the task may go on; if not, it is polled again once others have had their turn. To be asked before each operation.
 #[inline(always)]
 pub fn proceed(cx: &mut Context<'_>) -> Poll<()> {
-    if DEBT.get() < UNIT { Poll::Ready(()) } else { pay(cx) }
+    if is_solvent() { Poll::Ready(()) } else { pay(cx) }
+}
+
+/// Whether [`proceed`] has nothing to pay for.
+#[inline(always)]
+#[must_use]
+pub fn is_solvent() -> bool {
+    DEBT.get() < UNIT
 }
 
 #[cold]

@@ -2,9 +2,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Below this many bytes a copy is a loop of relaxed words.
+/// Up to this many bytes a copy is a loop of relaxed words, with aligned halves of words at its ends as a whole.
 const WORD_COPY_MAX: usize = 64;
 /// Copies `len` bytes of private memory to shared memory.
 ///
@@ -18,16 +18,26 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
         return;
     }
     let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are written.
+    // SAFETY: at stays below len, within both ranges; shared words and halves are aligned before they are written.
     unsafe {
-        while at < len && !(to as usize + at).is_multiple_of(8) {
+        while at < len && !(to as usize + at).is_multiple_of(4) {
             AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
             at += 1;
+        }
+        if at + 4 <= len && !(to as usize + at).is_multiple_of(8) {
+            let half = from.add(at).cast::<u32>().read_unaligned();
+            AtomicU32::from_ptr(to.add(at).cast()).store(half, Ordering::Relaxed);
+            at += 4;
         }
         while at + 8 <= len {
             let word = from.add(at).cast::<u64>().read_unaligned();
             AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Relaxed);
             at += 8;
+        }
+        if at + 4 <= len {
+            let half = from.add(at).cast::<u32>().read_unaligned();
+            AtomicU32::from_ptr(to.add(at).cast()).store(half, Ordering::Relaxed);
+            at += 4;
         }
         while at < len {
             AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Relaxed);
@@ -48,17 +58,27 @@ pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) 
         return;
     }
     let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; shared words are aligned before they are read. The cast to
-    // *mut is what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
+    // SAFETY: at stays below len, within both ranges; shared words and halves are aligned before they are read. The casts
+    // to *mut are what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
     unsafe {
-        while at < len && !(from as usize + at).is_multiple_of(8) {
+        while at < len && !(from as usize + at).is_multiple_of(4) {
             *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
             at += 1;
+        }
+        if at + 4 <= len && !(from as usize + at).is_multiple_of(8) {
+            let half = AtomicU32::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            to.add(at).cast::<u32>().write_unaligned(half);
+            at += 4;
         }
         while at + 8 <= len {
             let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
             to.add(at).cast::<u64>().write_unaligned(word);
             at += 8;
+        }
+        if at + 4 <= len {
+            let half = AtomicU32::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            to.add(at).cast::<u32>().write_unaligned(half);
+            at += 4;
         }
         while at < len {
             *to.add(at) = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
@@ -131,7 +151,7 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     unsafe { x86::copy(to, from, len) }
 }
 
-/// A bulk copy that moves the words of the shared range, one of the two, as a whole: what is before the first of them and behind
+/// A bulk copy that moves the words of the shared range, one of the two, and halves of them at its ends, as a whole: what is before the first of them and behind
 /// the last goes apart, the others by `copy`, at least `WORD_COPY_MAX` bytes.
 ///
 /// # Safety
@@ -152,7 +172,10 @@ unsafe fn by_words(
         }
         let head = shared.align_offset(8);
         let words = (len - head) / 8 * 8;
-        x86::short(to, from, head);
+        // A half of a word comes last in front of the words, and first behind them: it is moved as a whole.
+        let odd = head % 4;
+        x86::short(to, from, odd);
+        x86::short(to.add(odd), from.add(odd), head - odd);
         x86::short(to.add(head + words), from.add(head + words), len - head - words);
         let (to, from) = (to.add(head), from.add(head));
         if words < WORD_COPY_MAX { x86::short(to, from, words) } else { copy(to, from, words) }
@@ -184,33 +207,137 @@ unsafe fn bulk_from_shared(to: *mut u8, from: *const u8, len: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 use {bulk as bulk_from_shared, bulk as bulk_to_shared};
 
-/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words.
+/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words, with halves of them in front
+/// and behind.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; word accesses are made only where both sides are aligned.
+    // SAFETY: at stays below len, within both ranges; words and halves are accessed only where both sides are aligned.
     unsafe {
         let byte = |at: usize| {
             let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
             AtomicU8::from_ptr(to.add(at)).store(value, Ordering::Relaxed);
         };
-        while at < len && !(to as usize + at).is_multiple_of(8) {
+        let half = |at: usize| {
+            let value = AtomicU32::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            AtomicU32::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+        };
+        while at < len && !(to as usize + at).is_multiple_of(4) {
             byte(at);
             at += 1;
         }
-        if (from as usize + at).is_multiple_of(8) {
-            while at + 8 <= len {
+        if (from as usize + at).is_multiple_of(4) {
+            let alike = (to as usize ^ from as usize).is_multiple_of(8);
+            while at + 4 <= len && !(alike && (to as usize + at).is_multiple_of(8)) {
+                half(at);
+                at += 4;
+            }
+            while alike && at + 8 <= len {
                 let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
                 AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
                 at += 8;
+            }
+            if at + 4 <= len {
+                half(at);
+                at += 4;
             }
         }
         while at < len {
             byte(at);
             at += 1;
         }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    const FIRST: u32 = 0x1111_1111;
+    const SECOND: u32 = 0xeeee_eeee;
+
+    fn is_whole(half: u32) -> bool {
+        half == FIRST || half == SECOND
+    }
+
+    /// Ranges by beginning and length: one half of a word, and longer ones that begin and end within words.
+    fn ranges() -> impl Iterator<Item = (usize, usize)> {
+        let lens = [4, 8, 12, 13, 20, 63, 68, 71, 100, 207];
+        (0..8).flat_map(move |start| lens.map(|len| (start, len)))
+    }
+
+    /// Which halves lie within a range.
+    fn halves((start, len): (usize, usize)) -> std::ops::Range<usize> {
+        start.div_ceil(4)..(start + len) / 4
+    }
+
+    /// Copies each range while another thread does something to its halves; whether that was in order.
+    fn beside(
+        other: impl Fn(&[AtomicU32]) -> bool + Sync,
+        mut copy: impl FnMut((usize, usize), &[AtomicU32], usize) -> bool,
+    ) {
+        for range in ranges() {
+            let shared: Vec<AtomicU64> =
+                (0..32).map(|_| AtomicU64::new(u64::from(FIRST) << 32 | u64::from(FIRST))).collect();
+            // SAFETY: a word has two halves; all accesses are atomic.
+            let all = unsafe { std::slice::from_raw_parts(shared.as_ptr().cast::<AtomicU32>(), 64) };
+            let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    let mut good = true;
+                    while good && !ended.load(Ordering::Relaxed) {
+                        good = other(&all[halves(range)]);
+                        begun.store(true, Ordering::Relaxed);
+                    }
+                    good
+                });
+                while !begun.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                let good = (0..4000).all(|round| copy(range, all, round));
+                ended.store(true, Ordering::Relaxed);
+                let other_good = thread.join().expect("no panic");
+                assert!(good && other_good, "a part of a half of a word: {range:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn aligned_halves_of_words_are_written_as_a_whole() {
+        let sources = [FIRST, SECOND].map(|half| [half as u8; 256]);
+        beside(
+            |halves| halves.iter().all(|half| is_whole(half.load(Ordering::Relaxed))),
+            |(start, len), all, round| {
+                let to = all.as_ptr().cast::<u8>().cast_mut();
+                // SAFETY: inside both; others make atomic loads only.
+                unsafe { copy_to_shared(to.add(start), sources[round % 2].as_ptr(), len) };
+                true
+            },
+        );
+    }
+
+    #[test]
+    fn aligned_halves_of_words_are_read_as_a_whole() {
+        beside(
+            |halves| {
+                for value in [SECOND, FIRST] {
+                    halves.iter().for_each(|half| half.store(value, Ordering::Relaxed));
+                }
+                true
+            },
+            |(start, len), all, _| {
+                let mut target = [0u8; 256];
+                // SAFETY: inside both; others make atomic stores only.
+                unsafe { copy_from_shared(target.as_mut_ptr(), all.as_ptr().cast::<u8>().add(start), len) };
+                halves((start, len)).all(|half| {
+                    let bytes = &target[half * 4 - start..][..4];
+                    is_whole(u32::from_ne_bytes(bytes.try_into().expect("four")))
+                })
+            },
+        );
     }
 }

@@ -1,18 +1,17 @@
 //! Atomic operations on words of windows and regions.
 
+use super::memory::Aim;
 use super::{Element, Memory, Part, RemoteRegion, Stage, Window};
 use crate::operation::Pending;
 use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordLen, WordOp};
-use posthaste_core::passage::Sitting;
 use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope, Value};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 mod sealed {
@@ -99,34 +98,19 @@ impl Memory {
         }
     }
 
-    /// A word that an atomic operation may be carried out on at once, and the part that it is in.
-    #[inline(always)]
-    pub(super) fn atomic_word(
-        &self,
-        _amid: &Sitting<'_>,
-        part: usize,
-        offset: u64,
-        len: WordLen,
-    ) -> Option<(&Part, SharedSlice)> {
-        let part = self.parts.get(part)?;
-        if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
-            return None;
-        }
-        // What cannot be roused is not written at once.
-        part.rouser.as_ref()?;
-        Some((part, part.mapped?.slice(offset, len.bytes())?))
-    }
-
     /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
     pub(super) fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
-        let amid = self.gates.pass();
-        let (part, word) = self.atomic_word(&amid, part, offset, op.len)?;
-        let old = if fetch { word.apply(op)? } else { word.apply_unread(op).map(|()| 0)? };
-        if op.op != AtomicOp::Load {
-            part.rouse();
-        }
-        Some(old)
+        let aim = self.aim_at_word(part, offset, op.len)?;
+        let apply =
+            |word: SharedSlice| if fetch { word.apply(op) } else { word.apply_unread(op).map(|()| 0) };
+        if op.op == AtomicOp::Load { aim.reach(apply)? } else { aim.change(apply)? }
+    }
+
+    /// Where an atomic operation on a mapped word goes.
+    #[inline(always)]
+    pub(super) fn aim_at_word(&self, part: usize, offset: u64, len: WordLen) -> Option<Aim<'_>> {
+        self.aim(part, offset, len.bytes()).filter(|aim| aim.is_word(len))
     }
 }
 

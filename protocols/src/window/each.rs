@@ -1,10 +1,9 @@
 //! Many atomic operations by one call.
 
-use super::Part;
 use super::atomic::{Access, Word, Words};
+use super::memory::Aim;
 use posthaste_core::budget;
-use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
-use posthaste_core::passage::Sitting;
+use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -86,38 +85,11 @@ impl WordIndex for u64 {
     }
 }
 
-/// An update that may be done at once: its word has been asked for.
+/// An update of a mapped word, which has been asked for.
 #[derive(Clone, Copy)]
 struct Ready<'w> {
-    part: &'w Part,
-    word: SharedSlice,
+    aim: Aim<'w>,
     operand: u64,
-}
-
-impl Ready<'_> {
-    /// Does it; the old value if it is wanted.
-    #[inline(always)]
-    fn apply<const FETCH: bool, W: Word>(&self, op: AtomicOp) -> Option<W> {
-        let op = WordOp { op, len: W::LEN, operand: self.operand, expected: self.operand };
-        // It is an aligned word of that length: that was looked at when it was found.
-        let old = if FETCH {
-            self.word.apply(&op).map(W::from_bits)
-        } else {
-            self.word.apply_unread(&op).and(None)
-        };
-        self.part.rouse();
-        old
-    }
-}
-
-/// The next of the updates.
-enum Next<'w> {
-    /// Its word has been asked for.
-    Ready(Ready<'w>),
-    /// It has been started, and ends later.
-    Started,
-    /// There is none.
-    None,
 }
 
 /// Updates, and how far they are done.
@@ -178,58 +150,78 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
         let Some(op) = (const { AtomicOp::from_number(OP) }) else { return Ok(()) };
         // Where the update of a turn waits until so many others have come behind it.
         let mut ahead = [None::<Ready<'w>>; AHEAD];
-        let first = self.taken;
-        let mut apply = |turn: usize, ready: Option<Ready<'w>>| {
-            if let Some(ready) = ready
-                && let Some(old) = ready.apply::<FETCH, W>(op)
-            {
-                found(first + turn, old);
-            }
-        };
-        let (mut turn, mut outcome) = (0, Ok(()));
-        let amid = self.words.memory().gates.pass();
+        let (first, mut turn, mut outcome) = (self.taken, 0, Ok(()));
         while turn < STEP {
-            let later = match self.take(&amid, op, FETCH) {
-                Ok(Next::Ready(ready)) => Some(ready),
-                Ok(Next::Started) => None,
-                Ok(Next::None) => {
-                    self.ended = true;
-                    break;
+            // Nobody is amid an access here: the updates come from the user's iterator, which may take its time.
+            let Some((rank, index, value)) = self.updates.next() else {
+                self.ended = true;
+                break;
+            };
+            let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
+            let later = match self.words.memory().aim_at_word(part, offset, W::LEN) {
+                Some(aim) => {
+                    aim.prefetch_write();
+                    Some(Ready { aim, operand: value.to_bits() })
                 }
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
+                None => {
+                    outcome = self.start::<FETCH>(first + turn, op, (part, rank, offset), value.to_bits());
+                    None
                 }
             };
-            apply(turn.wrapping_sub(AHEAD), std::mem::replace(&mut ahead[turn % AHEAD], later));
             turn += 1;
+            let ready = std::mem::replace(&mut ahead[(turn - 1) % AHEAD], later);
+            if let Some(ready) = ready {
+                self.apply::<FETCH>(first + turn - 1 - AHEAD, op, &ready, found)?;
+            }
+            if outcome.is_err() {
+                break;
+            }
         }
+        self.taken = first + turn;
         for turn in turn..turn + AHEAD {
-            apply(turn.wrapping_sub(AHEAD), ahead[turn % AHEAD]);
+            if let Some(ready) = &ahead[turn % AHEAD] {
+                self.apply::<FETCH>(first + turn - AHEAD, op, ready, found)?;
+            }
         }
         outcome
     }
 
-    /// Takes the next update, finds its word, and asks for it. What cannot be done at once is started.
+    /// Applies an update, or starts it if that may not be done at once.
     #[inline(always)]
-    fn take(&mut self, amid: &Sitting<'_>, op: AtomicOp, fetch: bool) -> Result<Next<'w>, RmaError> {
-        let Some((rank, index, value)) = self.updates.next() else { return Ok(Next::None) };
-        let (memory, number, operand) = (self.words.memory(), self.taken, value.to_bits());
-        self.taken += 1;
-        let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
-        match memory.atomic_word(amid, part, offset, W::LEN) {
-            Some((part, word)) if word.is_word(W::LEN) => {
-                word.prefetch_write(0);
-                Ok(Next::Ready(Ready { part, word, operand }))
-            }
-            _ => {
-                let op = WordOp { op, len: W::LEN, operand, expected: operand };
-                let mut access = Access::new(memory, part, rank, offset, op);
-                access.start(fetch)?;
-                self.under_way.push_back((number, access));
-                Ok(Next::Started)
+    fn apply<const FETCH: bool>(
+        &mut self,
+        number: usize,
+        op: AtomicOp,
+        Ready { aim, operand }: &Ready<'w>,
+        found: &mut impl FnMut(usize, W),
+    ) -> Result<(), RmaError> {
+        let update = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
+        let old = aim
+            .change(|word| if FETCH { word.apply(&update) } else { word.apply_unread(&update).map(|()| 0) });
+        match old.flatten() {
+            Some(old) if FETCH => found(number, W::from_bits(old)),
+            Some(_) => {}
+            None => {
+                let (part, offset) = aim.place();
+                self.start::<FETCH>(number, op, (part, aim.rank(), offset), *operand)?;
             }
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn start<const FETCH: bool>(
+        &mut self,
+        number: usize,
+        op: AtomicOp,
+        (part, rank, offset): (usize, Rank, u64),
+        operand: u64,
+    ) -> Result<(), RmaError> {
+        let op = WordOp { op, len: W::LEN, operand, expected: operand };
+        let mut access = Access::new(self.words.memory(), part, rank, offset, op);
+        access.start(FETCH)?;
+        self.under_way.push_back((number, access));
+        Ok(())
     }
 }
 
@@ -339,8 +331,6 @@ impl<T: Word> super::Window<T> {
     /// It is the quickest way to do thousands of small updates: in mapped memory a word is asked for while those before it
     /// change, and elsewhere hundreds are under way at once. They are done in any order, after the puts and atomic operations
     /// of this rank that precede and before those that follow. The iterator is asked a few updates ahead.
-    /// It is asked amid the access: a leave, and the freeing of any window of this process, wait for it, so it must not wait
-    /// for them.
     ///
     /// # Errors
     /// That of the first update that fails; all about them is said at [`Words`]. Those before it are done, or on their way

@@ -68,9 +68,8 @@ impl<'w> Fetch<'w> {
         ready!(budget::proceed(cx));
         self.count = into.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, self.count)?;
-        let amid = self.memory.gates.pass();
-        if let Some(source) = self.memory.inline(&amid, part, self.offset, self.count) {
-            source.read(into);
+        let aim = self.memory.aim_within(part, self.offset, self.count);
+        if aim.and_then(|aim| aim.reach(|source| source.read(into))).is_some() {
             budget::spend_on(budget::ACCESS, into.len());
             return Poll::Ready(Ok(None));
         }
@@ -149,33 +148,46 @@ impl<T> std::fmt::Debug for Get<'_, T> {
 }
 
 impl<T: Element> Get<'_, T> {
+    /// Reads it, if nothing stands in the way of doing that at once.
+    #[inline(always)]
+    fn read_at_once(&self) -> Option<T> {
+        let mut value = T::new_zeroed();
+        let aim = self.memory.aim(self.rank.index(), self.offset, size_of::<T>() as u64)?;
+        aim.reach(|source| source.read(value.as_mut_bytes()))?;
+        budget::spend_on(budget::ACCESS, size_of::<T>());
+        Some(value)
+    }
+
     #[cold]
-    fn poll_slowly(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), RmaError>> {
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, RmaError>> {
+        if self.slow.is_none() {
+            ready!(budget::proceed(cx));
+            if let Some(value) = self.read_at_once() {
+                return Poll::Ready(Ok(value));
+            }
+        }
+        let mut value = T::new_zeroed();
         let (memory, rank, offset) = (self.memory, self.rank, self.offset);
         let fetch = self.slow.get_or_insert_with(|| Box::new(Fetch::new(memory, rank.index(), rank, offset)));
-        fetch.poll(cx, into)
+        ready!(fetch.poll(cx, value.as_mut_bytes())?);
+        Poll::Ready(Ok(value))
     }
 }
 
 impl<T: Element> Future for Get<'_, T> {
     type Output = Result<T, RmaError>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut value = T::new_zeroed();
-        if self.slow.is_none() {
-            ready!(budget::proceed(cx));
-            let amid = self.memory.gates.pass();
-            if let Some((_, source)) =
-                self.memory.target(&amid, self.rank.index(), self.offset, size_of::<T>() as u64)
-            {
-                source.read(value.as_mut_bytes());
-                budget::spend_on(budget::ACCESS, size_of::<T>());
-                return Poll::Ready(Ok(value));
-            }
+        // What is inlined where it is awaited: nothing has to be paid for or asked.
+        if self.slow.is_none()
+            && budget::is_solvent()
+            && let Some(value) = self.read_at_once()
+        {
+            return Poll::Ready(Ok(value));
         }
-        ready!(self.poll_slowly(cx, value.as_mut_bytes())?);
-        Poll::Ready(Ok(value))
+        self.poll_slowly(cx)
     }
 }
 
@@ -245,10 +257,8 @@ impl<T: Element> Future for GetTo<'_, '_, T> {
         if let Way::Fresh = this.way {
             ready!(budget::proceed(cx));
             let into = this.into.as_mut_bytes();
-            let amid = this.memory.gates.pass();
-            let found = this.memory.target(&amid, this.part as usize, this.offset, into.len() as u64);
-            if let Some((_, source)) = found {
-                source.read(into);
+            let aim = this.memory.aim(this.part as usize, this.offset, into.len() as u64);
+            if aim.and_then(|aim| aim.reach(|source| source.read(into))).is_some() {
                 budget::spend_on(budget::ACCESS, into.len());
                 this.way = Way::Done;
                 return Poll::Ready(Ok(()));

@@ -4,8 +4,7 @@ use crate::datatype::LayoutAccess;
 use posthaste_core::context::Face;
 use posthaste_core::device::{RemoteMemory, Rouse};
 use posthaste_core::engine::Gates;
-use posthaste_core::memory::{SharedSlice, SharedWords, Words as _};
-use posthaste_core::passage::Sitting;
+use posthaste_core::memory::{SharedSlice, SharedWords, WordLen, Words as _};
 use posthaste_core::sync::lock;
 use posthaste_core::{ContextId, Device, Endpoint, Handle, Rank, RmaError, Scope, WindowId};
 use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
@@ -109,6 +108,62 @@ impl Rouse for OwnRouser {
     }
 }
 
+/// Where an access to mapped memory goes: what can be said of it before anybody asks whether it may go ahead.
+#[derive(Clone, Copy)]
+pub(super) struct Aim<'m> {
+    memory: &'m Memory,
+    part: &'m Part,
+    bytes: SharedSlice,
+}
+
+impl Aim<'_> {
+    pub fn rank(&self) -> Rank {
+        self.part.rank
+    }
+
+    /// Which part it is, and the offset of the bytes in it.
+    #[cold]
+    pub fn place(&self) -> (usize, u64) {
+        let part = self.memory.parts.iter().position(|part| std::ptr::eq(part, self.part));
+        let offset = self.part.mapped.map_or(0, |mapped| self.bytes.distance_behind(&mapped));
+        (part.unwrap_or(usize::MAX), offset)
+    }
+
+    /// Whether an atomic operation on a word of that length may be carried out there.
+    #[inline(always)]
+    pub fn is_word(&self, len: WordLen) -> bool {
+        // What cannot be roused is not written at once.
+        self.bytes.is_word(len) && self.part.rouser.is_some()
+    }
+
+    /// Asks for the line of a word that is about to be changed.
+    #[inline(always)]
+    pub fn prefetch_write(&self) {
+        self.bytes.prefetch_write(0);
+    }
+
+    /// Makes the access to its bytes, if it may go ahead inline, and only while whoever forbids it can wait for its end.
+    ///
+    /// All else is done before or behind it: of two processors that change one word in turn each keeps the other waiting from
+    /// when it asks for the word's line until it has changed it.
+    #[inline(always)]
+    pub fn reach<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
+        let memory = self.memory;
+        let _amid = memory.gates.pass();
+        // Behind the pass, one load each for "alive" and "nothing precedes": the window may have been freed just now.
+        let admitted = memory.alive.load(Ordering::Relaxed) && memory.gates.is_open(self.part.rank);
+        admitted.then(|| access(self.bytes))
+    }
+
+    /// As [`reach`](Self::reach), for what changes the bytes: whoever waits there is roused.
+    #[inline(always)]
+    pub fn change<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
+        let changed = self.reach(access)?;
+        self.part.rouse();
+        Some(changed)
+    }
+}
+
 /// What windows and regions have in common.
 pub(crate) struct Memory {
     pub id: WindowId,
@@ -157,38 +212,16 @@ impl Memory {
         }
     }
 
-    /// The part and the mapped bytes of an access, if it may go ahead inline: one load each for "alive" and "nothing
-    /// precedes".
-    #[inline]
-    pub(super) fn target(
-        &self,
-        _amid: &Sitting<'_>,
-        part: usize,
-        offset: u64,
-        count: u64,
-    ) -> Option<(&Part, SharedSlice)> {
-        let part = self.parts.get(part)?;
-        if !self.alive.load(Ordering::Relaxed) || !self.gates.is_open(part.rank) {
-            return None;
-        }
-        Some((part, part.mapped?.slice(offset, count)?))
+    /// Where an access to mapped memory goes.
+    #[inline(always)]
+    pub(super) fn aim(&self, part: usize, offset: u64, count: u64) -> Option<Aim<'_>> {
+        self.aim_within(self.parts.get(part)?, offset, count)
     }
 
-    /// The mapped bytes of an access that may go ahead inline.
-    #[inline]
-    pub(super) fn inline(
-        &self,
-        _amid: &Sitting<'_>,
-        part: &Part,
-        offset: u64,
-        count: u64,
-    ) -> Option<SharedSlice> {
-        // Not before the pass: the window may have been freed since it was checked.
-        if self.alive.load(Ordering::Relaxed) && self.gates.is_open(part.rank) {
-            part.mapped?.slice(offset, count)
-        } else {
-            None
-        }
+    /// Where an access to a part that is mapped goes.
+    #[inline(always)]
+    pub(super) fn aim_within<'m>(&'m self, part: &'m Part, offset: u64, count: u64) -> Option<Aim<'m>> {
+        Some(Aim { memory: self, part, bytes: part.mapped?.slice(offset, count)? })
     }
 
     /// Whether what is done with the other goes through the same context.

@@ -146,12 +146,8 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     #[inline(always)]
     pub(super) fn try_at_once(&self) -> bool {
         let source = self.source.as_ref();
-        let amid = self.memory.gates.pass();
-        let found = self.memory.target(&amid, self.part as usize, self.offset, source.len() as u64);
-        let Some((part, target)) = found else { return false };
-        target.write(source);
-        part.rouse();
-        true
+        let aim = self.memory.aim(self.part as usize, self.offset, source.len() as u64);
+        aim.is_some_and(|aim| aim.change(|target| target.write(source)).is_some())
     }
 
     /// The same put, with a copy of the source of its own.
@@ -161,8 +157,15 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     }
 
     #[cold]
+    #[inline(never)]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Way::Fresh = self.way {
+            ready!(budget::proceed(cx));
+            if self.try_at_once() {
+                self.way = Way::Done;
+                budget::spend_on(budget::ACCESS, self.len());
+                return Poll::Ready(Ok(()));
+            }
             self.way = Way::Slow(Box::new(self.general()));
         }
         let Way::Slow(put) = &mut self.way else { return Poll::Ready(Ok(())) };
@@ -175,15 +178,16 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
 impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
     type Output = Result<(), RmaError>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Way::Fresh = self.way {
-            ready!(budget::proceed(cx));
-            if self.try_at_once() {
-                self.way = Way::Done;
-                budget::spend_on(budget::ACCESS, self.len());
-                return Poll::Ready(Ok(()));
-            }
+        // What is inlined where it is awaited: nothing has to be paid for or sent.
+        if let Way::Fresh = self.way
+            && budget::is_solvent()
+            && self.try_at_once()
+        {
+            self.way = Way::Done;
+            budget::spend_on(budget::ACCESS, self.len());
+            return Poll::Ready(Ok(()));
         }
         self.poll_slowly(cx)
     }
@@ -278,15 +282,17 @@ impl<'w> Put<'w> {
     #[inline(always)]
     fn try_at_once(&mut self) -> bool {
         let Some(payload) = &self.payload else { return false };
-        let amid = self.memory.gates.pass();
-        let found = self.memory.target(&amid, self.part, self.offset, payload.len() as u64);
-        let Some((part, target)) = found else { return false };
-        match &payload.0 {
-            Kind::Inline { len, bytes } => target.write(&bytes[..usize::from(*len)]),
-            Kind::Bytes(bytes) => target.write(bytes),
-            Kind::Loan(loan) => target.copy_from(loan.memory),
+        let aim = self.memory.aim(self.part, self.offset, payload.len() as u64);
+        let written = aim.and_then(|aim| {
+            aim.change(|target| match &payload.0 {
+                Kind::Inline { len, bytes } => target.write(&bytes[..usize::from(*len)]),
+                Kind::Bytes(bytes) => target.write(bytes),
+                Kind::Loan(loan) => target.copy_from(loan.memory),
+            })
+        });
+        if written.is_none() {
+            return false;
         }
-        part.rouse();
         self.payload = None;
         self.stage = Stage::Done;
         true

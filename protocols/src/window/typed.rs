@@ -75,11 +75,11 @@ impl Memory {
         (source, from): (&[u8], &Layout<'_>),
     ) -> Result<VecDeque<Asked<'_>>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
-        let amid = self.gates.pass();
-        match self.inline(&amid, part, 0, part.len) {
-            Some(target) => {
-                redistribute_with(thresholds, target, to, source, from)?;
-                part.rouse();
+        let aim = self.aim_within(part, 0, part.len);
+        let copy = |target| redistribute_with(thresholds, target, to, source, from);
+        match aim.and_then(|aim| aim.change(copy)) {
+            Some(copied) => {
+                copied?;
                 Ok(VecDeque::new())
             }
             None => self.pack(part, to, source, from),
@@ -412,9 +412,10 @@ impl<'w, S: Element> GetTyped<'w, S> {
     fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
         let (from, to) = (self.from.layout(), self.to.layout());
         let part = self.memory.check(self.rank.index(), self.rank, 0, 0)?;
-        let amid = self.memory.gates.pass();
-        if let Some(source) = self.memory.inline(&amid, part, 0, part.len) {
-            redistribute_with(&self.thresholds, into, &to, source, &from)?;
+        let aim = self.memory.aim_within(part, 0, part.len);
+        let copy = |source| redistribute_with(&self.thresholds, &mut *into, &to, source, &from);
+        if let Some(copied) = aim.and_then(|aim| aim.reach(copy)) {
+            copied?;
             return Ok(true);
         }
         let all = distinct(part, checked((&to, into.len() as u64), (&from, part.len))?)?;
