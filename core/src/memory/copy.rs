@@ -151,8 +151,8 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
     unsafe { x86::copy(to, from, len) }
 }
 
-/// A bulk copy that moves the words of the shared range, one of the two, and halves of them at its ends, as a whole: what is before the first of them and behind
-/// the last goes apart, the others by `copy`, at least `WORD_COPY_MAX` bytes.
+/// A bulk copy that moves the words of the shared range, one of the two, and halves of them at its ends, as a whole: what is
+/// before the first word and behind the last goes apart, the others by `copy`, at least `WORD_COPY_MAX` bytes.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes, more than `WORD_COPY_MAX`; `copy` must ask for no more of those it is given.

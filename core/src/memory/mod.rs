@@ -184,22 +184,16 @@ impl SharedSlice {
     #[inline]
     pub fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.len, "write past the end of shared memory");
-        // Where the length is known, nothing else is left of this.
-        if let Ok(word) = bytes.try_into() {
-            return match self.whole_at_start::<8>() {
-                // SAFETY: aligned and inside, mapped for the rest of the process, accessed atomically only.
-                Some(at) => unsafe { AtomicU64::from_ptr(at.cast()) }
-                    .store(u64::from_ne_bytes(word), Ordering::Relaxed),
-                None => self.write_divided(bytes),
-            };
+        let target = SharedSlice { base: self.base, len: bytes.len() };
+        // Where the length is known and that of a word, nothing else is left of this.
+        if let (Ok(word), Some(at)) = (bytes.try_into(), target.whole_word()) {
+            return at.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
-        if let Ok(half) = bytes.try_into() {
-            return match self.whole_at_start::<4>() {
-                // SAFETY: as above; longer words with the same bytes are accessed atomically, too.
-                Some(at) => unsafe { AtomicU32::from_ptr(at.cast()) }
-                    .store(u32::from_ne_bytes(half), Ordering::Relaxed),
-                None => self.write_divided(bytes),
-            };
+        if let (Ok(half), Some(at)) = (bytes.try_into(), target.whole_half()) {
+            return at.store(u32::from_ne_bytes(half), Ordering::Relaxed);
+        }
+        if matches!(bytes.len(), 4 | 8) {
+            return target.write_divided(bytes);
         }
         // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
         unsafe { copy_to_shared(self.base, bytes.as_ptr(), bytes.len()) }
@@ -212,35 +206,21 @@ impl SharedSlice {
     #[inline]
     pub fn read(&self, into: &mut [u8]) {
         assert!(into.len() <= self.len, "read past the end of shared memory");
-        // Where the length is known, nothing else is left of this.
-        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *into) {
-            return match self.whole_at_start::<8>() {
-                Some(at) => {
-                    // SAFETY: aligned and inside, mapped for the rest of the process, accessed atomically only.
-                    let value = unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed);
-                    *word = value.to_ne_bytes();
-                }
-                None => self.read_divided(into),
-            };
+        let source = SharedSlice { base: self.base, len: into.len() };
+        // As for `write`.
+        if let (Ok(word), Some(at)) = (<&mut [u8; 8]>::try_from(&mut *into), source.whole_word()) {
+            *word = at.load(Ordering::Relaxed).to_ne_bytes();
+            return;
         }
-        if let Ok(half) = <&mut [u8; 4]>::try_from(&mut *into) {
-            return match self.whole_at_start::<4>() {
-                Some(at) => {
-                    // SAFETY: as above; longer words with the same bytes are accessed atomically, too.
-                    let value = unsafe { AtomicU32::from_ptr(at.cast()) }.load(Ordering::Relaxed);
-                    *half = value.to_ne_bytes();
-                }
-                None => self.read_divided(into),
-            };
+        if let (Ok(half), Some(at)) = (<&mut [u8; 4]>::try_from(&mut *into), source.whole_half()) {
+            *half = at.load(Ordering::Relaxed).to_ne_bytes();
+            return;
+        }
+        if matches!(into.len(), 4 | 8) {
+            return source.read_divided(into);
         }
         // SAFETY: both ranges are valid for into.len(); the target is private, so they cannot overlap.
         unsafe { copy_from_shared(into.as_mut_ptr(), self.base, into.len()) }
-    }
-
-    /// Where the slice begins, if that is a multiple of so many bytes, and it has as many.
-    #[inline(always)]
-    fn whole_at_start<const LEN: usize>(&self) -> Option<*mut u8> {
-        (self.len >= LEN && (self.base as usize).is_multiple_of(LEN)).then_some(self.base)
     }
 
     /// As [`write`](Self::write) to a place within a word.

@@ -42,14 +42,6 @@ impl Part {
         let Part { rank, mapped, len, place: offset, incarnation, .. } = *self;
         RemoteMemory { rank, offset, len, mapped, incarnation }
     }
-
-    /// Rouses those who wait for what was just written.
-    #[inline(always)]
-    pub(super) fn rouse(&self) {
-        if let Some(rouser) = &self.rouser {
-            rouser.rouse();
-        }
-    }
 }
 
 /// Rouses those who wait on a rank's memory.
@@ -132,8 +124,7 @@ impl Aim<'_> {
     /// Whether an atomic operation on a word of that length may be carried out there.
     #[inline(always)]
     pub fn is_word(&self, len: WordLen) -> bool {
-        // What cannot be roused is not written at once.
-        self.bytes.is_word(len) && self.part.rouser.is_some()
+        self.bytes.is_word(len)
     }
 
     /// Asks for the line of a word that is about to be changed.
@@ -158,8 +149,10 @@ impl Aim<'_> {
     /// As [`reach`](Self::reach), for what changes the bytes: whoever waits there is roused.
     #[inline(always)]
     pub fn change<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
+        // What cannot be roused is not written at once.
+        let rouser = self.part.rouser.as_ref()?;
         let changed = self.reach(access)?;
-        self.part.rouse();
+        rouser.rouse();
         Some(changed)
     }
 }

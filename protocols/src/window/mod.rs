@@ -74,8 +74,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// elsewhere.
 ///
 /// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole, and 4 bytes at multiples
-/// of 4, those of datatypes where each block begins and ends at a multiple of 8. Over TCP that holds for up to 4 KiB; of a longer put a reader may see part of
-/// a word where a packet ended.
+/// of 4, those of datatypes where each block begins and ends at a multiple of 8. Over TCP that holds for up to 4 KiB; of a
+/// longer put a reader may see part of a word where a packet ended.
 ///
 /// # Examples
 /// ```

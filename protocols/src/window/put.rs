@@ -150,6 +150,17 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
         aim.is_some_and(|aim| aim.change(|target| target.write(source)).is_some())
     }
 
+    /// As [`try_at_once`](Self::try_at_once), by its task, which pays for it.
+    #[inline(always)]
+    fn is_done_at_once(&mut self) -> bool {
+        let done = self.try_at_once();
+        if done {
+            self.way = Way::Done;
+            budget::spend_on(budget::ACCESS, self.len());
+        }
+        done
+    }
+
     /// The same put, with a copy of the source of its own.
     #[cold]
     pub(super) fn general(&self) -> Put<'w> {
@@ -161,9 +172,7 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Way::Fresh = self.way {
             ready!(budget::proceed(cx));
-            if self.try_at_once() {
-                self.way = Way::Done;
-                budget::spend_on(budget::ACCESS, self.len());
+            if self.is_done_at_once() {
                 return Poll::Ready(Ok(()));
             }
             self.way = Way::Slow(Box::new(self.general()));
@@ -183,10 +192,8 @@ impl<S: AsRef<[u8]>> Future for PutCopy<'_, S> {
         // What is inlined where it is awaited: nothing has to be paid for or sent.
         if let Way::Fresh = self.way
             && budget::is_solvent()
-            && self.try_at_once()
+            && self.is_done_at_once()
         {
-            self.way = Way::Done;
-            budget::spend_on(budget::ACCESS, self.len());
             return Poll::Ready(Ok(()));
         }
         self.poll_slowly(cx)
