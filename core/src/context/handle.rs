@@ -128,7 +128,7 @@ impl Handle {
         }
     }
 
-    /// Whether an owned [`Context`] has the token for good.
+    /// Whether an owned [`Context`](super::Context) has the token for good.
     #[must_use]
     pub fn is_owned(&self) -> bool {
         self.shared.owned.load(Ordering::Acquire)
@@ -137,7 +137,7 @@ impl Handle {
     /// What the context has done so far.
     ///
     /// Where another thread is at the context, it is asked, and waited for up to a second: an owned context answers when its
-    /// owner polls. The owner itself asks [`Context::stats`], a handler its [`Scope`]: from there this would wait in vain, and
+    /// owner polls. The owner itself asks [`Context::stats`](super::Context::stats), a handler its [`Scope`]: from there this would wait in vain, and
     /// tell nothing but zeros.
     #[must_use]
     pub fn stats(&self) -> Stats {

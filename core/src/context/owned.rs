@@ -12,7 +12,7 @@ use std::task::Waker;
 /// The face that is owned by one task or thread: `Send`, not `Sync`. It holds the progress token for as long as it
 /// lives, so that no operation of it needs a locked instruction. Handles of the same context go on to work: what
 /// they want done is posted to this one's owner, who must keep polling futures of the context (or
-/// [`Context::advance`]); what the owner [`drive`]s gets to the engine through handles itself.
+/// [`Context::advance`]); what the owner [`drive`](super::drive)s gets to the engine through handles itself.
 ///
 /// # Examples
 /// ```
