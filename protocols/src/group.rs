@@ -90,6 +90,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // The world stays.
         if self.at != 0 {
+            tracing::debug!(me = %self.handle.me(), group = self.at, "group dropped");
             self.hub.abandon(&self.handle, self.at);
         }
     }
@@ -324,6 +325,7 @@ impl Group {
             && (2..=MOST_NEAR).contains(&membership.size())
             && windows.as_ref().is_some_and(first_lives);
         let (hub, handle, windows) = (hub.clone(), handle.clone(), windows.clone());
+        tracing::debug!(me = %handle.me(), group = at, members = membership.size(), near, "group made");
         Group {
             inner: Arc::new(Inner {
                 hub,

@@ -515,6 +515,7 @@ impl Job {
         }
         self.pulse.stop();
         self.client.close().await;
+        tracing::debug!(rank = %self.handle.me().rank, client = self.client.id().0, "left");
         if self.place.client_left(self.client.id()) {
             let place = self.place.clone();
             let ended = tokio::task::spawn_blocking(move || place.end()).await;

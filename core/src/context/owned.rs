@@ -72,6 +72,7 @@ impl Context {
             if let Some(guard) = handle.shared.cell.try_take() {
                 guard.keep();
                 handle.shared.owned.store(true, Ordering::Release);
+                tracing::debug!(me = %handle.shared.me, "context owned");
                 return Some(Context { handle: handle.clone(), one_thread: PhantomData });
             }
             handle.shared.sysdep.yield_now();
@@ -99,6 +100,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        tracing::debug!(me = %self.handle.shared.me, "context given back");
         self.handle.shared.owned.store(false, Ordering::Release);
         if let Some(guard) = self.handle.shared.cell.adopt() {
             self.handle.shared.leave(guard.give_up());

@@ -182,6 +182,7 @@ enum Served {
 impl Scope<'_> {
     /// Makes a FIFO. It is active and enabled.
     pub fn open_fifo(&mut self, options: FifoOptions) -> FifoId {
+        tracing::debug!(me = %self.state.me, ?options, "fifo opened");
         let fifos = &mut self.state.fifos;
         fifos.generation = fifos.generation.wrapping_add(1);
         let generation = fifos.generation;
@@ -207,6 +208,7 @@ impl Scope<'_> {
     /// Lets a FIFO go as soon as it is empty; it is enabled, so that it becomes so.
     pub fn close_fifo(&mut self, id: FifoId) {
         let Ok(extra) = self.state.fifos.of(id) else { return };
+        tracing::debug!(me = %self.state.me, ?id, waiting = !extra.fifo.is_empty(), "fifo closed");
         (extra.closing, extra.enabled) = (true, true);
         if extra.fifo.is_empty() {
             self.state.fifos.remove(id.key as usize);

@@ -358,11 +358,13 @@ struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         lock(&self.persistent.board).inboxes.remove(&self.key);
+        tracing::debug!(me = %self.persistent.handle.me(), key = ?self.key, "persistent collective dropped");
     }
 }
 
 impl Core {
     fn new(persistent: &Persistent, key: Key, data: Region, tree: Tree) -> Core {
+        tracing::debug!(me = %persistent.handle.me(), ?key, "persistent collective made");
         let (persistent, others) = (persistent.clone(), Box::default());
         Core { persistent, key, up: None, down: None, taken: None, data, tree, others, turn: 0, broken: None }
     }

@@ -334,6 +334,8 @@ impl Made {
         let keys = Keys::add(&handle, remotes.clone()).await;
         let parts = remotes.iter().zip(&keys.keys);
         let parts = parts.map(|(remote, key)| Part::new(remote, *key, &device, &handle)).collect();
+        let bytes = remotes.get(own).map_or(0, |part| part.len);
+        tracing::debug!(me = %handle.me(), window = %id, parts = remotes.len(), bytes, "window made");
         let (alive, _keys, home, views) = (AtomicBool::new(true), Some(keys), None, Mutex::default());
         Arc::new(Memory { id, handle, gates, parts, alive, size, own, device, layouts, _keys, home, views })
     }

@@ -568,11 +568,14 @@ impl<T: Element> Window<T> {
                 Err(error) => return Err(send_to_rma(error)),
             }
         }
-        match (freeing, &self.origin) {
+        let released = match (freeing, &self.origin) {
             (Some(freeing), _) => freeing.release().await.map_err(send_to_rma),
             (None, Origin::Group(origin)) => origin.release().await,
             (None, Origin::World(..)) => Ok(()),
-        }
+        };
+        let Memory { id, handle, .. } = &*self.memory;
+        tracing::debug!(me = %handle.me(), window = %id, failed = released.is_err(), "window freed");
+        released
     }
 }
 

@@ -77,6 +77,7 @@ impl RegionInner {
         let handle = self.handle.clone();
         let posted = handle.post(move |scope: &mut Scope<'_>| {
             self.local = scope.table().local.insert(self.slice);
+            tracing::debug!(me = %scope.me(), region = self.local, bytes = self.len, "region made");
             // An owner, so that it is given up if nobody waits for it any more.
             Region(Arc::new(self))
         });
@@ -90,7 +91,9 @@ impl Drop for RegionInner {
         let own = lock(&self.own).take();
         // Behind everything that was started before on this context.
         self.handle.post_run(move |scope| {
-            scope.table().local.try_remove(local);
+            if scope.table().local.try_remove(local).is_some() {
+                tracing::debug!(me = %scope.me(), region = local, "region released");
+            }
             drop(own);
         });
     }

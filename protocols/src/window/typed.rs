@@ -26,6 +26,9 @@ struct Asked<'w> {
     bytes: u64,
 }
 
+/// Requests of a put that have not ended, in order; at least one. Apart from the future, which as a rule has none.
+type Calls<'w> = Option<Box<VecDeque<Asked<'w>>>>;
+
 /// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
 /// there is no request.
 fn poll_first(
@@ -73,27 +76,28 @@ impl Memory {
         thresholds: &Thresholds,
         (rank, to): (Rank, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
-    ) -> Result<VecDeque<Asked<'_>>, TypedError> {
+    ) -> Result<Calls<'_>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
         match aim.and_then(|aim| aim.change(copy)) {
             Some(copied) => {
                 copied?;
-                Ok(VecDeque::new())
+                Ok(None)
             }
             None => self.pack(part, to, source, from),
         }
     }
 
     /// Packs for the owner of the memory.
+    #[cold]
     fn pack(
         &self,
         part: &Part,
         to: &Layout<'_>,
         source: &[u8],
         from: &Layout<'_>,
-    ) -> Result<VecDeque<Asked<'_>>, TypedError> {
+    ) -> Result<Calls<'_>, TypedError> {
         let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
@@ -126,7 +130,7 @@ impl Memory {
             starting &= calls.len() < AT_ONCE;
             first = end;
         }
-        Ok(calls)
+        Ok((!calls.is_empty()).then(|| Box::new(calls)))
     }
 }
 
@@ -224,7 +228,7 @@ impl<T: Element> Window<T> {
                 budget::spend_on(budget::MESSAGE, size_of_val(source));
                 PutTyped { rank, calls, failed: None }
             }
-            Err(error) => PutTyped { rank, calls: VecDeque::new(), failed: Some(Box::new(error)) },
+            Err(error) => PutTyped { rank, calls: None, failed: Some(Box::new(error)) },
         }
     }
 
@@ -316,8 +320,7 @@ impl RemoteRegion {
 #[must_use = "whether a put went well is told to who awaits it"]
 pub struct PutTyped<'w> {
     rank: Rank,
-    /// Requests that have not ended, in order.
-    calls: VecDeque<Asked<'w>>,
+    calls: Calls<'w>,
     /// Apart, so that what is returned is short.
     failed: Option<Box<TypedError>>,
 }
@@ -333,7 +336,7 @@ impl Future for PutTyped<'_> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.calls.is_empty() {
+        if self.calls.is_none() {
             ready!(budget::proceed(cx));
             return Poll::Ready(self.failed.take().map_or(Ok(()), |error| Err(*error)));
         }
@@ -344,10 +347,14 @@ impl Future for PutTyped<'_> {
 impl PutTyped<'_> {
     #[cold]
     fn poll_calls(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
-        while let Some((answer, _)) = ready!(poll_first(&mut self.calls, cx)) {
-            if let Err(error) = answer {
-                self.calls.clear();
-                return Poll::Ready(Err(call_to_rma(error, self.rank).into()));
+        while let Some(calls) = &mut self.calls {
+            match ready!(poll_first(calls, cx)) {
+                Some((Ok(_), _)) => {}
+                Some((Err(error), _)) => {
+                    self.calls = None;
+                    return Poll::Ready(Err(call_to_rma(error, self.rank).into()));
+                }
+                None => self.calls = None,
             }
         }
         Poll::Ready(Ok(()))

@@ -1,9 +1,9 @@
 //! How things end: a lost peer, a clean leave, shutdown.
 
-use super::world::at;
+use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
-use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Wait};
+use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
     Descriptor, Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket,
@@ -17,6 +17,7 @@ struct Pending {
     accesses: Vec<Ticket>,
     own: Ticket,
     sent: usize,
+    memory: Memory,
 }
 
 /// Protocols 0 to 3: inline, credited, replied; and the one the others talk in.
@@ -73,7 +74,7 @@ fn start<H: Harness>(world: &mut World<H>) -> Pending {
         accesses.push(ticket);
     }
     assert!(!accesses.is_empty());
-    Pending { outboxes, flush, accesses, own, sent }
+    Pending { outboxes, flush, accesses, own, sent, memory }
 }
 
 /// Checks that everything ends, and that it ends with that fault if not well.
@@ -285,6 +286,59 @@ pub fn a_clean_leave_is_told_apart<H: Harness>(harness: H) {
         assert!(world.handle(at(Rank(rank))).stats().peers_lost <= 1);
     }
     assert_eq!(world.errors(Rank(0)).len(), 1);
+}
+
+/// Once a context has departed nothing of it is written into the memory of others: what waited for its turn ends there, also
+/// where the peer makes room for it later. Its peers take the memory back when they hear of the leave (I10).
+pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 2;
+        setup.config.fifo_slots = 16;
+    });
+    let log = Log::default();
+    prepare(&world, &log);
+    let (from, to) = (at(Rank(0)), Rank(1));
+    let pending = start(&mut world);
+    // Over send it is the peer itself that writes, and what was sent goes on to be sent.
+    let others_write = !world.goes_over_send();
+    let before = pending.memory.bytes(to, 0, 64);
+    assert!(!others_write || before.iter().all(|byte| *byte == 0), "it waits behind what has no room");
+    world.enter(from, |scope| scope.depart());
+    let ended = |ticket| world.handle(from).slots().take(ticket);
+    for ticket in pending.accesses {
+        let outcome = ended(ticket);
+        assert!(matches!(outcome, Some(Err(Fault::Shutdown))), "an access goes on: {outcome:?}");
+    }
+    world.resume(to);
+    world.a_while();
+    if others_write {
+        assert_eq!(pending.memory.bytes(to, 0, 64), before, "a put was written after the departure");
+    }
+}
+
+/// The same of a long message that waits for its place: it is written nowhere, though the peer gives it one.
+pub fn a_long_message_ends_with_the_departure<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("long", &log);
+    world.pause(Rank(1));
+    let from = at(Rank(0));
+    let buffer = bytes::Bytes::from(vec![7; 40_000]);
+    let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: false };
+    let sent = world.enter(from, |scope| {
+        scope.send(&args, Payload::Owned(buffer.clone()), Wait::Await).map_err(|(error, _)| error)
+    });
+    let Ok(Sent::Queued(ticket)) = sent else { panic!("it waits for its place: {sent:?}") };
+    world.a_while();
+    world.enter(from, |scope| scope.depart());
+    assert_eq!(world.outcome(from, ticket).expect_err("it has no place yet"), Fault::Shutdown);
+    world.resume(Rank(1));
+    world.a_while();
+    assert!(log.all().is_empty(), "it was written after the departure");
+    assert!(buffer.is_unique(), "the sender's buffer is its own again");
 }
 
 /// Shutting a context down ends everything that is pending there, tells the protocols, and refuses what comes.

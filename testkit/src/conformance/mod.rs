@@ -194,6 +194,8 @@ macro_rules! conformance_suite {
             endings::a_stream_that_breaks_off_is_dropped,
             endings::long_accesses_to_a_lost_peer_end_once,
             endings::a_clean_leave_is_told_apart,
+            endings::what_would_write_ends_with_the_departure,
+            endings::a_long_message_ends_with_the_departure,
             endings::shutdown_ends_everything,
             soak::everything_at_once,
         }

@@ -157,11 +157,13 @@ impl Scope<'_> {
             self.unregister_pattern(id);
             return Err(error);
         }
+        tracing::debug!(me = %self.state.me, %id, descriptors = self.recorded(id).len(), "pattern recorded");
         Ok(id)
     }
 
     /// Frees a section, once no replay points into it any more.
     pub fn unregister_pattern(&mut self, id: PatternId) {
+        tracing::debug!(me = %self.state.me, %id, "pattern unregistered");
         self.state.patterns.unregister(id);
     }
 
