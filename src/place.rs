@@ -7,8 +7,8 @@ use posthaste_core::{ClientId, Device, JobShape, LinuxSysdep, Personality, Rank,
 use posthaste_launch::{Bulletin, InheritedFds, Meeting, Rendezvous, Settings};
 use posthaste_shm::{Host, HostResources, Layout, LayoutError, Sizes};
 use posthaste_tcp::TcpDevice;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The sizes of a job's arena.
 pub(crate) fn sizes_of(settings: &Settings, shape: JobShape) -> Sizes {
@@ -42,10 +42,14 @@ pub(crate) struct Place {
     meeting: Mutex<Option<Box<dyn Meeting>>>,
     /// The node of each rank as all ranks count them, also one that has come again since.
     hosts: Vec<u32>,
-    /// A bit per client that was handed out.
-    clients: AtomicU32,
-    /// A bit per client that has left.
-    left: AtomicU32,
+    clients: Mutex<Clients>,
+}
+
+/// The clients that were handed out, and those that have left.
+#[derive(Default)]
+struct Clients {
+    taken: BTreeSet<ClientId>,
+    left: BTreeSet<ClientId>,
 }
 
 impl Place {
@@ -82,8 +86,7 @@ impl Place {
             serving: Serving::default(),
             meeting: Mutex::new(None),
             hosts,
-            clients: AtomicU32::new(0),
-            left: AtomicU32::new(0),
+            clients: Mutex::default(),
         })
     }
 
@@ -178,23 +181,19 @@ impl Place {
 
     /// A client has left, or could not be opened; whether it was the last one of those that were handed out. Says so once.
     pub fn client_left(&self, id: ClientId) -> bool {
-        let bit = 1u32.checked_shl(u32::from(id.0)).unwrap_or(0);
-        let before = self.left.fetch_or(bit, Ordering::AcqRel);
-        before & bit == 0 && before | bit == self.clients.load(Ordering::Acquire)
+        let mut clients = lock(&self.clients);
+        clients.left.insert(id) && clients.left == clients.taken
     }
 
     /// A client could not be opened: it may be tried again.
     pub fn give_back(&self, id: ClientId) {
-        let bit = 1u32.checked_shl(u32::from(id.0)).unwrap_or(0);
-        self.clients.fetch_and(!bit, Ordering::AcqRel);
+        lock(&self.clients).taken.remove(&id);
     }
 
     /// The devices of a client that nobody has taken yet.
     pub fn take_client(&self, id: ClientId) -> Result<Vec<Arc<dyn Device>>, JoinError> {
         let clients = self.shape().clients;
-        let bit = 1u32.checked_shl(u32::from(id.0)).filter(|_| id.0 < clients);
-        let taken = bit.is_none_or(|bit| self.clients.fetch_or(bit, Ordering::AcqRel) & bit != 0);
-        if taken {
+        if id.0 >= clients || !lock(&self.clients).taken.insert(id) {
             return Err(JoinError::Client { wanted: id.0, clients });
         }
         let near = self.near.get(id.index()).cloned();
@@ -273,5 +272,26 @@ mod tests {
         let (told, ended) = channel();
         drop(place(told));
         assert_eq!(ended.try_recv(), Ok(std::thread::current().id()));
+    }
+
+    #[test]
+    fn a_meeting_ends_elsewhere_if_joining_fails_in_a_task() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (told, ended) = channel();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        runtime.block_on(async { drop(crate::join::Party::new(Box::new(Told(told)), deadline)) });
+        drop(runtime);
+        let thread = ended.recv_timeout(Duration::from_secs(60)).expect("it ends");
+        assert_ne!(thread, std::thread::current().id());
+    }
+
+    #[tokio::test]
+    async fn every_client_of_a_shape_is_handed_out_once() {
+        let job = crate::solo_with(40, 1).await.expect("as many as are asked for");
+        let client = job.client(39).await.expect("the last one of them");
+        assert!(job.client(39).await.is_err(), "it was handed out before");
+        assert!(job.client(40).await.is_err(), "there is none");
+        client.leave().await.expect("it leaves");
+        job.leave().await.expect("it leaves");
     }
 }

@@ -27,6 +27,8 @@ use crate::key::{JobId, JobKey, fill_random};
 
 /// How long a client has, from its connection to its last parcel.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// How long others are waited for whose descriptors are on their way.
+const CROWDED: Duration = Duration::from_secs(1);
 /// How many clients that have proved nothing may be connected.
 const MOST_STRANGERS: usize = 16;
 
@@ -277,7 +279,7 @@ impl Server {
             let mut frame = Frame::new(Kind::Parcel);
             frame.code = parcel.len() as u8;
             frame.number = next as u32;
-            match send(&client.socket, &frame, parcel) {
+            match send_in_turn(&client.socket, &frame, parcel) {
                 Ok(()) => next += parcel.len(),
                 Err(Errno::AGAIN) => {
                     client.stage = Stage::Giving { rank, next };
@@ -315,6 +317,20 @@ impl Server {
 }
 
 /// Sends a frame with descriptors, without waiting.
+/// As [`send`], once others of this user have taken up some of the descriptors that are on their way to them: of those there
+/// may be only so many as a process may have open.
+fn send_in_turn(socket: &OwnedFd, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let until = Instant::now() + CROWDED;
+    loop {
+        match send(socket, frame, fds) {
+            Err(Errno::TOOMANYREFS) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sent => return sent,
+        }
+    }
+}
+
 fn send(socket: &OwnedFd, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PARCEL))];
     let mut control = SendAncillaryBuffer::new(&mut space);

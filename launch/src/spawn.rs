@@ -26,6 +26,9 @@ use crate::signals;
 use crate::supervisor::Supervisor;
 use crate::vars::{JOB_VARIABLES, TEST_PREFIX, process_variables};
 
+/// As good as never, and times of a clock can still be told.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
 /// A job to be started on this host.
 ///
 /// The ranks share the launcher's process group, so that the terminal's Ctrl-C reaches them; rank 0 shares its standard
@@ -213,7 +216,7 @@ impl Launch {
 
     /// Starts one rank later than the others.
     pub fn delay(mut self, rank: u32, delay: Duration) -> Self {
-        self.delays.insert(rank, delay);
+        self.delays.insert(rank, delay.min(LONGEST));
         self
     }
 
@@ -225,7 +228,7 @@ impl Launch {
 
     /// How long ranks have between SIGTERM and SIGKILL; 2 s by default.
     pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+        self.grace = grace.min(LONGEST);
         self
     }
 

@@ -172,6 +172,15 @@ fn a_rank_whose_time_never_came() {
 }
 
 #[test]
+fn never_may_be_said_of_a_time() {
+    let _dog = watchdog();
+    let job = job_of_shell("exit 3").ranks(2).delay(1, Duration::MAX).grace(Duration::MAX);
+    let outcome = job.spawn().unwrap().wait();
+    let failure = outcome.first_failure.as_ref().expect("a rank has failed");
+    assert_eq!((failure.rank, outcome.exit_code()), (0, 3), "{failure}");
+}
+
+#[test]
 fn a_program_that_does_not_exist() {
     let _dog = watchdog();
     let error = Launch::program("/nonexistent/program").arena_bytes(4096).ranks(2).spawn().unwrap_err();

@@ -33,10 +33,38 @@ const VERSION: u32 = 3;
 
 /// A meeting, and how long it may take.
 pub(crate) struct Party {
-    meeting: Box<dyn Meeting>,
+    meeting: Attended,
     deadline: Instant,
     pub rank: u32,
     pub size: u32,
+}
+
+/// A meeting that ends, if joining fails, where that may take its time: not in a task, where others would wait with it.
+struct Attended(Option<Box<dyn Meeting>>);
+
+/// What is asked of a meeting that was handed on.
+const ENDED: JoinError = JoinError::Runtime("the meeting of the ranks has ended");
+
+impl Attended {
+    /// # Errors
+    /// If it was taken before.
+    fn get(&mut self) -> Result<&mut Box<dyn Meeting>, JoinError> {
+        self.0.as_mut().ok_or(ENDED)
+    }
+
+    fn take(&mut self) -> Result<Box<dyn Meeting>, JoinError> {
+        self.0.take().ok_or(ENDED)
+    }
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        if let Some(meeting) = self.0.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let _ended_later = runtime.spawn_blocking(move || drop(meeting));
+        }
+    }
 }
 
 /// The first blob.
@@ -67,12 +95,12 @@ struct Card {
 impl Party {
     pub fn new(meeting: Box<dyn Meeting>, deadline: Instant) -> Party {
         let (rank, size) = (meeting.rank(), meeting.size());
-        Party { meeting, deadline, rank, size }
+        Party { meeting: Attended(Some(meeting)), deadline, rank, size }
     }
 
     /// Which incarnation of its rank this process is.
     pub fn incarnation(&self) -> u32 {
-        self.meeting.incarnation()
+        self.meeting.0.as_ref().map_or(0, |meeting| meeting.incarnation())
     }
 
     /// Gives a value and gets everybody's.
@@ -84,7 +112,7 @@ impl Party {
         let unreadable = |rank: usize| JoinError::Stranger { rank: rank as u32, what };
         let blob = postcard::to_allocvec(mine).map_err(|_| unreadable(self.rank as usize))?;
         let (party, blobs) = blocking(move || {
-            let blobs = self.meeting.all_gather(&blob, self.deadline)?;
+            let blobs = self.meeting.get()?.all_gather(&blob, self.deadline)?;
             Ok::<_, JoinError>((self, blobs))
         })
         .await?;
@@ -96,7 +124,7 @@ impl Party {
     /// What all have said last, for a rank that comes again.
     async fn roster(mut self) -> Result<(Party, Vec<(u32, Card)>), JoinError> {
         let (party, blobs) = blocking(move || {
-            let blobs = self.meeting.roster(self.deadline)?;
+            let blobs = self.meeting.get()?.roster(self.deadline)?;
             Ok::<_, JoinError>((self, blobs))
         })
         .await?;
@@ -113,7 +141,7 @@ impl Party {
         let unreadable = JoinError::Stranger { rank: self.rank, what: "where it listens" };
         let blob = postcard::to_allocvec(card).map_err(|_| unreadable)?;
         blocking(move || {
-            self.meeting.come_again(&blob, self.deadline)?;
+            self.meeting.get()?.come_again(&blob, self.deadline)?;
             Ok(self)
         })
         .await
@@ -225,9 +253,9 @@ async fn join_again(
         listens: network.addresses(),
         news: None,
     };
-    let party = party.come_again(&mine).await?;
+    let mut party = party.come_again(&mine).await?;
     place.add_network(network.into_devices());
-    place.attend(party.meeting, served_by)?;
+    place.attend(party.meeting.take()?, served_by)?;
     Ok(place)
 }
 
@@ -240,7 +268,7 @@ pub(crate) fn alone(shape: JobShape, settings: &Settings) -> Result<InheritedFds
 
 /// Joins a job that another launcher started.
 pub(crate) async fn join_found(
-    party: Party,
+    mut party: Party,
     clients: u16,
     contexts: u16,
     settings: Settings,
@@ -248,7 +276,7 @@ pub(crate) async fn join_found(
 ) -> Result<Place, JoinError> {
     let (rank, size) = (party.rank, party.size);
     let shape = JobShape { ranks: size, clients, contexts };
-    let said = party.meeting.identity();
+    let said = party.meeting.get()?.identity();
     if party.incarnation() > 0 {
         let (job, key) = said.ok_or(JoinError::Stranger { rank: 0, what: "the job's identity and key" })?;
         let whereabouts = whereabouts.unwrap_or(Whereabouts::Anywhere);
@@ -421,7 +449,7 @@ impl Finish<'_> {
             listens,
             news: server.as_ref().map(Rendezvous::address),
         };
-        let (party, cards) = party.gather("where it listens", &mine).await?;
+        let (mut party, cards) = party.gather("where it listens", &mine).await?;
         for (other, card) in cards.iter().enumerate() {
             agree(other, card.version, shape, card.clients, card.contexts)?;
             let expected = if far { usize::from(shape.clients) } else { 0 };
@@ -439,7 +467,7 @@ impl Finish<'_> {
                     place.serve(server);
                 }
                 match self.news {
-                    News::OfMeeting(server) => place.attend(party.meeting, server)?,
+                    News::OfMeeting(server) => place.attend(party.meeting.take()?, server)?,
                     News::OfRank0 => {
                         if let Some(news) = cards.first().and_then(|card| card.news) {
                             let (key, until) = (self.key.clone(), Instant::now() + NEWS);
@@ -457,11 +485,11 @@ impl Finish<'_> {
                                 Err(error) => tracing::warn!(%error, "this rank does not hear who is gone"),
                             }
                         }
-                        place.keep(party.meeting);
+                        place.keep(party.meeting.take()?);
                     }
                 }
             }
-            None => place.keep(party.meeting),
+            None => place.keep(party.meeting.take()?),
         }
         Ok(place)
     }

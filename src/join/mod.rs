@@ -10,11 +10,13 @@ use crate::place::{Place, layout_of, sizes_of};
 use crate::{Error, launcher};
 #[cfg(test)]
 pub(crate) use meet::alone;
-pub(crate) use meet::listens;
-use meet::{Given, Party, blocking, join_given};
+use meet::{Given, blocking, join_given};
+pub(crate) use meet::{Party, listens};
 use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
 use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, MeetingError, Rendezvous, Settings};
+use std::cell::Cell;
+use std::sync::Once;
 use std::time::Instant;
 
 /// Joins the job that this process was started for: by a launcher of this library, or by one of those that it knows:
@@ -206,15 +208,11 @@ fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
 fn check_runtime() -> Result<(), JoinError> {
     tokio::runtime::Handle::try_current()
         .map_err(|_| JoinError::Runtime("join needs a Tokio runtime: call it from an async fn run by one"))?;
-    let usable = |f: fn()| std::panic::catch_unwind(f).is_ok();
-    // Tokio tells a missing driver only by a panic; its message must not be printed for a typed error.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let io = usable(|| {
+    // Tokio tells a missing driver only by a panic.
+    let io = is_quiet(|| {
         let _ = tokio::net::UnixDatagram::unbound();
     });
-    let time = usable(|| drop(tokio::time::sleep(std::time::Duration::ZERO)));
-    std::panic::set_hook(hook);
+    let time = is_quiet(|| drop(tokio::time::sleep(std::time::Duration::ZERO)));
     match (io, time) {
         (true, true) => Ok(()),
         (false, _) => Err(JoinError::Runtime(
@@ -226,9 +224,66 @@ fn check_runtime() -> Result<(), JoinError> {
     }
 }
 
+thread_local! {
+    /// A panic of this thread is expected.
+    static EXPECTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether nothing panics; a panic ends as a typed error, and prints no message besides.
+fn is_quiet(probe: fn()) -> bool {
+    static HOOK: Once = Once::new();
+    // Once and for good: others may set hooks of their own at any time, and panics of other threads are theirs. Where nothing
+    // catches a panic its message is all that there will be.
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if cfg!(panic = "abort") || !EXPECTED.try_with(Cell::get).unwrap_or(false) {
+                usual(panic);
+            }
+        }));
+    });
+    EXPECTED.set(true);
+    let quiet = std::panic::catch_unwind(probe).is_ok();
+    EXPECTED.set(false);
+    quiet
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn looking_at_runtimes_keeps_no_panic_of_others_from_being_told() {
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = told.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            if panic.payload().downcast_ref() == Some(&"expected by this test") {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+        let looking: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let bare = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+                    let whole = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                    let whole = whole.expect("a runtime");
+                    for _ in 0..200 {
+                        assert!(bare.block_on(async { check_runtime() }).is_err());
+                        assert!(whole.block_on(async { check_runtime() }).is_ok());
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..200 {
+            assert!(std::panic::catch_unwind(|| panic!("expected by this test")).is_err());
+        }
+        looking.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert!(std::panic::catch_unwind(|| panic!("expected by this test")).is_err());
+        assert_eq!(told.load(Ordering::Relaxed), 201);
+        let _ours = std::panic::take_hook();
+    }
 
     #[test]
     fn numbers_of_parts_are_not_cut_off() {

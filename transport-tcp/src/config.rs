@@ -163,6 +163,19 @@ pub struct Times {
     pub linger: Duration,
 }
 
+/// As good as never, and times of a clock can still be told.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+impl Times {
+    /// What is out of range, brought into range.
+    pub(crate) fn checked(self) -> Times {
+        let Times { connect, handshake, silence, linger } = self;
+        let [connect, handshake, silence, linger] =
+            [connect, handshake, silence, linger].map(|time| time.min(LONGEST));
+        Times { connect, handshake, silence, linger }
+    }
+}
+
 impl Default for Times {
     fn default() -> Self {
         Self {

@@ -211,8 +211,12 @@ impl Device for TcpDevice {
         for context in 0..self.hub.shape.contexts {
             self.hub.door(ContextId(context)).bell.alarm().start().map_err(&refused)?;
         }
+        let mut gate = lock(&self.gate);
+        if let Some(gate) = gate.as_mut() {
+            gate.start().map_err(&refused)?;
+        }
         self.hub.open(runtime, news);
-        if let Some(gate) = lock(&self.gate).take() {
+        if let Some(gate) = gate.take() {
             self.hub.spawn(gate.run());
             #[cfg(all(unix, not(feature = "portable")))]
             self.hub.spawn(crate::vigil::keep(self.hub.clone()));

@@ -35,12 +35,23 @@ impl AttemptError {
     fn is_refusal(&self) -> bool {
         matches!(self, AttemptError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
+
+    /// Whether this process, or the system, has no descriptor left.
+    fn is_exhaustion(&self) -> bool {
+        #[cfg(unix)]
+        let out = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(|errno| errno.raw_os_error());
+        #[cfg(not(unix))]
+        let out: [i32; 0] = [];
+        let AttemptError::Io(error) = self else { return false };
+        error.raw_os_error().is_some_and(|code| out.contains(&code))
+    }
 }
 
 /// Connects a context with an endpoint, trying again until it is settled one way or the other, or the time is up.
 pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, number: u64) {
     let deadline = Instant::now() + hub.times.connect;
     let mut pause = FIRST_PAUSE;
+    let mut last = None;
     while hub.is_dialing(context, peer, number) {
         match timeout_at(deadline, round(&hub, context, peer, number)).await {
             Ok(Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel })) => {
@@ -66,11 +77,18 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
             Ok(Err(error)) => {
                 if let Some(more) = hub.log.pass() {
-                    tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
+                    if error.is_exhaustion() {
+                        let remedy = "raise the limit of open files (RLIMIT_NOFILE, `ulimit -n`)";
+                        tracing::error!(me = %hub.me, %peer, %error, more, "no descriptor to connect with; {remedy}");
+                    } else {
+                        tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
+                    }
                 }
+                last = Some(error);
             }
             Err(_) => {
-                tracing::warn!(me = %hub.me, %peer, "could not connect in time");
+                let why = last.map_or_else(|| "it did not answer".to_owned(), |error| error.to_string());
+                tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time");
                 return over(&hub, context, peer, number, Fault::PeerLost(peer.rank));
             }
         }
@@ -102,7 +120,7 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
     if !hub.is_dialing(context, peer, number) {
         return Err(AttemptError::GivenUp);
     }
-    let attempt = async {
+    let shaken = async {
         let mut stream = connect(target.address, &hub.limits).await?;
         stream.set_nodelay(true)?;
         posthaste_core::failpoint!("tcp.dial.connected");
@@ -111,19 +129,21 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
         posthaste_core::failpoint!("tcp.dial.claimed");
         let mut answer = [0; ANSWER_LEN];
         read(&mut stream, &mut answer).await?;
-        let (mut channel, finish) = initiator.answered(&answer)?;
+        let (channel, finish) = initiator.answered(&answer)?;
         stream.write_all(&finish).await?;
         posthaste_core::failpoint!("tcp.dial.proven");
-        let mut verdict = [0; VERDICT_LEN];
-        read(&mut stream, &mut verdict).await?;
-        let verdict = channel.heard(&verdict)?;
-        let stream = stream.into_std()?;
-        socket::prepare(&stream, &hub.times, &hub.limits)?;
-        let channel = channel.settled(hub.identity.mode());
-        Ok(Round { verdict, incarnation: target.incarnation, stream, channel })
+        Ok::<_, AttemptError>((stream, channel))
     };
     let late = |_| AttemptError::Io(io::ErrorKind::TimedOut.into());
-    timeout(hub.times.handshake, attempt).await.map_err(late)?
+    let (mut stream, mut channel) = timeout(hub.times.handshake, shaken).await.map_err(late)??;
+    // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another.
+    let mut verdict = [0; VERDICT_LEN];
+    read(&mut stream, &mut verdict).await?;
+    let verdict = channel.heard(&verdict)?;
+    let stream = stream.into_std()?;
+    socket::prepare(&stream, &hub.times, &hub.limits)?;
+    let channel = channel.settled(hub.identity.mode());
+    Ok(Round { verdict, incarnation: target.incarnation, stream, channel })
 }
 
 async fn connect(address: SocketAddr, limits: &Limits) -> io::Result<TcpStream> {

@@ -83,12 +83,17 @@ impl Gate {
         })
     }
 
-    /// Lets peers in, for ever.
+    /// Begins to wait in the runtime that this is called in.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn start(&mut self) -> io::Result<()> {
+        self.alarm.start()?;
+        self.alarm.set()
+    }
+
+    /// Lets peers in, for ever. It has [started](Self::start).
     pub async fn run(mut self) {
-        if let Err(error) = self.alarm.start().and_then(|()| self.alarm.set()) {
-            tracing::error!(me = %self.hub.me, %error, "cannot wait for connections");
-            return;
-        }
         loop {
             if let Some(until) = self.closed_until {
                 tokio::time::sleep_until(until.into()).await;
@@ -120,13 +125,18 @@ impl Gate {
         loop {
             let mut ready = std::mem::take(&mut self.ready);
             let more = self.watch.look(|found| ready.push((found.key, found.ended)));
+            let mut knocks = false;
             for (key, ended) in ready.drain(..) {
                 match key {
-                    LISTENER => self.accept(),
+                    LISTENER => knocks = true,
                     key => self.read(key as usize, ended),
                 }
             }
             self.ready = ready;
+            // Last: whoever comes in may get the key of one that makes room, and is not to be taken for it.
+            if knocks {
+                self.accept();
+            }
             if !more {
                 break;
             }
@@ -274,9 +284,16 @@ impl Unproven {
             posthaste_core::failpoint!("tcp.gate.answered");
         }
         let Some(finish) = self.whole::<FINISH_LEN>()? else { return Ok(Step::Wait) };
-        match &self.claim {
-            Some(claim) => Ok(Step::Proven(claim.0, Box::new(claim.1.finished(&finish)?))),
-            None => Ok(Step::Wait),
+        let Some(claim) = &self.claim else { return Ok(Step::Wait) };
+        let channel = Box::new(claim.1.finished(&finish)?);
+        // Whoever has given up since tries again, and is not to find that its one connection was made and has ended. Nothing but
+        // that can follow before the verdict.
+        match self.stream.peek(&mut [0]) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(Step::Proven(claim.0, channel))
+            }
+            Ok(_) => Err(TurnedAway::Ended),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -190,7 +190,7 @@ impl Hub {
             me: config.rank,
             shape: config.shape,
             limits: config.limits.checked(),
-            times: config.times,
+            times: config.times.checked(),
             book,
             home: Home::new(config),
             log: Throttle::default(),

@@ -196,13 +196,12 @@ impl TxLink {
         self.stream.is_some() && !self.broken && self.dead.is_none()
     }
 
-    /// Writes as much as the kernel takes of what waits, and of `last` after it. Returns how many bytes of `last` are
-    /// with the kernel, or sealed.
-    pub fn flush(&mut self, last: &[u8]) -> usize {
+    /// Writes as much as the kernel takes of what waits, and of what the peer is to be told of its puts. What waits ends with a
+    /// whole frame.
+    pub fn flush(&mut self) {
         if !self.can_write() {
-            return 0;
+            return;
         }
-        self.blocked = false;
         // After its last frame a rank confirms nothing: what the peer still puts ends with the connection.
         if self.told != self.applied && self.leave == Leave::No && self.out.passed() >= self.told_until {
             self.told = self.applied;
@@ -214,6 +213,16 @@ impl TxLink {
             self.told_until = self.out.passed() + self.out.len() as u64;
             posthaste_core::failpoint!("tcp.done.due");
         }
+        self.write(&[]);
+    }
+
+    /// Writes as much as the kernel takes of what waits, and of `last` after it, of which what waits may be the head: nothing
+    /// gets in between. Returns how many bytes of `last` are with the kernel, or sealed.
+    pub fn write(&mut self, last: &[u8]) -> usize {
+        if !self.can_write() {
+            return 0;
+        }
+        self.blocked = false;
         let Some(stream) = self.stream.clone() else { return 0 };
         let result = if self.key.is_some() {
             self.write_sealed(&stream, last)
@@ -345,7 +354,7 @@ impl TxLink {
     pub fn push_memory(&mut self, frames: &[(Header, SharedSlice)]) {
         let long = frames.iter().any(|(_, memory)| memory.len() > COPY);
         if long && !self.is_flushed() && !self.blocked {
-            self.flush(&[]);
+            self.flush();
         }
         let mut written = if long && self.is_flushed() && self.can_write() && self.key.is_none() {
             self.write_memory(frames)
@@ -566,10 +575,27 @@ mod tests {
             peer.read_exact(&mut all).map(|()| all).expect("nothing breaks")
         });
         while !link.is_flushed() {
-            link.flush(&[]);
+            link.flush();
             std::thread::yield_now();
         }
         assert!(reader.join().expect("no panic") == expected, "a byte is at the wrong place");
+    }
+
+    #[test]
+    fn a_confirmation_does_not_get_between_a_message_and_its_payload() {
+        let (mut link, mut peer) = linked();
+        link.applied = 7;
+        let payload = [5; 100];
+        let header = Header::control(crate::frame::DATA, payload.len(), 1);
+        link.out.small().extend_from_slice(header.as_bytes());
+        assert_eq!(link.write(&payload), payload.len());
+        assert!(!link.is_flushed(), "the peer is still to be told");
+        link.flush();
+        assert!(link.is_flushed());
+        let expected = [header.as_bytes(), &payload, Header::control(DONE, 0, 7).as_bytes()].concat();
+        let mut all = vec![0; expected.len()];
+        peer.read_exact(&mut all).expect("it is all there");
+        assert_eq!(all, expected);
     }
 
     #[test]
@@ -577,13 +603,13 @@ mod tests {
         let (mut link, mut peer) = linked();
         // Something that the kernel has no room for, and then puts without end.
         link.out.push_long(Bytes::from(vec![0; 64 << 20]));
-        link.flush(&[]);
+        link.flush();
         assert!(link.blocked);
         let waiting = link.out.len();
         for _ in 0..10_000 {
             link.absent.push((link.applied, 1));
             link.applied += 1;
-            link.flush(&[]);
+            link.flush();
         }
         assert!(link.out.len() <= waiting + 2 * HEADER + 8, "{} bytes more", link.out.len() - waiting);
         // In the end it hears of all of them.
@@ -592,7 +618,7 @@ mod tests {
             peer.read_to_end(&mut all).map(|_| all).expect("nothing breaks")
         });
         while !link.is_flushed() {
-            link.flush(&[]);
+            link.flush();
             std::thread::yield_now();
         }
         let applied = link.applied;

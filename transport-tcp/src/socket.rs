@@ -15,6 +15,9 @@ const PLAIN: &[u8] = b"reno";
 #[cfg(target_os = "freebsd")]
 const PLAIN: &[u8] = b"newreno";
 
+/// What systems take as the time before a connection is probed, at most.
+const LONGEST_PROBE: Duration = Duration::from_secs(32_767);
+
 /// Beyond it, and below, a system may refuse to limit segments.
 #[cfg(unix)]
 const LONGEST_SEGMENT: usize = 32 << 10;
@@ -31,7 +34,7 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
         socket.set_recv_buffer_size(bytes)?;
     }
     if !times.silence.is_zero() {
-        let third = (times.silence / 3).max(SECOND);
+        let third = (times.silence / 3).clamp(SECOND, LONGEST_PROBE);
         let keepalive = TcpKeepalive::new().with_time(third);
         #[cfg(any(
             target_os = "android",

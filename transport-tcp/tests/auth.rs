@@ -6,7 +6,7 @@ use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Messager, Rank};
 use posthaste_tcp::handshake::{
     ANSWER_LEN, FINISH_LEN, HELLO_LEN, HandshakeError, Identity, Initiator, VERDICT_LEN, Verdict, respond,
 };
-use posthaste_tcp::{AddressBook, JobKey, Limits, Mode, PeerAddress, TcpConfig};
+use posthaste_tcp::{AddressBook, JobKey, Limits, Mode, PeerAddress, TcpConfig, Times};
 use posthaste_testkit::conformance::Log;
 use posthaste_testkit::proxy::{Course, Plan, Proxy};
 use posthaste_testkit::random::Random;
@@ -433,6 +433,116 @@ async fn who_takes_its_time_is_not_taken_for_who_has_left() {
     let mut verdict = [0; VERDICT_LEN];
     slow.read_exact(&mut verdict).expect("it is answered");
     assert_eq!(channel.heard(&verdict), Ok(Verdict::Spent));
+}
+
+/// Whoever gives up when it has proven who it is, and is gone before that is looked at, may come again: its connection of the
+/// pair was never made.
+#[tokio::test(flavor = "current_thread")]
+async fn who_gives_up_at_the_last_step_may_come_again() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let _dog = watched("gives up");
+    let victim = Victim::open(of(0, Mode::HandshakeOnly)).await;
+    let me = Identity::new(&of(1, Mode::HandshakeOnly));
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let mut stream = tokio::net::TcpStream::connect(victim.address()).await.expect("it listens");
+    stream.write_all(&hello).await.expect("a small write");
+    let mut answer = [0; ANSWER_LEN];
+    stream.read_exact(&mut answer).await.expect("an answer");
+    let (_, finish) = initiator.answered(&answer).expect("the same key");
+    assert_eq!(stream.try_write(&finish).expect("a small write"), finish.len());
+    // Nobody has looked in between: there is one thread.
+    drop(stream);
+    victim.goes_on().await;
+}
+
+/// A runtime that stands still amid a handshake does not cost the pair its connection: what it has proven counts, however late.
+#[test]
+fn a_runtime_that_stands_still_amid_a_handshake_loses_nobody() {
+    let _dog = watched("stands still");
+    let usual = tokio::runtime::Runtime::new().expect("threads");
+    let victim = usual.block_on(Victim::open(of(0, Mode::HandshakeOnly)));
+    // Tells when something was said to the victim.
+    let between = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (place, target) = (between.local_addr().expect("bound"), victim.address());
+    let (said, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for near in between.incoming() {
+            let (Ok(near), Ok(far)) = (near, TcpStream::connect(target)) else { return };
+            for (mut from, mut to) in [(&near, &far), (&far, &near)].map(|(from, to)| {
+                (from.try_clone().expect("descriptors"), to.try_clone().expect("descriptors"))
+            }) {
+                let said = said.clone();
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        if to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                        let _nobody_listens = said.send(());
+                    }
+                    let _ended = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    let still = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    still.block_on(async {
+        let mut config = of(1, Mode::HandshakeOnly);
+        config.times.handshake = Duration::from_millis(200);
+        let one = Member::open(config, victim.book(place), &Log::default()).await;
+        let standing = async {
+            while hears.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+            // The hello is on its way, and the answer comes in the meantime.
+            std::thread::sleep(Duration::from_millis(500));
+        };
+        let (answer, ()) = tokio::join!(one.call(0, b"after all"), standing);
+        assert_eq!(answer.expect("it lives"), b"after all");
+        assert!(one.errors().is_empty() && victim.member.errors().is_empty());
+        one.client.close().await;
+    });
+}
+
+/// Where there is room for one, who comes next takes its place, and is not turned away for the end of the one before.
+#[tokio::test(flavor = "current_thread")]
+async fn who_comes_in_for_another_is_not_taken_for_it() {
+    use tokio::io::AsyncReadExt;
+    let _dog = watched("for another");
+    let mut config = of(0, Mode::HandshakeOnly);
+    config.limits.unproven = 1;
+    let victim = Victim::open(config).await;
+    let (_, hello) = Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1)
+        .expect("random numbers");
+    let stranger = TcpStream::connect(victim.address()).expect("it listens");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // Both are news of the same look: there is one thread.
+    let mut next = TcpStream::connect(victim.address()).expect("it listens");
+    next.write_all(&hello).expect("a small write");
+    drop(stranger);
+    next.set_nonblocking(true).expect("a socket");
+    let mut next = tokio::net::TcpStream::from_std(next).expect("a runtime");
+    next.read_exact(&mut [0; ANSWER_LEN]).await.expect("it is answered");
+    drop(next);
+    victim.goes_on().await;
+}
+
+/// Whoever says "never" for a time gets as good as that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_may_be_said_of_a_time() {
+    let _dog = watched("never");
+    let times = Times {
+        connect: Duration::MAX,
+        handshake: Duration::MAX,
+        silence: Duration::MAX,
+        linger: Duration::MAX,
+    };
+    let victim = Victim::open(TcpConfig { times, ..of(0, Mode::HandshakeOnly) }).await;
+    let config = TcpConfig { times, ..of(1, Mode::HandshakeOnly) };
+    let one = Member::open(config, victim.book(victim.address()), &Log::default()).await;
+    assert_eq!(one.call(0, b"hello").await.expect("it is let in"), b"hello");
+    one.client.close().await;
+    assert_eq!(victim.member.told(1).await, [Fault::PeerClosed(Rank(1))]);
 }
 
 /// The two forms of a hello that a listener sees most: for another rank, and of a rank to itself.

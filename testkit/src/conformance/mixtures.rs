@@ -2,10 +2,10 @@
 
 use super::requests::quietly;
 use super::world::at;
-use super::{Harness, Log, Memory, Message, Probe, World};
+use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
 use posthaste_core::descriptor::{Info, Op, SourceKind};
-use posthaste_core::engine::{Payload, ReplayStart, SendArgs, Wait, record_info};
+use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Wait, record_info};
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::wire::FIRST_USER;
 use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank, Ticket};
@@ -387,4 +387,60 @@ pub fn a_replay_to_a_lost_peer_ends_and_the_others_part_is_done<H: Harness>(harn
     world.until("the messages to the living arrive", |_| log.of(at(Rank(0)), at(Rank(2))).len() == messages);
     world.enter(at(Rank(0)), |scope| scope.unregister_pattern(id));
     assert_eq!(world.enter(at(Rank(0)), |scope| scope.pattern_slots()).0, 0, "nothing is under way");
+}
+
+/// Puts one way and messages the other, long ones among them, while now and then one of both does not take what comes: what is
+/// said of the puts does not get in among the bytes of a message.
+pub fn long_messages_cross_with_puts<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("crossing", &log);
+    let memory = world.memory(16 << 10);
+    let (putter, sender) = (at(Rank(0)), at(Rank(1)));
+    let long = world.caps().max_eager;
+    let bytes = world.random.bytes(3000);
+    let (mut puts, mut messages) = (Vec::new(), Vec::new());
+    for _ in 0..200 {
+        // A few, so that there are long ones behind which nothing is queued.
+        let burst: Vec<_> = (0..1 + world.random.below(12))
+            .map(|n| {
+                let len = if world.random.chance(40) { long } else { world.random.below(long / 3) };
+                Message::filled(sender, putter, protocol, messages.len() + n, n, len)
+            })
+            .collect();
+        messages.extend(burst.iter().cloned());
+        let mut outbox = Outbox::new(sender, burst);
+        let stalled = [putter.rank, sender.rank][world.random.below(2)];
+        world.pause(stalled);
+        let (mut first, mut left) = (true, 30);
+        world.until("all are sent", |world| {
+            // So many at most: where there is room for one packet, what is said of puts without end keeps messages waiting.
+            let most = world.random.below(4).min(left);
+            for _ in puts.len()..most {
+                left -= 1;
+                let len = world.random.below(bytes.len());
+                let put = Rma::Put(Payload::Borrowed(&bytes[..len]));
+                puts.extend(world.access(&memory, putter.rank, sender.rank, 0, put));
+            }
+            // Before it looks at what comes in, and so outside of that.
+            outbox.pump(world);
+            if std::mem::take(&mut first) {
+                (0..world.random.below(3)).for_each(|_| world.step());
+                world.resume(stalled);
+            }
+            let ended = |ticket| world.handle(putter).slots().take(ticket);
+            puts.retain(|ticket| match ended(*ticket) {
+                Some(Err(fault)) => panic!("a put failed: {fault}"),
+                outcome => outcome.is_none(),
+            });
+            outbox.is_done()
+        });
+        assert!(outbox.failed.is_empty(), "{:?}", outbox.failed);
+        (0..world.random.below(3)).for_each(|_| world.step());
+    }
+    for ticket in puts {
+        assert!(world.outcome(putter, ticket).is_ok());
+    }
+    world.until("all have arrived", |_| log.len() == messages.len());
+    log.check(sender, putter, &messages);
 }

@@ -173,6 +173,7 @@ macro_rules! conformance_suite {
             patterns::alike_sends_wait_until_their_protocol_is_registered,
             patterns::alike_sends_end_where_a_handler_cuts_their_sender_off,
             mixtures::random_mixtures_do_what_they_say,
+            mixtures::long_messages_cross_with_puts,
             mixtures::rows_of_recorded_words_go_where_each_says,
             mixtures::recorded_messages_wait_for_credit,
             mixtures::recorded_words_pass_those_whose_handler_panics,

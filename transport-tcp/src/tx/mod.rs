@@ -191,14 +191,14 @@ impl Tx {
             let before = link.out.len();
             let worked = link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
             if !link.is_flushed() {
-                link.flush(&[]);
+                link.flush();
             }
             // A long put goes on as soon as there is room for its next piece.
             let mut again = worked;
             while again && !link.blocked && link.can_write() {
                 again = link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
                 if !link.is_flushed() {
-                    link.flush(&[]);
+                    link.flush();
                 }
             }
             let room = link.out.len() < before || worked;
@@ -276,7 +276,7 @@ impl Tx {
         let worth = link.out.len() >= worth_writing(most);
         if !link.blocked && (worth || (!advancing && !link.written && !can_wait)) {
             link.written = true;
-            link.flush(&[]);
+            link.flush();
         }
         self.touch(index);
         if !advancing && !self.rung {

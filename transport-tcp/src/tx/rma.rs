@@ -23,7 +23,7 @@ impl Tx {
     fn has_room(link: &mut TxLink, limit: usize, bytes: usize) -> bool {
         let fits = |link: &TxLink| link.out.is_empty() || link.out.len() + bytes <= limit;
         if link.job.is_none() && !fits(link) && !link.blocked {
-            link.flush(&[]);
+            link.flush();
         }
         let room = link.job.is_none() && fits(link);
         link.wanted |= !room;

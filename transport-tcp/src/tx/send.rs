@@ -44,7 +44,7 @@ impl Tx {
         let lent = len >= LONG && descriptor.source_kind == SourceKind::Borrowed;
         if tight || blocked || lent {
             if !blocked && waiting > 0 && !link.blocked {
-                link.flush(&[]);
+                link.flush();
             }
             let waiting = link.out.len();
             let tight = waiting > 0 && waiting + HEADER + info.len() + len > limit;
@@ -73,7 +73,7 @@ impl Tx {
             small.extend_from_slice(info);
             match payload {
                 Payload::Private(bytes) if lent && link.can_write() => {
-                    let written = link.flush(bytes);
+                    let written = link.write(bytes);
                     // What the kernel had no room for is all that is copied.
                     link.push_payload(Payload::Private(&bytes[written..]));
                 }
