@@ -398,9 +398,9 @@ pub fn long_messages_cross_with_puts<H: Harness>(harness: H) {
     let memory = world.memory(16 << 10);
     let (putter, sender) = (at(Rank(0)), at(Rank(1)));
     let long = world.caps().max_eager;
-    let bytes = world.random.bytes(3000);
+    let bytes = world.random.bytes(6000);
     let (mut puts, mut messages) = (Vec::new(), Vec::new());
-    for _ in 0..200 {
+    for _ in 0..300 {
         // A few, so that there are long ones behind which nothing is queued.
         let burst: Vec<_> = (0..1 + world.random.below(12))
             .map(|n| {
@@ -412,11 +412,10 @@ pub fn long_messages_cross_with_puts<H: Harness>(harness: H) {
         let mut outbox = Outbox::new(sender, burst);
         let stalled = [putter.rank, sender.rank][world.random.below(2)];
         world.pause(stalled);
-        let (mut first, mut left) = (true, 30);
+        let (mut first, mut left) = (true, if long > 4096 { 1000 } else { 30 });
         world.until("all are sent", |world| {
             // So many at most: where there is room for one packet, what is said of puts without end keeps messages waiting.
-            let most = world.random.below(4).min(left);
-            for _ in puts.len()..most {
+            for _ in 0..world.random.below(4).min(left).min(12 - puts.len().min(12)) {
                 left -= 1;
                 let len = world.random.below(bytes.len());
                 let put = Rma::Put(Payload::Borrowed(&bytes[..len]));
