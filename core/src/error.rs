@@ -264,6 +264,17 @@ pub enum RmaError {
         /// Length of the word in bytes.
         len: u64,
     },
+    /// The data of a put and its signal would go to different ranks: a rank's number is one in the group of each window.
+    #[error(
+        "the data goes to rank {data} of the job and its signal to rank {signal}: name a word of the same rank, as windows \
+         of one group do by the same number"
+    )]
+    SignalElsewhere {
+        /// Where the data goes.
+        data: Rank,
+        /// Where the signal goes.
+        signal: Rank,
+    },
     /// The window was freed or never made.
     #[error("{0} does not exist (any more)")]
     NoSuchWindow(WindowId),

@@ -552,6 +552,8 @@ impl Messager for Client {
     }
 
     async fn close(&self) {
+        // Before all else: contexts that are owned and idle depart when their owners look.
+        self.gates.close_all();
         // Nobody is told of the leave, and so takes memory back that this side may have reached, as long as anything of this
         // side may still write there.
         let departures: Vec<_> =

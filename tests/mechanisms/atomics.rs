@@ -250,6 +250,33 @@ fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
 }
 
 #[test]
+fn error_a_signal_to_another_rank_than_its_data_is_refused() {
+    run(3, options(), async |job| {
+        let me = job.rank().0;
+        let state = job.shmalloc::<u64>(1).await.unwrap();
+        // Ranks 1 and 2 are 0 and 1 of their group.
+        let team = job.world().split(Some(u32::from(me > 0)), 0).await.unwrap().unwrap();
+        let data = team.shmalloc::<u64>(8).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        if me > 0 {
+            let [theirs, own] = [Rank(1), Rank(0)];
+            let error = data.put_signal(own, 0, &[7], state.signal_add(0, 1)).await.unwrap_err();
+            assert_eq!(error, RmaError::SignalElsewhere { data: Rank(1), signal: Rank(0) });
+            let recorded =
+                job.record(|r| r.put_signal(&data, theirs, 0, &source, state.signal_add(0, 1))).await;
+            let told = RmaError::SignalElsewhere { data: Rank(2), signal: Rank(1) };
+            let error = recorded.expect_err("it is refused").to_string();
+            assert!(error.contains(&told.to_string()), "{error}");
+        }
+        job.barrier().await.unwrap();
+        assert!(
+            data.to_vec().iter().all(|word| *word == 0) && state.load(0) == Some(0),
+            "something was done"
+        );
+    });
+}
+
+#[test]
 fn m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it() {
     run(3, options(), async |job| {
         let window = job.shmalloc::<u64>(8).await.unwrap();

@@ -334,3 +334,19 @@ fn error_memory_of_another_client_is_refused() {
         second.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_i10_no_put_is_done_after_a_leave_whose_context_an_idle_owner_has() {
+    run(2, options().body_leaves(), async |job| {
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        window.put(peer, 0, 1).await.unwrap();
+        job.barrier().await.unwrap();
+        let owner = job.own_context(ContextId(0)).unwrap();
+        // The owner looks at nothing any more.
+        soon("the leave", job.leave()).await.unwrap();
+        let put = tokio::time::timeout(Duration::from_millis(50), window.put(peer, 0, 2)).await;
+        assert!(!matches!(put, Ok(Ok(()))), "a put reaches memory that its owner may have taken anew");
+        drop(owner);
+    });
+}

@@ -57,7 +57,7 @@ impl Gates {
     }
 
     /// This side leaves: nothing of it reaches the memory of others any more.
-    pub(super) fn close_all(&self) {
+    pub(crate) fn close_all(&self) {
         for gate in &self.words {
             gate.fetch_or(Self::DOWN, Ordering::SeqCst);
         }

@@ -359,8 +359,10 @@ impl Engine {
 
     #[cold]
     fn take_goodbyes(&mut self) {
-        while let Some(rank) = self.state.leaving.pop() {
+        while let Some(&rank) = self.state.leaving.first() {
+            // It is on the list meanwhile: what it repeats is not heard.
             self.drain(rank);
+            self.state.leaving.retain(|leaving| *leaving != rank);
             self.state.peer_down(rank, Fault::PeerClosed(rank));
         }
     }
@@ -497,6 +499,11 @@ impl State {
     /// A context of the rank has said goodbye. The others may have sent something before they do, which lies in lanes of
     /// their own: that counts, too.
     pub(crate) fn leaves(&mut self, rank: Rank) {
+        // It may say so for each context. What it says once it is gone, or over and over, counts for nothing.
+        let gone = |peer: &peer::Peer| peer.endpoint.rank == rank && peer.fault.is_some();
+        if self.leaving.contains(&rank) || self.peers.iter().flatten().any(|peer| gone(peer)) {
+            return;
+        }
         self.leaving.push(rank);
         self.busy.push(queue::LEAVING);
     }

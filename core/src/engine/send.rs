@@ -449,6 +449,7 @@ impl Scope<'_> {
         // What is pending ends with this side's leave, not with what the others do when they hear of it.
         self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
+            self.state.drop_parked(index, Fault::Shutdown);
             let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();
             if self.state.peers[index].as_deref().is_some_and(writes) {
                 self.state.drop_queue(index, Fault::Shutdown);

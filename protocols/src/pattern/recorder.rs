@@ -173,6 +173,7 @@ impl Recorder {
     ) -> Result<(), PatternError> {
         let (memory, offset, op) = signal.parts();
         self.context_of("the signal", memory.handle.shared_state())?;
+        signal.goes_with(window.memory(), rank)?;
         let part = memory.check(rank.index(), rank, offset, op.len.bytes())?;
         if (part.place + offset) % op.len.bytes() != 0 {
             return Err(RmaError::Misaligned { rank, offset, len: op.len.bytes() }.into());

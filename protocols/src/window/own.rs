@@ -76,6 +76,8 @@ impl<T: Element> Window<T> {
     /// ```
     #[inline]
     pub fn store(&self, index: usize, value: T) -> bool {
+        // Whoever frees the window waits for the end of this.
+        let _amid = self.memory.gates.pass();
         let alive = self.memory.alive.load(Ordering::Relaxed);
         let slice = self.own().and_then(|own| own.slice(Self::offset(index), size_of::<T>() as u64));
         match slice {
@@ -137,6 +139,8 @@ impl<T: Element> Window<T> {
     /// # }
     /// ```
     pub fn store_slice(&self, index: usize, values: &[T]) -> Result<(), RmaError> {
+        // Whoever frees the window waits for the end of this.
+        let _amid = self.memory.gates.pass();
         self.own_slice(index, values.len())?.write(values.as_bytes());
         Ok(())
     }

@@ -131,6 +131,12 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
         if done.await { Ok(Put::done(self.memory, self.rank)) } else { self.general().local().await }
     }
 
+    /// Where it goes.
+    #[inline(always)]
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        self.memory
+    }
+
     /// Whether what is done with that memory goes through the same context.
     pub(super) fn goes_with(&self, other: &Memory) -> bool {
         self.memory.shares_context_with(other)

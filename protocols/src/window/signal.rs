@@ -47,6 +47,21 @@ impl<'w> Signal<'w> {
         self.memory.atomic(rank.index(), self.offset, &self.op, false).is_some()
     }
 
+    /// Refuses to go to another rank of the job than data in that memory.
+    #[inline(always)]
+    pub(crate) fn goes_with(&self, data: &Arc<Memory>, rank: Rank) -> Result<(), RmaError> {
+        if Arc::ptr_eq(data, self.memory) { Ok(()) } else { self.check_rank(data, rank) }
+    }
+
+    #[inline]
+    fn check_rank(&self, data: &Memory, rank: Rank) -> Result<(), RmaError> {
+        let of = |memory: &Memory| memory.parts.get(rank.index()).map(|part| part.rank);
+        match (of(data), of(self.memory)) {
+            (Some(data), Some(signal)) if data != signal => Err(RmaError::SignalElsewhere { data, signal }),
+            _ => Ok(()),
+        }
+    }
+
     fn access(&self, rank: Rank) -> Access<'w> {
         Access::new(self.memory, rank.index(), rank, self.offset, self.op)
     }
@@ -185,6 +200,10 @@ impl Future for PutSignal<'_, '_> {
         if let Way::Fresh = self.way {
             // As a rule nothing stands in the way of either.
             ready!(budget::proceed(cx));
+            if let Err(error) = self.signal.goes_with(self.data.memory(), self.rank) {
+                self.way = Way::Done;
+                return Poll::Ready(Err(error));
+            }
             let put = self.data.try_at_once();
             if put && self.signal.try_at_once(self.rank) {
                 self.way = Way::Done;

@@ -3,7 +3,7 @@
 use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
-use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{PatternError, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
     Descriptor, Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket,
@@ -303,7 +303,20 @@ pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
     let others_write = !world.goes_over_send();
     let before = pending.memory.bytes(to, 0, 64);
     assert!(!others_write || before.iter().all(|byte| *byte == 0), "it waits behind what has no room");
+    let put = Descriptor {
+        op: Op::Put,
+        source_kind: SourceKind::Region,
+        rank: to,
+        region: pending.memory.remote[0][1] as u32,
+        len: 8,
+        source: [pending.memory.local[0] as u64, 0],
+        ..Descriptor::default()
+    };
+    let pattern = world.enter(from, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("not empty");
     world.enter(from, |scope| scope.depart());
+    let replayed = world.enter(from, |scope| scope.replay(pattern));
+    let refused = matches!(&replayed, Err(PatternError::Fault(Fault::Shutdown)));
+    assert!(refused, "a replay begins after the departure: {replayed:?}");
     let ended = |ticket| world.handle(from).slots().take(ticket);
     for ticket in pending.accesses {
         let outcome = ended(ticket);

@@ -49,8 +49,12 @@ impl Scope<'_> {
         info: Option<&Info>,
         fifo: Option<FifoId>,
     ) -> Result<ReplayStart, PatternError> {
-        let Some(section) = self.state.patterns.section(id) else {
-            return Err(self.state.patterns.unusable(id));
+        let Some(section) = self.state.patterns.section(id).filter(|_| !self.state.departed) else {
+            return Err(if self.state.departed {
+                Fault::Shutdown.into()
+            } else {
+                self.state.patterns.unusable(id)
+            });
         };
         let (key, count) = (id.index(), section.runs.len());
         self.state.stats.replays += 1;
