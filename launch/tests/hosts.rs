@@ -173,8 +173,9 @@ fn output_comes_through_labelled_or_as_it_is() {
 fn a_failure_anywhere_ends_the_job_everywhere() {
     let _dog = watchdog();
     for failing in [0, 3] {
-        let outcome =
-            run(&format!("[ $POSTHASTE_RANK = {failing} ] && {{ all; exit 7; }}; exec sleep 100"), 4);
+        // A moment later: a host that is ended before it has said that its ranks run tells that they never did.
+        let fail = "{ all; sleep 0.5; exit 7; }";
+        let outcome = run(&format!("[ $POSTHASTE_RANK = {failing} ] && {fail}; exec sleep 100"), 4);
         let failure = outcome.first_failure.clone().unwrap();
         assert_eq!((failure.rank, &failure.cause, outcome.exit_code()), (failing, &Cause::Exit(7), 7));
         assert!(failure.pid.is_some() && outcome.ended_early, "{outcome}");
