@@ -31,7 +31,9 @@ const WAITED: u32 = 4;
 
 /// Chunks double in size: 64, 128, ... slots.
 const FIRST_CHUNK: usize = 64;
-const CHUNKS: usize = 20;
+const CHUNKS: usize = 15;
+/// Operations that a context can have under way.
+pub(crate) const MOST_SLOTS: usize = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 /// In a ticket's lower half: no slot has so high an index.
 const COUNTED: u32 = 1 << 31;
 /// Longest value that is kept in the slot itself, in bytes.
@@ -355,7 +357,7 @@ pub struct Completer {
 
 impl Completer {
     /// Takes a free slot for an operation that depends on `peer` (or on none). `None` if all are in use, which
-    /// takes 67 million operations at once.
+    /// takes two million operations at once.
     #[inline]
     #[must_use]
     pub fn alloc(&mut self, peer: Option<Rank>) -> Option<Ticket> {

@@ -322,7 +322,10 @@ impl<'f, F: Face> SendMessage<'f, F> {
             let step = match state {
                 State::Start(wait) => {
                     let wait = *wait;
-                    ready!(budget::proceed(cx));
+                    // A promise is used at once: nobody would give it back if this were dropped here.
+                    if matches!(wait, Wait::Await) {
+                        ready!(budget::proceed(cx));
+                    }
                     let (envelope, buffer) = (&self.envelope, &mut self.buffer);
                     match self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, wait)) {
                         Ok(Started::Done) => {

@@ -421,7 +421,10 @@ impl<F: Face> Call<'_, F> {
             let asked = match &mut this.state {
                 State::Start(wait) => {
                     let wait = *wait;
-                    ready!(budget::proceed(cx));
+                    // A promise is used at once: nobody would give it back if this were dropped here.
+                    if matches!(wait, Wait::Await) {
+                        ready!(budget::proceed(cx));
+                    }
                     let (face, envelope, payload, deadline) =
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {

@@ -60,7 +60,7 @@ impl Peer {
     /// Whether messages of a known protocol go straight to its handler.
     #[inline]
     pub fn takes_words(&self) -> bool {
-        !self.has_aside() && self.fault.is_none()
+        !self.has_aside() && self.fault.is_none() && !self.asks_too_much
     }
 }
 
@@ -72,7 +72,9 @@ impl Scope<'_> {
             Resolution::Local(local, flow) if self.state.overtakes(local) => {
                 let mut message = packet.take();
                 message.life = self.state.peer(index).life;
-                self.dispatch_late(message, local, flow);
+                if self.holds_one_more(index, message.protocol, flow, message.body.len() as u64) {
+                    self.dispatch_late(message, local, flow);
+                }
                 Verdict::Taken
             }
             Resolution::Corrupt => {
@@ -145,7 +147,9 @@ impl Scope<'_> {
                         let mut packet = Packet { source, protocol, kind, cookie, info, body };
                         let mut message = packet.take();
                         message.life = self.state.peer(index).life;
-                        self.dispatch_late(message, local, flow);
+                        if self.holds_one_more(index, protocol, flow, message.body.len() as u64) {
+                            self.dispatch_late(message, local, flow);
+                        }
                     }),
                     Resolution::Refused(why) => self.refuse(index, protocol, cookie, why),
                     // `next_aside` has looked.

@@ -1,5 +1,8 @@
 //! What the job fixes for its contexts.
 
+/// The most credits that any rank may give its senders; see [`EngineConfig::credits`].
+pub const MOST_CREDITS: u32 = 1 << 16;
+
 /// Settings of a context that the job fixes.
 ///
 /// # Examples
@@ -12,9 +15,10 @@
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
-    /// Messages that a sender may have outstanding per peer and credited protocol.
+    /// Messages that a sender may have outstanding per peer and credited protocol. A receiver cuts off who has more than
+    /// [`MOST_CREDITS`] here, so that ranks may differ in this up to that.
     pub credits: u32,
-    /// Payload bytes likewise.
+    /// Payload bytes likewise. The same on all ranks: a receiver cuts off who goes far beyond it.
     pub credit_bytes: u64,
     /// Slots of a target's injection FIFO that awaited sends may fill.
     pub fifo_slots: usize,
@@ -31,6 +35,9 @@ pub struct EngineConfig {
     /// Bytes of this rank's memory that messages may land in at a time, until they are read; longer ones, and those for
     /// which there is no place, go as streams.
     pub landing_bytes: u64,
+    /// Bytes of answers that may wait for one peer: as long as more wait, further requests of that peer are not carried out
+    /// but answered [`Fault::Busy`](crate::Fault::Busy).
+    pub answer_bytes: u64,
     /// Recorded descriptors that a context has room for, 64 bytes each: one per operation, and up to three for message
     /// info.
     pub pattern_slots: usize,
@@ -47,6 +54,7 @@ impl Default for EngineConfig {
             get_window: 4 << 20,
             rendezvous_bytes: None,
             landing_bytes: 256 << 20,
+            answer_bytes: 256 << 20,
             pattern_slots: 256 << 10,
         }
     }

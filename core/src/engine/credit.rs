@@ -1,6 +1,10 @@
 //! Credit: what a receiver can keep is promised to its senders, and given back as it is consumed.
 
+use super::config::MOST_CREDITS;
+use super::peer::Incoming;
 use super::{Scope, State, Wait};
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE};
+use crate::ids::ProtocolId;
 use crate::protocol::{Credit, Flow};
 use crate::wire;
 use zerocopy::IntoBytes;
@@ -15,15 +19,63 @@ impl Scope<'_> {
             // It went with the incarnation that had sent the message.
             return;
         }
-        if let Some(super::peer::Incoming::Resolved { messages, bytes, .. }) =
-            peer.incoming.get_mut(number as usize)
+        if let Some(Incoming::Resolved { messages, bytes, held, .. }) = peer.incoming.get_mut(number as usize)
         {
             *messages += 1;
             *bytes += credit.bytes;
+            held.messages = held.messages.saturating_sub(1);
+            held.bytes = held.bytes.saturating_sub(credit.bytes);
             if self.pay_credit(index) == 0 && self.owes_credit(index) {
                 self.state.mark_busy(index);
             }
         }
+    }
+
+    /// A message is about to be handed to its handler. If it is credited, it is held from now on until it is consumed. False
+    /// if the peer had no credit for it: it is cut off then, and the message is not handed to anybody.
+    pub(super) fn holds_one_more(
+        &mut self,
+        index: usize,
+        protocol: ProtocolId,
+        flow: Flow,
+        bytes: u64,
+    ) -> bool {
+        if flow != Flow::Credited {
+            return true;
+        }
+        let config = self.state.config;
+        let number = usize::from(protocol.0.wrapping_sub(wire::FIRST_USER));
+        let peer = self.state.peer(index);
+        let rank = peer.endpoint.rank;
+        let Some(Incoming::Resolved { held, .. }) = peer.incoming.get_mut(number) else { return true };
+        // Who sends has bytes left when it takes the credit of a message, however long, or of a pattern, which has no more
+        // bytes than there are altogether: with so many here it cannot have had any.
+        if held.messages >= config.credits.max(MOST_CREDITS) || held.bytes >= config.credit_bytes.saturating_mul(2)
+        {
+            tracing::warn!(%rank, ?held, "a peer sends more than it has credit for");
+            self.cut_off(rank);
+            return false;
+        }
+        held.messages += 1;
+        held.bytes = held.bytes.saturating_add(bytes);
+        true
+    }
+
+    /// An answer goes into the FIFO. False if the peer can have asked for no more: it is cut off then.
+    pub(super) fn owes_one_more(&mut self, index: usize, len: usize) -> bool {
+        let limit = self.state.config.answer_bytes;
+        let peer = self.state.peer(index);
+        // Each answer ends an operation of the peer's.
+        if peer.answers as usize >= crate::slot::MOST_SLOTS {
+            let rank = peer.endpoint.rank;
+            tracing::warn!(%rank, "a peer asks for more than it can have under way and takes no answer");
+            self.cut_off(rank);
+            return false;
+        }
+        peer.answers += 1;
+        peer.answer_bytes += outside(len);
+        peer.asks_too_much = peer.answer_bytes > limit;
+        true
     }
 
     fn due(&self, messages: u32, bytes: u64) -> bool {
@@ -35,7 +87,7 @@ impl Scope<'_> {
         let Some(peer) = &self.state.peers[index] else { return false };
         peer.fault.is_none()
             && peer.incoming.iter().any(|incoming| {
-                matches!(incoming, super::peer::Incoming::Resolved { messages, bytes, .. }
+                matches!(incoming, Incoming::Resolved { messages, bytes, .. }
                     if self.due(*messages, *bytes))
             })
     }
@@ -44,7 +96,7 @@ impl Scope<'_> {
         let mut paid = 0;
         let count = self.state.peer(index).incoming.len();
         for number in 0..count {
-            let super::peer::Incoming::Resolved { messages, bytes, .. } =
+            let Incoming::Resolved { messages, bytes, .. } =
                 self.state.peer(index).incoming[number]
             else {
                 continue;
@@ -63,7 +115,7 @@ impl Scope<'_> {
                 break;
             }
             crate::failpoint!("credit.return.after");
-            if let super::peer::Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
+            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
                 &mut self.state.peer(index).incoming[number]
             {
                 *owed -= messages;
@@ -75,15 +127,33 @@ impl Scope<'_> {
     }
 }
 
+/// Bytes that an answer takes outside the FIFO.
+fn outside(len: usize) -> u64 {
+    if len > MAX_DESCRIPTOR_INLINE { len as u64 } else { 0 }
+}
+
 impl State {
+    /// A descriptor has left the FIFO: it may have been an answer.
+    pub(super) fn answer_left_queue(&mut self, index: usize, front: &Descriptor) {
+        let limit = self.config.answer_bytes;
+        if matches!(front.protocol.0, wire::REPLY | wire::REFUSE)
+            && let Some(peer) = self.peers[index].as_mut()
+        {
+            peer.answers = peer.answers.saturating_sub(1);
+            peer.answer_bytes = peer.answer_bytes.saturating_sub(outside(front.len as usize));
+            peer.asks_too_much = peer.answer_bytes > limit;
+        }
+    }
+
     /// Wakes senders that wait for credit, as far as there is credit.
     pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
         let State { peers, completer, .. } = self;
         let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
         while out.credits > 0 && out.bytes > 0 {
-            let Some(ticket) = out.waiters.pop_front() else { return };
+            let Some((ticket, bytes)) = out.waiters.pop_front() else { return };
             if completer.complete_if_wanted(ticket) {
                 out.credits -= 1;
+                out.bytes -= bytes as i64;
                 out.granted += 1;
             }
         }
@@ -92,7 +162,7 @@ impl State {
     /// A future was dropped after it had been promised something.
     pub(super) fn ungrant(&mut self, wait: super::Wait) {
         match wait {
-            Wait::Credited(endpoint, protocol, life) => {
+            Wait::Credited(endpoint, protocol, life, bytes) => {
                 let Ok(index) = self.index_of(endpoint) else { return };
                 if self.peer(index).life != life {
                     return;
@@ -101,6 +171,7 @@ impl State {
                     if out.granted > 0 {
                         out.granted -= 1;
                         out.credits += 1;
+                        out.bytes += bytes as i64;
                     }
                     self.hand_out_credit(index, protocol.index());
                 }

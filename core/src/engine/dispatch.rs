@@ -1,6 +1,6 @@
 //! The way in: from a device's packet to a protocol's handler.
 
-use super::peer::Incoming as IncomingState;
+use super::peer::{Held, Incoming as IncomingState};
 use super::streamed::append;
 use super::{Scope, State};
 use crate::device::{Body, Inject, Packet, PacketHead, Payloads, Sink, Verdict};
@@ -188,6 +188,9 @@ impl Sink for Dispatcher<'_> {
         };
         let mut message = packet.take();
         message.life = scope.state.peer(index).life;
+        if !scope.holds_one_more(index, message.protocol, flow, message.body.len() as u64) {
+            return Verdict::Taken;
+        }
         match self.handlers.get(local.index()) {
             Some(handler) => scope.dispatch(&**handler, message, flow),
             None => scope.dispatch_late(message, local, flow),
@@ -197,7 +200,7 @@ impl Sink for Dispatcher<'_> {
 
     fn place(&mut self, first: &PacketHead<'_>) -> Option<Vec<SharedSlice>> {
         let peer = self.state.peers.get(self.state.shape.index(first.source))?.as_ref()?;
-        if self.state.closed || peer.fault.is_some() || peer.has_aside() {
+        if self.state.closed || !peer.takes_words() {
             return None;
         }
         let number = usize::from(first.protocol.0.checked_sub(wire::FIRST_USER)?);
@@ -218,6 +221,9 @@ impl Sink for Dispatcher<'_> {
         let mut scope = Scope { inject, state: self.state };
         let Resolution::Local(local, flow) = scope.resolve(index, protocol) else { return };
         let Some(handler) = self.handlers.get(local.index()) else { return };
+        if !scope.holds_one_more(index, protocol, flow, len as u64) {
+            return;
+        }
         let life = scope.state.peer(index).life;
         scope.state.stats.received(len as u64);
         let message = Incoming { source, info, body: Body::Short(&[]), protocol, life, cookie };
@@ -253,7 +259,9 @@ impl<'a> Dispatcher<'a> {
             return None;
         };
         let handler = self.handlers.get(local.index())?;
-        let clear = peer.takes_words() && !self.state.closed && !tracing::enabled!(tracing::Level::TRACE);
+        // What takes credit is counted on the way of packets.
+        let clear = *flow != Flow::Credited
+            && peer.takes_words() && !self.state.closed && !tracing::enabled!(tracing::Level::TRACE);
         clear.then_some((&**handler, *flow, peer.life))
     }
 
@@ -297,7 +305,7 @@ impl Scope<'_> {
         let number = usize::from(protocol.0 - wire::FIRST_USER);
         match self.state.peer(index).incoming.get(number) {
             Some(IncomingState::Resolved { local, flow, .. }) => Resolution::Local(*local, *flow),
-            Some(IncomingState::Refused(why)) => Resolution::Refused(*why),
+            Some(IncomingState::Refused(why, _)) => Resolution::Refused(*why),
             Some(IncomingState::Declared { .. }) => self.look_up(index, number),
             Some(IncomingState::Unknown) | None => Resolution::Corrupt,
         }
@@ -326,9 +334,9 @@ impl Scope<'_> {
         };
         self.state.peer(index).incoming[number] = match resolution {
             Resolution::Local(local, flow) => {
-                IncomingState::Resolved { local, flow, whole, messages: 0, bytes: 0 }
+                IncomingState::Resolved { local, flow, whole, messages: 0, bytes: 0, held: Held::default() }
             }
-            Resolution::Refused(why) => IncomingState::Refused(why),
+            Resolution::Refused(why) => IncomingState::Refused(why, false),
             Resolution::Hold | Resolution::Corrupt => return resolution,
         };
         resolution
@@ -336,6 +344,13 @@ impl Scope<'_> {
 
     pub(super) fn refuse(&mut self, index: usize, protocol: ProtocolId, cookie: u64, why: Fault) {
         let number = protocol.0.saturating_sub(wire::FIRST_USER);
+        if let Some(IncomingState::Refused(_, told)) = self.state.peer(index).incoming.get_mut(usize::from(number))
+            && std::mem::replace(told, true)
+            && cookie == 0
+        {
+            // It knows, or will: once is enough for what waits for no answer.
+            return;
+        }
         let body = wire::Refuse { index: number.into(), code: wire::code_of(why).into() };
         if let Err(fault) = self.system(index, wire::REFUSE, cookie, body.as_bytes()) {
             tracing::debug!(%fault, "refusal not sent");
@@ -355,6 +370,9 @@ impl Scope<'_> {
     }
 
     fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
+        if message.cookie != 0 && self.is_asked_too_much(&message, flow) {
+            return;
+        }
         let _span = self.traced(&message);
         let arrived = Arrived {
             source: message.source,
@@ -375,6 +393,20 @@ impl Scope<'_> {
         if outcome.is_err() {
             self.panicked(&arrived);
         }
+    }
+
+    /// Too many answers wait for who asks: it is told so instead of one more.
+    fn is_asked_too_much(&mut self, message: &Incoming<'_>, flow: Flow) -> bool {
+        let index = self.state.shape.index(message.source);
+        let busy = self.state.peer(index).asks_too_much;
+        if busy {
+            let to = ReplyTo::new(message.source, message.life, message.cookie);
+            self.reply(to, Err(Fault::Busy(self.state.me.rank)));
+            if flow == Flow::Credited {
+                self.consumed(message.credit());
+            }
+        }
+        busy
     }
 
     /// The handler of a protocol that was registered a moment ago, or of a streamed message.

@@ -46,7 +46,7 @@ impl State {
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
         for out in &mut peer.outgoing {
-            waiters.extend(out.waiters.drain(..));
+            waiters.extend(out.waiters.drain(..).map(|(ticket, _)| ticket));
         }
         let mut fifo = peer.fifo.take();
         let rank = peer.endpoint.rank;

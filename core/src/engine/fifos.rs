@@ -332,6 +332,8 @@ impl Scope<'_> {
             return Err(FifoError::Inactive);
         }
         if extra.fifo.free() < LONGEST {
+            // What was promised goes to others meanwhile.
+            self.state.ungrant(wait);
             return Ok(match self.operation(Some(args.target.rank)) {
                 Ok(ticket) => {
                     self.state.fifos.of(id)?.room.push_back(ticket);

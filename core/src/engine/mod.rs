@@ -31,7 +31,7 @@ mod streamed;
 mod watch;
 
 pub use at_once::Whole;
-pub use config::EngineConfig;
+pub use config::{EngineConfig, MOST_CREDITS};
 pub use control::ControlSent;
 pub use fifos::{FifoError, FifoId, FifoOptions, FifoStatus};
 pub use gates::Gates;

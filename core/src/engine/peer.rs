@@ -20,6 +20,11 @@ pub(crate) struct Peer {
     pub fifo: Option<Box<InjectionFifo>>,
     /// Puts and gets in the FIFO, which hold the gate.
     pub queued_rma: u32,
+    /// Answers in the FIFO, and the bytes of those that are kept outside it.
+    pub answers: u32,
+    pub answer_bytes: u64,
+    /// So many of them that further requests are not carried out.
+    pub asks_too_much: bool,
     /// Sends that wait for room in the FIFO, in order.
     pub room_waiters: VecDeque<Ticket>,
     /// FIFO places promised to waiters that were woken.
@@ -64,7 +69,8 @@ pub(crate) struct Outgoing {
     pub credits: u32,
     pub bytes: i64,
     pub refused: Option<Fault>,
-    pub waiters: VecDeque<Ticket>,
+    /// Who waits for credit, and for how many bytes.
+    pub waiters: VecDeque<(Ticket, u64)>,
     /// Credits promised to waiters that were woken.
     pub granted: u32,
 }
@@ -90,9 +96,16 @@ pub(crate) enum Incoming {
     /// Declared; not looked up yet.
     Declared { name: String, schema: u64, flow: u8 },
     /// This side's number, whether its handler takes messages whole, and the credit that is owed.
-    Resolved { local: ProtocolId, flow: Flow, whole: bool, messages: u32, bytes: u64 },
-    /// Refused for good, for this reason.
-    Refused(Fault),
+    Resolved { local: ProtocolId, flow: Flow, whole: bool, messages: u32, bytes: u64, held: Held },
+    /// Refused for good, for this reason, and whether the peer was told.
+    Refused(Fault, bool),
+}
+
+/// Messages of a credited protocol that were handed to its handler and are not consumed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    pub messages: u32,
+    pub bytes: u64,
 }
 
 /// A message that arrives in fragments.
@@ -120,6 +133,9 @@ impl Peer {
             busy: false,
             fifo: None,
             queued_rma: 0,
+            answers: 0,
+            answer_bytes: 0,
+            asks_too_much: false,
             room_waiters: VecDeque::new(),
             room_granted: 0,
             outgoing: Vec::new(),

@@ -5,6 +5,7 @@ use super::send::{Queue, SendResult};
 use super::{Payload, Scope, Sent, State, Wait};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Sources, Stop};
+use crate::error::Fault;
 use crate::ids::ProtocolId;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
@@ -47,6 +48,10 @@ impl Scope<'_> {
                 }
             }
             Queue::Never | Queue::Force => {}
+            Queue::Answer if !self.owes_one_more(index, payload.len()) => {
+                return Err((Fault::PeerCorrupt(rank).into(), payload));
+            }
+            Queue::Answer => {}
             Queue::Await | Queue::Granted => match self.operation(Some(rank)) {
                 Ok(operation) => ticket = Some(operation),
                 Err(fault) => return Err((fault.into(), payload)),
@@ -155,6 +160,9 @@ impl Scope<'_> {
                     moved += 1;
                     if let Some(fifo) = self.state.peer(index).fifo.as_mut() {
                         let _ = fifo.pop();
+                    }
+                    if front.op == Op::Send {
+                        self.state.answer_left_queue(index, &front);
                     }
                     if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump) {
                         self.state.rma_left_queue(index);

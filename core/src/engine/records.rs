@@ -121,7 +121,7 @@ impl Scope<'_> {
             out.open = false;
             if out.refused.replace(fault).is_none() {
                 let waiters = std::mem::take(&mut out.waiters);
-                for ticket in waiters {
+                for (ticket, _) in waiters {
                     self.state.completer.complete(ticket, Err(fault));
                 }
                 if cookie == 0 {

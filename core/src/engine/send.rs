@@ -86,8 +86,9 @@ pub enum Wait {
     Never,
     /// Queue it, or wait for a place in the queue.
     Await,
-    /// The caller waited; this credit was promised to it, by the incarnation of the rank with these low bits.
-    Credited(Endpoint, ProtocolId, u16),
+    /// The caller waited; this credit was promised to it, by the incarnation of the rank with these low bits and for so
+    /// many bytes.
+    Credited(Endpoint, ProtocolId, u16, u64),
     /// The caller waited; a place in the queue to that incarnation was promised to it.
     Room(Endpoint, u16),
 }
@@ -109,8 +110,10 @@ pub(super) enum Queue {
     Never,
     Await,
     Granted,
-    /// The messager's own traffic: its amount is bounded by what peers may have outstanding.
+    /// The messager's own traffic: its amount is bounded by what this side has under way.
     Force,
+    /// What a peer asked for: it is cut off if it asks for ever more and takes nothing.
+    Answer,
 }
 
 pub(super) type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
@@ -218,7 +221,7 @@ impl Scope<'_> {
             out.open = true;
             return Ok(None);
         }
-        if let Wait::Credited(endpoint, _, life) = wait
+        if let Wait::Credited(endpoint, _, life, _) = wait
             && life != held_by
         {
             // It waited for an incarnation that has died since.
@@ -227,7 +230,6 @@ impl Scope<'_> {
         if matches!(wait, Wait::Credited(..)) && out.granted > 0 {
             // The credit was taken when the waiter was woken.
             out.granted -= 1;
-            out.bytes -= len as i64;
             return Ok(None);
         }
         if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() {
@@ -240,8 +242,8 @@ impl Scope<'_> {
         }
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.peer(index).outgoing[id].waiters.push_back(ticket);
-        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by))))
+        self.state.peer(index).outgoing[id].waiters.push_back((ticket, len as u64));
+        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
     }
 
     /// Has the peer hear of a registered protocol, if it has not yet.
@@ -297,7 +299,8 @@ impl Scope<'_> {
         if let Some(fault) = self.state.peer(index).fault {
             return Err(fault);
         }
-        match self.post(index, ProtocolId(what), cookie, &[], Payload::Borrowed(body), Queue::Force, false) {
+        let queue = if what == wire::REFUSE { Queue::Answer } else { Queue::Force };
+        match self.post(index, ProtocolId(what), cookie, &[], Payload::Borrowed(body), queue, false) {
             Ok(_) => Ok(()),
             Err((SendError::Fault(fault), _)) => Err(fault),
             Err(_) => Err(Fault::Shutdown),
@@ -332,7 +335,7 @@ impl Scope<'_> {
         }
         let result = match answer {
             Ok(payload) => self
-                .post(index, ProtocolId(wire::REPLY), to.cookie, &[], payload, Queue::Force, false)
+                .post(index, ProtocolId(wire::REPLY), to.cookie, &[], payload, Queue::Answer, false)
                 .map(|_| ())
                 .map_err(|(error, _)| error),
             Err(fault) => {

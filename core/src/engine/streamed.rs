@@ -44,6 +44,9 @@ impl Scope<'_> {
                     return Some(Verdict::Hold);
                 }
                 Resolution::Local(local, flow) => {
+                    if !self.holds_one_more(index, protocol, flow, total) {
+                        return Some(Verdict::Taken);
+                    }
                     if let Some(handler) = self.state.registry.get(local)
                         && handler.chooses_buffer()
                     {

@@ -319,6 +319,9 @@ pub fn packets(data: &[u8]) {
 }
 
 #[cfg(test)]
+mod floods;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use posthaste_core::Ticket;

@@ -127,6 +127,8 @@ impl Scope<'_> {
                 continue;
             }
             while parked.got < need.messages {
+                // All bytes go with the first message's credit.
+                let bytes = if parked.got == 0 { need.bytes } else { 0 };
                 if let Some(waiter) = parked.waiter {
                     let Some(outcome) = self.state.completer.take(waiter) else { return Ok(false) };
                     parked.waiter = None;
@@ -139,14 +141,14 @@ impl Scope<'_> {
                 let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
                 if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() {
                     out.credits -= 1;
+                    out.bytes -= bytes as i64;
                     parked.got += 1;
                     continue;
                 }
                 let ticket = self.operation(Some(rank))?;
-                self.state.peer(index).outgoing[need.protocol.index()].waiters.push_back(ticket);
+                self.state.peer(index).outgoing[need.protocol.index()].waiters.push_back((ticket, bytes));
                 parked.waiter = Some(ticket);
             }
-            self.state.peer(index).outgoing[need.protocol.index()].bytes -= need.bytes as i64;
             (parked.need, parked.got) = (parked.need + 1, 0);
         }
     }

@@ -340,7 +340,9 @@ impl Scope<'_> {
             self.give_ahead(index, protocol, landing.slice.len() as u64);
         }
         let source = self.state.shape.endpoint(index);
-        if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
+        if let Resolution::Local(local, flow) = self.resolve(index, protocol)
+            && self.holds_one_more(index, protocol, flow, landing.slice.len() as u64)
+        {
             let life = self.state.peer(index).life;
             landing.into_lease().lend(|body| {
                 let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
