@@ -50,7 +50,8 @@ impl Scope<'_> {
         let Some(Incoming::Resolved { held, .. }) = peer.incoming.get_mut(number) else { return true };
         // Who sends has bytes left when it takes the credit of a message, however long, or of a pattern, which has no more
         // bytes than there are altogether: with so many here it cannot have had any.
-        if held.messages >= config.credits.max(MOST_CREDITS) || held.bytes >= config.credit_bytes.saturating_mul(2)
+        if held.messages >= config.credits.max(MOST_CREDITS)
+            || held.bytes >= config.credit_bytes.saturating_mul(2)
         {
             tracing::warn!(%rank, ?held, "a peer sends more than it has credit for");
             self.cut_off(rank);
@@ -96,9 +97,7 @@ impl Scope<'_> {
         let mut paid = 0;
         let count = self.state.peer(index).incoming.len();
         for number in 0..count {
-            let Incoming::Resolved { messages, bytes, .. } =
-                self.state.peer(index).incoming[number]
-            else {
+            let Incoming::Resolved { messages, bytes, .. } = self.state.peer(index).incoming[number] else {
                 continue;
             };
             if !self.due(messages, bytes) {

@@ -261,7 +261,9 @@ impl<'a> Dispatcher<'a> {
         let handler = self.handlers.get(local.index())?;
         // What takes credit is counted on the way of packets.
         let clear = *flow != Flow::Credited
-            && peer.takes_words() && !self.state.closed && !tracing::enabled!(tracing::Level::TRACE);
+            && peer.takes_words()
+            && !self.state.closed
+            && !tracing::enabled!(tracing::Level::TRACE);
         clear.then_some((&**handler, *flow, peer.life))
     }
 
@@ -344,7 +346,8 @@ impl Scope<'_> {
 
     pub(super) fn refuse(&mut self, index: usize, protocol: ProtocolId, cookie: u64, why: Fault) {
         let number = protocol.0.saturating_sub(wire::FIRST_USER);
-        if let Some(IncomingState::Refused(_, told)) = self.state.peer(index).incoming.get_mut(usize::from(number))
+        if let Some(IncomingState::Refused(_, told)) =
+            self.state.peer(index).incoming.get_mut(usize::from(number))
             && std::mem::replace(told, true)
             && cookie == 0
         {
