@@ -178,11 +178,20 @@ impl<F: Face> Service<Bytes, Bytes, F> {
 
     /// Sends a request whose payload is read where it is, provided that it can be sent now. `None`: it cannot, and nothing
     /// was done; what stands in the way is told to who sends it in another way.
-    pub(crate) fn call_lent(&self, target: Rank, info: &[u8], payload: &[u8]) -> Option<Call<'_, F>> {
+    pub(crate) fn call_lent(
+        &self,
+        target: Rank,
+        info: &[u8],
+        payload: &[u8],
+        may: impl FnOnce() -> bool,
+    ) -> Option<Call<'_, F>> {
         let mut call = self.request(target, Buffer::copy(&[]));
         let (target, protocol) = (call.envelope.target, call.envelope.protocol);
         let asked = self.face.enter(|engine| {
             let scope = &mut engine.scope();
+            if !may() {
+                return None;
+            }
             let ticket = scope.operation(Some(target.rank)).ok()?;
             let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
             match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
@@ -416,6 +425,14 @@ impl<F: Face> Call<'_, F> {
 
     /// Sends the request; ready once it is on its way, before the reply is there. For those who have several.
     pub(crate) fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
+        self.poll_asked_if(cx, || true)
+    }
+
+    /// As [`poll_asked`](Self::poll_asked), unless something forbids it: asked in the context, whenever it is sent.
+    pub(crate) fn poll_asked_if<C>(&mut self, cx: &mut TaskContext<'_>, may: C) -> Poll<Result<(), CallError>>
+    where
+        C: Fn() -> bool + Clone + Send + 'static,
+    {
         let this = self;
         loop {
             let asked = match &mut this.state {
@@ -428,6 +445,9 @@ impl<F: Face> Call<'_, F> {
                     let (face, envelope, payload, deadline) =
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {
+                        if !may() {
+                            return Asked::Failed(Fault::Shutdown.into());
+                        }
                         ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
                     });
                     budget::spend(budget::MESSAGE);
@@ -436,8 +456,13 @@ impl<F: Face> Call<'_, F> {
                         Err(_) => {
                             let (handle, envelope, mut payload) =
                                 (Handle::of(face), envelope.clone(), payload.take());
+                            let may = may.clone();
                             this.state = State::Posted(face.post(move |scope| {
-                                let asked = ask(scope, &envelope, &mut payload, wait, || handle, deadline);
+                                let asked = if may() {
+                                    ask(scope, &envelope, &mut payload, wait, || handle, deadline)
+                                } else {
+                                    Asked::Failed(Fault::Shutdown.into())
+                                };
                                 (asked, payload)
                             }));
                             continue;

@@ -1,6 +1,7 @@
 //! Members of a window that are killed while others work on it.
 
 use crate::support::{barrier_before_death, options, run, soon, wait_for};
+use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{ContextId, Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
 use std::time::{Duration, Instant};
 
@@ -185,6 +186,35 @@ fn fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way() {
             assert!(matches!(window.fetch_add(peer, 0, 1).await, Err(RmaError::NoSuchWindow(_))));
         }
         job.barrier().await.unwrap();
+    });
+}
+
+/// What a long put has not sent when its window is freed is not sent: the range is another window's.
+#[test]
+fn fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window() {
+    const WORDS: usize = 2 << 20;
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let word = Datatype::of::<u64>();
+        let every_other = word.vector(WORDS as u64 / 2, 1, 2).unwrap();
+        for round in 1..=3u64 {
+            let window = job.shmalloc::<u64>(WORDS).await.unwrap();
+            let source = vec![round; WORDS / 2];
+            let from = Layout::new(&word, WORDS as u64 / 2);
+            let put = window.put_typed(peer, &Layout::new(&every_other, 1), &source, &from);
+            let get = window.get_typed(peer, &from, vec![0; WORDS / 2], &from);
+            soon("the free", window.clone().free()).await.unwrap();
+            let next = job.shmalloc::<u64>(WORDS).await.unwrap();
+            job.barrier().await.unwrap();
+            match soon("the put", put).await {
+                Ok(()) | Err(TypedError::Rma(RmaError::NoSuchWindow(_))) => {}
+                Err(error) => panic!("round {round}: {error}"),
+            }
+            assert!(matches!(soon("a get", get).await, Err(TypedError::Rma(RmaError::NoSuchWindow(_)))));
+            job.barrier().await.unwrap();
+            assert!(next.to_vec().iter().all(|word| *word == 0), "round {round}: somebody has written here");
+            soon("the free", next.free()).await.unwrap();
+        }
     });
 }
 

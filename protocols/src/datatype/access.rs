@@ -159,9 +159,10 @@ impl LayoutAccess {
         program: &[u8],
         request: &Request,
         bytes: &[u8],
+        may: impl FnOnce() -> bool,
     ) -> Option<Call<'_, Handle>> {
         match request.info(PUT, program) {
-            (info, true) => self.service.call_lent(rank, &info, bytes),
+            (info, true) => self.service.call_lent(rank, &info, bytes, may),
             _ => None,
         }
     }

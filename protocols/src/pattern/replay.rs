@@ -103,18 +103,24 @@ impl<'p, F: Face> Replay<'p, F> {
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
         if let State::Start = self.state {
             ready!(budget::proceed(cx));
-            self.pattern.check()?;
             let (id, handle) =
                 ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
             if self.info.is_some() {
                 self.check_info()?;
             }
             let info = self.info.as_ref().and_then(|info| info.as_ref().as_ref().ok());
-            self.state = match self.face.enter(|engine| start(&mut engine.scope(), id, info, handle)) {
+            self.state = match self.face.enter(|engine| {
+                self.pattern.check()?;
+                start(&mut engine.scope(), id, info, handle)
+            }) {
                 Ok(started) => started?,
                 Err(_) => {
-                    let (handle, info) = (handle.clone(), info.copied());
-                    let start = move |scope: &mut Scope<'_>| start(scope, id, info.as_ref(), &handle);
+                    let (handle, info, windows) =
+                        (handle.clone(), info.copied(), self.pattern.windows.clone());
+                    let start = move |scope: &mut Scope<'_>| {
+                        super::still_there(&windows)?;
+                        start(scope, id, info.as_ref(), &handle)
+                    };
                     State::Posted(self.face.post(start))
                 }
             };

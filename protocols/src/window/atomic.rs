@@ -173,9 +173,10 @@ impl<'w> Access<'w> {
         let part = memory.check_word(part, rank, offset, len)?;
         let (handle, remote) = (memory.handle.clone(), part.remote);
         let target = Endpoint::new(part.rank, handle.me().context);
-        let owner = handle.clone();
+        let (owner, memory) = (handle.clone(), memory.clone());
         let rma = if fetch { Rma::Fetch(op) } else { Rma::Update(op) };
         let posted = handle.post(move |scope: &mut Scope<'_>| {
+            memory.still_there()?;
             let started = scope.rma(target, remote, offset, rma)?;
             Ok(started.map(|ticket| Pending::new(owner, ticket, None, None)))
         });

@@ -100,8 +100,9 @@ impl<'w> Fetch<'w> {
         let handle = self.memory.handle.clone();
         let target = Endpoint::new(rank, handle.me().context);
         let (offset, count) = (self.offset, self.count);
-        let owner = handle.clone();
+        let (owner, memory) = (handle.clone(), self.memory.clone());
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
+            memory.still_there()?;
             let get = spare.map_or(Rma::Get(count), |memory| Rma::GetGiven(memory, count));
             let started = scope.rma(target, remote, offset, get)?;
             Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(count)))

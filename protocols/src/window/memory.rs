@@ -189,6 +189,12 @@ impl std::fmt::Debug for Memory {
 }
 
 impl Memory {
+    /// Whether an operation may still be started: in the context that starts it, where whoever frees the memory comes behind it
+    /// or is seen here.
+    pub(crate) fn still_there(&self) -> Result<(), RmaError> {
+        if self.alive.load(Ordering::SeqCst) { Ok(()) } else { Err(RmaError::NoSuchWindow(self.id)) }
+    }
+
     /// The part of a rank, if the access lies within it.
     #[inline]
     pub(crate) fn check(&self, part: usize, rank: Rank, offset: u64, count: u64) -> Result<&Part, RmaError> {

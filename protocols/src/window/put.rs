@@ -342,8 +342,9 @@ impl<'w> Put<'w> {
         let target = Endpoint::new(rank, handle.me().context);
         let payload = self.payload.take().map(Buffer::into_bytes).unwrap_or_default();
         let offset = self.offset;
-        let owner = handle.clone();
+        let (owner, memory) = (handle.clone(), self.memory.clone());
         self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
+            memory.still_there()?;
             let started = scope.rma(target, remote, offset, Rma::Put(Payload::Owned(payload)))?;
             Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(len)))
         }));

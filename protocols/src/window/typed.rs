@@ -26,28 +26,41 @@ struct Asked<'w> {
     bytes: u64,
 }
 
-/// Requests of a put that have not ended, in order; at least one. Apart from the future, which as a rule has none.
-type Calls<'w> = Option<Box<VecDeque<Asked<'w>>>>;
+/// Requests that have not ended, in order.
+struct Requests<'w> {
+    memory: &'w Arc<Memory>,
+    calls: VecDeque<Asked<'w>>,
+}
 
-/// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
-/// there is no request.
-fn poll_first(
-    calls: &mut VecDeque<Asked<'_>>,
-    cx: &mut Context<'_>,
-) -> Poll<Option<(Result<Value, CallError>, u64)>> {
-    for asked in calls.iter_mut().take(AT_ONCE) {
-        match asked.call.poll_asked(cx) {
-            Poll::Ready(Ok(())) => {}
-            // Nothing of it can succeed any more.
-            Poll::Ready(Err(error)) => return Poll::Ready(Some((Err(error), 0))),
-            Poll::Pending => break,
+/// Those of a put; at least one. Apart from the future, which as a rule has none.
+type Calls<'w> = Option<Box<Requests<'w>>>;
+
+impl Requests<'_> {
+    /// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
+    /// there is no request. None is sent any more once the memory is freed.
+    fn poll_first(
+        &mut self,
+        cx: &mut Context<'_>,
+        rank: Rank,
+    ) -> Poll<Option<Result<(Value, u64), RmaError>>> {
+        let mut asked = 0;
+        for each in self.calls.iter_mut().take(AT_ONCE) {
+            match each.call.poll_asked_if(cx, self.memory.guard()) {
+                Poll::Ready(Ok(())) => asked += 1,
+                // Nothing of it can succeed any more.
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(self.memory.or_freed(error, rank)))),
+                Poll::Pending => break,
+            }
         }
+        let Some(first) = self.calls.front_mut() else { return Poll::Ready(None) };
+        if asked == 0 {
+            return Poll::Pending;
+        }
+        let answer = ready!(Pin::new(&mut first.call).poll(cx));
+        let bytes = first.bytes;
+        self.calls.pop_front();
+        Poll::Ready(Some(answer.map(|value| (value, bytes)).map_err(|error| call_to_rma(error, rank))))
     }
-    let Some(first) = calls.front_mut() else { return Poll::Ready(None) };
-    let answer = ready!(Pin::new(&mut first.call).poll(cx));
-    let bytes = first.bytes;
-    calls.pop_front();
-    Poll::Ready(Some((answer, bytes)))
 }
 
 fn call_to_rma(error: CallError, rank: Rank) -> RmaError {
@@ -65,18 +78,29 @@ impl Memory {
         if held < now { Err(Fault::StaleHandle { rank, held, now }.into()) } else { Ok(()) }
     }
 
+    /// Whether requests may be sent: asked in the context that sends them.
+    fn guard(self: &Arc<Self>) -> impl Fn() -> bool + Clone + Send + 'static + use<> {
+        let memory = self.clone();
+        move || memory.still_there().is_ok()
+    }
+
+    /// Why a request was not sent.
+    fn or_freed(&self, error: CallError, rank: Rank) -> RmaError {
+        self.still_there().err().unwrap_or_else(|| call_to_rma(error, rank))
+    }
+
     fn layouts(&self, rank: Rank) -> Result<&LayoutAccess, RmaError> {
         self.layouts.as_ref().ok_or(RmaError::Unreachable(rank))
     }
 
     /// Copies to mapped memory now, or packs; returns what there is to be sent.
     #[inline]
-    fn put_typed(
-        &self,
+    fn put_typed<'w>(
+        self: &'w Arc<Self>,
         thresholds: &Thresholds,
         (rank, to): (Rank, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
-    ) -> Result<Calls<'_>, TypedError> {
+    ) -> Result<Calls<'w>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
@@ -91,13 +115,13 @@ impl Memory {
 
     /// Packs for the owner of the memory.
     #[cold]
-    fn pack(
-        &self,
+    fn pack<'w>(
+        self: &'w Arc<Self>,
         part: &Part,
         to: &Layout<'_>,
         source: &[u8],
         from: &Layout<'_>,
-    ) -> Result<Calls<'_>, TypedError> {
+    ) -> Result<Calls<'w>, TypedError> {
         let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
@@ -110,7 +134,8 @@ impl Memory {
             let request = request(part, to, first, all.min(first + put_chunk(to)));
             let end = first + request.bytes;
             let lent = run.filter(|_| starting).and_then(|run| run.get(first as usize..end as usize));
-            let lent = lent.and_then(|bytes| layouts.put_lent(part.rank, &program, &request, bytes));
+            let lent =
+                lent.and_then(|bytes| layouts.put_lent(part.rank, &program, &request, bytes, self.guard()));
             let call = if let Some(call) = lent {
                 machine.skip(request.bytes);
                 call
@@ -119,8 +144,8 @@ impl Memory {
                 let mut call = layouts.put(part.rank, &program, &request, packed)?;
                 if starting {
                     // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
-                    match call.poll_asked(&mut Context::from_waker(Waker::noop())) {
-                        Poll::Ready(asked) => asked.map_err(|error| call_to_rma(error, part.rank))?,
+                    match call.poll_asked_if(&mut Context::from_waker(Waker::noop()), self.guard()) {
+                        Poll::Ready(asked) => asked.map_err(|error| self.or_freed(error, part.rank))?,
                         Poll::Pending => starting = false,
                     }
                 }
@@ -130,7 +155,7 @@ impl Memory {
             starting &= calls.len() < AT_ONCE;
             first = end;
         }
-        Ok((!calls.is_empty()).then(|| Box::new(calls)))
+        Ok((!calls.is_empty()).then(|| Box::new(Requests { memory: self, calls })))
     }
 }
 
@@ -348,11 +373,11 @@ impl PutTyped<'_> {
     #[cold]
     fn poll_calls(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
         while let Some(calls) = &mut self.calls {
-            match ready!(poll_first(calls, cx)) {
-                Some((Ok(_), _)) => {}
-                Some((Err(error), _)) => {
+            match ready!(calls.poll_first(cx, self.rank)) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
                     self.calls = None;
-                    return Poll::Ready(Err(call_to_rma(error, self.rank).into()));
+                    return Poll::Ready(Err(error.into()));
                 }
                 None => self.calls = None,
             }
@@ -384,8 +409,7 @@ struct Remote<'w> {
     /// Unpacks what comes.
     machine: Machine,
     program: Bytes,
-    /// Requests that have not ended, in order.
-    calls: VecDeque<Asked<'w>>,
+    requests: Requests<'w>,
     asked: u64,
     all: u64,
 }
@@ -428,7 +452,8 @@ impl<'w, S: Element> GetTyped<'w, S> {
         let all = distinct(part, checked((&to, into.len() as u64), (&from, part.len))?)?;
         let program = self.from.datatype.to_bytes().into();
         let machine = Machine::new(&to)?;
-        self.remote = Some(Box::new(Remote { machine, program, calls: VecDeque::new(), asked: 0, all }));
+        let requests = Requests { memory: self.memory, calls: VecDeque::new() };
+        self.remote = Some(Box::new(Remote { machine, program, requests, asked: 0, all }));
         Ok(all == 0)
     }
 
@@ -436,19 +461,19 @@ impl<'w, S: Element> GetTyped<'w, S> {
         let (memory, rank) = (self.memory, self.rank);
         let Some(remote) = self.remote.as_mut() else { return Poll::Ready(Ok(())) };
         loop {
-            while remote.calls.len() < AT_ONCE && remote.asked < remote.all {
+            while remote.requests.calls.len() < AT_ONCE && remote.asked < remote.all {
                 let part = memory.check(rank.index(), rank, 0, 0)?;
                 memory.is_current(part)?;
                 let end = remote.all.min(remote.asked + chunk(remote.program.len()));
                 let request = request(part, &self.from.layout(), remote.asked, end);
                 let call = memory.layouts(rank)?.get(part.rank, &remote.program, &request);
-                remote.calls.push_back(Asked { call, bytes: request.bytes });
+                remote.requests.calls.push_back(Asked { call, bytes: request.bytes });
                 remote.asked += request.bytes;
             }
-            let Some((answer, wanted)) = ready!(poll_first(&mut remote.calls, cx)) else {
+            let Some(answer) = ready!(remote.requests.poll_first(cx, rank)) else {
                 return Poll::Ready(Ok(()));
             };
-            let value = answer.map_err(|error| call_to_rma(error, rank))?;
+            let (value, wanted) = answer?;
             if value.as_bytes().len() as u64 != wanted {
                 return Poll::Ready(Err(RmaError::from(Fault::PeerCorrupt(rank)).into()));
             }
