@@ -64,13 +64,13 @@ impl std::fmt::Display for Collective {
 #[non_exhaustive]
 pub enum Fault {
     /// The peer's process exited without leaving the job, or its connection is gone.
-    #[error("peer {0} is lost: its process ended without leaving the job")]
+    #[error("peer {0} is lost: its process ended without leaving the job, or its connection is gone")]
     PeerLost(Rank),
     /// The peer left the job in order.
     #[error("peer {0} has left the job")]
     PeerClosed(Rank),
-    /// The peer wrote something impossible into its own lane and was cut off.
-    #[error("peer {0} is corrupt: it wrote an impossible record into its lane and was cut off")]
+    /// The peer wrote something impossible, sent without credit, or asked without end and took no answers, and was cut off.
+    #[error("peer {0} is corrupt: it sent what no rank of a job sends, and was cut off")]
     PeerCorrupt(Rank),
     /// The operation's own deadline passed; it may still take effect.
     #[error("the operation's deadline passed")]

@@ -188,6 +188,38 @@ pub fn bytes_are_credited_too<H: Harness>(harness: H) {
     log.check(from, to, &messages);
 }
 
+/// Senders that have waited for credit have no more bytes outstanding together than one that has not.
+pub fn waiting_senders_have_no_more_bytes_outstanding_than_there_are<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| {
+        setup.config.credits = 100;
+        setup.config.credit_bytes = 1000;
+    });
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let mut outboxes: Vec<Outbox> = (0..30u8)
+        .map(|task| Outbox::new(from, [Message::new(Rank(1), ProtocolId(0), vec![task; 200])]))
+        .collect();
+    let mut most: u64 = 0;
+    world.until("everything arrives", |world| {
+        outboxes.iter_mut().for_each(|outbox| outbox.pump(world));
+        let kept: u64 = keeper.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum();
+        most = most.max(kept);
+        // At first as much as there is; then what comes back in one grant.
+        if kept >= if most < 1000 { 1000 } else { 500 } {
+            world.a_while();
+            while keeper.len(Rank(0)) > 0 {
+                let credit = keeper.take(Rank(0));
+                world.enter(to, |scope| scope.consumed(credit));
+            }
+        }
+        log.len() == outboxes.len() && outboxes.iter().all(Outbox::is_done)
+    });
+    assert!((1000..1200).contains(&most), "{most} bytes were outstanding");
+}
+
 /// Several tasks that send to one peer in one protocol with one credit, over a full lane: none starves.
 pub fn waiters_for_one_credit_all_get_their_turn<H: Harness>(harness: H) {
     let mut world = World::with(harness, 2, |setup| {

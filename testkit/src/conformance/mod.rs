@@ -135,6 +135,7 @@ macro_rules! conformance_suite {
             flow::a_slow_receiver_slows_its_sender_only,
             flow::one_credit_allows_one_outstanding_message,
             flow::bytes_are_credited_too,
+            flow::waiting_senders_have_no_more_bytes_outstanding_than_there_are,
             flow::waiters_for_one_credit_all_get_their_turn,
             flow::flush_ends_when_everything_was_handled,
             requests::every_request_is_answered_with_its_own_answer,
