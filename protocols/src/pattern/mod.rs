@@ -11,9 +11,10 @@ use crate::fifo::Fifo;
 use crate::window::Memory;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{PatternError, Scope};
-use posthaste_core::{Handle, PatternId};
+use posthaste_core::{Handle, PatternId, RmaError};
 use recorder::Keep;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A recorded pattern. Peers, sizes and places are fixed by the recording; the payload is read afresh from its
 /// regions at each replay. Dropping it unregisters it; replays that were started go on to their ends.
@@ -172,7 +173,12 @@ impl Pattern {
     /// Whether all its windows are there; once per replay, not once per operation.
     #[inline]
     fn check(&self) -> Result<(), PatternError> {
-        still_there(&self.windows)
+        for window in &self.windows {
+            if !window.alive.load(Ordering::Relaxed) {
+                return Err(RmaError::NoSuchWindow(window.id).into());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -103,6 +103,7 @@ impl<'p, F: Face> Replay<'p, F> {
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
         if let State::Start = self.state {
             ready!(budget::proceed(cx));
+            self.pattern.check()?;
             let (id, handle) =
                 ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
             if self.info.is_some() {
@@ -110,7 +111,7 @@ impl<'p, F: Face> Replay<'p, F> {
             }
             let info = self.info.as_ref().and_then(|info| info.as_ref().as_ref().ok());
             self.state = match self.face.enter(|engine| {
-                self.pattern.check()?;
+                super::still_there(&self.pattern.windows)?;
                 start(&mut engine.scope(), id, info, handle)
             }) {
                 Ok(started) => started?,

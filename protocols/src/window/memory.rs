@@ -165,6 +165,8 @@ pub(crate) struct Memory {
     pub parts: Box<[Part]>,
     /// Cleared when it is freed.
     pub alive: AtomicBool,
+    /// What was begun before it ended has been started: nothing is any more. Set in the context that starts it.
+    ended: AtomicBool,
     pub size: u32,
     /// Which part is this rank's own; of a region none counts as that.
     pub(super) own: usize,
@@ -189,10 +191,16 @@ impl std::fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// Whether an operation may still be started: in the context that starts it, where whoever frees the memory comes behind it
-    /// or is seen here.
+    /// Whether an operation may still be started: asked in the context that starts it. Whoever frees the memory comes behind it
+    /// there, and waits for it, or is seen here.
     pub(crate) fn still_there(&self) -> Result<(), RmaError> {
-        if self.alive.load(Ordering::SeqCst) { Ok(()) } else { Err(RmaError::NoSuchWindow(self.id)) }
+        if self.ended.load(Ordering::Relaxed) { Err(RmaError::NoSuchWindow(self.id)) } else { Ok(()) }
+    }
+
+    /// From here on nothing is started: behind what was posted to the context before.
+    fn end_in_context(self: &Arc<Self>) {
+        let memory = self.clone();
+        self.handle.post_run(move |_| memory.ended.store(true, Ordering::Relaxed));
     }
 
     /// The part of a rank, if the access lies within it.
@@ -247,6 +255,7 @@ impl Memory {
                 gates: home.gates.clone(),
                 parts: home.parts.iter().zip(keys).map(|(part, key)| part.at(*key)).collect(),
                 alive: AtomicBool::new(true),
+                ended: AtomicBool::new(false),
                 size: home.size,
                 own: home.own,
                 device: home.device.clone(),
@@ -294,17 +303,19 @@ impl Memory {
 
     /// Nothing is started on it any more, whichever view of it this is. Returns the contexts through which it was used, or none
     /// if it was ended before.
-    pub(super) fn end(&self) -> Option<Vec<Handle>> {
+    pub(super) fn end(self: &Arc<Self>) -> Option<Vec<Handle>> {
         if let Some(home) = &self.home {
             return home.end();
         }
         if !self.alive.swap(false, Ordering::SeqCst) {
             return None;
         }
+        self.end_in_context();
         let mut contexts = vec![self.handle.clone()];
         for view in lock(&self.views).iter() {
             if let Some(live) = view.live.upgrade() {
                 live.alive.store(false, Ordering::SeqCst);
+                live.end_in_context();
             }
             contexts.push(view.keys.handle.clone());
         }
@@ -342,8 +353,23 @@ impl Made {
         let parts = parts.map(|(remote, key)| Part::new(remote, *key, &device, &handle)).collect();
         let bytes = remotes.get(own).map_or(0, |part| part.len);
         tracing::debug!(me = %handle.me(), window = %id, parts = remotes.len(), bytes, "window made");
-        let (alive, _keys, home, views) = (AtomicBool::new(true), Some(keys), None, Mutex::default());
-        Arc::new(Memory { id, handle, gates, parts, alive, size, own, device, layouts, _keys, home, views })
+        let (alive, ended) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (_keys, home, views) = (Some(keys), None, Mutex::default());
+        Arc::new(Memory {
+            id,
+            handle,
+            gates,
+            parts,
+            alive,
+            ended,
+            size,
+            own,
+            device,
+            layouts,
+            _keys,
+            home,
+            views,
+        })
     }
 }
 
