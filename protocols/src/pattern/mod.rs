@@ -11,10 +11,9 @@ use crate::fifo::Fifo;
 use crate::window::Memory;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{PatternError, Scope};
-use posthaste_core::{Handle, PatternId, RmaError};
+use posthaste_core::{Handle, PatternId};
 use recorder::Keep;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A recorded pattern. Peers, sizes and places are fixed by the recording; the payload is read afresh from its
 /// regions at each replay. Dropping it unregisters it; replays that were started go on to their ends.
@@ -169,20 +168,9 @@ impl Pattern {
     pub fn replay_on<'p, F: Face>(&'p self, face: &'p F) -> Replay<'p, F> {
         Replay::new(self, face)
     }
-
-    /// Whether all its windows are there; once per replay, not once per operation.
-    #[inline]
-    fn check(&self) -> Result<(), PatternError> {
-        for window in &self.windows {
-            if !window.alive.load(Ordering::Relaxed) {
-                return Err(RmaError::NoSuchWindow(window.id).into());
-            }
-        }
-        Ok(())
-    }
 }
 
-/// Whether a replay may still be started, as [`Memory::still_there`] says.
+/// Whether a replay may still be started, as [`Memory::still_there`] says: once per replay, not once per operation.
 fn still_there(windows: &[Arc<Memory>]) -> Result<(), PatternError> {
     windows.iter().try_for_each(|window| Ok(window.still_there()?))
 }

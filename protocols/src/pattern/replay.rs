@@ -103,7 +103,6 @@ impl<'p, F: Face> Replay<'p, F> {
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
         if let State::Start = self.state {
             ready!(budget::proceed(cx));
-            self.pattern.check()?;
             let (id, handle) =
                 ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
             if self.info.is_some() {

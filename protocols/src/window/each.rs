@@ -1,7 +1,8 @@
 //! Many atomic operations by one call.
 
-use super::atomic::{Access, Word, Words};
+use super::atomic::{Access, Word};
 use super::memory::Aim;
+use super::words::Words;
 use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, WordOp};
 use posthaste_core::{Rank, RmaError};

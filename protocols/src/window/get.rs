@@ -1,12 +1,11 @@
 //! Gets: one element, or consecutive ones into a slice or a buffer.
 
-use super::{Element, Memory, Stage};
-use crate::operation::{Pending, Way};
+use super::{Element, Memory, Part, Stage};
+use crate::operation::Way;
 use posthaste_core::budget;
-use posthaste_core::context::Face;
 use posthaste_core::engine::Rma;
 use posthaste_core::slot::Value;
-use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope};
+use posthaste_core::{Fault, Rank, RmaError};
 use std::any::Any;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -51,7 +50,7 @@ impl<'w> Fetch<'w> {
     fn poll_value(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Start = self.stage {
             match ready!(self.poll_now(cx, into))? {
-                Some((remote, rank)) => self.start_slowly(remote, rank, None),
+                Some(part) => self.start_slowly(part, None),
                 None => return Poll::Ready(Ok(None)),
             }
         }
@@ -64,7 +63,7 @@ impl<'w> Fetch<'w> {
         &mut self,
         cx: &mut Context<'_>,
         into: &mut [u8],
-    ) -> Poll<Result<Option<(usize, Rank)>, RmaError>> {
+    ) -> Poll<Result<Option<&'w Part>, RmaError>> {
         ready!(budget::proceed(cx));
         self.count = into.len() as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, self.count)?;
@@ -73,7 +72,7 @@ impl<'w> Fetch<'w> {
             budget::spend_on(budget::ACCESS, into.len());
             return Poll::Ready(Ok(None));
         }
-        Poll::Ready(Ok(Some((part.remote, part.rank))))
+        Poll::Ready(Ok(Some(part)))
     }
 
     /// As [`poll_value`](Self::poll_value), into a buffer whose memory may go along with a long get.
@@ -84,10 +83,10 @@ impl<'w> Fetch<'w> {
     ) -> Poll<Result<Option<Value>, RmaError>> {
         if let Stage::Start = self.stage {
             match ready!(self.poll_now(cx, buffer.as_mut_slice().as_mut_bytes()))? {
-                Some((remote, rank)) => {
+                Some(part) => {
                     let long = self.count >= WORTH_GIVING;
                     let spare = if long { bytes_of(buffer).map(std::mem::take) } else { None };
-                    self.start_slowly(remote, rank, spare);
+                    self.start_slowly(part, spare);
                 }
                 None => return Poll::Ready(Ok(None)),
             }
@@ -96,17 +95,9 @@ impl<'w> Fetch<'w> {
     }
 
     #[cold]
-    fn start_slowly(&mut self, remote: usize, rank: Rank, spare: Option<Vec<u8>>) {
-        let handle = self.memory.handle.clone();
-        let target = Endpoint::new(rank, handle.me().context);
-        let (offset, count) = (self.offset, self.count);
-        let (owner, memory) = (handle.clone(), self.memory.clone());
-        self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
-            memory.still_there()?;
-            let get = spare.map_or(Rma::Get(count), |memory| Rma::GetGiven(memory, count));
-            let started = scope.rma(target, remote, offset, get)?;
-            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(count)))
-        }));
+    fn start_slowly(&mut self, part: &Part, spare: Option<Vec<u8>>) {
+        let get = spare.map_or(Rma::Get(self.count), |memory| Rma::GetGiven(memory, self.count));
+        self.stage = self.memory.start(part, self.offset, get, self.count);
     }
 
     #[cold]

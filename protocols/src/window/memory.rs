@@ -1,9 +1,11 @@
 //! The memory of windows and regions: whose it is, how each part of it is reached, and its views through other contexts.
 
+use super::Stage;
 use crate::datatype::LayoutAccess;
+use crate::operation::Pending;
 use posthaste_core::context::Face;
 use posthaste_core::device::{RemoteMemory, Rouse};
-use posthaste_core::engine::Gates;
+use posthaste_core::engine::{Gates, Rma};
 use posthaste_core::memory::{SharedSlice, SharedWords, WordLen, Words as _};
 use posthaste_core::sync::lock;
 use posthaste_core::{ContextId, Device, Endpoint, Handle, Rank, RmaError, Scope, WindowId};
@@ -195,6 +197,17 @@ impl Memory {
     /// there, and waits for it, or is seen here.
     pub(crate) fn still_there(&self) -> Result<(), RmaError> {
         if self.ended.load(Ordering::Relaxed) { Err(RmaError::NoSuchWindow(self.id)) } else { Ok(()) }
+    }
+
+    /// Starts what cannot be done at once, where the context has its turn.
+    pub(super) fn start(self: &Arc<Self>, part: &Part, offset: u64, rma: Rma<'static>, moved: u64) -> Stage {
+        let (memory, remote) = (self.clone(), part.remote);
+        let target = Endpoint::new(part.rank, self.handle.me().context);
+        Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
+            memory.still_there()?;
+            let started = scope.rma(target, remote, offset, rma)?;
+            Ok(started.map(|ticket| Pending::new(memory.handle.clone(), ticket, None, None).moving(moved)))
+        }))
     }
 
     /// From here on nothing is started: behind what was posted to the context before.

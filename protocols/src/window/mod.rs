@@ -10,8 +10,9 @@ mod put;
 mod region;
 mod signal;
 mod typed;
+mod words;
 
-pub use atomic::{AtomicFetch, AtomicUpdate, Word, Words};
+pub use atomic::{AtomicFetch, AtomicUpdate, Word};
 pub use each::{FetchEach, UpdateEach, WordIndex, WordUpdate};
 pub use get::{Get, GetInto, GetTo};
 pub(crate) use group::WindowHome;
@@ -20,6 +21,7 @@ pub use put::{One, Put, PutCopy, PutElement, PutSlice};
 pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
+pub use words::Words;
 
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, PART_BYTES};

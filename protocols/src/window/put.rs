@@ -2,11 +2,10 @@
 
 use super::{Element, Memory, Stage};
 use crate::buffer::{Buffer, Kind};
-use crate::operation::{Pending, Way};
+use crate::operation::Way;
 use posthaste_core::budget;
-use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, Rma};
-use posthaste_core::{Endpoint, Rank, RmaError, Scope};
+use posthaste_core::{Rank, RmaError};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -337,17 +336,8 @@ impl<'w> Put<'w> {
     fn start_slowly(&mut self) -> Result<(), RmaError> {
         let len = self.payload.as_ref().map_or(0, Buffer::len) as u64;
         let part = self.memory.check(self.part, self.rank, self.offset, len)?;
-        let (remote, rank) = (part.remote, part.rank);
-        let handle = self.memory.handle.clone();
-        let target = Endpoint::new(rank, handle.me().context);
         let payload = self.payload.take().map(Buffer::into_bytes).unwrap_or_default();
-        let offset = self.offset;
-        let (owner, memory) = (handle.clone(), self.memory.clone());
-        self.stage = Stage::Posted(handle.post(move |scope: &mut Scope<'_>| {
-            memory.still_there()?;
-            let started = scope.rma(target, remote, offset, Rma::Put(Payload::Owned(payload)))?;
-            Ok(started.map(|ticket| Pending::new(owner, ticket, None, None).moving(len)))
-        }));
+        self.stage = self.memory.start(part, self.offset, Rma::Put(Payload::Owned(payload)), len);
         Ok(())
     }
 }

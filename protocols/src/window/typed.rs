@@ -43,9 +43,9 @@ impl Requests<'_> {
         cx: &mut Context<'_>,
         rank: Rank,
     ) -> Poll<Option<Result<(Value, u64), RmaError>>> {
-        let mut asked = 0;
+        let (mut asked, may) = (0, self.memory.guard());
         for each in self.calls.iter_mut().take(AT_ONCE) {
-            match each.call.poll_asked_if(cx, self.memory.guard()) {
+            match each.call.poll_asked_if(cx, &may) {
                 Poll::Ready(Ok(())) => asked += 1,
                 // Nothing of it can succeed any more.
                 Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(self.memory.or_freed(error, rank)))),
@@ -144,7 +144,7 @@ impl Memory {
                 let mut call = layouts.put(part.rank, &program, &request, packed)?;
                 if starting {
                     // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
-                    match call.poll_asked_if(&mut Context::from_waker(Waker::noop()), self.guard()) {
+                    match call.poll_asked_if(&mut Context::from_waker(Waker::noop()), &self.guard()) {
                         Poll::Ready(asked) => asked.map_err(|error| self.or_freed(error, part.rank))?,
                         Poll::Pending => starting = false,
                     }

@@ -1,0 +1,253 @@
+//! A request under way: sent, then awaited.
+
+use crate::buffer::Buffer;
+use crate::operation::Pending;
+use crate::send::{Envelope, Started, start};
+use posthaste_core::budget;
+use posthaste_core::context::{Begun, Face, Posted, begin};
+use posthaste_core::engine::Wait;
+use posthaste_core::slot::{Ticket, Value};
+use posthaste_core::{CallError, Fault, Handle, Scope, SendError};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll, ready};
+use std::time::Duration;
+
+#[derive(Debug)]
+enum State {
+    Start(Wait),
+    Posted(Posted<(Asked, Option<Buffer>)>),
+    Later(Pending),
+    Waiting(Pending),
+}
+
+#[derive(Debug)]
+enum Asked {
+    Sent(Pending),
+    Later(Pending),
+    Failed(SendError),
+}
+
+/// A request. Ready with the reply's bytes.
+///
+/// # Cancel safety
+/// Dropped before the request was sent, nothing happens. Dropped later, the request is handled and the reply is
+/// dropped when it comes.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use std::time::Duration;
+/// let shout = job.service_inline("shout", |request, _| {
+///     let mark = String::from_utf8_lossy(request.info()).into_owned();
+///     Ok((request.text() + &mark).into())
+/// })?;
+/// let call = shout.call_bytes(job.rank(), "hello").info(b"!").deadline(Duration::from_secs(5));
+/// assert_eq!(call.await?.as_bytes(), b"hello!");
+/// # job.leave().await
+/// # }
+/// ```
+#[must_use = "a call does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Call<'f, F: Face> {
+    face: &'f F,
+    envelope: Envelope,
+    payload: Option<Buffer>,
+    deadline: Option<u64>,
+    state: State,
+}
+
+impl<F: Face> Unpin for Call<'_, F> {}
+
+impl<'f, F: Face> Call<'f, F> {
+    /// A request that goes out when it is first polled.
+    pub(super) fn new(face: &'f F, envelope: Envelope, payload: Buffer) -> Self {
+        Self { face, envelope, payload: Some(payload), deadline: None, state: State::Start(Wait::Await) }
+    }
+
+    /// A request that went out already and is awaited under this ticket.
+    pub(super) fn asked(face: &'f F, envelope: Envelope, ticket: Ticket) -> Self {
+        let pending = Pending::new(Handle::of(face), ticket, None, None);
+        Self { face, envelope, payload: None, deadline: None, state: State::Waiting(pending) }
+    }
+
+    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Some(Handle::of(self.face).deadline_after(after));
+        self
+    }
+
+    /// Adds message info: up to 112 bytes that travel beside the request.
+    pub fn info(mut self, info: &[u8]) -> Self {
+        self.envelope.info = Some(info.into());
+        self
+    }
+}
+
+/// Sends the request under a ticket of its own.
+#[inline]
+fn ask(
+    scope: &mut Scope<'_>,
+    envelope: &Envelope,
+    payload: &mut Option<Buffer>,
+    wait: Wait,
+    handle: impl FnOnce() -> Handle,
+    deadline: Option<u64>,
+) -> Asked {
+    let bytes = payload.as_ref().map_or(0, Buffer::len);
+    if envelope.target.rank.0 >= scope.shape().ranks {
+        let size = scope.shape().ranks;
+        return Asked::Failed(SendError::UnknownRank { rank: envelope.target.rank, size });
+    }
+    let ticket = match scope.operation(Some(envelope.target.rank)) {
+        Ok(ticket) => ticket,
+        Err(fault) => return Asked::Failed(fault.into()),
+    };
+    let started = start(scope, envelope, ticket.to_word(), payload, wait);
+    if matches!(started, Started::Done | Started::Queued(_)) {
+        scope.note_request(ticket, envelope.protocol, bytes);
+        if let Started::Queued(queued) = started {
+            // The reply says all: nobody waits for the sending alone.
+            scope.detach(queued);
+        }
+        return Asked::Sent(Pending::new(handle(), ticket, None, deadline));
+    }
+    scope.complete(ticket, Ok(Value::Unit));
+    scope.detach(ticket);
+    match started {
+        Started::Later(later, wait) => Asked::Later(Pending::new(handle(), later, Some(wait), deadline)),
+        Started::Failed(error) => Asked::Failed(error),
+        _ => Asked::Failed(Fault::Shutdown.into()),
+    }
+}
+
+impl<F: Face> Call<'_, F> {
+    /// The first poll of a short request with nothing in its way: asks and spins for the reply in one go. `None`: the
+    /// slow way goes on from the state as it is now.
+    #[inline]
+    fn ask_now(&mut self, cx: &mut TaskContext<'_>) -> Option<Poll<Result<Value, CallError>>> {
+        if !matches!(self.state, State::Start(Wait::Await))
+            || self.deadline.is_some()
+            || self.envelope.info.is_some()
+        {
+            return None;
+        }
+        let payload = self.payload.as_ref()?.word()?;
+        if budget::proceed(cx).is_pending() {
+            return Some(Poll::Pending);
+        }
+        let (target, protocol) = (self.envelope.target, self.envelope.protocol);
+        let begun = begin(self.face, |scope| scope.request_word(target, protocol, payload).ok_or(()));
+        match begun {
+            Some(Begun::Ended(outcome)) => {
+                budget::spend(budget::MESSAGE);
+                self.payload = None;
+                Some(Poll::Ready(outcome.map_err(CallError::from)))
+            }
+            Some(Begun::Pending(ticket)) => {
+                budget::spend(budget::MESSAGE);
+                self.payload = None;
+                self.state = State::Waiting(Pending::new(Handle::of(self.face), ticket, None, None));
+                None
+            }
+            Some(Begun::Not(())) | None => None,
+        }
+    }
+}
+
+impl<F: Face> Future for Call<'_, F> {
+    type Output = Result<Value, CallError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        match self.ask_now(cx) {
+            Some(done) => done,
+            None => self.poll_slowly(cx),
+        }
+    }
+}
+
+impl<F: Face> Call<'_, F> {
+    #[cold]
+    fn poll_slowly(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
+        ready!(self.poll_asked(cx)?);
+        match &mut self.state {
+            State::Waiting(pending) => pending.poll(self.face, cx).map_err(CallError::from),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Sends the request; ready once it is on its way, before the reply is there. For those who have several.
+    pub(crate) fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
+        self.poll_asked_if(cx, &|| true)
+    }
+
+    /// As [`poll_asked`](Self::poll_asked), unless something forbids it: asked in the context, whenever it is sent.
+    pub(crate) fn poll_asked_if<C>(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        may: &C,
+    ) -> Poll<Result<(), CallError>>
+    where
+        C: Fn() -> bool + Clone + Send + 'static,
+    {
+        let this = self;
+        loop {
+            let asked = match &mut this.state {
+                State::Start(wait) => {
+                    let wait = *wait;
+                    // A promise is used at once: nobody would give it back if this were dropped here.
+                    if matches!(wait, Wait::Await) {
+                        ready!(budget::proceed(cx));
+                    }
+                    let (face, envelope, payload, deadline) =
+                        (this.face, &this.envelope, &mut this.payload, this.deadline);
+                    let asked = face.enter(|engine| {
+                        if !may() {
+                            return Asked::Failed(Fault::Shutdown.into());
+                        }
+                        ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
+                    });
+                    budget::spend(budget::MESSAGE);
+                    match asked {
+                        Ok(asked) => asked,
+                        Err(_) => {
+                            let (handle, envelope, mut payload) =
+                                (Handle::of(face), envelope.clone(), payload.take());
+                            let may = may.clone();
+                            this.state = State::Posted(face.post(move |scope| {
+                                let asked = if may() {
+                                    ask(scope, &envelope, &mut payload, wait, || handle, deadline)
+                                } else {
+                                    Asked::Failed(Fault::Shutdown.into())
+                                };
+                                (asked, payload)
+                            }));
+                            continue;
+                        }
+                    }
+                }
+                State::Posted(posted) => {
+                    let (asked, payload) = ready!(posted.poll(cx));
+                    this.payload = payload;
+                    asked
+                }
+                State::Later(pending) => match ready!(pending.poll(this.face, cx)) {
+                    Ok(_) => {
+                        this.state = State::Start(pending.wait.unwrap_or(Wait::Await));
+                        continue;
+                    }
+                    Err(fault) => return Poll::Ready(Err(fault.into())),
+                },
+                State::Waiting(_) => return Poll::Ready(Ok(())),
+            };
+            match asked {
+                Asked::Sent(pending) => this.state = State::Waiting(pending),
+                Asked::Later(pending) => this.state = State::Later(pending),
+                Asked::Failed(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
