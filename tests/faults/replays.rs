@@ -2,8 +2,32 @@
 
 use crate::support::{barrier_before_death, options, run, soon};
 use futures::future::join_all;
-use posthaste::{Fault, Message, PatternError, Rank, Scope};
+use posthaste::{Counter, Fault, Job, Message, PatternError, Rank, Scope};
 use std::time::{Duration, Instant};
+
+/// Survivors tell each other that they have seen the death before one of them leaves: who had not heard of it would be told
+/// of the leave.
+struct Survivors {
+    word: posthaste::ActiveMessage,
+    told: Counter,
+}
+
+impl Survivors {
+    fn new(job: &Job) -> Self {
+        let told = job.counter();
+        let count = told.clone();
+        let word = job.register("seen", move |_: Message<'_>, _: &mut Scope<'_>| count.add(1)).unwrap();
+        Self { word, told }
+    }
+
+    async fn leave(self, job: Job, dead: Rank) {
+        for rank in job.ranks().filter(|rank| *rank != dead) {
+            self.word.send(rank, b"").await.unwrap();
+        }
+        soon("the survivors' words", self.told.reach(job.size() as u64 - 1)).await;
+        job.leave().await.unwrap();
+    }
+}
 
 #[test]
 fn fault_replays_to_a_killed_rank_end_with_its_loss_and_the_others_part_is_done() {
@@ -99,6 +123,7 @@ fn fault_a_pattern_of_a_freed_window_is_refused_and_replays_before_it_are_done()
 fn fault_a_killed_rank_ends_a_persistent_collective_on_all_members() {
     run(6, options().body_leaves().killed(3), async |job| {
         use posthaste::Reduce;
+        let survivors = Survivors::new(&job);
         let world = job.world();
         let mut sum = job.persistent().all_reduce::<f64>(&world, 500, &Reduce::sum()).await.unwrap();
         let start = Instant::now();
@@ -121,13 +146,14 @@ fn fault_a_killed_rank_ends_a_persistent_collective_on_all_members() {
         // It stays so, and nobody waits.
         let again = soon("a later use", sum.run(&mut [0.0; 500])).await.unwrap_err();
         assert_eq!(again, posthaste::persistent::PersistentError::Fault(Fault::PeerLost(Rank(3))));
-        job.leave().await.unwrap();
+        survivors.leave(job, Rank(3)).await;
     });
 }
 
 #[test]
 fn fault_a_killed_rank_ends_a_persistent_exchange_on_all_members() {
     run(5, options().body_leaves().killed(2), async |job| {
+        let survivors = Survivors::new(&job);
         let mut exchange = job.persistent().all_to_all::<u64>(&job.world(), 3_000).await.unwrap();
         let (give, start) = (vec![7; 15_000], Instant::now());
         let mut take = vec![0; 15_000];
@@ -146,6 +172,6 @@ fn fault_a_killed_rank_ends_a_persistent_exchange_on_all_members() {
         }
         let again = soon("a later use", exchange.run(&give, &mut take)).await.unwrap_err();
         assert_eq!(again, posthaste::persistent::PersistentError::Fault(Fault::PeerLost(Rank(2))));
-        job.leave().await.unwrap();
+        survivors.leave(job, Rank(2)).await;
     });
 }

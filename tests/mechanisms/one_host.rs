@@ -3,7 +3,7 @@
 use crate::support::lines::Lines;
 use crate::support::{options, others, run, soon};
 use posthaste::datatype::{Datatype, Layout};
-use posthaste::{Message, Messager, Rank, Scope};
+use posthaste::{FifoOptions, Message, Messager, Rank, Scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -154,6 +154,41 @@ fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
                     break;
                 }
             }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w02_words_of_a_long_put_through_a_fifo_are_whole() {
+    run(2, options(), async |job| {
+        const LEN: usize = 256 << 10;
+        let window = job.shmalloc::<u8>(LEN).await.unwrap();
+        let done = job.shmalloc::<u32>(1).await.unwrap();
+        if job.rank() == Rank(0) {
+            let source = job.region(LEN).await.unwrap();
+            let fifo = job.fifo(FifoOptions { quantum: 4096, ..FifoOptions::default() }).await.unwrap();
+            // From within a word to within another: the parts that it goes in are none of the caller's business.
+            let pattern =
+                fifo.record(|r| r.put(&window, Rank(1), 3, source.slice(0..LEN - 8))).await.unwrap();
+            for round in 0..200 {
+                source.write(0, &vec![[0x11, 0xee][round % 2]; LEN]).unwrap();
+                soon("a replay", pattern.replay()).await.unwrap();
+            }
+            done.atomic_store(Rank(1), 0, 1).await.unwrap();
+        } else {
+            let words = window.words::<u64>();
+            let mut torn = Vec::new();
+            while torn.is_empty() && done.load(0) == Some(0) {
+                for at in (8..LEN as u64 - 8).step_by(8) {
+                    let word = words.load(job.rank(), at).await.unwrap();
+                    if word != word.rotate_left(8) {
+                        torn.push((at, word));
+                    }
+                }
+            }
+            soon("the end", done.wait_until(0, |done| done == 1)).await.unwrap();
+            assert_eq!(torn, [], "parts of words");
         }
         job.barrier().await.unwrap();
     });

@@ -54,7 +54,8 @@ fn may_be_string(to: *const u8, from: *const u8) -> bool {
     alike(to, from) && has_fast_strings()
 }
 
-/// Copies `len` bytes, at least 64. Words of a range that begins at a word, and has whole ones only, are moved as a whole.
+/// Copies `len` bytes, at least 64. Words of a range that begins at a word, and has whole ones only, are moved as a whole, and
+/// once: an atomic operation between two stores of one word would be undone.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -143,41 +144,37 @@ unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX-512.
 unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: every access but the last is at an offset below len - 64, the last one at len - 64.
+    let end = len - len % LINE;
+    // SAFETY: every access is of 64 bytes from an offset below `end` on, and behind it of what is left.
     unsafe {
         asm!(
-            "vmovdqu64 zmm17, [{from} + {last}]",
             "xor {at:e}, {at:e}",
             "2:",
-            "cmp {at}, {last}",
-            "jae 3f",
             "vmovdqu64 zmm16, [{from} + {at}]",
             "vmovdqu64 [{to} + {at}], zmm16",
             "add {at}, 64",
-            "jmp 2b",
-            "3:",
-            "vmovdqu64 [{to} + {last}], zmm17",
+            "cmp {at}, {end}",
+            "jb 2b",
             from = in(reg) from,
             to = in(reg) to,
-            last = in(reg) len - 64,
+            end = in(reg) end,
             at = out(reg) _,
             out("zmm16") _,
-            out("zmm17") _,
             options(nostack)
         );
+        short(to.add(end), from.add(end), len - end);
     }
 }
 
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64.
 unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the loop accesses 64 bytes from offsets below len - 64 on, and what is behind it those from len - 64 on.
+    let end = len - len % LINE;
+    // SAFETY: every access is within 64 bytes from an offset below `end` on, and behind it of what is left.
     unsafe {
         asm!(
             "xor {at:e}, {at:e}",
             "2:",
-            "cmp {at}, {last}",
-            "cmovae {at}, {last}",
             "movdqu {a}, [{from} + {at}]",
             "movdqu {b}, [{from} + {at} + 16]",
             "movdqu {c}, [{from} + {at} + 32]",
@@ -191,8 +188,7 @@ unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
             "jb 2b",
             from = in(reg) from,
             to = in(reg) to,
-            last = in(reg) len - 64,
-            end = in(reg) len,
+            end = in(reg) end,
             at = out(reg) _,
             a = out(xmm_reg) _,
             b = out(xmm_reg) _,
@@ -200,6 +196,7 @@ unsafe fn copy_narrow(to: *mut u8, from: *const u8, len: usize) {
             d = out(xmm_reg) _,
             options(nostack)
         );
+        short(to.add(end), from.add(end), len - end);
     }
 }
 

@@ -4,7 +4,7 @@ use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::protocol::{Credit, Flow};
-use posthaste_core::{ProtocolId, Rank};
+use posthaste_core::{Endpoint, ProtocolId, Rank};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -105,6 +105,17 @@ impl Keeper {
         let at = kept.iter().position(|credit| credit.endpoint.rank == from).expect("one is kept");
         kept.remove(at).expect("just found")
     }
+
+    fn bytes(&self) -> u64 {
+        self.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum()
+    }
+
+    fn consume_all<H: Harness>(&self, world: &mut World<H>, at: Endpoint) {
+        while self.len(Rank(0)) > 0 {
+            let credit = self.take(Rank(0));
+            world.enter(at, |scope| scope.consumed(credit));
+        }
+    }
 }
 
 /// With one credit no sender has more than one message outstanding; other protocols and senders are not affected.
@@ -155,9 +166,9 @@ pub fn one_credit_allows_one_outstanding_message<H: Harness>(harness: H) {
     free_log.check(a, to, &others);
 }
 
-/// A sender may have only so many payload bytes outstanding.
-pub fn bytes_are_credited_too<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 2, |setup| {
+/// Two ranks whose credit is more messages and 1000 bytes, and who keeps what arrives.
+fn with_thousand_bytes<H: Harness>(harness: H) -> (World<H>, Log, Keeper) {
+    let world = World::with(harness, 2, |setup| {
         setup.config.credits = 100;
         setup.config.credit_bytes = 1000;
     });
@@ -165,6 +176,12 @@ pub fn bytes_are_credited_too<H: Harness>(harness: H) {
     for rank in world.ranks() {
         world.register(rank, keeper.probe("kept", &log));
     }
+    (world, log, keeper)
+}
+
+/// A sender may have only so many payload bytes outstanding.
+pub fn bytes_are_credited_too<H: Harness>(harness: H) {
+    let (mut world, log, keeper) = with_thousand_bytes(harness);
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     let messages: Vec<_> = (0..40).map(|n| Message::filled(from, to, ProtocolId(0), n, 0, 60 + n)).collect();
     let mut outbox = Outbox::new(from, messages.clone());
@@ -172,15 +189,12 @@ pub fn bytes_are_credited_too<H: Harness>(harness: H) {
     let mut seen = 0;
     world.until("everything arrives", |world| {
         outbox.pump(world);
-        let kept: u64 = keeper.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum();
+        let kept = keeper.bytes();
         assert!(kept <= most, "{kept} bytes are outstanding");
         // Consume late, so that the limit is met each time.
         if outbox.is_waiting() && kept >= 500 && world.random.chance(5) {
             seen += 1;
-            while keeper.len(Rank(0)) > 0 {
-                let credit = keeper.take(Rank(0));
-                world.enter(to, |scope| scope.consumed(credit));
-            }
+            keeper.consume_all(world, to);
         }
         log.len() == messages.len() && outbox.is_done()
     });
@@ -190,14 +204,7 @@ pub fn bytes_are_credited_too<H: Harness>(harness: H) {
 
 /// Senders that have waited for credit have no more bytes outstanding together than one that has not.
 pub fn waiting_senders_have_no_more_bytes_outstanding_than_there_are<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 2, |setup| {
-        setup.config.credits = 100;
-        setup.config.credit_bytes = 1000;
-    });
-    let (log, keeper) = (Log::default(), Keeper::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("kept", &log));
-    }
+    let (mut world, log, keeper) = with_thousand_bytes(harness);
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     let mut outboxes: Vec<Outbox> = (0..30u8)
         .map(|task| Outbox::new(from, [Message::new(Rank(1), ProtocolId(0), vec![task; 200])]))
@@ -205,15 +212,12 @@ pub fn waiting_senders_have_no_more_bytes_outstanding_than_there_are<H: Harness>
     let mut most: u64 = 0;
     world.until("everything arrives", |world| {
         outboxes.iter_mut().for_each(|outbox| outbox.pump(world));
-        let kept: u64 = keeper.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum();
+        let kept = keeper.bytes();
         most = most.max(kept);
         // At first as much as there is; then what comes back in one grant.
         if kept >= if most < 1000 { 1000 } else { 500 } {
             world.a_while();
-            while keeper.len(Rank(0)) > 0 {
-                let credit = keeper.take(Rank(0));
-                world.enter(to, |scope| scope.consumed(credit));
-            }
+            keeper.consume_all(world, to);
         }
         log.len() == outboxes.len() && outboxes.iter().all(Outbox::is_done)
     });

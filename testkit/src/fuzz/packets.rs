@@ -10,6 +10,8 @@ use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
 use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
+#[cfg(test)]
+use posthaste_core::slot::SlotPool;
 use posthaste_core::sync::LightFence;
 use posthaste_core::wire;
 use posthaste_core::{
@@ -31,6 +33,20 @@ struct Made {
     info: Vec<u8>,
     body: Vec<u8>,
     short: bool,
+}
+
+impl Made {
+    /// As a rank makes it that plays by the rules.
+    fn honest(rank: u32, protocol: u16, body: &[u8]) -> Self {
+        Self {
+            source: Endpoint::new(Rank(rank), ContextId(0)),
+            protocol: ProtocolId(protocol),
+            cookie: 0,
+            info: Vec::new(),
+            body: body.to_vec(),
+            short: true,
+        }
+    }
 }
 
 /// A port that delivers what it is given, and takes so many sends.
@@ -187,65 +203,104 @@ fn memory() -> Arc<dyn Memory> {
     Arc::new(Pages(Mutex::default()))
 }
 
+/// An engine of rank 0, to which peers say things.
+struct Scene {
+    arrived: Arc<Mutex<VecDeque<Made>>>,
+    told: Arc<Mutex<Vec<Fault>>>,
+    engine: Engine,
+    #[cfg(test)]
+    slots: Arc<SlotPool>,
+}
+
+impl Scene {
+    /// Its port takes so many sends.
+    fn new(
+        ranks: u32,
+        room: usize,
+        protocols: impl IntoIterator<Item = Arc<dyn Protocol>>,
+        config: EngineConfig,
+    ) -> Self {
+        let registry = Arc::new(Registry::default());
+        for protocol in protocols {
+            registry.register(protocol).expect("a new name");
+        }
+        let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        let (engine, _slots) = Engine::new(
+            Box::new(Scripted { arrived: arrived.clone(), room }),
+            EngineParts {
+                me: Endpoint::new(Rank(0), ContextId(0)),
+                shape: JobShape { ranks, clients: 1, contexts: 1 },
+                caps: Caps::send_only("scripted", 256).into(),
+                config,
+                registry,
+                controls: Arc::default(),
+                gates: Arc::new(Gates::new(ranks as usize, LightFence::Full)),
+                memory: memory(),
+                errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
+                now: 0,
+            },
+        );
+        Self {
+            arrived,
+            told,
+            engine,
+            #[cfg(test)]
+            slots: _slots,
+        }
+    }
+
+    /// What comes with the next advance.
+    fn push(&self, made: Made) {
+        self.arrived.lock().expect("one thread").push_back(made);
+    }
+
+    fn told(&self) -> Vec<Fault> {
+        self.told.lock().expect("one thread").clone()
+    }
+}
+
+#[cfg(test)]
+impl Scene {
+    fn with_info(&mut self, rank: u32, protocol: u16, cookie: u64, info: &[u8], body: &[u8]) {
+        self.push(Made { cookie, info: info.to_vec(), ..Made::honest(rank, protocol, body) });
+        self.engine.advance(16);
+    }
+
+    fn say(&mut self, rank: u32, protocol: u16, cookie: u64, body: &[u8]) {
+        self.with_info(rank, protocol, cookie, &[], body);
+    }
+}
+
+/// What declares a protocol.
+fn declaration(index: u16, flow: u8, name: &[u8]) -> Vec<u8> {
+    [&0u64.to_le_bytes()[..], &index.to_le_bytes(), &[flow, 0], name].concat()
+}
+
 /// Two peers send packets of any kind: no panic, and a peer that breaks the rules is cut off alone.
 pub fn packets(data: &[u8]) {
     let mut input = Input(data);
-    let shape = JobShape { ranks: 3, clients: 1, contexts: 1 };
-    let me = Endpoint::new(Rank(0), ContextId(0));
-    let registry = Arc::new(Registry::default());
-    for (name, flow, chooses) in [
+    let protocols = [
         ("a", Flow::Inline, false),
         ("b", Flow::Credited, false),
         ("c", Flow::Replied, false),
         ("d", Flow::Inline, true),
         ("e", Flow::Credited, true),
-    ] {
-        registry.register(Arc::new(Taker { name, flow, chooses })).expect("a new name");
-    }
-    let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
-    let faults = told.clone();
-    let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
-    let port = Scripted { arrived: arrived.clone(), room: usize::from(input.byte()) };
-    let (mut engine, _slots) = Engine::new(
-        Box::new(port),
-        EngineParts {
-            me,
-            shape,
-            caps: Caps::send_only("scripted", 256).into(),
-            config: EngineConfig {
-                credits: 4,
-                credit_bytes: 1024,
-                fifo_slots: 8,
-                max_message: MAX_MESSAGE,
-                get_window: 512,
-                ..EngineConfig::default()
-            },
-            registry,
-            controls: Arc::default(),
-            gates: Arc::new(Gates::new(3, LightFence::Full)),
-            memory: memory(),
-            errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
-            now: 0,
-        },
-    );
+    ];
+    let protocols = protocols
+        .map(|(name, flow, chooses)| -> Arc<dyn Protocol> { Arc::new(Taker { name, flow, chooses }) });
+    let config = EngineConfig {
+        credits: 4,
+        credit_bytes: 1024,
+        fifo_slots: 8,
+        max_message: MAX_MESSAGE,
+        get_window: 512,
+        ..EngineConfig::default()
+    };
+    let mut scene = Scene::new(3, usize::from(input.byte()), protocols, config);
     // Rank 2 plays by the rules: it declares a protocol and sends in it.
-    let honest = |protocol: u16, body: &[u8]| Made {
-        source: Endpoint::new(Rank(2), ContextId(0)),
-        protocol: ProtocolId(protocol),
-        cookie: 0,
-        info: Vec::new(),
-        body: body.to_vec(),
-        short: true,
-    };
-    let declare = |index: u16, flow: u8, name: &[u8]| {
-        let mut body = 0u64.to_le_bytes().to_vec();
-        body.extend_from_slice(&index.to_le_bytes());
-        body.extend_from_slice(&[flow, 0]);
-        body.extend_from_slice(name);
-        body
-    };
-    let push = |made: Made| arrived.lock().expect("one thread").push_back(made);
-    push(honest(wire::DECLARE, &declare(0, 0, b"a")));
+    scene.push(Made::honest(2, wire::DECLARE, &declaration(0, 0, b"a")));
     let mut sent = 0;
     let mut number = 0;
     while !input.is_empty() && number < 200 {
@@ -258,7 +313,7 @@ pub fn packets(data: &[u8]) {
         // Mostly right in form, so that what follows from it is reached.
         let body = match (input.byte() % 8, protocol) {
             (0..6, wire::DECLARE) => {
-                declare(u16::from(input.byte() % 8), input.byte() % 4, &[b'a' + input.byte() % 8])
+                declaration(u16::from(input.byte() % 8), input.byte() % 4, &[b'a' + input.byte() % 8])
             }
             (0..3, wire::GET) => {
                 info.clear();
@@ -301,21 +356,20 @@ pub fn packets(data: &[u8]) {
                 input.take(len).to_vec()
             }
         };
-        let source = Endpoint::new(Rank(1), ContextId(0));
-        push(Made { source, protocol: ProtocolId(protocol), cookie, info, body, short: shape % 5 != 0 });
+        scene.push(Made { cookie, info, short: shape % 5 != 0, ..Made::honest(1, protocol, &body) });
         if number % 4 == 0 {
-            push(honest(wire::FIRST_USER, b"honest"));
+            scene.push(Made::honest(2, wire::FIRST_USER, b"honest"));
             sent += 1;
         }
-        engine.advance(16);
+        scene.engine.advance(16);
     }
-    while engine.advance(64) > 0 {}
-    let stats = *engine.stats();
+    while scene.engine.advance(64) > 0 {}
+    let stats = *scene.engine.stats();
     assert_eq!(stats.panics, 0, "a handler has found something wrong");
-    let told = told.lock().expect("one thread").clone();
+    let told = scene.told();
     assert!(!told.contains(&Fault::PeerCorrupt(Rank(2))), "{told:?}");
     assert!(stats.messages_received >= sent, "the honest rank's messages are missing");
-    engine.run(Work::Shutdown);
+    scene.engine.run(Work::Shutdown);
 }
 
 #[cfg(test)]
@@ -328,45 +382,16 @@ mod tests {
     use posthaste_core::device::RemoteMemory;
     use posthaste_core::engine::Rma;
     use posthaste_core::memory::AtomicOp;
-    use posthaste_core::slot::SlotPool;
 
     #[test]
     fn what_a_peer_sends_after_it_broke_the_rules_does_not_count() {
-        let registry = Arc::new(Registry::default());
-        registry
-            .register(Arc::new(Taker { name: "a", flow: Flow::Inline, chooses: false }))
-            .expect("a new name");
-        let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
-        let (mut engine, _slots) = Engine::new(
-            Box::new(Scripted { arrived: arrived.clone(), room: 16 }),
-            EngineParts {
-                me: Endpoint::new(Rank(0), ContextId(0)),
-                shape: JobShape { ranks: 2, clients: 1, contexts: 1 },
-                caps: Caps::send_only("scripted", 256).into(),
-                config: EngineConfig::default(),
-                registry,
-                controls: Arc::default(),
-                gates: Arc::new(Gates::new(2, LightFence::Full)),
-                memory: memory(),
-                errors: None,
-                now: 0,
-            },
-        );
+        let taker = Taker { name: "a", flow: Flow::Inline, chooses: false };
+        let mut scene = Scene::new(2, 16, [Arc::new(taker) as _], EngineConfig::default());
         let mut send = |protocol: u16, body: &[u8]| {
-            arrived.lock().expect("one thread").push_back(Made {
-                source: Endpoint::new(Rank(1), ContextId(0)),
-                protocol: ProtocolId(protocol),
-                cookie: 0,
-                info: Vec::new(),
-                body: body.to_vec(),
-                short: true,
-            });
-            engine.advance(16);
-            (engine.stats().messages_received, engine.scope().fault_of(Rank(1)))
+            scene.say(1, protocol, 0, body);
+            (scene.engine.stats().messages_received, scene.engine.scope().fault_of(Rank(1)))
         };
-        let mut declare = 0u64.to_le_bytes().to_vec();
-        declare.extend_from_slice(&[0, 0, 0, 0, b'a']);
-        send(wire::DECLARE, &declare);
+        send(wire::DECLARE, &declaration(0, 0, b"a"));
         assert_eq!(send(wire::FIRST_USER, &[1; 8]), (1, None));
         let corrupt = Some(Fault::PeerCorrupt(Rank(1)));
         assert_eq!(send(wire::GRANT, &[7; 3]), (1, corrupt), "a grant of three bytes");
@@ -375,73 +400,33 @@ mod tests {
         }
     }
 
-    /// Says things to an engine.
-    struct Sayer {
-        arrived: Arc<Mutex<VecDeque<Made>>>,
-        engine: Engine,
-    }
-
-    impl Sayer {
-        fn with_info(&mut self, rank: u32, protocol: u16, cookie: u64, info: &[u8], body: &[u8]) {
-            self.arrived.lock().expect("one thread").push_back(Made {
-                source: Endpoint::new(Rank(rank), ContextId(0)),
-                protocol: ProtocolId(protocol),
-                cookie,
-                info: info.to_vec(),
-                body: body.to_vec(),
-                short: true,
-            });
-            self.engine.advance(16);
-        }
-
-        fn say(&mut self, rank: u32, protocol: u16, cookie: u64, body: &[u8]) {
-            self.with_info(rank, protocol, cookie, &[], body);
-        }
-    }
-
-    /// An engine with a put and a get at rank 2 under way, to which peers say things.
-    fn with_accesses(say: impl FnOnce(&mut Sayer, [Ticket; 2], &SlotPool)) -> Vec<Fault> {
-        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
-        let faults = told.clone();
-        let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
-        let (mut engine, slots) = Engine::new(
-            Box::new(Scripted { arrived: arrived.clone(), room: 16 }),
-            EngineParts {
-                me: Endpoint::new(Rank(0), ContextId(0)),
-                shape: JobShape { ranks: 3, clients: 1, contexts: 1 },
-                caps: Caps::send_only("scripted", 256).into(),
-                config: EngineConfig::default(),
-                registry: Arc::default(),
-                controls: Arc::default(),
-                gates: Arc::new(Gates::new(3, LightFence::Full)),
-                memory: memory(),
-                errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
-                now: 0,
-            },
-        );
+    /// With a put and a get at rank 2 under way.
+    fn with_accesses(say: impl FnOnce(&mut Scene, [Ticket; 2])) -> Vec<Fault> {
+        let mut scene = Scene::new(3, 16, [], EngineConfig::default());
         let memory = RemoteMemory { rank: Rank(2), offset: 0, len: 64, mapped: None, incarnation: 0 };
-        let key = engine.scope().table().remote.insert(memory);
+        let mut scope = scene.engine.scope();
+        let key = scope.table().remote.insert(memory);
         let target = Endpoint::new(Rank(2), ContextId(0));
         let accesses = [Rma::Put(Payload::Borrowed(&[1; 40])), Rma::Get(16)];
-        let tickets = accesses
-            .map(|rma| engine.scope().rma(target, key, 0, rma).expect("in range").expect("nobody answered"));
-        say(&mut Sayer { arrived, engine }, tickets, &slots);
-        told.lock().expect("one thread").clone()
+        let tickets =
+            accesses.map(|rma| scope.rma(target, key, 0, rma).expect("in range").expect("nobody answered"));
+        say(&mut scene, tickets);
+        scene.told()
     }
 
     #[test]
     fn an_acknowledgement_or_an_answer_ends_nothing_of_another_peer() {
         for (protocol, cookie, body) in [(wire::PUT_DONE, 1, &[][..]), (wire::GET_DATA, 0, &[7; 16])] {
-            let told = with_accesses(|say, tickets, slots| {
+            let told = with_accesses(|say, tickets| {
                 say.say(1, protocol, cookie, body);
                 assert!(
-                    tickets.iter().all(|ticket| slots.take(*ticket).is_none()),
+                    tickets.iter().all(|ticket| say.slots.take(*ticket).is_none()),
                     "rank 1 was asked for nothing"
                 );
                 say.say(2, wire::PUT_DONE, 1, &[]);
                 say.say(2, wire::GET_DATA, 0, &[7; 16]);
-                assert!(slots.take(tickets[0]).expect("done").is_ok());
-                assert_eq!(slots.take(tickets[1]).expect("answered").expect("well").as_bytes(), [7; 16]);
+                assert!(say.slots.take(tickets[0]).expect("done").is_ok());
+                assert_eq!(say.slots.take(tickets[1]).expect("answered").expect("well").as_bytes(), [7; 16]);
             });
             assert_eq!(told, [Fault::PeerCorrupt(Rank(1))]);
         }
@@ -467,7 +452,7 @@ mod tests {
                 (64, &[add, 8], &body[..15], true),
                 (64, &[add, 8], &[], true),
             ] {
-                let told = with_accesses(|say, _, _| say.with_info(1, fetch, place, info, body));
+                let told = with_accesses(|say, _| say.with_info(1, fetch, place, info, body));
                 let corrupt = [Fault::PeerCorrupt(Rank(1))];
                 assert_eq!(told, if cut { &corrupt[..] } else { &[] }, "{fetch} {place} {info:?} {body:?}");
             }
@@ -476,7 +461,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_more_old_values_than_may_be_asked_for_is_cut_off() {
-        let told = with_accesses(|say, _, _| {
+        let told = with_accesses(|say, _| {
             // The port takes 16 packets; what is answered behind them is kept, up to the window.
             for _ in 0..100_000 {
                 say.with_info(1, wire::GET, 64, &[AtomicOp::Add as u8, 8], &[1; 16]);
@@ -498,23 +483,23 @@ mod tests {
             (wire::GET, 0, &u64::MAX.to_le_bytes()),
             (wire::GET, 0, &(4u64 << 20).to_le_bytes()),
         ] {
-            let told = with_accesses(|say, tickets, slots| {
+            let told = with_accesses(|say, tickets| {
                 say.say(2, protocol, cookie, body);
                 for ticket in tickets {
-                    let fault = slots.take(ticket).expect("it ended with its peer").expect_err("badly");
+                    let fault = say.slots.take(ticket).expect("it ended with its peer").expect_err("badly");
                     assert_eq!(fault, Fault::PeerCorrupt(Rank(2)));
                 }
             });
             assert_eq!(told, [Fault::PeerCorrupt(Rank(2))], "{protocol} {cookie} {body:?}");
         }
-        let told = with_accesses(|say, tickets, slots| {
+        let told = with_accesses(|say, tickets| {
             say.say(2, wire::PUT_DONE, 1, code);
-            let refused = slots.take(tickets[0]).expect("refused").expect_err("there is no such memory");
+            let refused = say.slots.take(tickets[0]).expect("refused").expect_err("there is no such memory");
             assert_eq!(refused, Fault::NoSuchMemory(Rank(2)));
             // Absurd places are refused, too, and cut nobody off.
             say.say(1, wire::PUT, u64::MAX - 3, &[1; 8]);
             say.say(1, wire::GET, u64::MAX - 3, &8u64.to_le_bytes());
-            assert!(slots.take(tickets[1]).is_none());
+            assert!(say.slots.take(tickets[1]).is_none());
         });
         assert_eq!(told, []);
     }

@@ -220,7 +220,7 @@ impl State {
 }
 
 /// The length of the next part: at most `most`, and so that no word of the memory lies in two parts, if that is possible.
-fn cut(offset: u64, left: u64, most: u64) -> u64 {
+pub(super) fn cut(offset: u64, left: u64, most: u64) -> u64 {
     if left <= most {
         return left;
     }

@@ -1,5 +1,6 @@
 //! Replays: runs go to the device as they lie in the buffer; what it has no room for waits as a `Jump`.
 
+use super::super::oversend::cut;
 use super::super::{FifoId, Scope, State};
 use super::store::{FIXED_INFO, info_slots, read_info};
 use super::{PatternError, ReplayStart};
@@ -312,11 +313,11 @@ impl Scope<'_> {
     /// Injects the next bytes of a long put or get, as far as the budget goes; it is done with the last one.
     fn inject_part(&mut self, access: &Descriptor, inside: &mut u64, budget: &mut u64) -> (Stop, bool) {
         let left = access.len - *inside;
-        // Whole words, so that none lies in two parts.
-        let len = if left <= *budget { left } else { (*budget & !63).max(64).min(left) };
+        let offset = access.offset + *inside;
+        let len = if left <= *budget { left } else { cut(offset, left, (*budget & !63).max(64)) };
         let part = Descriptor {
             len,
-            offset: access.offset + *inside,
+            offset,
             source: [access.source[0], access.source[1] + *inside],
             ticket: if len == left { access.ticket } else { 0 },
             ..*access

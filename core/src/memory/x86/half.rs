@@ -5,8 +5,8 @@
 //! named as changed.
 
 use super::super::strided::Run;
-use super::alike;
 use super::stream::{AHEAD, BLOCK};
+use super::{LINE, alike, short};
 use std::arch::asm;
 
 /// `asm!` that may change every vector register.
@@ -29,54 +29,58 @@ pub(super) fn is_there() -> bool {
     std::is_x86_feature_detected!("avx2")
 }
 
+/// Bytes that one round of the long loop moves.
+const ROUND: usize = 128;
+
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX2.
 #[inline]
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: as promised by the caller.
-    unsafe { if len <= 128 { copy_few(to, from, len) } else { copy_many(to, from, len) } }
+    // A store that crosses a line costs two: a long loop begins at the target's next border of 32 bytes. Where words of the
+    // source lie differently, that would divide them.
+    let head = if len > 2 * ROUND && alike(to, from) { to.align_offset(32) } else { 0 };
+    let rounds = (len - head) / ROUND;
+    let done = head + rounds * ROUND;
+    let line = (len - done) / LINE * LINE;
+    // SAFETY: the head, which is shorter than the range, the rounds behind it, a line of which the rest has more, and what is
+    // left then.
+    unsafe {
+        short(to, from, head);
+        if rounds > 0 {
+            copy_rounds(to.add(head), from.add(head), rounds);
+        }
+        if line > 0 {
+            copy_line(to.add(done), from.add(done));
+        }
+        let done = done + line;
+        short(to.add(done), from.add(done), len - done);
+    }
 }
 
 /// # Safety
-/// Both ranges must be valid for `len` bytes, 64 to 128; the processor must have AVX2.
+/// Both addresses must be valid for 64 bytes; the processor must have AVX2.
 #[inline]
-unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: two registers from the start, and two up to the end.
+unsafe fn copy_line(to: *mut u8, from: *const u8) {
+    // SAFETY: as promised by the caller.
     unsafe {
         vectors!(
             "vmovdqu ymm0, [{from}]",
             "vmovdqu ymm1, [{from} + 32]",
-            "vmovdqu ymm2, [{from} + {last}]",
-            "vmovdqu ymm3, [{from} + {last} + 32]",
             "vmovdqu [{to}], ymm0",
             "vmovdqu [{to} + 32], ymm1",
-            "vmovdqu [{to} + {last}], ymm2",
-            "vmovdqu [{to} + {last} + 32], ymm3",
             ;
             from = in(reg) from,
             to = in(reg) to,
-            last = in(reg) len - 64,
         );
     }
 }
 
 /// # Safety
-/// Both ranges must be valid for `len` bytes, more than 128; the processor must have AVX2.
-unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
-    // The first register goes where the target begins, the loop on from its next 32 bytes' border, and the last 128 bytes
-    // up to its end: a store that crosses a line costs two. Where words of the source lie differently, that would divide them.
-    let head = if alike(to, from) { 32 - to as usize % 32 } else { 32 };
-    // SAFETY: the first 32 bytes; blocks of 128 bytes at offsets below len - 128; and the last 128.
+/// Both ranges must be valid for so many rounds, at least one; the processor must have AVX2.
+unsafe fn copy_rounds(to: *mut u8, from: *const u8, rounds: usize) {
+    // SAFETY: every access is at an offset below that of the end.
     unsafe {
         vectors!(
-            "vmovdqu ymm8, [{from}]",
-            "vmovdqu ymm4, [{from} + {last}]",
-            "vmovdqu ymm5, [{from} + {last} + 32]",
-            "vmovdqu ymm6, [{from} + {last} + 64]",
-            "vmovdqu ymm7, [{from} + {last} + 96]",
-            "vmovdqu [{to}], ymm8",
-            "cmp {at}, {last}",
-            "jae 3f",
             "2:",
             "vmovdqu ymm0, [{from} + {at}]",
             "vmovdqu ymm1, [{from} + {at} + 32]",
@@ -87,18 +91,13 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize) {
             "vmovdqu [{to} + {at} + 64], ymm2",
             "vmovdqu [{to} + {at} + 96], ymm3",
             "add {at}, 128",
-            "cmp {at}, {last}",
+            "cmp {at}, {end}",
             "jb 2b",
-            "3:",
-            "vmovdqu [{to} + {last}], ymm4",
-            "vmovdqu [{to} + {last} + 32], ymm5",
-            "vmovdqu [{to} + {last} + 64], ymm6",
-            "vmovdqu [{to} + {last} + 96], ymm7",
             ;
             from = in(reg) from,
             to = in(reg) to,
-            last = in(reg) len - 128,
-            at = inout(reg) head => _,
+            at = inout(reg) 0usize => _,
+            end = in(reg) rounds * ROUND,
         );
     }
 }

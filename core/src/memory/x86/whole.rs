@@ -3,7 +3,7 @@
 
 use super::super::copy::{copy_from_shared, copy_to_fresh, copy_to_shared};
 use super::*;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 type Loop = unsafe fn(*mut u8, *const u8, usize);
 
@@ -111,6 +111,72 @@ fn words_of_a_source_are_never_taken_in_parts() {
         current.store(0, Ordering::Relaxed);
         assert!(torn.is_none(), "a part of a word: {torn:?}");
     });
+}
+
+/// The words that [`look_at_words`] looks at, how many they are, and how often it found one that was just stored.
+static LOOKED_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+static LOOKED_AT_WORDS: AtomicUsize = AtomicUsize::new(0);
+static FOUND: AtomicUsize = AtomicUsize::new(0);
+
+/// Comes behind each instruction, and changes each word that was stored, as another processor's atomic operation might.
+extern "C" fn look_at_words(_: libc::c_int) {
+    let words = LOOKED_AT.load(Ordering::Relaxed);
+    for at in 0..LOOKED_AT_WORDS.load(Ordering::Relaxed) {
+        // SAFETY: the words are there as long as this is called, and others make atomic accesses to them only, but for the copy
+        // of this very thread, which stands still.
+        let word = unsafe { &*words.add(at) };
+        if word.compare_exchange(SECOND, FIRST, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            FOUND.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An atomic operation between two stores of one word would be undone: each word of a target is stored once. Seen by going
+/// through the loops instruction by instruction.
+#[test]
+fn words_of_a_target_are_stored_once() {
+    /// Changes the trap flag: while it is set, each instruction is followed by a signal.
+    macro_rules! trap {
+        ($change:literal) => {
+            // SAFETY: pushes and pops the flags; the red zone is spared, as this does not say `nostack`.
+            unsafe { asm!("pushfq", $change, "popfq") }
+        };
+    }
+    // SAFETY: a handler that touches atomics only; the old one comes back at the end.
+    let before = unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = look_at_words as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGTRAP, &action, &mut before), 0);
+        before
+    };
+    let target: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+    let source = [SECOND as u8; 64 * 8];
+    let (mut copies, mut wrong) = (0, Vec::new());
+    for (name, by) in loops() {
+        for words in 8..45 {
+            for (place, shift) in [(0, 0), (1, 1), (3, 5), (4, 0), (7, 3)] {
+                target.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+                FOUND.store(0, Ordering::Relaxed);
+                LOOKED_AT.store(target[place..].as_ptr().cast_mut(), Ordering::Relaxed);
+                LOOKED_AT_WORDS.store(words, Ordering::Relaxed);
+                let (to, from) = (target[place..].as_ptr().cast::<u8>().cast_mut(), source[shift..].as_ptr());
+                trap!("or qword ptr [rsp], 0x100");
+                // SAFETY: inside both; nobody else looks at the words but the handler.
+                unsafe { by(to, from, words * 8) };
+                trap!("and qword ptr [rsp], -0x101");
+                LOOKED_AT_WORDS.store(0, Ordering::Relaxed);
+                copies += 1;
+                let found = FOUND.load(Ordering::Relaxed);
+                if found != words {
+                    wrong.push((name, words, place, shift, found));
+                }
+            }
+        }
+    }
+    // SAFETY: what was there before.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGTRAP, &before, std::ptr::null_mut()) }, 0);
+    assert!(wrong.is_empty(), "stored otherwise than once in {} of {copies}: {wrong:?}", wrong.len());
 }
 
 /// Ranges that begin and end within words: those between are whole, to readers of a target and to those who copy out of a

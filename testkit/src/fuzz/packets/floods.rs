@@ -37,42 +37,14 @@ struct Came {
 
 /// Rank 1 declares the protocol `name` with the flow, and sends the packet so many times; the port takes a few answers.
 fn flooded(name: u8, flow: Flow, times: usize, (protocol, cookie, body): (u16, u64, &[u8])) -> Came {
-    let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
-    let (faults, handled) = (told.clone(), Arc::new(AtomicUsize::new(0)));
-    let registry = Arc::new(Registry::default());
-    registry.register(Arc::new(Keeper { flow, handled: handled.clone() })).expect("a new name");
-    let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
-    let (mut engine, _slots) = Engine::new(
-        Box::new(Scripted { arrived: arrived.clone(), room: 4 }),
-        EngineParts {
-            me: Endpoint::new(Rank(0), ContextId(0)),
-            shape: JobShape { ranks: 2, clients: 1, contexts: 1 },
-            caps: Caps::send_only("scripted", 256).into(),
-            config: EngineConfig { credit_bytes: 1 << 20, answer_bytes: 1000, ..EngineConfig::default() },
-            registry,
-            controls: Arc::default(),
-            gates: Arc::new(Gates::new(2, LightFence::Full)),
-            memory: memory(),
-            errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
-            now: 0,
-        },
-    );
-    engine.scope().declare_ready();
-    let mut say = |protocol: u16, cookie: u64, body: &[u8]| {
-        arrived.lock().expect("one thread").push_back(Made {
-            source: Endpoint::new(Rank(1), ContextId(0)),
-            protocol: ProtocolId(protocol),
-            cookie,
-            info: Vec::new(),
-            body: body.to_vec(),
-            short: true,
-        });
-        engine.advance(16);
-    };
-    say(wire::DECLARE, 0, &[&[0; 8], &[0, 0, flow as u8, 0][..], &[name]].concat());
-    (0..times).for_each(|_| say(protocol, cookie, body));
-    let told = told.lock().expect("one thread").clone();
-    Came { handled: handled.load(Ordering::Relaxed), queued: engine.stats().queued, told }
+    let handled = Arc::new(AtomicUsize::new(0));
+    let keeper = Keeper { flow, handled: handled.clone() };
+    let config = EngineConfig { credit_bytes: 1 << 20, answer_bytes: 1000, ..EngineConfig::default() };
+    let mut scene = Scene::new(2, 4, [Arc::new(keeper) as _], config);
+    scene.engine.scope().declare_ready();
+    scene.say(1, wire::DECLARE, 0, &declaration(0, flow as u8, &[name]));
+    (0..times).for_each(|_| scene.say(1, protocol, cookie, body));
+    Came { handled: handled.load(Ordering::Relaxed), queued: scene.engine.stats().queued, told: scene.told() }
 }
 
 const CUT_OFF: [Fault; 1] = [Fault::PeerCorrupt(Rank(1))];
