@@ -34,7 +34,7 @@ const ROUND: usize = 128;
 
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX2.
-#[inline]
+#[inline(never)]
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // A store that crosses a line costs two: a long loop begins at the target's next border of 32 bytes. Where words of the
     // source lie differently, that would divide them.
