@@ -171,6 +171,8 @@ pub(crate) struct Hub {
     news: Mutex<Option<PeerNews>>,
     runtime: OnceLock<Handle>,
     closing: AtomicBool,
+    /// It ends as by a crash: no port says goodbye, whichever thread moves it meanwhile.
+    aborted: AtomicBool,
     given_up: AtomicBool,
     moved: Notify,
     connected: Notify,
@@ -199,6 +201,7 @@ impl Hub {
             news: Mutex::new(None),
             runtime: OnceLock::new(),
             closing: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             moved: Notify::new(),
             connected: Notify::new(),
@@ -526,6 +529,11 @@ impl Hub {
         }
     }
 
+    /// Whether ports say goodbye.
+    pub fn is_leaving(&self) -> bool {
+        self.is_closing() && !self.aborted.load(Ordering::Acquire)
+    }
+
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
@@ -569,6 +577,7 @@ impl Hub {
 
     /// Ends all tasks and all connections at once, as the end of the process would.
     pub fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
         self.closing.store(true, Ordering::Release);
         let (streams, tasks) = {
             let mut table = lock(&self.table);

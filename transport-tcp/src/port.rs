@@ -200,7 +200,7 @@ impl Port for TcpPort {
             events += self.drain_links(budget, sink);
         }
         // Whoever is on its way through the door is to hear that this rank leaves.
-        if self.hub.is_closing() && self.tx.close() && !self.hub.has_open(self.context) {
+        if self.hub.is_leaving() && self.tx.close() && !self.hub.has_open(self.context) {
             self.hub.port_closed(self.context);
         }
         events += self.tx.flush_touched();
@@ -227,7 +227,7 @@ impl Port for TcpPort {
             return false;
         }
         // A device that closes ends its connections step by step.
-        let closing = self.hub.is_closing() && self.tx.can_close_more();
+        let closing = self.hub.is_leaving() && self.tx.can_close_more();
         let bell = self.hub.door(self.context).bell.clone();
         if closing || bell.alarm().set().is_err() {
             return false;
