@@ -143,7 +143,7 @@ unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
 
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX-512.
-// The loops are calls: what copies a word at once is a fifth to a third slower where they are built into it.
+// The loops are calls: what copies a single word was a third slower where they were built into it.
 #[inline(never)]
 unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
     let end = len - len % LINE;

@@ -42,8 +42,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     let rounds = (len - head) / ROUND;
     let done = head + rounds * ROUND;
     let line = (len - done) / LINE * LINE;
-    // SAFETY: the head, which is shorter than the range, the rounds behind it, a line of which the rest has more, and what is
-    // left then.
+    // SAFETY: head, rounds, line and rest follow each other and make up the range; the rest is shorter than a line.
     unsafe {
         short(to, from, head);
         if rounds > 0 {
