@@ -72,6 +72,27 @@ impl Incoming<'_> {
     }
 }
 
+/// A message of one word without info, as it comes out of a record.
+#[derive(Debug)]
+pub struct ArrivedWord {
+    pub(crate) payload: [u8; 8],
+    pub(crate) source: Endpoint,
+    pub(crate) protocol: ProtocolId,
+    pub(crate) life: u16,
+    pub(crate) cookie: u64,
+}
+
+impl ArrivedWord {
+    /// The message. To be made where it is looked at: one that is moved has to wait for its own stores.
+    #[inline(always)]
+    #[must_use]
+    pub fn message(&self) -> Incoming<'_> {
+        let ArrivedWord { payload, source, protocol, life, cookie } = self;
+        let (source, protocol, life, cookie) = (*source, *protocol, *life, *cookie);
+        Incoming { source, info: &[], body: Body::Short(payload), protocol, life, cookie }
+    }
+}
+
 /// Messages of one word each, of one protocol and one sender, without info and cookies.
 #[derive(Debug)]
 pub struct ArrivedWords<'a> {
@@ -334,6 +355,13 @@ pub trait Protocol: Send + Sync {
 
     /// A whole message has arrived.
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>);
+
+    /// A message of one word without info has arrived: the most frequent one. It means what it would mean to
+    /// [`on_message`](Self::on_message); a protocol that hands messages on to another one hands this on as well.
+    #[inline]
+    fn on_word(&self, scope: &mut Scope<'_>, word: &ArrivedWord) {
+        self.on_message(scope, word.message());
+    }
 
     /// Messages of one word each have arrived together. Takes them one after the other, as
     /// [`on_message`](Self::on_message) would; a protocol for which the way from one to the next counts does so itself.

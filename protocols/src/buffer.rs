@@ -55,6 +55,15 @@ impl Buffer {
         }
     }
 
+    /// The payload, if it is one word that is kept in place.
+    #[inline(always)]
+    pub(crate) fn inline_word(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
+            _ => None,
+        }
+    }
+
     /// The payload, if it is one word.
     #[inline(always)]
     pub(crate) fn word(&self) -> Option<u64> {

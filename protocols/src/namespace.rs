@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use posthaste_core::control::ControlHandler;
 use posthaste_core::ids::ControlId;
-use posthaste_core::protocol::{Accept, ArrivedWords, FirstPacket, Flow, Incoming, Protocol};
+use posthaste_core::protocol::{Accept, ArrivedWord, ArrivedWords, FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
     ContextId, Device, Endpoint, Fault, Handle, JobShape, Messager, ProtocolId, Rank, RegisterError, Scope,
     SendError,
@@ -132,6 +132,10 @@ impl Protocol for Prefixed {
 
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         self.protocol.on_message(scope, message);
+    }
+
+    fn on_word(&self, scope: &mut Scope<'_>, word: &ArrivedWord) {
+        self.protocol.on_word(scope, word);
     }
 
     fn on_words(&self, scope: &mut Scope<'_>, words: &mut ArrivedWords<'_>) {

@@ -274,20 +274,38 @@ impl<'f, F: Face> SendMessage<'f, F> {
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         if self.slow.is_none() {
             ready!(budget::proceed(cx));
-            let len = self.buffer.as_ref().map_or(0, Buffer::len);
-            if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
-                // Whoever polls once more, or tries to send, sends nothing twice: a loan is the device's again.
-                self.buffer = None;
-                budget::spend_on(budget::MESSAGE, len);
-                return Poll::Ready(Ok(()));
+            if self.envelope.info.is_none()
+                && let Some(word) = self.buffer.as_ref().and_then(Buffer::inline_word)
+            {
+                let (target, protocol) = (self.envelope.target, self.envelope.protocol);
+                let send = |engine: &mut Engine| engine.scope().send_word(target, protocol, word);
+                if self.face.enter(send).unwrap_or(false) {
+                    // Whoever polls once more sends nothing twice. One word in place has nothing to be dropped.
+                    std::mem::forget(self.buffer.take());
+                    budget::spend(budget::MESSAGE);
+                    return Poll::Ready(Ok(()));
+                }
             }
-            let first = self.first_step(cx);
-            if first.is_ready() {
-                budget::spend_on(budget::MESSAGE, len);
-            }
-            return first;
+            return self.step_at_once(cx);
         }
         self.step_slowly(cx)
+    }
+
+    /// The first step of a send that is not one word, or has something in its way.
+    #[inline(never)]
+    fn step_at_once(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let len = self.buffer.as_ref().map_or(0, Buffer::len);
+        if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
+            // Whoever polls once more, or tries to send, sends nothing twice: a loan is the device's again.
+            self.buffer = None;
+            budget::spend_on(budget::MESSAGE, len);
+            return Poll::Ready(Ok(()));
+        }
+        let first = self.first_step(cx);
+        if first.is_ready() {
+            budget::spend_on(budget::MESSAGE, len);
+        }
+        first
     }
 
     #[cold]

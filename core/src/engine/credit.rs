@@ -75,7 +75,10 @@ impl Scope<'_> {
         }
         peer.answers += 1;
         peer.answer_bytes += outside(len);
-        peer.asks_too_much = peer.answer_bytes > limit;
+        let asks_too_much = peer.answer_bytes > limit;
+        if asks_too_much != std::mem::replace(&mut peer.asks_too_much, asks_too_much) {
+            self.state.interruptions += 1;
+        }
         true
     }
 

@@ -5,9 +5,11 @@ use super::streamed::append;
 use super::{Scope, State};
 use crate::device::{Body, Inject, Packet, PacketHead, Payloads, Sink, Verdict};
 use crate::error::Fault;
-use crate::ids::{Endpoint, ProtocolId, Rank};
+use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
 use crate::memory::SharedSlice;
-use crate::protocol::{Accept, ArrivedWords, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo};
+use crate::protocol::{
+    Accept, ArrivedWord, ArrivedWords, Credit, FirstPacket, Flow, Incoming, Protocol, ReplyTo,
+};
 use crate::slot::{Outcome, Ticket, Value};
 use crate::sync::Arc;
 use crate::wire;
@@ -22,6 +24,30 @@ pub(super) struct Arrived {
     pub cookie: u64,
     pub flow: Flow,
     pub bytes: u64,
+}
+
+/// What the last message went straight to.
+pub(super) struct Straight {
+    source: Endpoint,
+    protocol: ProtocolId,
+    life: u16,
+    flow: Flow,
+    /// The handler's place.
+    local: usize,
+    /// It holds as long as there was no other ([`State::interruptions`]).
+    interruptions: u64,
+}
+
+impl Straight {
+    /// Nothing has come yet.
+    pub const NONE: Straight = Straight {
+        source: Endpoint::new(Rank(u32::MAX), ContextId(u16::MAX)),
+        protocol: ProtocolId(u16::MAX),
+        life: 0,
+        flow: Flow::Inline,
+        local: usize::MAX,
+        interruptions: u64::MAX,
+    };
 }
 
 /// Where packets go: to the handlers, with the state.
@@ -41,16 +67,11 @@ impl Sink for Dispatcher<'_> {
         cookie: u64,
         payload: u64,
     ) -> Verdict {
-        let index = self.state.shape.index(source);
-        if let Some((handler, flow, life)) = self.straight(index, protocol) {
+        if let Some((handler, flow, life)) = self.straight(source, protocol) {
             self.state.stats.received(8);
             let mut scope = Scope { inject, state: self.state };
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // The message is made where it is handed over: it is never copied.
-                let payload = payload.to_ne_bytes();
-                let body = Body::Short(&payload);
-                handler.on_message(&mut scope, Incoming { source, info: &[], body, protocol, life, cookie });
-            }));
+            let word = ArrivedWord { payload: payload.to_ne_bytes(), source, protocol, life, cookie };
+            let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_word(&mut scope, &word)));
             if outcome.is_err() {
                 scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: 8 });
             }
@@ -68,8 +89,7 @@ impl Sink for Dispatcher<'_> {
         cookie: u64,
         body: Body<'_>,
     ) -> Verdict {
-        let index = self.state.shape.index(source);
-        if let Some((handler, flow, life)) = self.straight(index, protocol) {
+        if let Some((handler, flow, life)) = self.straight(source, protocol) {
             let bytes = body.len() as u64;
             self.state.stats.received(bytes);
             let mut scope = Scope { inject, state: self.state };
@@ -92,10 +112,9 @@ impl Sink for Dispatcher<'_> {
         protocol: ProtocolId,
         payloads: &[u64],
     ) -> usize {
-        let index = self.state.shape.index(source);
         let mut taken = 0;
         while let Some(&payload) = payloads.get(taken) {
-            if let Some((handler, flow, life)) = self.straight(index, protocol) {
+            if let Some((handler, flow, life)) = self.straight(source, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
                 let interruptions = scope.interruptions();
                 let rest = payloads[taken..].iter();
@@ -126,9 +145,8 @@ impl Sink for Dispatcher<'_> {
         protocol: ProtocolId,
         payloads: &mut dyn Payloads,
     ) {
-        let index = self.state.shape.index(source);
         loop {
-            if let Some((handler, flow, life)) = self.straight(index, protocol) {
+            if let Some((handler, flow, life)) = self.straight(source, protocol) {
                 let mut scope = Scope { inject: &mut *inject, state: self.state };
                 let mut bytes = 0;
                 let interruptions = scope.interruptions();
@@ -252,19 +270,42 @@ impl Sink for Dispatcher<'_> {
 impl<'a> Dispatcher<'a> {
     /// The handler of words of a protocol, if they go straight to it, with the protocol's flow and the peer's life.
     #[inline(always)]
-    fn straight(&self, index: usize, protocol: ProtocolId) -> Option<(&'a dyn Protocol, Flow, u16)> {
+    fn straight(&mut self, source: Endpoint, protocol: ProtocolId) -> Option<(&'a dyn Protocol, Flow, u16)> {
+        if tracing::enabled!(tracing::Level::TRACE) {
+            return None;
+        }
+        let last = &self.state.straight;
+        // One comes behind the other as a rule, and what one of them went straight to goes on until the next interruption.
+        if last.source == source
+            && last.protocol == protocol
+            && last.interruptions == self.state.interruptions
+            && let Some(handler) = self.handlers.get(last.local)
+        {
+            return Some((&**handler, last.flow, last.life));
+        }
+        self.look_straight(source, protocol)
+    }
+
+    #[inline(never)]
+    fn look_straight(
+        &mut self,
+        source: Endpoint,
+        protocol: ProtocolId,
+    ) -> Option<(&'a dyn Protocol, Flow, u16)> {
         let number = usize::from(protocol.0).wrapping_sub(usize::from(wire::FIRST_USER));
-        let peer = self.state.peers.get(index)?.as_ref()?;
+        let peer = self.state.peers.get(self.state.shape.index(source))?.as_ref()?;
         let IncomingState::Resolved { local, flow, whole: true, .. } = peer.incoming.get(number)? else {
             return None;
         };
         let handler = self.handlers.get(local.index())?;
         // What takes credit is counted on the way of packets.
-        let clear = *flow != Flow::Credited
-            && peer.takes_words()
-            && !self.state.closed
-            && !tracing::enabled!(tracing::Level::TRACE);
-        clear.then_some((&**handler, *flow, peer.life))
+        if *flow == Flow::Credited || !peer.takes_words() || self.state.closed {
+            return None;
+        }
+        let (local, flow, life) = (local.index(), *flow, peer.life);
+        let interruptions = self.state.interruptions;
+        self.state.straight = Straight { source, protocol, life, flow, local, interruptions };
+        Some((&**handler, flow, life))
     }
 
     /// A word that is not simply the next message of a protocol which is known.

@@ -146,9 +146,10 @@ pub struct State {
     pub(crate) closed: bool,
     /// It has said goodbye.
     departed: bool,
-    /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside, or this
-    /// side left. Who hands out several looks at this alone between them.
+    /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside or too
+    /// many answers waiting, or this side left. Who hands out several looks at this alone between them.
     interruptions: u64,
+    straight: dispatch::Straight,
     pub(crate) errors: Option<ErrorHandler>,
 }
 
@@ -269,6 +270,7 @@ impl Engine {
             closed: false,
             departed: false,
             interruptions: 0,
+            straight: dispatch::Straight::NONE,
             errors: parts.errors,
         };
         state.choose_over_send();
