@@ -320,6 +320,13 @@ pub trait Port: Inject + Send {
         true
     }
 
+    /// Both in one, for whoever waits for what is about to come: looks up to `looks` times, and drains at once what it
+    /// finds, which need not be all that [`advance`](Self::advance) would. Returns the number of events, or `None` if all
+    /// looks were in vain.
+    fn linger(&mut self, looks: u32, budget: usize, sink: &mut dyn Sink) -> Option<usize> {
+        self.glance(looks).then(|| self.advance(budget, sink))
+    }
+
     /// Prepares for sleep: from now on peers ring the bell. Returns false, and stays awake, if something came in
     /// meanwhile. `waiting_for_room`: ring also when a peer makes room.
     fn arm(&mut self, waiting_for_room: bool) -> bool;

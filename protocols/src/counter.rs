@@ -140,6 +140,14 @@ impl Counter {
         Reach { counter: self, face, value, key: None }
     }
 
+    /// A waiter has ended.
+    #[cold]
+    fn forget(&self, key: usize) {
+        let mut waiters = lock(&self.inner.waiters);
+        waiters.try_remove(key);
+        self.inner.count.set_waiting(waiters.len() as u32);
+    }
+
     /// Comes behind what handlers of the counter's context do now; see [`Count`].
     fn pass_through<F: Face>(&self, face: &F) {
         // Whoever owns the context gets to it through its own face only.
@@ -202,11 +210,10 @@ impl<F: Face> Future for Reach<'_, F> {
 }
 
 impl<F: Face> Drop for Reach<'_, F> {
+    #[inline]
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let mut waiters = lock(&self.counter.inner.waiters);
-            waiters.try_remove(key);
-            self.counter.inner.count.set_waiting(waiters.len() as u32);
+            self.counter.forget(key);
         }
     }
 }

@@ -159,20 +159,27 @@ impl<W: Words, X> Inbox<W, X> {
         true
     }
 
+    /// Looks up to `looks` times whether anything has come in through one lane; `None` if its next record is held, and a look
+    /// would tell nothing.
+    #[inline]
+    pub fn look_at(&self, source: usize, looks: u32) -> Option<bool> {
+        let lane = self.lanes.get(source)?.as_deref().filter(|lane| !lane.held)?;
+        for _ in 0..looks {
+            if lane.consumer.has_any() {
+                return Some(true);
+            }
+            spin_loop();
+        }
+        Some(false)
+    }
+
     /// Looks up to `looks` times whether anything has come in.
     #[inline]
     pub fn glance(&self, looks: u32) -> bool {
         if let [only] = *self.polled
-            && let Some(lane) = &self.lanes[only]
-            && !lane.held
+            && let Some(seen) = self.look_at(only, looks)
         {
-            for _ in 0..looks {
-                if lane.consumer.has_any() {
-                    return true;
-                }
-                spin_loop();
-            }
-            return self.ready.has_any();
+            return seen || self.ready.has_any();
         }
         for _ in 0..looks {
             let some = |source: &usize| {

@@ -256,6 +256,19 @@ impl Shared {
         let advancing = Advancing::begin(self);
         let events = engine.advance(BUDGET);
         drop(advancing);
+        self.advanced(engine, events)
+    }
+
+    /// As [`advance`](Self::advance) as soon as there is something to drain; `None` if there was nothing for so many looks.
+    fn linger(&self, engine: &mut Engine, looks: u32) -> Option<usize> {
+        let advancing = Advancing::begin(self);
+        let events = engine.linger(looks, BUDGET);
+        drop(advancing);
+        Some(self.advanced(engine, events?))
+    }
+
+    #[inline(always)]
+    fn advanced(&self, engine: &mut Engine, events: usize) -> usize {
         if events > 0 {
             self.after_events(engine);
             self.tell_kin();

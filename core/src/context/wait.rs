@@ -576,17 +576,33 @@ enum Spun<R> {
     Busy,
 }
 
+/// Advances until `done` gives something, for a bounded time. What is there already is found at the first go.
+#[inline(always)]
 fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engine) -> Option<R>) -> Spun<R> {
+    let received = engine.stats().bytes_received;
+    let events = shared.advance(engine);
+    match done(engine) {
+        Some(value) => {
+            spent(shared, false);
+            Spun::Done(value)
+        }
+        None => spin_on(shared, engine, done, events, received),
+    }
+}
+
+/// Goes on behind the first go, which found so many events; so many bytes had been received before it.
+#[inline(never)]
+fn spin_on<R>(
+    shared: &Shared,
+    engine: &mut Engine,
+    done: &mut impl FnMut(&mut Engine) -> Option<R>,
+    mut events: usize,
+    mut received: u64,
+) -> Spun<R> {
     let mut rounds = 0u32;
     let (mut until, mut busy) = (None, Busy::default());
     let mut patience = Duration::ZERO;
-    let mut received = engine.stats().bytes_received;
     loop {
-        let events = shared.advance(engine);
-        if let Some(value) = done(engine) {
-            spent(shared, until.is_some() || busy.rounds > 0);
-            return Spun::Done(value);
-        }
         // Posted work is run by the caller when it gives the token back.
         if shared.cell.has_work() {
             return Spun::Busy;
@@ -606,31 +622,41 @@ fn spin<R>(shared: &Shared, engine: &mut Engine, done: &mut impl FnMut(&mut Engi
             if busy.is_enough(shared) {
                 return Spun::Busy;
             }
-            continue;
-        }
-        match shared.spin {
-            Spin::Yield => {
-                rounds += 1;
-                if rounds > YIELDS || shared.spun.load(Ordering::Relaxed) {
-                    shared.spun.store(true, Ordering::Relaxed);
-                    return Spun::Idle;
-                }
-                shared.sysdep.yield_now();
+            events = shared.advance(engine);
+        } else {
+            if shared.spun.load(Ordering::Relaxed) {
+                return Spun::Idle;
             }
-            Spin::For(limit) => {
-                if shared.spun.load(Ordering::Relaxed) {
-                    return Spun::Idle;
-                }
-                rounds += if engine.glance(LOOKS) { 1 } else { LOOKS };
-                if rounds >= LOOKS {
-                    rounds = 0;
-                    let now = shared.sysdep.now();
-                    if now >= *until.get_or_insert(now + limit + patience) {
+            match shared.spin {
+                Spin::Yield => {
+                    rounds += 1;
+                    if rounds > YIELDS {
                         shared.spun.store(true, Ordering::Relaxed);
                         return Spun::Idle;
                     }
+                    shared.sysdep.yield_now();
+                    events = shared.advance(engine);
+                }
+                Spin::For(limit) => {
+                    let come = shared.linger(engine, LOOKS);
+                    events = come.unwrap_or(0);
+                    rounds += if come.is_some() { 1 } else { LOOKS };
+                    if events == 0 && rounds >= LOOKS {
+                        rounds = 0;
+                        let now = shared.sysdep.now();
+                        if now >= *until.get_or_insert(now + limit + patience) {
+                            shared.spun.store(true, Ordering::Relaxed);
+                            return Spun::Idle;
+                        }
+                        // Those looks were at what came last; there may be something else.
+                        events = shared.advance(engine);
+                    }
                 }
             }
+        }
+        if let Some(value) = done(engine) {
+            spent(shared, until.is_some() || busy.rounds > 0);
+            return Spun::Done(value);
         }
     }
 }

@@ -296,11 +296,32 @@ impl Engine {
     /// events. Never waits.
     #[inline]
     pub fn advance(&mut self, budget: usize) -> usize {
+        let (port, mut sink) = self.port_and_sink();
+        let events = port.advance(budget, &mut sink);
+        self.moved(events)
+    }
+
+    /// Looks up to `looks` times for something to drain, and moves what can move then. `None`: all looks were in vain, and
+    /// nothing was moved. The inside of a spin loop.
+    #[inline]
+    pub fn linger(&mut self, looks: u32, budget: usize) -> Option<usize> {
+        let (port, mut sink) = self.port_and_sink();
+        let events = port.linger(looks, budget, &mut sink)?;
+        Some(self.moved(events))
+    }
+
+    #[inline(always)]
+    fn port_and_sink(&mut self) -> (&mut dyn Port, Dispatcher<'_>) {
         if self.handlers.len() as u64 != self.state.registry.version() {
             self.refresh_handlers();
         }
         let Engine { port, state, handlers, .. } = self;
-        let mut events = port.advance(budget, &mut Dispatcher { state, handlers });
+        (&mut **port, Dispatcher { state, handlers })
+    }
+
+    /// The device has told of so many events; what else can move does.
+    #[inline(always)]
+    fn moved(&mut self, mut events: usize) -> usize {
         if !self.state.aside.is_empty() {
             events += self.scope().retry_aside();
         }

@@ -108,6 +108,24 @@ impl Port for ShmPort {
         (0..looks).any(|_| rx.inbox.glance(1) || tx.reader_moved())
     }
 
+    #[inline]
+    fn linger(&mut self, looks: u32, budget: usize, sink: &mut dyn Sink) -> Option<usize> {
+        let ShmPort { tx, rx, .. } = self;
+        // One lane as a rule: what is seen in it is drained then and there.
+        if let [only] = *rx.inbox.polled()
+            && tx.ended.is_empty()
+            && !tx.is_blocked()
+            && let Some(seen) = rx.inbox.look_at(only, looks)
+        {
+            return if seen {
+                Some(rx.drain(only, budget, tx, sink))
+            } else {
+                rx.inbox.is_announced().then(|| self.advance(budget, sink))
+            };
+        }
+        self.glance(looks).then(|| self.advance(budget, sink))
+    }
+
     fn arm(&mut self, waiting_for_room: bool) -> bool {
         let ShmPort { tx, rx, watching } = self;
         if waiting_for_room {
