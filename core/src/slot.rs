@@ -80,6 +80,15 @@ impl Value {
         }
     }
 
+    /// One word in place, in native byte order.
+    #[must_use]
+    #[inline]
+    pub fn word(word: u64) -> Value {
+        let mut bytes = [0; SMALL_VALUE];
+        bytes[..8].copy_from_slice(&word.to_ne_bytes());
+        Value::Small { len: 8, bytes }
+    }
+
     /// The bytes of the value.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -361,6 +370,13 @@ impl Completer {
     #[inline]
     #[must_use]
     pub fn alloc(&mut self, peer: Option<Rank>) -> Option<Ticket> {
+        self.alloc_noted(peer, 0)
+    }
+
+    /// As [`alloc`](Self::alloc), and remembers a word with the operation.
+    #[inline]
+    #[must_use]
+    pub fn alloc_noted(&mut self, peer: Option<Rank>, note: u64) -> Option<Ticket> {
         if self.free == 0 {
             self.restock()?;
         }
@@ -368,7 +384,7 @@ impl Completer {
         let slot = self.pool.slot(index as usize)?;
         self.free = slot.next_free.load(Ordering::Relaxed);
         slot.peer.store(peer.map_or(u32::MAX, |rank| rank.0), Ordering::Relaxed);
-        slot.note.store(0, Ordering::Relaxed);
+        slot.note.store(note, Ordering::Relaxed);
         let generation = slot.generation.load(Ordering::Relaxed);
         // Release: the slot's last life is over for whoever sees it PENDING.
         slot.state.store(PENDING, Ordering::Release);

@@ -316,7 +316,7 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) + Send + Sync> Protocol for Inline<H> {
         self.schema
     }
 
-    #[inline]
+    #[inline(always)]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         (self.handler)(Message::new(message), scope);
     }

@@ -7,7 +7,9 @@ use super::{Scope, State};
 use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Sources, Stop};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
+use crate::protocol::ReplyTo;
 use crate::slot::Ticket;
+use crate::wire;
 
 /// Targets of a multicast that are handed to the device together.
 const AT_ONCE: usize = 16;
@@ -164,6 +166,24 @@ impl Scope<'_> {
         result
     }
 
+    /// Answers a request with one word if nothing at all stands in the way. Otherwise nothing was done, and
+    /// [`reply`](Self::reply) knows why.
+    #[inline]
+    pub fn reply_word(&mut self, to: ReplyTo, payload: u64) -> bool {
+        let target = to.endpoint();
+        let State { peers, shape, closed, .. } = &mut *self.state;
+        if let Some((index, peer)) = clear_way(peers, *shape, target)
+            && peer.life == to.life
+            && !*closed
+            && self.inject.word(index, ProtocolId(wire::REPLY), to.cookie, payload)
+        {
+            peer.unflushed = true;
+            self.trace_sent(target, 8);
+            return true;
+        }
+        false
+    }
+
     /// Sends a request of one word without info if nothing at all stands in the way, as [`send_word`](Self::send_word)
     /// does; the ticket ends with the reply.
     #[inline]
@@ -177,8 +197,7 @@ impl Scope<'_> {
         if !out.admits_requests() {
             return None;
         }
-        let ticket = completer.alloc(Some(target.rank))?;
-        completer.set_note(ticket, request_note(protocol, 8));
+        let ticket = completer.alloc_noted(Some(target.rank), request_note(protocol, 8))?;
         if !self.inject.word(index, Self::wire_id(protocol), ticket.to_word(), payload) {
             completer.give_up(ticket);
             return None;

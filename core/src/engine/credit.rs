@@ -199,7 +199,9 @@ impl State {
         if out.flow == Flow::Replied {
             out.credits += 1;
             out.bytes += bytes as i64;
-            self.hand_out_credit(index, number);
+            if !out.waiters.is_empty() {
+                self.hand_out_credit(index, number);
+            }
         }
     }
 }

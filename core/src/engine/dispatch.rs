@@ -67,6 +67,9 @@ impl Sink for Dispatcher<'_> {
         cookie: u64,
         payload: u64,
     ) -> Verdict {
+        if protocol.0 == wire::REPLY {
+            return self.word_reply(source, cookie, payload);
+        }
         if let Some((handler, flow, life)) = self.straight(source, protocol) {
             self.state.stats.received(8);
             let mut scope = Scope { inject, state: self.state };
@@ -318,13 +321,23 @@ impl<'a> Dispatcher<'a> {
         payload: u64,
     ) -> Verdict {
         let bytes = payload.to_ne_bytes();
-        let body = Body::Short(&bytes);
+        self.packet(inject, &mut Packet::plain(source, protocol, cookie, Body::Short(&bytes)))
+    }
+
+    /// The answer to a request, which is one word.
+    #[inline(never)]
+    fn word_reply(&mut self, source: Endpoint, cookie: u64, payload: u64) -> Verdict {
         let index = self.state.shape.index(source);
-        if protocol.0 == wire::REPLY && !self.state.closed && !self.state.is_cut_off(index) {
-            Scope { inject, state: self.state }.answered(index, source.rank, cookie, body);
-            return Verdict::Taken;
+        if let Some(ticket) = Ticket::from_word(cookie)
+            && !self.state.closed
+            && !self.state.is_cut_off(index)
+        {
+            if tracing::enabled!(tracing::Level::TRACE) {
+                tracing::trace!(rank = %self.state.me, peer = %source, bytes = 8, "reply received");
+            }
+            self.state.end_request(index, source.rank, ticket, Ok(Value::word(payload)));
         }
-        self.packet(inject, &mut Packet::plain(source, protocol, cookie, body))
+        Verdict::Taken
     }
 }
 
@@ -507,15 +520,18 @@ impl Scope<'_> {
             Body::Short(bytes) => Value::copy(bytes),
             long => Value::Bytes(long.to_bytes()),
         };
-        self.end_request(index, rank, ticket, Ok(value));
+        self.state.end_request(index, rank, ticket, Ok(value));
     }
+}
 
+impl State {
+    /// A request to the peer has ended; the credit that it took comes back.
     #[inline]
     pub(super) fn end_request(&mut self, index: usize, rank: Rank, ticket: Ticket, outcome: Outcome) {
-        if let Some(note) = self.state.completer.complete_from(rank, ticket, outcome)
+        if let Some(note) = self.completer.complete_from(rank, ticket, outcome)
             && let Some(number) = (note >> 40).checked_sub(1)
         {
-            self.state.request_answered(index, number as usize, note & ((1 << 40) - 1));
+            self.request_answered(index, number as usize, note & ((1 << 40) - 1));
         }
     }
 }

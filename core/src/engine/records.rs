@@ -111,7 +111,7 @@ impl Scope<'_> {
         let refuse = wire::Refuse::read_from_bytes(bytes).ok()?;
         let fault = wire::fault_of(refuse.code.get(), rank);
         if let Some(ticket) = Ticket::from_word(cookie) {
-            self.end_request(index, rank, ticket, Err(fault));
+            self.state.end_request(index, rank, ticket, Err(fault));
         }
         if cookie == 0 && refuse.index.get() == u16::MAX {
             // It was a control.

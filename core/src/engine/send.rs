@@ -318,19 +318,16 @@ impl Scope<'_> {
 
     /// Answers a request, with a value or with a fault. An answer needs no credit: the caller reserved its room.
     pub fn reply(&mut self, to: ReplyTo, answer: Result<Payload<'_>, Fault>) {
+        if let Ok(Payload::Borrowed(bytes)) = &answer
+            && let Ok(word) = <[u8; 8]>::try_from(*bytes)
+            && self.reply_word(to, u64::from_ne_bytes(word))
+        {
+            return;
+        }
         let Ok(index) = self.state.index_of(to.endpoint()) else { return };
         let closed = self.state.closed;
         let peer = self.state.peer(index);
         if peer.fault.is_some() || closed || peer.life != to.life {
-            return;
-        }
-        if let Ok(Payload::Borrowed(bytes)) = &answer
-            && let Ok(word) = <[u8; 8]>::try_from(*bytes)
-            && peer.queue_is_empty()
-            && self.inject.word(index, ProtocolId(wire::REPLY), to.cookie, u64::from_ne_bytes(word))
-        {
-            self.state.peer(index).unflushed = true;
-            self.trace_sent(to.endpoint(), 8);
             return;
         }
         let result = match answer {

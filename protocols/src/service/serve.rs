@@ -36,11 +36,14 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> 
         Flow::Replied
     }
 
-    #[inline]
+    #[inline(always)]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let Some(to) = message.reply() else { return };
         match (self.handler)(Message::new(message), scope) {
             Ok(answer) => {
+                if answer.inline_word().is_some_and(|word| scope.reply_word(to, word)) {
+                    return;
+                }
                 answer.lend(|payload| {
                     scope.reply(to, Ok(payload));
                     ((), None)
