@@ -304,14 +304,7 @@ fn spin_on_memory<R>(
 ) -> Spun<R> {
     let (mut until, mut busy) = (None, Busy::default());
     loop {
-        let moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
-        if moved {
-            // A rank that is asked for something goes on looking.
-            until = None;
-            if busy.is_enough(shared) {
-                return Spun::Busy;
-            }
-        }
+        let mut moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {
             if let Some(value) = done() {
                 // The driver is not to fall asleep between two of a row of these.
@@ -319,13 +312,25 @@ fn spin_on_memory<R>(
                 spent(shared, until.is_some() || busy.rounds > 0);
                 return Spun::Done(value);
             }
+            if moved || shared.spin == Spin::Yield {
+                break;
+            }
             // Messages are not to wait for the end of these looks: it has a pause of its own.
-            if moved || shared.spin == Spin::Yield || engine.glance(1) {
+            if engine.glance(1) {
+                moved = shared.advance(engine) > 0;
                 break;
             }
         }
         if shared.cell.has_work() {
             return Spun::Busy;
+        }
+        if moved {
+            // A rank that is asked for something goes on looking.
+            until = None;
+            if busy.is_enough(shared) {
+                return Spun::Busy;
+            }
+            continue;
         }
         let limit = match shared.spin {
             Spin::For(limit) => limit,
@@ -340,7 +345,7 @@ fn spin_on_memory<R>(
         let now = shared.sysdep.now();
         if now >= *until.get_or_insert(now + limit) {
             shared.spun.store(true, Ordering::Relaxed);
-            return if moved { Spun::Busy } else { Spun::Idle };
+            return Spun::Idle;
         }
     }
 }
