@@ -26,9 +26,41 @@ pub struct Buffer(pub(crate) Kind);
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    Inline { len: u8, bytes: [u8; INLINE] },
+    Inline(Short),
     Bytes(Bytes),
     Loan(Loan),
+}
+
+/// Bytes that are kept in place: as words, so that those which are one word are written and read as one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct Short {
+    bytes: [u8; INLINE],
+    len: u8,
+}
+
+impl Short {
+    /// Copies up to [`INLINE`] bytes.
+    #[inline(always)]
+    fn copy(source: &[u8]) -> Self {
+        let mut short = Short { bytes: [0; INLINE], len: source.len() as u8 };
+        match <&[u8; 8]>::try_from(source) {
+            Ok(word) => short.bytes[..8].copy_from_slice(word),
+            Err(_) => short.bytes[..source.len()].copy_from_slice(source),
+        }
+        short
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len).min(INLINE)]
+    }
+
+    #[inline(always)]
+    fn word(&self) -> Option<u64> {
+        let word = self.bytes.first_chunk().copied().map(u64::from_ne_bytes);
+        word.filter(|_| self.len == 8)
+    }
 }
 
 impl Buffer {
@@ -37,9 +69,7 @@ impl Buffer {
     #[must_use]
     pub fn copy(source: &[u8]) -> Self {
         if source.len() <= INLINE {
-            let mut bytes = [0; INLINE];
-            bytes[..source.len()].copy_from_slice(source);
-            Self(Kind::Inline { len: source.len() as u8, bytes })
+            Self(Kind::Inline(Short::copy(source)))
         } else {
             Self(Kind::Bytes(Bytes::copy_from_slice(source)))
         }
@@ -49,7 +79,7 @@ impl Buffer {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Inline { len, .. } => *len as usize,
+            Kind::Inline(short) => usize::from(short.len),
             Kind::Bytes(bytes) => bytes.len(),
             Kind::Loan(loan) => loan.memory.len(),
         }
@@ -59,7 +89,7 @@ impl Buffer {
     #[inline(always)]
     pub(crate) fn inline_word(&self) -> Option<u64> {
         match &self.0 {
-            Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
+            Kind::Inline(short) => short.word(),
             _ => None,
         }
     }
@@ -68,7 +98,7 @@ impl Buffer {
     #[inline(always)]
     pub(crate) fn word(&self) -> Option<u64> {
         match &self.0 {
-            Kind::Inline { len: 8, bytes } => bytes.first_chunk().copied().map(u64::from_ne_bytes),
+            Kind::Inline(short) => short.word(),
             Kind::Bytes(bytes) => <[u8; 8]>::try_from(&bytes[..]).ok().map(u64::from_ne_bytes),
             _ => None,
         }
@@ -78,7 +108,7 @@ impl Buffer {
     #[inline]
     pub(crate) fn whole(&self) -> Whole<'_> {
         match &self.0 {
-            Kind::Inline { len, bytes } => Whole::Bytes(&bytes[..usize::from(*len).min(INLINE)]),
+            Kind::Inline(short) => Whole::Bytes(short.as_slice()),
             Kind::Bytes(bytes) => Whole::Bytes(bytes),
             Kind::Loan(loan) => Whole::Loan(loan.key, loan.memory.len() as u64),
         }
@@ -107,7 +137,7 @@ impl Buffer {
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.0 {
-            Kind::Inline { len, bytes } => Bytes::copy_from_slice(&bytes[..len as usize]),
+            Kind::Inline(short) => Bytes::copy_from_slice(short.as_slice()),
             Kind::Bytes(bytes) => bytes,
             Kind::Loan(loan) => Bytes::from(loan.memory.to_vec()),
         }
@@ -117,9 +147,9 @@ impl Buffer {
     #[inline]
     pub(crate) fn lend<R>(self, f: impl FnOnce(Payload<'_>) -> (R, Option<Unsent>)) -> (R, Option<Buffer>) {
         match self.0 {
-            Kind::Inline { len, bytes } => {
-                let (result, unsent) = f(Payload::Borrowed(&bytes[..len as usize]));
-                (result, unsent.map(|_| Buffer(Kind::Inline { len, bytes })))
+            Kind::Inline(short) => {
+                let (result, unsent) = f(Payload::Borrowed(short.as_slice()));
+                (result, unsent.map(|_| Buffer(Kind::Inline(short))))
             }
             Kind::Bytes(bytes) => {
                 let (result, unsent) = f(Payload::Owned(bytes));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 /// For how long a round of the driver goes on at most while more and more comes in.
-const STAY: Duration = Duration::from_micros(20);
+const STAY: Duration = Duration::from_micros(50);
 
 /// Keeps a context moving when nobody else does. Spawn it on the runtime, or block a thread of its own on it.
 pub struct Driver {

@@ -39,11 +39,15 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> 
     #[inline(always)]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let Some(to) = message.reply() else { return };
-        match (self.handler)(Message::new(message), scope) {
+        let answer = (self.handler)(Message::new(message), scope);
+        // Looked at where it is: an answer that is moved has to wait for its own stores.
+        if let Ok(answer) = &answer
+            && answer.inline_word().is_some_and(|word| scope.reply_word(to, word))
+        {
+            return;
+        }
+        match answer {
             Ok(answer) => {
-                if answer.inline_word().is_some_and(|word| scope.reply_word(to, word)) {
-                    return;
-                }
                 answer.lend(|payload| {
                     scope.reply(to, Ok(payload));
                     ((), None)

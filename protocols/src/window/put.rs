@@ -297,7 +297,7 @@ impl<'w> Put<'w> {
         let aim = self.memory.aim(self.part, self.offset, payload.len() as u64);
         let written = aim.and_then(|aim| {
             aim.change(|target| match &payload.0 {
-                Kind::Inline { len, bytes } => target.write(&bytes[..usize::from(*len)]),
+                Kind::Inline(short) => target.write(short.as_slice()),
                 Kind::Bytes(bytes) => target.write(bytes),
                 Kind::Loan(loan) => target.copy_from(loan.memory),
             })
