@@ -26,7 +26,7 @@ const SLICE: Duration = Duration::from_micros(100);
 /// Looks at what is about to be written, before anything else is looked at.
 const AT_ONCE: u32 = 64;
 /// The same with a pause before each, which lasts as long as a few looks.
-const AT_ONCE_PAUSED: u32 = 16;
+const AT_ONCE_PAUSED: u32 = 32;
 /// One in so many waits on memory looks at what comes in first: there may be many short ones behind each other.
 const ADVANCING_WAITS: u32 = 8;
 /// Rounds of one wait with something to do after which more of the kind is expected, what is too little to be worth a look,

@@ -20,6 +20,8 @@ pub struct Producer<W> {
     tail: u64,
     /// The reader's head when it was last looked at.
     head: u64,
+    /// Records that end before this, with a word behind them, lie in one piece and overwrite nothing unread, by that head.
+    clear: u64,
 }
 
 impl<W: Words> Producer<W> {
@@ -31,7 +33,7 @@ impl<W: Words> Producer<W> {
         control.store(NOTIFY, 1, Ordering::Relaxed);
         // Release: whoever sees the lane open sees its words zero.
         control.store(STATE, 1, Ordering::Release);
-        Self { control, ring, size, tail: 0, head: 0 }
+        Self { control, ring, size, tail: 0, head: 0, clear: size }
     }
 
     /// Room for a record of `bytes` at the tail: where it starts. The reader's head is looked at only if the last
@@ -91,6 +93,8 @@ impl<W: Words> Producer<W> {
             self.ring.store(self.word(self.tail), KIND_WRAP, Ordering::Release);
         }
         self.tail = start + bytes;
+        let lap_ends = (self.tail | (self.size - 1)) + 1;
+        self.clear = lap_ends.min(self.head + self.size);
         posthaste_core::failpoint!("lane.push.published");
         self.fetch_ahead(bytes);
         true
@@ -102,7 +106,7 @@ impl<W: Words> Producer<W> {
         let offset = self.tail & (self.size - 1);
         let bytes = if cookie == 0 { 16 } else { 24 };
         // As a rule the record and the zero behind it are contiguous, and fit by the last known head.
-        if offset + bytes >= self.size || self.tail + bytes + 8 - self.head > self.size {
+        if self.tail + bytes + 8 > self.clear {
             return self.push_word_slowly(protocol, cookie, payload);
         }
         let at = (offset / 8) as usize;

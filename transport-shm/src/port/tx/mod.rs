@@ -254,16 +254,11 @@ impl Tx {
 
     /// Writes a record to a lane that is there, by the given way; false: there is no such lane, or no room.
     #[inline(always)]
-    fn push_at_once<P>(
-        &mut self,
-        target: usize,
-        (protocol, cookie, payload): (ProtocolId, u64, P),
-        push: impl FnOnce(&mut Producer<SharedWords>, u16, u64, P) -> bool,
-    ) -> bool {
+    fn push_at_once(&mut self, target: usize, push: impl FnOnce(&mut Producer<SharedWords>) -> bool) -> bool {
         let fence = self.fence;
         if let Some(Some(lane)) = self.lanes.get_mut(target)
             && !lane.dead
-            && push(&mut lane.producer, protocol.0, cookie, payload)
+            && push(&mut lane.producer)
         {
             if lane.producer.reader_wants_notice(fence) {
                 self.announce_to(target);
@@ -484,13 +479,13 @@ impl Inject for Tx {
 
     #[inline]
     fn word(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: u64) -> bool {
-        self.push_at_once(target, (protocol, cookie, payload), Producer::push_word)
+        self.push_at_once(target, |lane| lane.push_word(protocol.0, cookie, payload))
     }
 
     #[inline]
     fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
         if payload.len() <= self.max_short {
-            return self.push_at_once(target, (protocol, cookie, payload), Producer::push_short);
+            return self.push_at_once(target, |lane| lane.push_short(protocol.0, cookie, payload));
         }
         if self.page_at_once(target, protocol, cookie, payload) {
             return true;
@@ -503,7 +498,7 @@ impl Inject for Tx {
         let mut left = 0;
         for at in 0..targets.len() {
             let target = targets[at];
-            if !self.push_at_once(target, (protocol, 0, payload), Producer::push_word) {
+            if !self.push_at_once(target, |lane| lane.push_word(protocol.0, 0, payload)) {
                 targets[left] = target;
                 left += 1;
             }
