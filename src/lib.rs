@@ -62,8 +62,8 @@ pub use posthaste_core::Loan;
 pub use posthaste_core::engine::{FifoError, FifoOptions, FifoStatus, PatternError};
 pub use posthaste_core::{
     CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Fault, Handle,
-    JobShape, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError, Stats,
-    Sysdep, TrySendError,
+    JobShape, LossCause, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError,
+    Stats, Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,

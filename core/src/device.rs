@@ -5,7 +5,7 @@
 
 use crate::caps::Caps;
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, SourceKind};
-use crate::error::{DeviceError, Fault, MemoryError};
+use crate::error::{DeviceError, Fault, LossCause, MemoryError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
 use crate::memory::SharedSlice;
 use crate::protocol::Incoming;
@@ -29,6 +29,8 @@ pub enum PeerEvent {
         fault: Fault,
         /// Which of its incarnations; what is said of an earlier one than the latest does not count.
         incarnation: u32,
+        /// Why it counts as lost, if it is lost and that is known.
+        cause: Option<LossCause>,
     },
     /// It was started again and can be reached through this device; what is on its way to or from earlier incarnations
     /// goes nowhere.
@@ -42,7 +44,7 @@ impl PeerEvent {
     /// The end of a rank that a device knows one incarnation of.
     #[must_use]
     pub fn down(fault: Fault) -> PeerEvent {
-        PeerEvent::Down { fault, incarnation: 0 }
+        PeerEvent::Down { fault, incarnation: 0, cause: None }
     }
 }
 

@@ -49,6 +49,37 @@ impl std::fmt::Display for Collective {
     }
 }
 
+/// Why a rank counts as lost ([`Fault::PeerLost`]), as far as this rank can know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// Its process has ended: the kernel, or whoever had started it, said so.
+    Exited,
+    /// Its connection ended without a goodbye, as connections of a process that dies do.
+    Disconnected,
+    /// Its connection broke with this error of the system, such as a reset.
+    Broken(std::io::ErrorKind),
+    /// Its host has not answered for as long as the settings allow.
+    Silent,
+    /// It could not be connected to in time, or had given this rank up before.
+    Unreachable,
+    /// Another rank of the job, or its launcher, told so.
+    Told,
+}
+
+impl std::fmt::Display for LossCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LossCause::Exited => f.write_str("its process has ended"),
+            LossCause::Disconnected => f.write_str("its connection ended without a goodbye"),
+            LossCause::Broken(kind) => write!(f, "its connection broke: {kind}"),
+            LossCause::Silent => f.write_str("its host does not answer any more"),
+            LossCause::Unreachable => f.write_str("it could not be connected to"),
+            LossCause::Told => f.write_str("the others say so"),
+        }
+    }
+}
+
 /// Why a started operation ended without a value. Every started operation ends exactly once, with its value
 /// or with one of these.
 ///

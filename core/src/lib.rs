@@ -42,7 +42,8 @@ pub use descriptor::{Descriptor, MAX_INFO};
 pub use device::{Device, Lease, Loan, Port};
 pub use engine::{Engine, Payload, Scope};
 pub use error::{
-    CallError, Collective, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError, TrySendError,
+    CallError, Collective, DeviceError, Fault, LossCause, MemoryError, RegisterError, RmaError, SendError,
+    TrySendError,
 };
 pub use fifo::InjectionFifo;
 pub use ids::{

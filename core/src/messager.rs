@@ -5,13 +5,14 @@ use crate::context::{Driver, Handle, Kin, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
 use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
-use crate::error::{DeviceError, Fault, RegisterError, SendError};
+use crate::error::{DeviceError, Fault, LossCause, RegisterError, SendError};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
 use crate::route::{RouteCaps, Routes};
 use crate::sync::{LightFence, Mutex, lock};
 use crate::sysdep::Sysdep;
 use async_trait::async_trait;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -128,7 +129,25 @@ pub struct Client {
     contexts: Vec<Handle>,
     errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>>,
     restarts: Arc<Restarts>,
+    losses: Arc<Losses>,
     driver_thread: bool,
+}
+
+/// Why ranks count as lost, with the incarnation that was.
+#[derive(Default)]
+struct Losses(Mutex<HashMap<Rank, (u32, LossCause)>>);
+
+impl Losses {
+    /// What was said first of an incarnation counts.
+    fn note(&self, rank: Rank, fault: Fault, incarnation: u32, cause: Option<LossCause>) {
+        let Some(cause) = cause.filter(|_| matches!(fault, Fault::PeerLost(_))) else { return };
+        tracing::debug!(%rank, incarnation, %cause, "rank lost");
+        let mut losses = lock(&self.0);
+        let known = losses.entry(rank).or_insert((incarnation, cause));
+        if known.0 < incarnation {
+            *known = (incarnation, cause);
+        }
+    }
 }
 
 /// Called with a rank and its incarnation when a rank that died was started again and can be reached.
@@ -218,6 +237,7 @@ impl Client {
             contexts,
             errors,
             restarts,
+            losses: Arc::default(),
             driver_thread,
         })
     }
@@ -283,12 +303,13 @@ impl Client {
     }
 
     fn opening(&self) -> Opening {
-        let Client { contexts, routes, gates, restarts, .. } = self;
+        let Client { contexts, routes, gates, restarts, losses, .. } = self;
         Opening {
             contexts: contexts.clone(),
             routes: routes.clone(),
             gates: gates.clone(),
             restarts: restarts.clone(),
+            losses: losses.clone(),
         }
     }
 
@@ -327,6 +348,13 @@ impl Client {
     #[must_use]
     pub fn incarnation_of(&self, rank: Rank) -> u32 {
         self.gates.incarnation_of(rank)
+    }
+
+    /// Why a rank counts as lost: of the latest of its incarnations that does. `None` while all of them live, after a clean
+    /// leave, and where nobody has said why.
+    #[must_use]
+    pub fn loss_of(&self, rank: Rank) -> Option<LossCause> {
+        lock(&self.losses.0).get(&rank).map(|(_, cause)| *cause)
     }
 
     /// The memory of a rank as mapped here, if the device that reaches the rank maps it.
@@ -416,6 +444,7 @@ struct Opening {
     routes: Routes,
     gates: crate::sync::Arc<Gates>,
     restarts: Arc<Restarts>,
+    losses: Arc<Losses>,
 }
 
 impl Opening {
@@ -454,13 +483,15 @@ impl Opening {
     }
 
     async fn open_device(&self, at: usize, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
-        let Opening { contexts, routes, gates, restarts } = self;
+        let Opening { contexts, routes, gates, restarts, losses } = self;
         let (contexts, ways) = (contexts.clone(), routes.ways());
-        let (gates, restarts) = (gates.clone(), restarts.clone());
+        let (gates, restarts, losses) = (gates.clone(), restarts.clone(), losses.clone());
         let news = move |rank: Rank, event: PeerEvent| match event {
             // What the others know of the rank says nothing about what is still on its way through this one.
             PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
-            PeerEvent::Down { .. } => {
+            PeerEvent::Down { fault, incarnation, cause } => {
+                // Before anybody can ask why.
+                losses.note(rank, fault, incarnation, cause);
                 contexts.iter().for_each(|context| context.post_work(Work::Peer(rank, event)));
             }
             PeerEvent::Up { incarnation } => {

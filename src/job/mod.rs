@@ -11,7 +11,7 @@ use posthaste_core::Face;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{
-    Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, Messager, Rank,
+    Caps, Client, ClientId, Context, ContextId, Device, Fault, Handle, JobShape, LossCause, Messager, Rank,
     RegisterError, Stats,
 };
 use posthaste_protocols::{
@@ -375,6 +375,31 @@ impl Job {
     #[must_use]
     pub fn incarnation_of(&self, rank: Rank) -> u32 {
         self.client.incarnation_of(rank)
+    }
+
+    /// Why a rank counts as lost ([`Fault::PeerLost`]): of the latest of its incarnations that does. `None` while all of them
+    /// live, and after a clean leave. To be asked where an operation, or the handler of errors, was told of the loss.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// for rank in job.ranks() {
+    ///     if let Err(error) = job.flush(rank).await {
+    ///         match job.loss_of(rank) {
+    ///             Some(cause) => println!("rank {rank} is lost: {cause}"),
+    ///             None => return Err(error.into()),
+    ///         }
+    ///     }
+    /// }
+    /// assert_eq!(job.loss_of(job.rank()), None);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn loss_of(&self, rank: Rank) -> Option<LossCause> {
+        self.client.loss_of(rank)
     }
 
     /// Waits until a later incarnation of the rank than `after` can be reached, and returns its number. Until then all

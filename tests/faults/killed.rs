@@ -6,7 +6,8 @@ use crate::support::{
 };
 use posthaste::launcher::RankEnd;
 use posthaste::{
-    ActiveMessage, Bytes, CallError, Fault, Job, Message, Rank, RmaError, Scope, SendError, Service, Window,
+    ActiveMessage, Bytes, CallError, Fault, Job, LossCause, Message, Rank, RmaError, Scope, SendError,
+    Service, Window,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -499,6 +500,34 @@ fn fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_li
         }
         let end = soon("the loss", never.call(Rank(1), ())).await;
         assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(Rank(1)))));
+        job.leave().await.unwrap();
+    });
+}
+
+/// A loss is told with its cause: what the kernel says of a process, and what a connection shows of one that was cut.
+#[test]
+fn fault_a_loss_is_told_with_its_cause() {
+    run(3, options().body_leaves().killed(1), async |job| {
+        let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+        barrier_before_death(&job, Rank(1)).await;
+        if job.rank() == Rank(1) {
+            kill_self();
+        }
+        assert_eq!(job.loss_of(Rank(1)), None);
+        let end = soon("the loss", never.call(Rank(1), ())).await;
+        assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(Rank(1)))));
+        let cause = job.loss_of(Rank(1));
+        let known = match crate::TRANSPORT {
+            Transport::Shm => cause == Some(LossCause::Exited),
+            // Its launcher may have seen the process end before its connection showed it.
+            Transport::Tcp | Transport::Nodes => matches!(
+                cause,
+                Some(LossCause::Exited | LossCause::Disconnected | LossCause::Broken(_) | LossCause::Told)
+            ),
+        };
+        assert!(known, "{cause:?}");
+        let living = if job.rank() == Rank(0) { Rank(2) } else { Rank(0) };
+        assert_eq!(job.loss_of(living), None, "nobody else is lost");
         job.leave().await.unwrap();
     });
 }

@@ -8,7 +8,7 @@ use crate::ready::{self, ReadySet};
 use posthaste_core::device::{LeaseOwner, PeerEvent, PeerNews, Rouse};
 use posthaste_core::memory::{SharedSlice, SharedWords};
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{ClientId, ContextId, DeviceError, Endpoint, Fault, Rank, Sysdep};
+use posthaste_core::{ClientId, ContextId, DeviceError, Endpoint, Fault, LossCause, Rank, Sysdep};
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -288,7 +288,8 @@ impl Link {
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
         for (_, listener) in lock(&self.listeners).iter() {
-            listener(rank, PeerEvent::down(fault));
+            let cause = matches!(fault, Fault::PeerLost(_)).then_some(LossCause::Exited);
+            listener(rank, PeerEvent::Down { fault, incarnation: 0, cause });
         }
     }
 }
@@ -475,7 +476,8 @@ mod tests {
         for _ in 1..4 {
             // Only a watchdog: telling waits for nothing.
             let (rank, event) = told.recv_timeout(Duration::from_secs(30)).expect("told of all");
-            assert_eq!(event, PeerEvent::down(Fault::PeerLost(rank)));
+            let cause = Some(LossCause::Exited);
+            assert_eq!(event, PeerEvent::Down { fault: Fault::PeerLost(rank), incarnation: 0, cause });
             ranks.push(rank.0);
         }
         assert_eq!(ranks[0], 2);

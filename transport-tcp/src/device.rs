@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use posthaste_core::device::{Allocation, Doorbell, PeerNews};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{Caps, ContextId, Device, DeviceError, Fault, MemoryError, Port, Rank};
+use posthaste_core::{Caps, ContextId, Device, DeviceError, Fault, LossCause, MemoryError, Port, Rank};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -104,7 +104,7 @@ impl TcpDevice {
     /// What somebody else says of a rank: that it is gone. Connections tell of the end of ranks that there are or were
     /// any with, and whatever such a rank has sent counts; with a rank that there was none with, none is made any more.
     pub fn gone(&self, rank: Rank, fault: Fault) {
-        self.hub.gone(rank, fault);
+        self.hub.gone(rank, fault, LossCause::Told);
     }
 
     /// What somebody says who has seen the rank's process end: connections with it that live on in processes which it forked

@@ -4,7 +4,7 @@ use crate::config::Limits;
 use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
 use crate::hub::{Hub, Settled};
 use crate::socket;
-use posthaste_core::{ContextId, Endpoint, Fault};
+use posthaste_core::{ContextId, Endpoint, Fault, LossCause};
 use std::io;
 use std::net::{SocketAddr, TcpStream as Socket};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ fn over(hub: &Hub, context: ContextId, peer: Endpoint, number: u64, fault: Fault
     let incarnation = hub.incarnation_of(peer.rank);
     // The peer's own attempt may have been accepted meanwhile.
     if hub.is_dialing(context, peer, number) {
-        hub.ended(context, peer, incarnation, fault);
+        hub.ended(context, peer, incarnation, fault, LossCause::Unreachable);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::handshake::{Channel, Claim, FINISH_LEN, HELLO_LEN, HandshakeError, Re
 use crate::hub::{Hub, Settled};
 use crate::socket;
 use crate::watch::{Alarm, Watch};
-use posthaste_core::Fault;
+use posthaste_core::{Fault, LossCause};
 use slab::Slab;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, Read, Write};
@@ -243,7 +243,8 @@ impl Gate {
             Err(error) => {
                 if accepted {
                     let fault = Fault::PeerLost(claim.from.rank);
-                    self.hub.ended(claim.to, claim.from, claim.incarnation, fault);
+                    let cause = LossCause::Disconnected;
+                    self.hub.ended(claim.to, claim.from, claim.incarnation, fault, cause);
                 }
                 return Err(error.into());
             }

@@ -9,7 +9,7 @@ use crate::memory::Home;
 use crate::throttle::Throttle;
 use posthaste_core::device::{PeerEvent, PeerNews};
 use posthaste_core::sync::{Mutex, lock};
-use posthaste_core::{ContextId, Endpoint, Fault, JobShape, Rank};
+use posthaste_core::{ContextId, Endpoint, Fault, JobShape, LossCause, Rank};
 use std::cmp::Ordering as Compared;
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -91,6 +91,8 @@ struct Known {
     left: bool,
     /// Its end was reported.
     told: bool,
+    /// Why a connection with it was ended on this side.
+    blamed: Option<LossCause>,
     /// The incarnation that it was started again as, if it was; all of this is about that one.
     restarted: Option<u64>,
 }
@@ -337,7 +339,15 @@ impl Hub {
 
     /// A pair's connection with that incarnation, or with the first one, has ended, or was never made. Its rank is gone
     /// with it: at once if it is lost, and when all its connections have ended if it has left.
-    pub fn ended(&self, context: ContextId, peer: Endpoint, incarnation: u64, fault: Fault) {
+    pub fn ended(
+        &self,
+        context: ContextId,
+        peer: Endpoint,
+        incarnation: u64,
+        fault: Fault,
+        cause: LossCause,
+    ) {
+        let mut cause = Some(cause).filter(|_| matches!(fault, Fault::PeerLost(_)));
         let told = {
             let mut table = lock(&self.table);
             if table.ranks[peer.rank.index()].restarted.is_some_and(|restarted| restarted != incarnation) {
@@ -351,6 +361,8 @@ impl Hub {
             }
             let left = matches!(fault, Fault::PeerClosed(_));
             known.left |= left;
+            // Who ended the connection knows better than who saw its end.
+            cause = cause.map(|cause| known.blamed.unwrap_or(cause));
             if peer.rank == self.me || known.told || (left && known.open > 0) {
                 false
             } else {
@@ -362,7 +374,8 @@ impl Hub {
         self.attempt_ended();
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
-            self.tell(peer.rank, PeerEvent::Down { fault, incarnation: told_incarnation(incarnation) });
+            let incarnation = told_incarnation(incarnation);
+            self.tell(peer.rank, PeerEvent::Down { fault, incarnation, cause });
         }
     }
 
@@ -421,7 +434,7 @@ impl Hub {
     }
 
     /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
-    pub fn gone(&self, rank: Rank, fault: Fault) {
+    pub fn gone(&self, rank: Rank, fault: Fault, cause: LossCause) {
         if rank == self.me {
             return;
         }
@@ -437,7 +450,8 @@ impl Hub {
                 return;
             }
             let incarnation = told_incarnation(known.restarted.unwrap_or(0));
-            event = PeerEvent::Down { fault, incarnation };
+            let cause = Some(cause).filter(|_| matches!(fault, Fault::PeerLost(_)));
+            event = PeerEvent::Down { fault, incarnation, cause };
             if lock(&self.news).is_none() {
                 // Nobody wants to know yet.
                 table.news.push((rank, event));
@@ -451,6 +465,12 @@ impl Hub {
     /// it has sent is let in for a moment, and then they are ended.
     pub fn died(self: &Arc<Self>, rank: Rank) {
         let (hub, peer) = (self.clone(), (rank, self.incarnation_of(rank)));
+        {
+            let mut table = lock(&self.table);
+            if let Some(known) = table.ranks.get_mut(rank.index()) {
+                known.blamed.get_or_insert(LossCause::Exited);
+            }
+        }
         self.spawn(async move {
             tokio::time::sleep(LAST_WORDS).await;
             let streams: Vec<Arc<TcpStream>> = {
@@ -463,7 +483,22 @@ impl Hub {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         });
-        self.gone(rank, Fault::PeerLost(rank));
+        self.gone(rank, Fault::PeerLost(rank), LossCause::Exited);
+    }
+
+    /// A connection is about to be ended on this side, for that reason.
+    #[cfg(all(unix, not(feature = "portable")))]
+    pub fn blame(&self, number: u64, cause: LossCause) {
+        let mut table = lock(&self.table);
+        let Some((rank, incarnation)) =
+            table.streams.iter().find(|kept| kept.number == number).map(|kept| kept.peer)
+        else {
+            return;
+        };
+        let known = &mut table.ranks[rank.index()];
+        if known.restarted.is_none_or(|restarted| restarted == incarnation) {
+            known.blamed.get_or_insert(cause);
+        }
     }
 
     /// The engine has given a rank up: nothing of it is taken any more.

@@ -5,7 +5,7 @@ use crate::rx::{End, RxLink};
 use crate::tx::{Transit, Tx};
 use crate::watch::Watch;
 use posthaste_core::device::{Body, Inject, Injected, Packet, Sink, Sources, Verdict};
-use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, Loan, Port, Rank};
+use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, Loan, LossCause, Port, Rank};
 use std::sync::Arc;
 
 /// So many connections are read without asking first which of them has something.
@@ -58,12 +58,14 @@ impl TcpPort {
             }
             if self.tx.is_dead(index) {
                 // The engine has given the rank up since. The peer is to see that.
-                self.hub.ended(self.context, peer, incarnation, Fault::PeerLost(peer.rank));
+                let (fault, cause) = (Fault::PeerLost(peer.rank), LossCause::Unreachable);
+                self.hub.ended(self.context, peer, incarnation, fault, cause);
                 continue;
             }
             if let Err(error) = self.watch.add(&*stream, index as u64) {
                 tracing::warn!(%peer, %error, "a connection cannot be watched");
-                self.hub.ended(self.context, peer, incarnation, Fault::PeerLost(peer.rank));
+                let (fault, cause) = (Fault::PeerLost(peer.rank), LossCause::Broken(error.kind()));
+                self.hub.ended(self.context, peer, incarnation, fault, cause);
                 continue;
             }
             tracing::debug!(me = %hub.me, %peer, "connected");
@@ -133,6 +135,7 @@ impl TcpPort {
             return events + more;
         };
         let incarnation = link.incarnation;
+        let cause = link.broken.map_or(LossCause::Disconnected, LossCause::Broken);
         drop(link);
         self.open.retain(|&open| open != index);
         let peer = self.hub.shape.endpoint(index);
@@ -145,7 +148,7 @@ impl TcpPort {
             }
         };
         self.tx.kill(index, fault);
-        self.hub.ended(self.context, peer, incarnation, fault);
+        self.hub.ended(self.context, peer, incarnation, fault, cause);
         events + 1
     }
 
@@ -259,7 +262,8 @@ impl Port for TcpPort {
                 self.tx.kill(index, Fault::PeerLost(rank));
                 if let Some(link) = was_open {
                     let peer = self.hub.shape.endpoint(index);
-                    self.hub.ended(self.context, peer, link.incarnation, Fault::PeerLost(rank));
+                    let (fault, cause) = (Fault::PeerLost(rank), LossCause::Disconnected);
+                    self.hub.ended(self.context, peer, link.incarnation, fault, cause);
                 }
             }
         }

@@ -5,6 +5,7 @@
 //! has no room, which would turn a slow receiver, or a process that is stopped for a while, into a lost one.
 
 use crate::hub::Hub;
+use posthaste_core::LossCause;
 use posthaste_core::reactor;
 use socket2::SockRef;
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ fn look(hub: &Hub, before: &HashMap<u64, Instant>) -> HashMap<u64, Instant> {
         let since = before.get(&number).copied().filter(|since| now - *since <= hearing.last).unwrap_or(now);
         if hearing.last >= hub.times.silence && now - since >= ANSWER {
             tracing::warn!(me = %hub.me, peer = ?stream.peer_addr(), "a host has vanished");
+            hub.blame(number, LossCause::Silent);
             // Its port reads the end of the stream when it is moved next, and closes it with a reset: where only one direction
             // is cut, that reaches the other side then. A mere end would wait behind what is not acknowledged, longer each
             // time that is sent again.

@@ -2,7 +2,7 @@
 
 mod support;
 
-use posthaste_core::{Fault, JobShape, Rank, SendError};
+use posthaste_core::{Fault, JobShape, LossCause, Rank, SendError};
 use posthaste_tcp::{AddressBook, Limits, Memory, Mode, PeerAddress, TcpConfig};
 use posthaste_testkit::conformance::Log;
 use posthaste_testkit::proxy::{Course, Cut, Plan, Proxy};
@@ -108,6 +108,15 @@ async fn broken_session(mode: Mode, up: bool, at_byte: u64, cut: Cut) {
         let errors = member.errors();
         let lost = Fault::PeerLost(Rank(1 - rank as u32));
         assert!(errors.is_empty() || errors == [lost], "{cut:?} {place} at byte {at_byte}: {errors:?}");
+        let cause = member.client.loss_of(Rank(1 - rank as u32));
+        let told = match cause {
+            None => errors.is_empty(),
+            // A connection that is closed with something unread is reset by the kernel. Nobody has died or fallen silent.
+            Some(cause) => {
+                matches!(cause, LossCause::Disconnected | LossCause::Broken(_) | LossCause::Unreachable)
+            }
+        };
+        assert!(told, "{cut:?} {place} at byte {at_byte}: {cause:?}");
     }
     let got: Vec<_> = pair.log.all().into_iter().map(|message| message.bytes).collect();
     assert!([&b"first"[..], b"second"].iter().zip(&got).all(|(sent, got)| sent == got), "{got:?}");

@@ -2,7 +2,7 @@
 
 mod support;
 
-use posthaste_core::{Fault, JobShape, Messager, Rank};
+use posthaste_core::{Fault, JobShape, LossCause, Messager, Rank};
 use posthaste_tcp::{AddressBook, Limits, Mode, TcpDevice};
 use posthaste_testkit::conformance::{Log, Probe};
 use posthaste_testkit::sim::open_without_driver;
@@ -65,6 +65,8 @@ fn vanish() {
         eprintln!("noticed after {took:?}");
         errors.sort_by_key(|fault| fault.peer());
         assert_eq!(errors, [Fault::PeerLost(Rank(1)), Fault::PeerLost(Rank(2))]);
+        let causes = [1, 2].map(|rank| members[0].client.loss_of(Rank(rank)));
+        assert_eq!(causes, [Some(LossCause::Silent); 2]);
         assert!(took > silence / 2, "a moment without an answer is no silence: {took:?}");
     });
 }

@@ -361,7 +361,7 @@ impl Engine {
             Work::Run(run) => caught("work that was posted", || run(&mut self.scope())),
             Work::Enter(run) => caught("work that was posted", || run(self)),
             Work::Consumed(credit) => self.scope().consumed(credit),
-            Work::Peer(rank, PeerEvent::Down { fault, incarnation }) => {
+            Work::Peer(rank, PeerEvent::Down { fault, incarnation, .. }) => {
                 // What is said of an incarnation comes late if there is a later one.
                 if incarnation >= self.state.incarnation_of(rank) {
                     self.peer_down(rank, fault);

@@ -219,7 +219,7 @@ impl Net {
                     }
                 }
             };
-            news(rank, PeerEvent::Down { fault, incarnation });
+            news(rank, PeerEvent::Down { fault, incarnation, cause: None });
             told += 1;
         }
         (told, to_come)

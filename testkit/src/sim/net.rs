@@ -413,7 +413,7 @@ impl SimFabric {
                 let watcher = net.watchers.get(&(client, to)).cloned();
                 drop(guard);
                 if let (Some(watcher), Some(fault)) = (watcher, fault) {
-                    watcher(of, PeerEvent::Down { fault, incarnation });
+                    watcher(of, PeerEvent::Down { fault, incarnation, cause: None });
                 }
             }
             Move::TellAgain { client, to, of } => {

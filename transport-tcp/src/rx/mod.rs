@@ -70,6 +70,8 @@ pub(crate) struct RxLink {
     pub held: bool,
     /// The other side has ended its stream, or the connection is broken.
     pub ended: bool,
+    /// The error with which the connection broke, if it did.
+    pub broken: Option<ErrorKind>,
     /// It has said that nothing follows.
     left: bool,
     /// The last payload was a long one.
@@ -115,6 +117,7 @@ impl RxLink {
             ready: true,
             held: false,
             ended: false,
+            broken: None,
             left: false,
             long: false,
             row: 0,
@@ -267,7 +270,7 @@ impl RxLink {
             if let Ok(count) = read {
                 self.plain.end = count.saturating_sub(asked);
             }
-            return Ok(pulled(read, asked + behind));
+            return Ok(pulled(read, asked + behind, &mut self.broken));
         }
         let room = self.plain.room(limits.read_buffer);
         let most = match &self.fill {
@@ -280,7 +283,7 @@ impl RxLink {
         if let Ok(count) = read {
             self.plain.end += count;
         }
-        Ok(pulled(read, asked))
+        Ok(pulled(read, asked, &mut self.broken))
     }
 
     /// Reads records, and opens one of them.
@@ -312,7 +315,7 @@ impl RxLink {
             if let Ok(count) = read {
                 self.cipher.end += count;
             }
-            pulled_now = pulled(read, asked);
+            pulled_now = pulled(read, asked, &mut self.broken);
             if !matches!(pulled_now, Pulled::Some(..)) {
                 return Ok(pulled_now);
             }
@@ -550,7 +553,8 @@ pub(crate) enum End {
     Malformed(Malformed),
 }
 
-fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
+/// What a read came to; an error that ends the connection is left in `broken`.
+fn pulled(read: std::io::Result<usize>, asked: usize, broken: &mut Option<ErrorKind>) -> Pulled {
     match read {
         Ok(0) => Pulled::End,
         Ok(count) => Pulled::Some(count, count < asked),
@@ -558,6 +562,7 @@ fn pulled(read: std::io::Result<usize>, asked: usize) -> Pulled {
         Err(error) if error.kind() == ErrorKind::Interrupted => Pulled::Some(0, false),
         Err(error) => {
             tracing::debug!(%error, "reading failed");
+            *broken = Some(error.kind());
             Pulled::End
         }
     }
