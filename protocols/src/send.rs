@@ -2,6 +2,7 @@
 
 use crate::buffer::{Buffer, Unsent};
 use crate::operation::{Pending, Way};
+use crate::within::Alarm;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait, Whole};
@@ -10,6 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 
 /// Everything of a send but its payload.
 #[derive(Clone, Debug)]
@@ -126,12 +128,59 @@ fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<
     Err(TrySendError::Full(buffer.unwrap_or_else(|| Buffer::copy(&[]))))
 }
 
+/// A send that cannot be done at once, or has to wait for its turn.
 #[derive(Debug)]
+struct Slow {
+    state: State,
+    /// It is this sequential send's turn.
+    turn: Option<OwnedSemaphorePermit>,
+}
+
+impl From<State> for Box<Slow> {
+    fn from(state: State) -> Self {
+        Box::new(Slow { state, turn: None })
+    }
+}
+
+/// A sequential send in the line to its target.
+struct InLine {
+    turn: Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>,
+    deadline: Option<Alarm>,
+}
+
+impl InLine {
+    /// Ready when it is its turn, or its time is up.
+    fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Result<OwnedSemaphorePermit, Fault>> {
+        if let Poll::Ready(turn) = self.turn.as_mut().poll(cx) {
+            // Nobody closes a line.
+            return Poll::Ready(turn.map_err(|_| Fault::Shutdown));
+        }
+        match &mut self.deadline {
+            Some(alarm) => alarm.poll(face, cx).map(Err),
+            None => Poll::Pending,
+        }
+    }
+}
+
 enum State {
+    /// Sequential: it has to wait for those before it.
+    Line(Option<InLine>),
     Start(Wait),
     Posted(Posted<(Step, Option<Buffer>)>),
     Queued(Pending),
     Later(Pending),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            State::Line(_) => f.write_str("Line"),
+            State::Start(wait) => f.debug_tuple("Start").field(wait).finish(),
+            State::Posted(posted) => f.debug_tuple("Posted").field(posted).finish(),
+            State::Queued(pending) => f.debug_tuple("Queued").field(pending).finish(),
+            State::Later(pending) => f.debug_tuple("Later").field(pending).finish(),
+        }
+    }
 }
 
 /// A started send whose tickets are already in the hands of a [`Pending`], so that a dropped future leaks nothing.
@@ -163,6 +212,7 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// next is begun comes first. Of sends that are under way at once, of several tasks or polled by turns in one, one that is
 /// told to wait for credit or room is not taken yet, keeps its payload, and may be passed by another that begins as room
 /// comes free; those that wait are let in one after the other, and none waits for ever.
+/// [`sequential`](Self::sequential) ones are not passed by each other, either.
 ///
 /// # Cancel safety
 /// Dropped before it has started, or while it waits for credit or room, nothing is sent. Dropped later, the message
@@ -195,7 +245,7 @@ pub struct SendMessage<'f, F: Face> {
     deadline: Option<u64>,
     buffer: Option<Buffer>,
     /// Made when the send cannot be done at once.
-    slow: Option<Box<State>>,
+    slow: Option<Box<Slow>>,
 }
 
 // Nothing in it is ever pinned.
@@ -223,7 +273,59 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// May overtake messages that wait (D15).
     pub fn relaxed(mut self) -> Self {
         self.envelope.relaxed = true;
+        self.slow = None;
         self
+    }
+
+    /// Is taken, and ends, behind every sequential send of this context to the target that was polled before it, of whatever
+    /// protocol, and is passed by none that is polled later (D15): also while one of them waits for credit or room, where
+    /// others may be passed. One is under way at a time: none is begun before the one before it has ended or was dropped.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (page, mut pages) = job.stream("page")?; // its sends wait for credit
+    /// let (end, mut ends) = job.stream("end")?;
+    /// let (first, last) = tokio::join!(
+    ///     page.send(job.rank(), "the only page").sequential(),
+    ///     end.send(job.rank(), "").sequential(), // not before the page is on its way
+    /// );
+    /// first.and(last)?;
+    /// assert!(ends.recv().await.is_some() && pages.recv().await.is_some());
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn sequential(mut self) -> Self {
+        self.envelope.relaxed = false;
+        self.slow = Some(State::Line(None).into());
+        self
+    }
+
+    /// The payload of a send that has failed, or that was never begun: whoever holds it may send it elsewhere. `None` once
+    /// the message was queued or is on its way.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// use posthaste::Rank;
+    /// let job = posthaste::solo().await?;
+    /// let (line, mut lines) = job.stream("line")?;
+    /// let mut send = line.send(Rank(7), vec![1; 100_000]);
+    /// if (&mut send).await.is_err() {
+    ///     // There is no rank 7. The bytes are still here, and were not copied.
+    ///     let payload = send.into_payload().expect("nothing was sent");
+    ///     line.send(job.rank(), payload).await?;
+    /// }
+    /// assert_eq!(lines.recv().await.map(|line| line.len()), Some(100_000));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn into_payload(self) -> Option<Buffer> {
+        self.buffer
     }
 
     /// To another context of the same rank than the sender's own number.
@@ -254,10 +356,15 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// # }
     /// ```
     pub fn try_send(self) -> Result<(), TrySendError<Buffer>> {
-        match self.buffer {
-            Some(buffer) => try_now(self.face, &self.envelope, buffer),
-            None => Err(TrySendError::Full(Buffer::copy(&[]))),
-        }
+        let Some(buffer) = self.buffer else { return Err(TrySendError::Full(Buffer::copy(&[]))) };
+        let is_sequential = self.slow.is_some_and(|slow| matches!(slow.state, State::Line(_)));
+        let line = is_sequential.then(|| self.face.shared().line_to(self.envelope.target));
+        let _turn = match line.as_ref().map(|line| line.try_acquire()).transpose() {
+            Ok(turn) => turn,
+            // One before it is under way.
+            Err(_) => return Err(TrySendError::Full(buffer)),
+        };
+        try_now(self.face, &self.envelope, buffer)
     }
 
     #[cold]
@@ -323,21 +430,41 @@ impl<'f, F: Face> SendMessage<'f, F> {
             },
             Err(_) => State::Posted(self.post(Wait::Await)),
         };
-        self.slow = Some(Box::new(state));
+        self.slow = Some(state.into());
         self.step_slowly(cx)
     }
 
     #[cold]
     fn step_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        let Some(mut state) = self.slow.take() else { return Poll::Ready(Err(Fault::Shutdown.into())) };
-        let result = self.go_on(&mut state, cx);
-        self.slow = Some(state);
+        let Some(mut slow) = self.slow.take() else { return Poll::Ready(Err(Fault::Shutdown.into())) };
+        let result = self.go_on(&mut slow, cx);
+        if result.is_ready() {
+            slow.turn = None;
+        }
+        self.slow = Some(slow);
         result
     }
 
-    fn go_on(&mut self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+    fn go_on(
+        &mut self,
+        Slow { state, turn }: &mut Slow,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), SendError>> {
         loop {
             let step = match state {
+                State::Line(waiting) => {
+                    let (face, target) = (self.face, self.envelope.target);
+                    let waiting = waiting.get_or_insert_with(|| InLine {
+                        turn: Box::pin(face.shared().line_to(target).acquire_owned()),
+                        deadline: self.deadline.map(Alarm::new),
+                    });
+                    match ready!(waiting.poll(face, cx)) {
+                        Ok(its) => *turn = Some(its),
+                        Err(fault) => return Poll::Ready(Err(fault.into())),
+                    }
+                    *state = State::Start(Wait::Await);
+                    continue;
+                }
                 State::Start(wait) => {
                     let wait = *wait;
                     // A promise is used at once: nobody would give it back if this were dropped here.
@@ -460,7 +587,7 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
             // Somebody else is at the engine.
             Err(_) => (State::Start(Wait::Await), Some(Buffer::copy(bytes))),
         };
-        Ok(Some(SendMessage { face, envelope, deadline: None, buffer, slow: Some(Box::new(state)) }))
+        Ok(Some(SendMessage { face, envelope, deadline: None, buffer, slow: Some(state.into()) }))
     }
 
     #[cold]

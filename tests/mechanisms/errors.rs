@@ -2,7 +2,8 @@
 
 use crate::support::{options, run, soon, until};
 use posthaste::{
-    CallError, Error, Fault, JoinError, Message, Rank, RegionKey, RegisterError, RmaError, Scope, SendError,
+    Bytes, CallError, Error, Fault, JoinError, Message, Rank, RegionKey, RegisterError, RmaError, Scope,
+    SendError,
 };
 use std::sync::{Arc, Mutex};
 
@@ -39,6 +40,30 @@ fn error_an_unknown_rank_is_refused_by_every_operation() {
         let key = RegionKey { rank: 2, offset: 0, len: 8, incarnation: 0 };
         assert!(matches!(job.remote_region(key).await, Err(Error::Rma(RmaError::UnknownRank { .. }))));
         assert_eq!(window.len(nobody), 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+/// What could not be sent is still its owner's: in place, as bytes that are not copied, and as a loan.
+#[test]
+fn error_a_failed_send_gives_its_payload_back() {
+    run(2, options(), async |job| {
+        let message = job.register("message", |_: Message, _: &mut Scope| {}).unwrap();
+        let service = job.service_inline("service", |m, _| Ok(m.to_bytes().into())).unwrap();
+        let bytes = Bytes::from(vec![7; 100_000]);
+        for payload in [b"in place".to_vec().into(), bytes.clone()] {
+            let mut send = message.send(Rank(2), payload.clone());
+            assert!((&mut send).await.is_err());
+            let back = send.into_payload().expect("nothing was sent").into_bytes();
+            assert_eq!((back.as_ptr(), &back), (payload.as_ptr(), &payload));
+            let mut call = service.call_bytes(Rank(2), payload.clone());
+            assert!((&mut call).await.is_err());
+            assert_eq!(call.into_payload().expect("nothing was asked").into_bytes(), payload);
+        }
+        let mut send = message.send(Rank(1 - job.rank().0), bytes);
+        (&mut send).await.unwrap();
+        assert!(send.into_payload().is_none(), "it is on its way");
+        assert!(message.send(Rank(0), b"not begun").into_payload().is_some());
         job.barrier().await.unwrap();
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Random, driven_by_thread, is_payload, options, others, payload, run, soon};
 use futures::StreamExt;
-use posthaste::{Bytes, Fill, First, Message, Rank, Scope};
+use posthaste::{Bytes, Fault, Fill, First, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -269,6 +269,63 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
             assert_eq!(*ended.lock().unwrap(), (0..100).collect::<Vec<_>>());
         } else {
             soon("all messages", arrived.reach(100)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Sends of several protocols, of which some wait for credit: sequential ones end in the order in which they were begun,
+/// where matched ones of another protocol would pass those that wait.
+#[test]
+fn m_d15_sequential_sends_end_in_order_and_none_passes_another() {
+    const COUNT: u64 = 60;
+    run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let (credited, mut stream) = job.stream("credited").unwrap();
+        let arrived = job.counter();
+        let (count, seen) = (arrived.clone(), Arc::<Mutex<Vec<u64>>>::default());
+        let log = seen.clone();
+        let inline = job
+            .register("inline", move |m: Message, _: &mut Scope| {
+                log.lock().unwrap().push(m.read::<u64>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+        let way = |number: u64| if number % 3 == 0 { &inline } else { &credited };
+        if job.rank() == Rank(0) {
+            let ended: Mutex<Vec<u64>> = Mutex::default();
+            let sends = (0..COUNT).map(|number| {
+                let (ended, way) = (&ended, way(number));
+                async move {
+                    let mut bytes = payload(number, [8, 40, 3000, 300_000][number as usize % 4]);
+                    bytes[..8].copy_from_slice(&number.to_ne_bytes());
+                    way.send(Rank(1), bytes).sequential().await.unwrap();
+                    ended.lock().unwrap().push(number);
+                }
+            });
+            soon("all of them", futures::future::join_all(sends)).await;
+            assert_eq!(*ended.lock().unwrap(), (0..COUNT).collect::<Vec<_>>());
+            // One that is dropped in the line, or amid its turn, keeps nobody behind it.
+            let mut first = credited.send(Rank(1), b"no credit").sequential();
+            let mut second = inline.send(Rank(1), b"in the line").sequential();
+            while futures::poll!(&mut first).is_ready() {
+                first = credited.send(Rank(1), b"no credit").sequential();
+            }
+            assert!(futures::poll!(&mut second).is_pending(), "it passed the first one");
+            let late = inline.send(Rank(1), b"late").sequential().deadline(Duration::from_millis(20)).await;
+            assert_eq!(late, Err(SendError::Fault(Fault::DeadlineExceeded)));
+            assert!(inline.send(Rank(1), b"not now").sequential().try_send().is_err());
+            drop((second, first));
+            soon("the line", inline.send(Rank(1), COUNT.to_ne_bytes()).sequential()).await.unwrap();
+        } else {
+            // By now all of them wait behind the first that wants credit.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            for number in (0..COUNT).filter(|number| number % 3 != 0) {
+                let message = soon("the next of the stream", stream.next()).await.unwrap();
+                assert_eq!(message.read::<u64>(0), Some(number));
+            }
+            soon("all messages", arrived.reach(COUNT / 3 + 1)).await;
+            let expected: Vec<u64> = (0..COUNT).filter(|number| number % 3 == 0).chain([COUNT]).collect();
+            assert_eq!(*seen.lock().unwrap(), expected);
         }
         job.barrier().await.unwrap();
     });

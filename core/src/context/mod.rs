@@ -30,9 +30,11 @@ use crate::sysdep::Sysdep;
 use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Packets drained per call of `advance`.
 const BUDGET: usize = 256;
@@ -96,6 +98,8 @@ pub struct Shared {
     kin: std::sync::Arc<Kin>,
     /// There are others.
     has_kin: bool,
+    /// By target: in which order sequential sends to it are taken, one at a time. Made where they are asked for.
+    lines: Mutex<HashMap<Endpoint, std::sync::Arc<Semaphore>>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -144,6 +148,7 @@ impl Shared {
             found: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
             has_kin: kin.count() > 1,
+            lines: Mutex::default(),
             kin,
         })
     }
@@ -165,6 +170,12 @@ impl Shared {
     #[must_use]
     pub fn slots(&self) -> &SlotPool {
         &self.slots
+    }
+
+    /// The line in which sequential sends to that target wait for their turn: a fair semaphore of one permit.
+    #[must_use]
+    pub fn line_to(&self, target: Endpoint) -> std::sync::Arc<Semaphore> {
+        lock(&self.lines).entry(target).or_insert_with(|| std::sync::Arc::new(Semaphore::new(1))).clone()
     }
 
     /// Whether the context is closed.

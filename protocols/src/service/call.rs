@@ -73,6 +73,13 @@ impl<'f, F: Face> Call<'f, F> {
         Self { face, envelope, payload: None, deadline: None, state: State::Waiting(pending) }
     }
 
+    /// The payload of a call that has failed before its request was sent, or that was never begun: whoever holds it may ask
+    /// elsewhere. `None` once the request was queued or is on its way.
+    #[must_use]
+    pub fn into_payload(self) -> Option<Buffer> {
+        self.payload
+    }
+
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Some(Handle::of(self.face).deadline_after(after));
