@@ -260,6 +260,8 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
                 async move {
                     message
                         .send(Rank(1), payload(1, if number % 2 == 0 { 20_000 } else { 64 }))
+                        // Matched ones may end out of order where another thread makes room.
+                        .sequential()
                         .await
                         .unwrap();
                     ended.lock().unwrap().push(number);
