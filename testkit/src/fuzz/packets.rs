@@ -87,18 +87,23 @@ impl Port for Scripted {
         let mut events = 0;
         while events < budget {
             let Some(made) = self.arrived.lock().expect("one thread").pop_front() else { break };
+            let (source, protocol, cookie) = (made.source, made.protocol, made.cookie);
             let shared = Bytes::copy_from_slice(&made.body);
             let body = if made.short { Body::Short(&made.body) } else { Body::Owned(&shared) };
-            let mut packet = Packet {
-                source: made.source,
-                protocol: made.protocol,
-                kind: 0,
-                cookie: made.cookie,
-                info: &made.info,
-                body,
-            };
+            let mut out = Out(&mut self.room);
             events += 1;
-            if sink.packet(&mut Out(&mut self.room), &mut packet) == Verdict::Hold {
+            // In the ways in which devices hand them over.
+            let verdict = match <[u8; 8]>::try_from(&made.body[..]) {
+                Ok(word) if made.short && made.info.is_empty() => {
+                    sink.word(&mut out, source, protocol, cookie, u64::from_ne_bytes(word))
+                }
+                _ if made.info.is_empty() => sink.plain(&mut out, source, protocol, cookie, body),
+                _ => sink.packet(
+                    &mut out,
+                    &mut Packet { source, protocol, kind: 0, cookie, info: &made.info, body },
+                ),
+            };
+            if verdict == Verdict::Hold {
                 // Held for ever: nothing more is registered.
                 break;
             }
