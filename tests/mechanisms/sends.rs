@@ -292,7 +292,7 @@ fn m_d15_sequential_sends_end_in_order_and_none_passes_another() {
                 count.add(1);
             })
             .unwrap();
-        let way = |number: u64| if number % 3 == 0 { &inline } else { &credited };
+        let way = |number: u64| if number.is_multiple_of(3) { &inline } else { &credited };
         if job.rank() == Rank(0) {
             let ended: Mutex<Vec<u64>> = Mutex::default();
             let sends = (0..COUNT).map(|number| {
