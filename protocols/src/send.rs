@@ -401,11 +401,13 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// The first step of a send that is not one word, or has something in its way.
     #[inline(never)]
     fn step_at_once(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        let len = self.buffer.as_ref().map_or(0, Buffer::len);
+        let (len, is_loan) =
+            self.buffer.as_ref().map_or((0, false), |buffer| (buffer.len(), buffer.is_loan()));
         if self.buffer.as_mut().is_some_and(|buffer| send_at_once(self.face, &self.envelope, buffer)) {
             // Whoever polls once more, or tries to send, sends nothing twice: a loan is the device's again.
             self.buffer = None;
-            budget::spend_on(budget::MESSAGE, len);
+            // A loan was handed over as it is.
+            budget::spend_on(budget::MESSAGE, if is_loan { 0 } else { len });
             return Poll::Ready(Ok(()));
         }
         let first = self.first_step(cx);

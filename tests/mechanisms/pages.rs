@@ -166,6 +166,37 @@ fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
     });
 }
 
+/// A loan is handed over as it is: however long it is, it takes no more of its task's turn than a word.
+#[test]
+fn m_v03_many_loans_are_sent_in_one_turn() {
+    run(2, options(), async |job| {
+        const COUNT: u64 = 100;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("loan", move |m: Message, _: &mut Scope| count.add(m.read::<u64>(0).unwrap_or(0)))
+            .unwrap();
+        if job.rank() == Rank(0) {
+            // The first one is told with its protocol.
+            message.send(Rank(1), 1u64.to_ne_bytes()).await.unwrap();
+            tokio::task::yield_now().await;
+            for number in 0..COUNT {
+                let loan = message.loan(64 << 10).expect("there are pages");
+                loan.memory.write_u64(0, 1);
+                let sent = futures::poll!(message.send(Rank(1), loan));
+                assert_eq!(
+                    sent,
+                    std::task::Poll::Ready(Ok(())),
+                    "loan {number} has to wait for the next turn"
+                );
+            }
+        } else {
+            soon("the messages", arrived.reach(COUNT + 1)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
 #[test]
 fn m_v04_a_sender_waits_while_the_box_or_the_pages_are_used_up() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
