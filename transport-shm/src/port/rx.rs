@@ -67,7 +67,7 @@ impl Rx {
         }
         Rx {
             inbox,
-            desk: Desk { scratch: Box::new([0; 2048 / 8 + 2]), info: Box::new([0; MAX_INFO]), fence },
+            desk: Desk { scratch: Box::new(Scratch([0; SCRATCH])), info: Box::new([0; MAX_INFO]), fence },
             next: 0,
             fence,
             alone: {
@@ -252,9 +252,16 @@ impl Rx {
     }
 }
 
+/// Words of the longest payload of a record, and two more.
+const SCRATCH: usize = 2048 / 8 + 2;
+
+/// Room for one payload. It begins with a cache line: the widest stores of a copy would else write to two each.
+#[repr(C, align(64))]
+struct Scratch([u64; SCRATCH]);
+
 /// Where a packet that is not one word is put together.
 struct Desk {
-    scratch: Box<[u64; 2048 / 8 + 2]>,
+    scratch: Box<Scratch>,
     info: Box<[u8; MAX_INFO]>,
     fence: LightFence,
 }
@@ -282,7 +289,7 @@ impl Desk {
         sink: &mut dyn Sink,
     ) -> bool {
         let from = lane.with.from;
-        let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut self.scratch[..])[..len];
+        let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut self.scratch.0[..])[..len];
         lane.consumer.payload(cookie.is_some(), bytes);
         let body = Body::Short(bytes);
         lane.held = sink.plain(tx, from, ProtocolId(protocol), cookie.unwrap_or(0), body) == Verdict::Hold;
@@ -321,7 +328,7 @@ impl Desk {
             sink.packet(tx, &mut Packet { source: from, protocol, kind: 0, cookie, info, body })
         };
         let verdict = if header.kind == KIND_SHORT {
-            let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut scratch[..])[..len];
+            let bytes: &mut [u8] = &mut zerocopy::IntoBytes::as_mut_bytes(&mut scratch.0[..])[..len];
             let (cookie, ()) = lane.consumer.record(header, info, |ring, at| ring.read_bytes(at, bytes));
             offer(&info[..info_len], cookie, Body::Short(bytes))
         } else {
@@ -422,7 +429,7 @@ impl Desk {
         memory.prefetch(PREFETCH);
         let first = lane.batched;
         let end = batch.count().min(first + budget as u64);
-        let mut payloads = OneByOne { batch, memory, next: first, end, scratch: &mut self.scratch[..] };
+        let mut payloads = OneByOne { batch, memory, next: first, end, scratch: &mut self.scratch.0[..] };
         sink.batch(tx, from, protocol, &mut payloads);
         lane.batched = payloads.next;
         lane.held = lane.batched < end;
