@@ -152,7 +152,7 @@ impl InLine {
     /// Ready when it is its turn, or its time is up.
     fn poll<F: Face>(&mut self, face: &F, cx: &mut Context<'_>) -> Poll<Result<OwnedSemaphorePermit, Fault>> {
         if let Poll::Ready(turn) = self.turn.as_mut().poll(cx) {
-            // Nobody closes a line.
+            // A line is closed with its context.
             return Poll::Ready(turn.map_err(|_| Fault::Shutdown));
         }
         match &mut self.deadline {
@@ -279,7 +279,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
 
     /// Is taken, and ends, behind every sequential send of this context to the target that was polled before it, of whatever
     /// protocol, and is passed by none that is polled later (D15): also while one of them waits for credit or room, where
-    /// others may be passed. One is under way at a time: none is begun before the one before it has ended or was dropped.
+    /// others may be passed. One is under way at a time: none is begun before the one before it has ended or was dropped, so
+    /// that one which is kept and not polled any more, or forgotten, holds up those behind it until the context is closed.
     ///
     /// # Examples
     /// ```

@@ -333,6 +333,28 @@ fn m_d15_sequential_sends_end_in_order_and_none_passes_another() {
     });
 }
 
+/// One that is forgotten amid its turn holds up those behind it, but not for longer than the context lives.
+#[test]
+fn m_d15_who_waits_behind_a_forgotten_sequential_send_is_told_of_the_end() {
+    run(1, options().env("POSTHASTE_CREDITS", "1").body_leaves(), async |job| {
+        let (credited, stream) = job.stream("credited").unwrap();
+        credited.send(job.rank(), b"takes the credit").await.unwrap();
+        let mut first = credited.send(job.rank(), b"no credit").sequential();
+        assert!(futures::poll!(&mut first).is_pending());
+        std::mem::forget(first);
+        let behind = credited.clone();
+        let me = job.rank();
+        let waits = tokio::spawn(async move { behind.send(me, b"behind it").sequential().await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!waits.is_finished());
+        job.leave().await.unwrap();
+        let end = soon("the end of who waits", waits).await.unwrap();
+        assert_eq!(end, Err(SendError::Fault(Fault::Shutdown)));
+        assert!(credited.send(me, b"too late").sequential().await.is_err());
+        drop(stream);
+    });
+}
+
 #[test]
 fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
     const COUNT: u64 = 300;

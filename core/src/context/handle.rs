@@ -233,6 +233,7 @@ impl Handle {
     /// Ends everything that is pending with [`Fault::Shutdown`](crate::Fault::Shutdown); nothing can be started any more.
     pub fn shut_down(&self) {
         self.shared.closed.store(true, Ordering::Release);
+        self.shared.close_lines();
         self.post_work(Work::Shutdown);
         self.shared.driver.wake();
     }

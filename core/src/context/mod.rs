@@ -172,10 +172,21 @@ impl Shared {
         &self.slots
     }
 
-    /// The line in which sequential sends to that target wait for their turn: a fair semaphore of one permit.
+    /// The line in which sequential sends to that target wait for their turn: a fair semaphore of one permit, which is closed
+    /// with the context.
     #[must_use]
     pub fn line_to(&self, target: Endpoint) -> std::sync::Arc<Semaphore> {
-        lock(&self.lines).entry(target).or_insert_with(|| std::sync::Arc::new(Semaphore::new(1))).clone()
+        let mut lines = lock(&self.lines);
+        let line = lines.entry(target).or_insert_with(|| std::sync::Arc::new(Semaphore::new(1)));
+        if self.is_closed() {
+            line.close();
+        }
+        line.clone()
+    }
+
+    /// Who waits in a line of a context that is closed is told so, even if the one whose turn it is was forgotten.
+    fn close_lines(&self) {
+        lock(&self.lines).values().for_each(|line| line.close());
     }
 
     /// Whether the context is closed.
