@@ -15,6 +15,7 @@ pub mod descriptor;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod exposed;
 pub mod failpoint;
 pub mod fifo;
 pub mod heap;

@@ -6,6 +6,7 @@ use crate::control::{ControlHandler, Controls};
 use crate::device::{Device, PeerEvent};
 use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
 use crate::error::{DeviceError, Fault, LossCause, RegisterError, SendError};
+use crate::exposed::{Exposed, ExposedMemory};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Protocol, Registry};
 use crate::route::{RouteCaps, Routes};
@@ -126,6 +127,7 @@ pub struct Client {
     registry: crate::sync::Arc<Registry>,
     controls: Arc<Controls>,
     gates: crate::sync::Arc<Gates>,
+    exposed: Arc<Exposed>,
     contexts: Vec<Handle>,
     errors: crate::sync::Arc<Mutex<Option<ErrorHandler>>>,
     restarts: Arc<Restarts>,
@@ -189,7 +191,7 @@ impl Client {
         let routes = Routes::new(devices, shape.ranks)?;
         let caps = routes.caps();
         let registry = crate::sync::Arc::new(Registry::default());
-        let controls = Arc::new(Controls::default());
+        let (controls, exposed) = (Arc::new(Controls::default()), Arc::new(Exposed::default()));
         let light = LightFence::beside(&*sysdep);
         let gates = crate::sync::Arc::new(Gates::new(shape.ranks as usize, light));
         gates.restarted(personality.rank, personality.incarnation);
@@ -211,6 +213,7 @@ impl Client {
                     controls: controls.clone(),
                     gates: gates.clone(),
                     memory: Arc::new(routes.memory(me.rank)),
+                    exposed: exposed.clone(),
                     errors: Some(crate::sync::Arc::new(move |fault| {
                         let handler = lock(&told).clone();
                         if let Some(handler) = handler {
@@ -234,6 +237,7 @@ impl Client {
             registry,
             controls,
             gates,
+            exposed,
             contexts,
             errors,
             restarts,
@@ -367,6 +371,39 @@ impl Client {
     #[must_use]
     pub fn memory(&self, me: Rank) -> crate::route::RouteMemory {
         self.routes.memory(me)
+    }
+
+    /// Exposes memory that the caller owns to the peers, who name it by its [place](ExposedMemory::place): what they put
+    /// there, get from there and do to its words is carried out by this client's engine, whatever the devices can.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use posthaste_core::inprocess::InProcessFabric;
+    /// # use posthaste_core::messager::ClientParts;
+    /// # use posthaste_core::sysdep::Personality;
+    /// # use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+    /// # use std::sync::Arc;
+    /// # let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+    /// # let client = Client::new(ClientParts {
+    /// #     id: ClientId(0),
+    /// #     devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+    /// #     sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+    /// #     config: Default::default(),
+    /// #     spin: None,
+    /// #     driver_thread: false,
+    /// # })?;
+    /// # client.open().await?;
+    /// let exposed = client.expose(vec![7_u8; 100]);
+    /// assert_eq!((exposed.len(), exposed.with(|bytes| bytes[99])), (100, 7));
+    /// assert_eq!(exposed.into_inner(), [7; 100]);
+    /// # client.close().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn expose<T: AsMut<[u8]> + Send + 'static>(&self, memory: T) -> ExposedMemory<T> {
+        self.exposed.add(memory)
     }
 
     /// Waits until a later incarnation of the rank than `after` can be reached by all contexts, and returns which it is.

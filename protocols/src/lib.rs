@@ -52,8 +52,8 @@ pub use send::{SendMessage, SendSlice};
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use window::{
-    AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTo, GetTyped, One, Put, PutCopy,
-    PutElement, PutSignal, PutSlice, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal,
+    AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTo, GetTyped, One, OwnedRegion, Put,
+    PutCopy, PutElement, PutSignal, PutSlice, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal,
     UpdateEach, Window, Word, WordIndex, WordUpdate, Words,
 };
 pub use within::{Within, within};

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use posthaste_core::engine::{FifoOptions, PatternError};
 use posthaste_core::{Context, Handle, Messager, Rank, RmaError};
 use posthaste_protocols::{
-    Collectives, Element, Fifo, Group, ManyToMany, Pattern, Persistent, Recorder, Region, RegionKey,
-    RemoteRegion, Window, Within, flush, pattern,
+    Collectives, Element, Fifo, Group, ManyToMany, OwnedRegion, Pattern, Persistent, Recorder, Region,
+    RegionKey, RemoteRegion, Window, Within, flush, pattern,
 };
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
@@ -65,6 +65,32 @@ impl Job {
     /// Cancel safe: the memory goes back. See [`Region::allocate`].
     pub async fn region(&self, len: usize) -> Result<Region, Error> {
         Ok(Region::allocate(&self.client, len).await?)
+    }
+
+    /// Makes memory that the caller owns a region: peers reach it by its key, through this rank, and it is the caller's again
+    /// at once.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let table = job.region_from(b"whatever has bytes".to_vec())?;
+    /// let remote = job.remote_region(table.key()).await?; // as a peer opens it
+    /// assert_eq!(remote.get_into(9, vec![0; 3]).await?, b"has");
+    /// let bytes: Vec<u8> = table.into_inner();
+    /// # assert_eq!(bytes.len(), 18);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Region::from_owned`].
+    pub fn region_from<T>(&self, memory: T) -> Result<OwnedRegion<T>, Error>
+    where
+        T: AsMut<[u8]> + Send + 'static,
+    {
+        Ok(Region::from_owned(&self.client, memory)?)
     }
 
     /// A region of a peer, by the key that the peer told. What is done with it goes through the client's first context, or

@@ -109,6 +109,64 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
 }
 
 #[test]
+fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let table = job.region_from(payload(job.rank().0.into(), 100_003)).unwrap();
+        let key = table.key();
+        let blob = job.all_gather(&key.offset.to_le_bytes()).await.unwrap();
+        let offset = u64::from_le_bytes(blob[peer.index()][..].try_into().unwrap());
+        let remote = job.remote_region(RegionKey { rank: peer.0, offset, ..key }).await.unwrap();
+        // Gets of any length, and of the other side while it gets from here.
+        assert!(is_payload(peer.0.into(), &remote.get_into(0, vec![0; 100_003]).await.unwrap()));
+        for len in [0, 1, 8, 2048, 2049, 65_537] {
+            let got = remote.get_into(3, vec![0; len]).await.unwrap();
+            assert_eq!(got, payload(peer.0.into(), 100_003)[3..][..len]);
+        }
+        job.barrier().await.unwrap();
+        // Puts: what is put before a get, or a message, is seen by it.
+        let bytes = payload(7, 70_000);
+        let first = remote.put_slice(30_001, &bytes[..40_000]);
+        let rest = remote.put_bytes(70_001, Bytes::copy_from_slice(&bytes[40_000..]));
+        let (first, rest, got) = tokio::join!(first, rest, remote.get_into(30_001, vec![0; 70_000]));
+        (first.unwrap(), rest.unwrap());
+        assert_eq!(got.unwrap(), bytes);
+        // Words: additions of both ranks to each of both, while the owners add, too.
+        let words = remote.words::<u64>();
+        words.store(peer, 8, 0).await.unwrap();
+        job.barrier().await.unwrap();
+        let own = job.remote_region(key).await.unwrap();
+        for _ in 0..500 {
+            words.add(peer, 8, 1).await.unwrap();
+            own.words::<u64>().fetch_add(job.rank(), 8, 1).await.unwrap();
+            table.with(|bytes| {
+                let count = u64::from_ne_bytes(bytes[8..16].try_into().unwrap()) + 1;
+                bytes[8..16].copy_from_slice(&count.to_ne_bytes());
+            });
+        }
+        let halves = remote.words::<u32>();
+        assert_eq!(halves.compare_swap(peer, 16, 1, 2).await.unwrap(), halves.load(peer, 16).await.unwrap());
+        assert!(matches!(words.load(peer, 12).await, Err(RmaError::Misaligned { .. })));
+        assert!(matches!(remote.put_slice(100_000, "four").await, Err(RmaError::OutOfRange { .. })));
+        job.barrier().await.unwrap();
+        assert_eq!(own.words::<u64>().load(job.rank(), 8).await.unwrap(), 1500);
+        job.barrier().await.unwrap();
+        // It is its owner's again at once; whoever comes later is told, and what is exposed then is not what he names.
+        let bytes = table.into_inner();
+        assert_eq!(bytes.len(), 100_003);
+        assert_eq!(bytes[30_001..100_001], payload(7, 70_000));
+        let other = job.region_from(vec![0_u8; 200_000]).unwrap();
+        job.barrier().await.unwrap();
+        let gone = RmaError::Fault(posthaste::Fault::NoSuchMemory(peer));
+        assert_eq!(remote.put_slice(0, "late").await.unwrap_err(), gone);
+        assert_eq!(remote.get_into(0, vec![0; 5000]).await.unwrap_err(), gone);
+        assert_eq!(words.fetch_add(peer, 8, 1).await.unwrap_err(), gone);
+        job.barrier().await.unwrap();
+        assert_eq!(other.into_inner(), vec![0; 200_000]);
+    });
+}
+
+#[test]
 fn m_w01_a_window_has_a_length_for_each_rank_and_0_is_one() {
     run(4, options(), async |job| {
         let mine = [0usize, 5, 0, 1000][job.rank().index()];

@@ -579,8 +579,7 @@ impl State {
     pub(super) fn cannot_be_mixed(&self, index: usize, descriptor: &Descriptor) -> bool {
         match descriptor.op {
             Op::Jump => self.run_is_long(descriptor),
-            Op::Put | Op::Get => self.goes_over_send(index),
-            Op::Atomic => self.has_no_atomics(index),
+            Op::Put | Op::Get | Op::Atomic => self.accesses_over_send(index, descriptor),
             Op::Send => descriptor.len > self.eager as u64,
             Op::Nop => false,
         }

@@ -44,6 +44,7 @@ use crate::caps::Caps;
 use crate::control::Controls;
 use crate::device::{Inject, Memory, PeerEvent, Port, SourceTable};
 use crate::error::{Fault, SendError};
+use crate::exposed::Exposed;
 use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::{Credit, Protocol, Registry};
 use crate::route::RouteCaps;
@@ -132,6 +133,8 @@ pub struct State {
     pub(crate) stats: Stats,
     pub(crate) gates: Arc<Gates>,
     pub(crate) memory: std::sync::Arc<dyn Memory>,
+    /// Memory of this rank that no device has.
+    pub(crate) exposed: std::sync::Arc<Exposed>,
     pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
     /// Until when landings were last seen in use, while a timer is set for that.
     landings_seen: Option<u64>,
@@ -211,6 +214,8 @@ pub struct EngineParts {
     pub gates: Arc<Gates>,
     /// The memory of this rank and of its peers.
     pub memory: std::sync::Arc<dyn Memory>,
+    /// Memory of this rank that no device has.
+    pub exposed: std::sync::Arc<Exposed>,
     /// Told of errors nobody waits for.
     pub errors: Option<ErrorHandler>,
     /// Milliseconds of the context's clock.
@@ -264,6 +269,7 @@ impl Engine {
             landings_seen: None,
             retired: Vec::new(),
             memory: parts.memory,
+            exposed: parts.exposed,
             eager: 0,
             scratch: Vec::new(),
             watches: watch::Watches::default(),

@@ -139,9 +139,9 @@ impl Scope<'_> {
             }
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
-                Op::Put if self.state.goes_over_send(index) => self.step_put(index, front),
-                Op::Get if self.state.goes_over_send(index) => self.step_get(index, front),
-                Op::Atomic if self.state.has_no_atomics(index) => self.step_atomic(index, front),
+                Op::Put if self.state.accesses_over_send(index, &front) => self.step_put(index, front),
+                Op::Get if self.state.accesses_over_send(index, &front) => self.step_get(index, front),
+                Op::Atomic if self.state.accesses_over_send(index, &front) => self.step_atomic(index, front),
                 Op::Send if front.len > self.state.eager as u64 && front.source_kind == SourceKind::Held => {
                     self.step_long(index, front)
                 }

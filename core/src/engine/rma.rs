@@ -4,6 +4,7 @@ use super::{Payload, Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
 use crate::device::{Sources, Stop};
 use crate::error::RmaError;
+use crate::exposed::is_exposed;
 use crate::ids::{Endpoint, Rank};
 use crate::memory::WordOp;
 use crate::slot::{Ticket, Value};
@@ -98,7 +99,8 @@ impl Scope<'_> {
             Rma::Get(_) => descriptor.op = Op::Get,
             Rma::GetGiven(mut memory, _) => {
                 descriptor.op = Op::Get;
-                if self.state.routes.of(target.rank).held_gets && !self.state.goes_over_send(index) {
+                let over_send = self.state.accesses_over_send(index, &descriptor);
+                if self.state.routes.of(target.rank).held_gets && !over_send {
                     memory.clear();
                     descriptor.source_kind = SourceKind::Held;
                     descriptor.source = [self.state.table.held.insert(memory.into()) as u64, 0];
@@ -117,10 +119,7 @@ impl Scope<'_> {
         descriptor: Descriptor,
         ticket: Ticket,
     ) -> Result<Option<Ticket>, RmaError> {
-        let over_send = match descriptor.op {
-            Op::Atomic => self.state.has_no_atomics(index),
-            _ => self.state.goes_over_send(index),
-        };
+        let over_send = self.state.accesses_over_send(index, &descriptor);
         self.state.peer(index).unflushed = true;
         if !over_send && self.state.peer(index).queue_is_empty() {
             let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
@@ -184,6 +183,22 @@ impl State {
             }
             *of != rank
         });
+    }
+
+    /// Whether a put, a get or an atomic operation is packets to that endpoint.
+    pub(super) fn accesses_over_send(&self, index: usize, descriptor: &Descriptor) -> bool {
+        let over_send = match descriptor.op {
+            Op::Put | Op::Get => self.goes_over_send(index),
+            Op::Atomic => self.has_no_atomics(index),
+            Op::Send | Op::Jump | Op::Nop => return false,
+        };
+        over_send || self.aims_at_exposed(descriptor)
+    }
+
+    /// Whether a put, a get or an atomic operation aims at memory that no device has.
+    pub(super) fn aims_at_exposed(&self, descriptor: &Descriptor) -> bool {
+        let memory = self.table.remote.get(descriptor.region as usize);
+        memory.is_some_and(|memory| is_exposed(memory.offset))
     }
 
     /// Whether atomic operations on that endpoint's memory are carried out by the endpoint itself.

@@ -18,7 +18,7 @@ pub use get::{Get, GetInto, GetTo};
 pub(crate) use group::WindowHome;
 pub(crate) use memory::Memory;
 pub use put::{One, Put, PutCopy, PutElement, PutSlice};
-pub use region::{Region, RegionKey, RegionSlice, RemoteRegion};
+pub use region::{OwnedRegion, Region, RegionKey, RegionSlice, RemoteRegion};
 pub use signal::{PutSignal, Signal};
 pub use typed::{GetTyped, PutTyped};
 pub use words::Words;

@@ -7,6 +7,7 @@ use crate::buffer::Buffer;
 use crate::operation::Way;
 use posthaste_core::context::Face;
 use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::exposed::{ExposedMemory, is_exposed};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RmaError, Scope, WindowId};
@@ -155,6 +156,42 @@ impl Region {
         Ok(RegionInner { id, handle, slice, len, offset, incarnation, local, own }.listed().await)
     }
 
+    /// Makes memory that the caller owns a region of its peers', as it is: a vector, a mapped file, whatever has bytes. It
+    /// stays where it is and is the caller's again at once, with [`into_inner`](OwnedRegion::into_inner).
+    ///
+    /// Peers cannot reach it directly: their operations on it are messages, which this rank carries out (the shims of D13),
+    /// on every device. Memory to be reached at its full speed is [allocated](Self::allocate).
+    ///
+    /// # Errors
+    /// If the client has no context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region_from(vec![0_u8; 1000])?;
+    /// // A peer that was told the key:
+    /// let remote = job.remote_region(region.key()).await?;
+    /// remote.put_slice(500, "put into the owner's vector").await?;
+    /// assert_eq!(remote.words::<u64>().fetch_add(job.rank(), 8, 7).await?, 0);
+    /// // The owner has it back.
+    /// let vector: Vec<u8> = region.into_inner();
+    /// assert_eq!((&vector[500..503], vector[8]), (&b"put"[..], 7));
+    /// assert!(remote.get_to(0, &mut [0]).await.is_err(), "it is no region any more");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn from_owned<T>(client: &Client, memory: T) -> Result<OwnedRegion<T>, RmaError>
+    where
+        T: AsMut<[u8]> + Send + 'static,
+    {
+        let me = first_context(client)?.me().rank;
+        let (exposed, incarnation) = (client.expose(memory), client.incarnation_of(me));
+        tracing::debug!(%me, bytes = exposed.len(), "region made of owned memory");
+        Ok(OwnedRegion { exposed, rank: me, incarnation })
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -254,6 +291,66 @@ impl Region {
     }
 }
 
+/// A region that is memory of its owner's: see [`Region::from_owned`]. Dropped, it is no region any more, and the memory is
+/// dropped with it.
+///
+/// # Order
+/// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner. Its puts to
+/// windows and other regions may pass what it does here: whoever wants them behind that awaits it, or flushes.
+#[derive(Debug)]
+pub struct OwnedRegion<T> {
+    exposed: ExposedMemory<T>,
+    rank: Rank,
+    incarnation: u32,
+}
+
+impl<T> OwnedRegion<T> {
+    /// What peers need to reach it.
+    #[must_use]
+    pub fn key(&self) -> RegionKey {
+        let OwnedRegion { exposed, rank, incarnation } = self;
+        RegionKey { rank: rank.0, offset: exposed.place(), len: exposed.len(), incarnation: *incarnation }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.exposed.len()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.exposed.is_empty()
+    }
+
+    /// Works on the memory: between two operations of peers, never amid one. They wait meanwhile, and whoever is at the
+    /// context with them, so this is not the place for long work, nor for anything that advances the context.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region_from([1_u8; 4])?;
+    /// region.with(|bytes| bytes[3] = 9);
+    /// let remote = job.remote_region(region.key()).await?;
+    /// assert_eq!(remote.get_into(0, vec![0; 4]).await?, [1, 1, 1, 9]);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        self.exposed.with(work)
+    }
+
+    /// Gives the memory back at once. Operations of peers that come later fail with
+    /// [`NoSuchMemory`](posthaste_core::Fault::NoSuchMemory), whatever has the memory by then.
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        self.exposed.into_inner()
+    }
+}
+
 /// A part of a region: what a recorded operation reads or fills at each replay. All of a region converts into it.
 #[derive(Clone, Debug)]
 pub struct RegionSlice {
@@ -325,8 +422,10 @@ impl RemoteRegion {
             let stale = Fault::StaleHandle { rank, held, now };
             return Err(if held < now { stale } else { Fault::PeerLost(rank) }.into());
         }
-        let mapped = device.map(rank, key.offset, key.len);
-        if device.caps().mappable && mapped.is_none() {
+        // Nobody but its owner reaches exposed memory, or knows what of it is there.
+        let exposed = is_exposed(key.offset);
+        let mapped = if exposed { None } else { device.map(rank, key.offset, key.len) };
+        if device.caps().mappable && mapped.is_none() && !exposed {
             return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };

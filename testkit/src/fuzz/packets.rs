@@ -243,6 +243,7 @@ impl Scene {
                 controls: Arc::default(),
                 gates: Arc::new(Gates::new(ranks as usize, LightFence::Full)),
                 memory: memory(),
+                exposed: Arc::default(),
                 errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
                 now: 0,
             },

@@ -5,6 +5,7 @@ use super::source::{defect, part_of, place_of};
 use super::{Answer, Landing, OpenGet, PART_COST};
 use crate::descriptor::Descriptor;
 use crate::device::{Sources, Stop, Verdict};
+use crate::exposed::is_exposed;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
 use bytes::Bytes;
@@ -16,7 +17,8 @@ impl Scope<'_> {
         index: usize,
         mut front: Descriptor,
     ) -> Option<Option<Outcome>> {
-        if front.rank == self.state.me.rank && !self.state.goes_over_send(index) {
+        let is_own = front.rank == self.state.me.rank && !self.state.goes_over_send(index);
+        if is_own && !self.state.aims_at_exposed(&front) {
             // Its own puts and gets are done as they are injected: packets to itself would come later.
             return Some(Some(self.atomic_here(&front)));
         }
@@ -119,8 +121,11 @@ impl Scope<'_> {
         if fetch && peer.over().answering + len + PART_COST > window {
             return None;
         }
-        let word = self.state.memory.map(self.state.me.rank, place, len);
-        let old = word.and_then(|word| word.apply(&op));
+        let old = if is_exposed(place) {
+            self.state.exposed.apply(place, &op)
+        } else {
+            self.state.memory.map(self.state.me.rank, place, len).and_then(|word| word.apply(&op))
+        };
         if !fetch {
             self.handled(index, old.is_some());
             return Some(Verdict::Taken);

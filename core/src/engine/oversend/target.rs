@@ -5,6 +5,7 @@ use super::{Answer, PART_COST, RUNS, SCRATCH};
 use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Body, Sources, Stop, Verdict};
 use crate::error::Fault;
+use crate::exposed::is_exposed;
 use crate::ids::ProtocolId;
 use crate::memory::{SharedSlice, Source};
 use crate::wire;
@@ -22,14 +23,19 @@ impl Scope<'_> {
         if peer.fault.is_some() {
             return Some(Verdict::Taken);
         }
-        let memory = self.state.memory.map(self.state.me.rank, place, body.len() as u64);
-        if let Some(memory) = memory {
-            match body.source() {
-                Source::Private(bytes) => memory.write(bytes),
-                Source::Shared(page) => memory.copy_from(page),
+        let there = if is_exposed(place) {
+            self.state.exposed.write(place, &body.source())
+        } else {
+            let memory = self.state.memory.map(self.state.me.rank, place, body.len() as u64);
+            if let Some(memory) = memory {
+                match body.source() {
+                    Source::Private(bytes) => memory.write(bytes),
+                    Source::Shared(page) => memory.copy_from(page),
+                }
             }
-        }
-        self.handled(index, memory.is_some());
+            memory.is_some()
+        };
+        self.handled(index, there);
         Some(Verdict::Taken)
     }
 
@@ -60,10 +66,18 @@ impl Scope<'_> {
             return None;
         }
         let idle = over.answers.is_empty();
-        let answer = match self.state.memory.map(self.state.me.rank, place, len) {
-            Some(memory) if idle && self.answer_now(index, memory) => return Some(Verdict::Taken),
-            Some(memory) => {
-                let key = self.state.table.held.insert(Bytes::from(memory.to_vec()));
+        let bytes = if is_exposed(place) {
+            self.state.exposed.read(place, len as usize)
+        } else {
+            match self.state.memory.map(self.state.me.rank, place, len) {
+                Some(memory) if idle && self.answer_now(index, memory) => return Some(Verdict::Taken),
+                memory => memory.map(|memory| memory.to_vec()),
+            }
+        };
+        let answer = match bytes {
+            Some(bytes) if idle && self.answer_short(index, &bytes) => return Some(Verdict::Taken),
+            Some(bytes) => {
+                let key = self.state.table.held.insert(Bytes::from(bytes));
                 Answer::Data { key, len, sent: 0 }
             }
             None => Answer::Refused { len },
@@ -86,9 +100,9 @@ impl Scope<'_> {
             scratch.resize(memory.len(), 0);
             memory.read(scratch);
             let bytes = std::mem::take(scratch);
-            let done = self.aside_of_queue(index, wire::GET_DATA, 0, &[], &bytes);
+            let done = self.answer_short(index, &bytes);
             self.state.scratch = bytes;
-            return done == Stop::Done;
+            return done;
         }
         let key = table.local.insert(memory);
         let data = Descriptor {
@@ -101,6 +115,13 @@ impl Scope<'_> {
         let stop = self.inject.inject(std::slice::from_ref(&data), &sources).stop;
         self.state.table.local.remove(key);
         stop == Stop::Done
+    }
+
+    /// Answers with these bytes, if they go into a packet as they are and there is room.
+    fn answer_short(&mut self, index: usize, bytes: &[u8]) -> bool {
+        let caps = self.state.routes.of(self.state.shape.endpoint(index).rank);
+        bytes.len() <= caps.max_inline.min(SCRATCH)
+            && self.aside_of_queue(index, wire::GET_DATA, 0, &[], bytes) == Stop::Done
     }
 
     fn packet(&self, index: usize, protocol: u16) -> Descriptor {
