@@ -44,6 +44,8 @@ pub enum Op {
     Jump = 4,
     /// Carry out an atomic operation on a word of target memory.
     Atomic = 5,
+    /// Do, in its turn, what this side keeps under a key: an access to mapped memory that is no copy of one piece.
+    Local = 6,
 }
 
 /// Where the payload of a descriptor is.

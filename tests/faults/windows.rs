@@ -202,11 +202,18 @@ fn fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window(
             let source = vec![round; WORDS / 2];
             let from = Layout::new(&word, WORDS as u64 / 2);
             let put = window.put_typed(peer, &Layout::new(&every_other, 1), &source, &from);
+            let mut put = std::pin::pin!(put);
+            // Begun; over TCP most of it has yet to be sent.
+            let begun = futures::poll!(put.as_mut());
             let get = window.get_typed(peer, &from, vec![0; WORDS / 2], &from);
             soon("the free", window.clone().free()).await.unwrap();
             let next = job.shmalloc::<u64>(WORDS).await.unwrap();
             job.barrier().await.unwrap();
-            match soon("the put", put).await {
+            let ended = match begun {
+                std::task::Poll::Ready(ended) => ended,
+                std::task::Poll::Pending => soon("the put", put).await,
+            };
+            match ended {
                 Ok(()) | Err(TypedError::Rma(RmaError::NoSuchWindow(_))) => {}
                 Err(error) => panic!("round {round}: {error}"),
             }

@@ -161,6 +161,98 @@ fn m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order() {
     });
 }
 
+/// Random operations on one target, begun one behind the other without waiting, against a model that does them in that order.
+#[test]
+fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
+    use futures::FutureExt;
+    use futures::future::{LocalBoxFuture, join_all};
+    use posthaste::datatype::{Datatype, Layout};
+    const WORDS: usize = 60_000;
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(WORDS).await.unwrap();
+        if job.rank() == Rank(0) {
+            let (to, element) = (Rank(1), Datatype::of::<u64>());
+            let mut model = vec![0u64; WORDS];
+            for seed in 0..150u64 {
+                let mut random = random(seed);
+                let mut sources = Vec::new();
+                let mut plan = Vec::new();
+                for step in 0..24 {
+                    let longest = [1, 3, 700, 40_000][random(4) as usize];
+                    let len = 1 + random(longest) as usize;
+                    // Most of them meet in one place.
+                    let places = (WORDS - len) as u64 + 1;
+                    let near = random(2) == 0;
+                    let at = random(if near { places.min(8) } else { places });
+                    plan.push((random(5), at as usize, len));
+                    sources.push(vec![seed << 32 | step; len]);
+                }
+                let mut under_way: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
+                for ((what, at, len), source) in plan.into_iter().zip(&sources) {
+                    let window = &window;
+                    under_way.push(match what {
+                        0 => {
+                            model[at] = source[0];
+                            async move { window.put(to, at, source[0]).await.unwrap() }.boxed_local()
+                        }
+                        1 => {
+                            model[at..at + len].copy_from_slice(source);
+                            async move { window.put_slice(to, at, source).await.unwrap() }.boxed_local()
+                        }
+                        2 => {
+                            // Every other word of those from here on.
+                            let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
+                            for word in 0..count {
+                                model[at + 2 * word] = source[0];
+                            }
+                            let (element, source) = (&element, &source[..1]);
+                            async move {
+                                let strided = element.vector(count as u64, 1, 2).unwrap();
+                                let values = vec![source[0]; count];
+                                let to_layout = Layout::new(&strided, 1).at(8 * at as u64);
+                                let from = Layout::new(element, count as u64);
+                                window.put_typed(to, &to_layout, &values, &from).await.unwrap();
+                            }
+                            .boxed_local()
+                        }
+                        3 => {
+                            let before = std::mem::replace(&mut model[at], source[0]);
+                            async move {
+                                assert_eq!(
+                                    window.swap(to, at, source[0]).await.unwrap(),
+                                    before,
+                                    "seed {seed}"
+                                );
+                            }
+                            .boxed_local()
+                        }
+                        _ => {
+                            let expected = model[at..at + len].to_vec();
+                            async move {
+                                let got = window.get_slice(to, at, len).await.unwrap();
+                                assert!(got == expected, "seed {seed}: {len} words at {at}");
+                            }
+                            .boxed_local()
+                        }
+                    });
+                }
+                join_all(under_way).await;
+            }
+            assert_eq!(window.get_slice(to, 0, WORDS).await.unwrap(), model);
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// Numbers below what it is asked for.
+fn random(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below.max(1)
+    }
+}
+
 /// Bytes of the process's own memory, which windows are not.
 fn private_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

@@ -581,7 +581,7 @@ impl State {
             Op::Jump => self.run_is_long(descriptor),
             Op::Put | Op::Get | Op::Atomic => self.accesses_over_send(index, descriptor),
             Op::Send => descriptor.len > self.eager as u64,
-            Op::Nop => false,
+            Op::Nop | Op::Local => false,
         }
     }
 

@@ -15,6 +15,19 @@ pub struct Gates {
     light: LightFence,
 }
 
+/// Keeps a gate closed.
+#[derive(Debug)]
+pub struct Held {
+    gates: crate::sync::Arc<Gates>,
+    rank: Rank,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gates.queued(self.rank, -1);
+    }
+}
+
 impl Gates {
     const DOWN: u32 = 1 << 31;
     /// Nothing is ever done inline.
@@ -54,6 +67,18 @@ impl Gates {
     #[must_use]
     pub fn is_open(&self, rank: Rank) -> bool {
         self.words.get(rank.index()).is_some_and(|gate| gate.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Whether puts and gets of that rank's memory are messages.
+    #[must_use]
+    pub fn goes_over_send(&self, rank: Rank) -> bool {
+        self.words.get(rank.index()).is_none_or(|gate| gate.load(Ordering::Relaxed) & Self::OVER_SEND != 0)
+    }
+
+    /// Nothing is done inline at that rank until this is dropped: something precedes that has yet to be begun.
+    pub fn hold(gates: &crate::sync::Arc<Gates>, rank: Rank) -> Held {
+        gates.queued(rank, 1);
+        Held { gates: gates.clone(), rank }
     }
 
     /// This side leaves: nothing of it reaches the memory of others any more.

@@ -34,9 +34,9 @@ pub use at_once::Whole;
 pub use config::{EngineConfig, MOST_CREDITS};
 pub use control::ControlSent;
 pub use fifos::{FifoError, FifoId, FifoOptions, FifoStatus};
-pub use gates::Gates;
+pub use gates::{Gates, Held};
 pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
-pub use rma::Rma;
+pub use rma::{Rma, Turn};
 pub use send::{Payload, SendArgs, Sent, Wait};
 pub use watch::Watched;
 
@@ -55,6 +55,7 @@ use crate::timer::TimerWheel;
 use crate::wire;
 use dispatch::Dispatcher;
 use peer::Peer;
+use slab::Slab;
 
 /// More packets than most devices keep of one endpoint.
 const PACKETS_OF_A_LANE: usize = 1 << 13;
@@ -135,6 +136,8 @@ pub struct State {
     pub(crate) memory: std::sync::Arc<dyn Memory>,
     /// Memory of this rank that no device has.
     pub(crate) exposed: std::sync::Arc<Exposed>,
+    /// What waits in a queue for its turn.
+    turns: Slab<Turn>,
     pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
     /// Until when landings were last seen in use, while a timer is set for that.
     landings_seen: Option<u64>,
@@ -270,6 +273,7 @@ impl Engine {
             retired: Vec::new(),
             memory: parts.memory,
             exposed: parts.exposed,
+            turns: Slab::new(),
             eager: 0,
             scratch: Vec::new(),
             watches: watch::Watches::default(),

@@ -139,6 +139,7 @@ impl Scope<'_> {
             }
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
+                Op::Local => Some(Some(self.state.take_turn_of(&front))),
                 Op::Put if self.state.accesses_over_send(index, &front) => self.step_put(index, front),
                 Op::Get if self.state.accesses_over_send(index, &front) => self.step_get(index, front),
                 Op::Atomic if self.state.accesses_over_send(index, &front) => self.step_atomic(index, front),
@@ -164,7 +165,7 @@ impl Scope<'_> {
                     if front.op == Op::Send {
                         self.state.answer_left_queue(index, &front);
                     }
-                    if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump) {
+                    if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump | Op::Local) {
                         self.state.rma_left_queue(index);
                     }
                     if let Some(outcome) = result {
@@ -297,6 +298,9 @@ impl State {
     }
 
     pub(super) fn drop_source(&mut self, descriptor: &Descriptor) {
+        if descriptor.op == Op::Local {
+            drop(self.turns.try_remove(descriptor.source[0] as usize));
+        }
         match descriptor.source_kind {
             SourceKind::Held => drop(self.table.held.try_remove(descriptor.source[0] as usize)),
             SourceKind::Loan => drop(self.table.loans.try_remove(descriptor.source[1] as usize)),

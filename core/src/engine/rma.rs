@@ -3,12 +3,13 @@
 use super::{Payload, Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
 use crate::device::{Sources, Stop};
-use crate::error::RmaError;
+use crate::error::{Fault, RmaError};
 use crate::exposed::is_exposed;
 use crate::ids::{Endpoint, Rank};
 use crate::memory::WordOp;
-use crate::slot::{Ticket, Value};
+use crate::slot::{Outcome, Ticket, Value};
 use bytes::Bytes;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A put, a get or an atomic operation.
 #[derive(Debug)]
@@ -143,16 +144,68 @@ impl Scope<'_> {
                 Stop::Full => {}
             }
         }
-        self.state.stats.queued += 1;
-        self.state.gates.queued(descriptor.rank, 1);
-        let peer = self.state.peer(index);
-        peer.queued_rma += 1;
-        peer.push(&descriptor, &[]);
-        self.state.mark_busy(index);
+        self.enqueue_access(index, &descriptor);
         if over_send {
             self.pump_peer(index);
         }
         Ok(Some(ticket))
+    }
+}
+
+/// What is done in its turn; it ends with what this returns.
+pub type Turn = Box<dyn FnOnce() -> Outcome + Send>;
+
+impl Scope<'_> {
+    /// Has an access to mapped memory of the target made behind everything that is queued for it, and before all that is begun
+    /// later: for accesses that no one descriptor can tell of. The ticket ends with what it returns.
+    ///
+    /// # Errors
+    /// If the target is unknown or gone; nothing was done then.
+    pub fn in_turn(&mut self, target: Endpoint, turn: Turn) -> Result<Ticket, RmaError> {
+        let size = self.state.shape.ranks;
+        let unknown = |_| RmaError::UnknownRank { rank: target.rank, size };
+        let index = self.state.index_of(target).map_err(unknown)?;
+        let ticket = self.operation(Some(target.rank))?;
+        self.state.stats.one_sided += 1;
+        self.state.peer(index).unflushed = true;
+        let key = self.state.turns.insert(turn);
+        let descriptor = Descriptor {
+            op: Op::Local,
+            rank: target.rank,
+            context: target.context,
+            source: [key as u64, 0],
+            ticket: ticket.to_word(),
+            ..Descriptor::default()
+        };
+        if self.state.peer(index).queue_is_empty() {
+            let outcome = self.state.take_turn_of(&descriptor);
+            self.state.completer.complete(ticket, outcome);
+        } else {
+            self.enqueue_access(index, &descriptor);
+        }
+        Ok(ticket)
+    }
+
+    /// Behind what waits for the peer; nothing inline overtakes it.
+    fn enqueue_access(&mut self, index: usize, descriptor: &Descriptor) {
+        self.state.stats.queued += 1;
+        self.state.gates.queued(descriptor.rank, 1);
+        let peer = self.state.peer(index);
+        peer.queued_rma += 1;
+        peer.push(descriptor, &[]);
+        self.state.mark_busy(index);
+    }
+}
+
+impl State {
+    /// Does what was to wait for its turn.
+    pub(super) fn take_turn_of(&mut self, descriptor: &Descriptor) -> Outcome {
+        let missing = Err(Fault::NoSuchMemory(descriptor.rank));
+        let Some(turn) = self.turns.try_remove(descriptor.source[0] as usize) else { return missing };
+        catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|_| {
+            tracing::error!("an access that waited for its turn panicked");
+            missing
+        })
     }
 }
 
@@ -190,7 +243,7 @@ impl State {
         let over_send = match descriptor.op {
             Op::Put | Op::Get => self.goes_over_send(index),
             Op::Atomic => self.has_no_atomics(index),
-            Op::Send | Op::Jump | Op::Nop => return false,
+            Op::Send | Op::Jump | Op::Nop | Op::Local => return false,
         };
         over_send || self.aims_at_exposed(descriptor)
     }

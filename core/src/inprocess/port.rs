@@ -64,7 +64,7 @@ impl InProcessPort {
             Op::Put => self.put(descriptor, sources).map(|()| Some(Ok(Value::Unit))),
             Op::Get => self.get(descriptor, sources),
             Op::Atomic => self.atomic(descriptor, sources),
-            Op::Nop | Op::Jump => Err(Stop::Fault(defect(descriptor))),
+            Op::Nop | Op::Jump | Op::Local => Err(Stop::Fault(defect(descriptor))),
         }
     }
 

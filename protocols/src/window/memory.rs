@@ -5,10 +5,11 @@ use crate::datatype::LayoutAccess;
 use crate::operation::Pending;
 use posthaste_core::context::Face;
 use posthaste_core::device::{RemoteMemory, Rouse};
-use posthaste_core::engine::{Gates, Rma};
+use posthaste_core::engine::{Gates, Held, Rma};
 use posthaste_core::memory::{SharedSlice, SharedWords, WordLen, Words as _};
+use posthaste_core::slot::Outcome;
 use posthaste_core::sync::lock;
-use posthaste_core::{ContextId, Device, Endpoint, Handle, Rank, RmaError, Scope, WindowId};
+use posthaste_core::{ContextId, Device, Endpoint, Fault, Handle, Rank, RmaError, Scope, WindowId};
 use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -203,10 +204,54 @@ impl Memory {
     pub(super) fn start(self: &Arc<Self>, part: &Part, offset: u64, rma: Rma<'static>, moved: u64) -> Stage {
         let (memory, remote) = (self.clone(), part.remote);
         let target = Endpoint::new(part.rank, self.handle.me().context);
+        let held = self.hold(part);
         Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
             memory.still_there()?;
             let started = scope.rma(target, remote, offset, rma)?;
+            drop(held);
             Ok(started.map(|ticket| Pending::new(memory.handle.clone(), ticket, None, None).moving(moved)))
+        }))
+    }
+
+    /// Until what is returned is dropped nothing is done at once at a part that is mapped, which would overtake what has yet
+    /// to be started.
+    fn hold(&self, part: &Part) -> Option<Held> {
+        self.waits_for_turn(part).then(|| Gates::hold(&self.gates, part.rank))
+    }
+
+    /// Whether accesses to a part that cannot be made at once are made here nevertheless, in their turn.
+    pub(super) fn waits_for_turn(&self, part: &Part) -> bool {
+        part.mapped.is_some() && part.rouser.is_some() && !self.gates.goes_over_send(part.rank)
+    }
+
+    /// Makes an access to a part behind what is queued for its rank: see [`waits_for_turn`](Self::waits_for_turn). It ends with
+    /// what the access returns. `changes`: whoever waits there is roused.
+    pub(super) fn in_turn(
+        self: &Arc<Self>,
+        part: &Part,
+        changes: bool,
+        access: impl FnOnce(SharedSlice) -> Outcome + Send + 'static,
+    ) -> Stage {
+        let (memory, held, mapped) = (self.clone(), self.hold(part), part.mapped);
+        let rouser = if changes { part.rouser.clone() } else { None };
+        let (rank, incarnation) = (part.rank, part.incarnation);
+        let target = Endpoint::new(rank, self.handle.me().context);
+        Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
+            memory.still_there()?;
+            let now = scope.incarnation_of(rank);
+            if incarnation < now {
+                return Err(Fault::StaleHandle { rank, held: incarnation, now }.into());
+            }
+            let turn = move || {
+                let outcome = access(mapped.ok_or(Fault::NoSuchMemory(rank))?);
+                if let Some(rouser) = rouser {
+                    rouser.rouse();
+                }
+                outcome
+            };
+            let ticket = scope.in_turn(target, Box::new(turn))?;
+            drop(held);
+            Ok(Some(Pending::new(memory.handle.clone(), ticket, None, None)))
         }))
     }
 

@@ -33,9 +33,11 @@ use memory::{Made, Part};
 use posthaste_core::context::Posted;
 use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::engine::PatternError;
+use posthaste_core::slot::Value;
 use posthaste_core::{Client, Fault, Handle, MemoryError, Messager, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a typed window holds: plain old data of any bit pattern.
@@ -614,4 +616,25 @@ enum Stage {
     Posted(Posted<Result<Option<Pending>, RmaError>>),
     Pending(Pending),
     Done,
+}
+
+impl Stage {
+    /// Ready at its end, with its value if it has one.
+    fn poll(&mut self, handle: &Handle, cx: &mut Context<'_>) -> Poll<Result<Option<Value>, RmaError>> {
+        loop {
+            let next = match self {
+                Stage::Start | Stage::Done => return Poll::Ready(Ok(None)),
+                Stage::Posted(posted) => ready!(posted.poll(cx)),
+                Stage::Pending(pending) => {
+                    let value = ready!(pending.poll(handle, cx));
+                    *self = Stage::Done;
+                    return Poll::Ready(value.map(Some).map_err(RmaError::from));
+                }
+            };
+            *self = Stage::Done;
+            if let Some(pending) = next? {
+                *self = Stage::Pending(pending);
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Puts and gets between layouts.
 
-use super::{Element, Memory, Part, RemoteRegion, Window, send_to_rma};
+use super::{Element, Memory, Part, RemoteRegion, Stage, Window, send_to_rma};
 use crate::datatype::{
     Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
     checked, chunk, pack, put_chunk, redistribute_with,
@@ -8,6 +8,7 @@ use crate::datatype::{
 use crate::service::Call;
 use bytes::Bytes;
 use posthaste_core::budget;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Fault, Handle, Rank, RmaError};
 use std::collections::VecDeque;
@@ -93,24 +94,44 @@ impl Memory {
         self.layouts.as_ref().ok_or(RmaError::Unreachable(rank))
     }
 
-    /// Copies to mapped memory now, or packs; returns what there is to be sent.
+    /// Copies to mapped memory now, or packs; returns what is still to be done.
     #[inline]
     fn put_typed<'w>(
         self: &'w Arc<Self>,
         thresholds: &Thresholds,
         (rank, to): (Rank, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
-    ) -> Result<Calls<'w>, TypedError> {
+    ) -> Result<Putting<'w>, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
         match aim.and_then(|aim| aim.change(copy)) {
             Some(copied) => {
                 copied?;
-                Ok(None)
+                Ok(Putting::Done)
             }
-            None => self.pack(part, to, source, from),
+            None if self.waits_for_turn(part) => self.put_in_turn(part, to, source, from),
+            None => Ok(self.pack(part, to, source, from)?.map_or(Putting::Done, Putting::Calls)),
         }
+    }
+
+    /// Packs, and unpacks to mapped memory in its turn.
+    #[cold]
+    fn put_in_turn<'w>(
+        self: &'w Arc<Self>,
+        part: &Part,
+        to: &Layout<'_>,
+        source: &[u8],
+        from: &Layout<'_>,
+    ) -> Result<Putting<'w>, TypedError> {
+        let all = checked((to, part.len), (from, source.len() as u64))?;
+        let packed = pack(&[], &mut Machine::new(from)?, source, all)?;
+        let (mut machine, rank) = (Machine::new(to)?, part.rank);
+        let unpack = move |target: SharedSlice| match machine.scatter(target, &packed[..]) {
+            Ok(_) => Ok(Value::Unit),
+            Err(_) => Err(Fault::NoSuchMemory(rank)),
+        };
+        Ok(Putting::InTurn(Box::new(self.in_turn(part, true, unpack))))
     }
 
     /// Packs for the owner of the memory.
@@ -178,16 +199,27 @@ fn request(part: &Part, layout: &Layout<'_>, first: u64, end: u64) -> Request {
     }
 }
 
+/// A put between layouts that was begun.
+enum Putting<'w> {
+    Done,
+    /// By its owner.
+    Calls(Box<Requests<'w>>),
+    /// Here, behind what is queued.
+    InTurn(Box<Stage>),
+}
+
 impl<T: Element> Window<T> {
     /// Puts the elements of a layout to those of another one in a rank's part; both have the same elements, and shapes
     /// of their own (G07). Bases of layouts are in bytes, from the beginning of the part and of `source`.
     ///
-    /// Memory that is mapped is written straight from the source, other memory by its owner. What is borrowed is copied
-    /// before this returns: the put is started then, and awaiting it means that the data is at the target. Concurrent
-    /// accesses to words of 8 bytes see them whole where the blocks of both layouts are such words.
+    /// Memory that is mapped is written straight from the source, other memory by its owner. It takes effect behind this rank's
+    /// puts that were polled before it, and before those polled later; a put to memory that is not mapped which is more than
+    /// some MiB may be passed by later ones until it is awaited. Concurrent accesses to words of 8 bytes see them whole where
+    /// the blocks of both layouts are such words.
     ///
     /// # Cancel safety
-    /// Dropped, a put to memory that is mapped is done all the same; another one is done in parts or not at all.
+    /// Dropped before it was polled, nothing is done. Dropped later, a put to memory that is mapped is done all the same;
+    /// another one is done in parts or not at all.
     ///
     /// # Examples
     /// ```
@@ -208,13 +240,14 @@ impl<T: Element> Window<T> {
     /// # job.leave().await
     /// # }
     /// ```
-    pub fn put_typed<S: Element>(
-        &self,
+    #[inline]
+    pub fn put_typed<'w, 's, S: Element>(
+        &'w self,
         rank: Rank,
-        to: &Layout<'_>,
-        source: &[S],
-        from: &Layout<'_>,
-    ) -> PutTyped<'_> {
+        to: &Layout<'s>,
+        source: &'s [S],
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
         self.put_typed_with(&Thresholds::default(), rank, to, source, from)
     }
 
@@ -240,21 +273,17 @@ impl<T: Element> Window<T> {
     /// # job.leave().await
     /// # }
     /// ```
-    pub fn put_typed_with<S: Element>(
-        &self,
+    #[inline]
+    pub fn put_typed_with<'w, 's, S: Element>(
+        &'w self,
         thresholds: &Thresholds,
         rank: Rank,
-        to: &Layout<'_>,
-        source: &[S],
-        from: &Layout<'_>,
-    ) -> PutTyped<'_> {
-        match self.memory.put_typed(thresholds, (rank, to), (source.as_bytes(), from)) {
-            Ok(calls) => {
-                budget::spend_on(budget::MESSAGE, size_of_val(source));
-                PutTyped { rank, calls, failed: None }
-            }
-            Err(error) => PutTyped { rank, calls: None, failed: Some(Box::new(error)) },
-        }
+        to: &Layout<'s>,
+        source: &'s [S],
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
+        let begin = Begin { thresholds: *thresholds, to: *to, source: source.as_bytes(), from: *from };
+        PutTyped { memory: &self.memory, rank, step: PutStep::Begin(begin) }
     }
 
     /// Gets the elements of a layout in a rank's part into those of another one, in a buffer that is given back; see
@@ -342,47 +371,78 @@ impl RemoteRegion {
 ///
 /// # Cancel safety
 /// See [`Window::put_typed`].
-#[must_use = "whether a put went well is told to who awaits it"]
-pub struct PutTyped<'w> {
+#[must_use = "a put does nothing until it is awaited"]
+pub struct PutTyped<'w, 's> {
+    memory: &'w Arc<Memory>,
     rank: Rank,
-    calls: Calls<'w>,
-    /// Apart, so that what is returned is short.
-    failed: Option<Box<TypedError>>,
+    step: PutStep<'w, 's>,
 }
 
-impl std::fmt::Debug for PutTyped<'_> {
+/// What is to be done first.
+struct Begin<'s> {
+    thresholds: Thresholds,
+    to: Layout<'s>,
+    source: &'s [u8],
+    from: Layout<'s>,
+}
+
+enum PutStep<'w, 's> {
+    Begin(Begin<'s>),
+    Begun(Putting<'w>),
+}
+
+impl std::fmt::Debug for PutTyped<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PutTyped").field("rank", &self.rank).finish_non_exhaustive()
     }
 }
 
-impl Future for PutTyped<'_> {
+impl Future for PutTyped<'_, '_> {
     type Output = Result<(), TypedError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.calls.is_none() {
+        let this = &mut *self;
+        if let PutStep::Begin(Begin { thresholds, to, source, from }) = &this.step {
             ready!(budget::proceed(cx));
-            return Poll::Ready(self.failed.take().map_or(Ok(()), |error| Err(*error)));
+            let put = this.memory.put_typed(thresholds, (this.rank, to), (source, from));
+            let bytes = source.len();
+            let begun = match put {
+                Ok(begun) => begun,
+                Err(error) => {
+                    this.step = PutStep::Begun(Putting::Done);
+                    return Poll::Ready(Err(error));
+                }
+            };
+            budget::spend_on(budget::MESSAGE, bytes);
+            this.step = PutStep::Begun(begun);
+            if matches!(this.step, PutStep::Begun(Putting::Done)) {
+                return Poll::Ready(Ok(()));
+            }
         }
-        self.poll_calls(cx)
+        this.go_on(cx)
     }
 }
 
-impl PutTyped<'_> {
+impl PutTyped<'_, '_> {
     #[cold]
-    fn poll_calls(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
-        while let Some(calls) = &mut self.calls {
-            match ready!(calls.poll_first(cx, self.rank)) {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    self.calls = None;
-                    return Poll::Ready(Err(error.into()));
-                }
-                None => self.calls = None,
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
+        let PutStep::Begun(begun) = &mut self.step else { return Poll::Pending };
+        let result = match begun {
+            Putting::Done => Ok(()),
+            Putting::InTurn(stage) => {
+                ready!(stage.poll(&self.memory.handle, cx)).map(drop).map_err(TypedError::from)
             }
-        }
-        Poll::Ready(Ok(()))
+            Putting::Calls(calls) => loop {
+                match ready!(calls.poll_first(cx, self.rank)) {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => break Err(error.into()),
+                    None => break Ok(()),
+                }
+            },
+        };
+        *begun = Putting::Done;
+        Poll::Ready(result)
     }
 }
 
@@ -427,7 +487,15 @@ pub struct GetTyped<'w, S> {
     to: Place,
     buffer: Option<Vec<S>>,
     /// Made when the memory is not mapped, or something precedes.
-    remote: Option<Box<Remote<'w>>>,
+    remote: Option<Box<Fetching<'w>>>,
+}
+
+/// How a get goes on that could not be done at once.
+enum Fetching<'w> {
+    /// Its target is asked.
+    Remote(Remote<'w>),
+    /// Packed here, behind what is queued, and unpacked by this.
+    InTurn(Stage, Machine),
 }
 
 impl<S> Unpin for GetTyped<'_, S> {}
@@ -449,17 +517,38 @@ impl<'w, S: Element> GetTyped<'w, S> {
             copied?;
             return Ok(true);
         }
-        let all = distinct(part, checked((&to, into.len() as u64), (&from, part.len))?)?;
+        let all = checked((&to, into.len() as u64), (&from, part.len))?;
+        if self.memory.waits_for_turn(part) {
+            let (mut machine, rank) = (Machine::new(&from)?, part.rank);
+            let packed = move |source: SharedSlice| {
+                let packed = pack(&[], &mut machine, source, all).map_err(|_| Fault::NoSuchMemory(rank))?;
+                Ok(Value::Bytes(packed.into()))
+            };
+            let stage = self.memory.in_turn(part, false, packed);
+            self.remote = Some(Box::new(Fetching::InTurn(stage, Machine::new(&to)?)));
+            return Ok(false);
+        }
+        let all = distinct(part, all)?;
         let program = self.from.datatype.to_bytes().into();
         let machine = Machine::new(&to)?;
         let requests = Requests { memory: self.memory, calls: VecDeque::new() };
-        self.remote = Some(Box::new(Remote { machine, program, requests, asked: 0, all }));
+        let remote = Remote { machine, program, requests, asked: 0, all };
+        self.remote = Some(Box::new(Fetching::Remote(remote)));
         Ok(all == 0)
     }
 
     fn go_on(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), TypedError>> {
         let (memory, rank) = (self.memory, self.rank);
-        let Some(remote) = self.remote.as_mut() else { return Poll::Ready(Ok(())) };
+        let remote = match self.remote.as_deref_mut() {
+            None => return Poll::Ready(Ok(())),
+            Some(Fetching::InTurn(stage, machine)) => {
+                if let Some(packed) = ready!(stage.poll(&memory.handle, cx))? {
+                    machine.scatter(&mut *into, packed.as_bytes())?;
+                }
+                return Poll::Ready(Ok(()));
+            }
+            Some(Fetching::Remote(remote)) => remote,
+        };
         loop {
             while remote.requests.calls.len() < AT_ONCE && remote.asked < remote.all {
                 let part = memory.check(rank.index(), rank, 0, 0)?;

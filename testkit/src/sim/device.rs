@@ -148,7 +148,7 @@ impl SimPort {
         match descriptor.op {
             Op::Send => self.send(descriptor, sources),
             Op::Put | Op::Get | Op::Atomic => self.access(descriptor, sources),
-            Op::Nop | Op::Jump => panic!("a device never sees {descriptor:?}"),
+            Op::Nop | Op::Jump | Op::Local => panic!("a device never sees {descriptor:?}"),
         }
     }
 

@@ -173,7 +173,7 @@ impl Tx {
             Op::Get if descriptor.rank == self.me.rank => self.get_here(descriptor, sources),
             Op::Put => self.put(descriptor, sources).map(|()| false),
             Op::Get => self.get(descriptor, sources).map(|()| false),
-            Op::Atomic | Op::Jump => Err(defect(descriptor)),
+            Op::Atomic | Op::Jump | Op::Local => Err(defect(descriptor)),
         }
     }
 

@@ -104,7 +104,7 @@ impl Scope<'_> {
                     let at = *front;
                     self.step_send(&at, &mut front.cookie)
                 }
-                Op::Jump => defect(&recorded),
+                Op::Jump | Op::Local => defect(&recorded),
             };
             match stop {
                 Stop::Done => (front.offset, front.cookie) = (front.offset + 1, 0),

@@ -369,7 +369,7 @@ impl Tx {
                     Ok(ended) => complete &= ended,
                     Err(why) => return fault(taken, why),
                 },
-                Op::Nop | Op::Jump => {}
+                Op::Nop | Op::Jump | Op::Local => {}
             }
             taken += 1;
         }
