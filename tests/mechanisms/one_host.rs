@@ -193,3 +193,64 @@ fn m_w02_words_of_a_long_put_through_a_fifo_are_whole() {
         job.barrier().await.unwrap();
     });
 }
+
+/// A put between layouts is a copy of many pieces: where a replay waits for room before it, it waits, too, and so does what
+/// comes behind it.
+#[test]
+fn m_w04_a_put_between_layouts_takes_its_turn_behind_what_is_queued() {
+    use futures::poll;
+    use posthaste::datatype::{Datatype, Layout};
+    // More than fits a lane whose reader is busy with something else.
+    const MESSAGES: usize = 200_000;
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(64).await.unwrap();
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let word = job.region(8).await.unwrap();
+        word.write(0, &1u64.to_ne_bytes()).unwrap();
+        let to = Rank(1);
+        if job.rank() == Rank(0) {
+            let pattern = job
+                .record(|r| {
+                    (0..MESSAGES).try_for_each(|_| r.send(&note, to, &word))?;
+                    r.put(&window, to, 0, &word)
+                })
+                .await
+                .unwrap();
+            job.barrier().await.unwrap();
+            let element = Datatype::of::<u64>();
+            let strided = element.vector(8, 1, 2).unwrap();
+            let (there, packed) = (Layout::new(&strided, 1), Layout::new(&element, 8));
+            let mut replay = std::pin::pin!(pattern.replay());
+            let mut put = std::pin::pin!(window.put_typed(to, &there, &[2u64; 8], &packed));
+            let mut get = std::pin::pin!(window.get_typed(to, &there, vec![0u64; 8], &packed));
+            let mut last = std::pin::pin!(window.put(to, 2, 3));
+            let begun = (poll!(&mut replay), poll!(&mut put), poll!(&mut get), poll!(&mut last));
+            assert!(begun.0.is_pending() && begun.1.is_pending(), "the reader sleeps");
+            assert!(begun.2.is_pending() && begun.3.is_pending(), "and something precedes");
+            let (replay, put, got, last) =
+                soon("the operations", futures::future::join4(replay, put, get, last)).await;
+            replay.unwrap();
+            put.unwrap();
+            last.unwrap();
+            assert_eq!(got.unwrap(), [2; 8], "behind the put that precedes it, before the one that follows");
+            assert_eq!(window.get_slice(to, 0, 4).await.unwrap(), [2, 0, 3, 0]);
+            // Dropped once it has begun, it is done all the same; before that it is not.
+            let mut replay = std::pin::pin!(pattern.replay());
+            let never = window.put_typed(to, &there, &[9u64; 8], &packed);
+            let mut begun = Box::pin(window.put_typed(to, &there.at(8), &[4u64; 8], &packed));
+            assert!(poll!(&mut replay).is_pending() && poll!(&mut begun).is_pending());
+            drop((never, begun));
+            soon("the replay", replay).await.unwrap();
+            assert_eq!(window.get_slice(to, 0, 5).await.unwrap(), [1, 4, 3, 4, 2]);
+        } else {
+            job.barrier().await.unwrap();
+            for turn in 1..=2 {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                soon("the notes", arrived.reach(turn * MESSAGES as u64)).await;
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
