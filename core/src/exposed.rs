@@ -5,10 +5,10 @@
 //! caller's again as soon as it asks for it, whoever still writes.
 
 use crate::memory::{AtomicOp, Source, WordLen, WordOp};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The first place of such memory: beyond every device's.
 const FIRST: u64 = 1 << 62;

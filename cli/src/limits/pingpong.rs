@@ -27,9 +27,15 @@ enum Manner {
     Pause,
     /// As `Pause`, and the written line is pushed out of the own cache at once.
     PauseDemote,
+    /// As `Pause`, and the answer waits for some nanoseconds: between processors that share no cache, a line that is asked for
+    /// back while it is still on its way takes longer than one that has arrived.
+    PauseRest,
 }
 
-const MANNERS: [Manner; 3] = [Manner::Plain, Manner::Pause, Manner::PauseDemote];
+const MANNERS: [Manner; 4] = [Manner::Plain, Manner::Pause, Manner::PauseDemote, Manner::PauseRest];
+
+/// Multiplications, each of which waits for the one before it, of a rest.
+const REST: u32 = 20;
 
 pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
     let memory = Mapping::shared((JOB + 4) * 128)?;
@@ -99,6 +105,8 @@ fn side(
         (Manner::Pause, false) => rounds::<1, false>(mine, theirs, from, to, watch),
         (Manner::PauseDemote, true) => rounds::<2, true>(mine, theirs, from, to, watch),
         (Manner::PauseDemote, false) => rounds::<2, false>(mine, theirs, from, to, watch),
+        (Manner::PauseRest, true) => rounds::<3, true>(mine, theirs, from, to, watch),
+        (Manner::PauseRest, false) => rounds::<3, false>(mine, theirs, from, to, watch),
     };
     let base = batch << 32;
     // A few rounds in which both sides arrive at the loop.
@@ -138,6 +146,12 @@ fn rounds<const MANNER: u8, const FIRST: bool>(
 
 #[inline(always)]
 fn tell<const MANNER: u8>(line: &AtomicU64, value: u64) {
+    if MANNER == 3 {
+        let mut factor = value;
+        for _ in 0..REST {
+            factor = std::hint::black_box(factor.wrapping_mul(3));
+        }
+    }
     line.store(value, Ordering::Release);
     #[cfg(target_arch = "x86_64")]
     if MANNER == 2 {
