@@ -66,7 +66,7 @@ impl std::fmt::Debug for Exposed {
 
 impl Exposed {
     /// Exposes memory until what is returned is dropped.
-    pub(crate) fn add<T: AsMut<[u8]> + Send + 'static>(self: &Arc<Self>, mut memory: T) -> ExposedMemory<T> {
+    pub fn add<T: AsMut<[u8]> + Send + 'static>(self: &Arc<Self>, mut memory: T) -> ExposedMemory<T> {
         let len = memory.as_mut().len() as u64;
         let slot = Arc::new(Slot(Mutex::new(Some(memory))));
         let mut ranges = lock(&self.0);

@@ -413,7 +413,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
         }
         let first = self.first_step(cx);
         if first.is_ready() {
-            budget::spend_on(budget::MESSAGE, len);
+            budget::spend_on(budget::MESSAGE, if is_loan { 0 } else { len });
         }
         first
     }

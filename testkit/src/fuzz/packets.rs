@@ -7,6 +7,7 @@ use posthaste_core::device::{
     Allocation, Body, Inject, Injected, Loan, Memory, Packet, Port, Sink, Sources, Stop, Verdict,
 };
 use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
+use posthaste_core::exposed::{Exposed, ExposedMemory};
 use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
@@ -213,6 +214,8 @@ struct Scene {
     arrived: Arc<Mutex<VecDeque<Made>>>,
     told: Arc<Mutex<Vec<Fault>>>,
     engine: Engine,
+    /// What the rank has exposed, where the first place is.
+    _exposed: ExposedMemory<Vec<u8>>,
     #[cfg(test)]
     slots: Arc<SlotPool>,
 }
@@ -232,6 +235,8 @@ impl Scene {
         let arrived: Arc<Mutex<VecDeque<Made>>> = Arc::default();
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
         let faults = told.clone();
+        let exposed = Arc::new(Exposed::default());
+        let memory_of_its_own = exposed.add(vec![7; 100]);
         let (engine, _slots) = Engine::new(
             Box::new(Scripted { arrived: arrived.clone(), room }),
             EngineParts {
@@ -243,7 +248,7 @@ impl Scene {
                 controls: Arc::default(),
                 gates: Arc::new(Gates::new(ranks as usize, LightFence::Full)),
                 memory: memory(),
-                exposed: Arc::default(),
+                exposed: exposed.clone(),
                 errors: Some(Arc::new(move |fault| faults.lock().expect("one thread").push(fault))),
                 now: 0,
             },
@@ -252,6 +257,7 @@ impl Scene {
             arrived,
             told,
             engine,
+            _exposed: memory_of_its_own,
             #[cfg(test)]
             slots: _slots,
         }
@@ -313,7 +319,12 @@ pub fn packets(data: &[u8]) {
         number += 1;
         // The messager's own and a few of users'.
         let protocol = u16::from(input.byte() % 24);
-        let cookie = if input.byte() % 2 == 0 { 0 } else { input.word() };
+        let cookie = match input.byte() % 4 {
+            0 | 2 => 0,
+            1 => input.word(),
+            // About where exposed memory is.
+            _ => (1 << 62) + u64::from(input.byte()),
+        };
         let shape = input.byte();
         let mut info = vec![shape; usize::from(shape) % (MAX_INFO + 1)];
         // Mostly right in form, so that what follows from it is reached.
