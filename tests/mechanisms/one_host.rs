@@ -19,7 +19,7 @@ fn m_d02_a_device_publishes_what_it_can_do() {
         for device in job.messager().devices() {
             assert!(device.reaches(Rank(1)) && !device.reaches(Rank(2)));
         }
-        // The figures are true: a message of each length goes the way that they say.
+        // Messages about as long as the figures say arrive, and those of the length from which it asks for a place do ask.
         let arrived = job.counter();
         let count = arrived.clone();
         let message = job
@@ -33,6 +33,13 @@ fn m_d02_a_device_publishes_what_it_can_do() {
         let all = 4 + 10 * lengths.iter().sum::<usize>() as u64;
         soon("the messages", arrived.reach(all)).await;
         assert_eq!(arrived.value(), all);
+        assert!(caps.max_eager < caps.rendezvous && caps.rendezvous < usize::MAX, "{caps:?}");
+        let asked = job.stats().rendezvous;
+        message.send(peer, vec![1; caps.rendezvous - 1]).await.unwrap();
+        assert_eq!(job.stats().rendezvous, asked, "one byte less does not");
+        message.send(peer, vec![1; caps.rendezvous]).await.unwrap();
+        assert_eq!(job.stats().rendezvous, asked + 1, "it asks");
+        soon("the long ones", arrived.reach(all + 2 + 10 * (2 * caps.rendezvous as u64 - 1))).await;
         job.barrier().await.unwrap();
     });
 }
