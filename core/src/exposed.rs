@@ -208,7 +208,8 @@ impl<T> Drop for ExposedMemory<T> {
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
     use super::*;
-    use crate::memory::SharedSlice;
+    use crate::inprocess::InProcessFabric;
+    use crate::{ClientId, Device as _, JobShape, Rank};
 
     #[test]
     fn what_is_beyond_the_end_or_taken_back_is_not_there() {
@@ -253,10 +254,10 @@ mod tests {
     fn atomic_operations_are_those_of_shared_memory() {
         let all = Arc::new(Exposed::default());
         let memory = all.add(vec![0_u8; 8]);
-        let word: &'static mut u64 = Box::leak(Box::new(0));
-        // SAFETY: leaked memory stays valid and is used through the slice only.
-        #[allow(unsafe_code, reason = "shared memory to compare with")]
-        let shared = unsafe { SharedSlice::from_raw(std::ptr::from_mut(word).cast(), 8) };
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let device = InProcessFabric::new(shape).device(ClientId(0), Rank(0));
+        let own = device.allocate(8).expect("there is memory");
+        let shared = device.map(Rank(0), own.offset, 8).expect("it is mapped");
         let values = [0, 1, 0x1_0000_0001, u64::MAX, 0x8000_0000, 0xffff_ffff];
         for number in 0..8 {
             let kind = AtomicOp::from_number(number).expect("there are eight");

@@ -2,7 +2,7 @@
 
 use crate::support::{barrier_before_death, options, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
-use posthaste::{ContextId, Error, Fault, Job, Rank, Region, RmaError, Window, WordUpdate};
+use posthaste::{ContextId, Error, Fault, Job, Message, Rank, Region, RmaError, Scope, Window, WordUpdate};
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -222,6 +222,45 @@ fn fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window(
             assert!(next.to_vec().iter().all(|word| *word == 0), "round {round}: somebody has written here");
             soon("the free", next.free()).await.unwrap();
         }
+    });
+}
+
+/// What a rank has queued for itself is done before its range in a group's window is another's.
+#[test]
+fn fault_i10_a_group_window_waits_for_what_a_member_has_queued_for_itself() {
+    use futures::poll;
+    const MESSAGES: usize = 200_000;
+    run(2, options(), async |job| {
+        let me = job.rank();
+        let alone = job.collectives().subset(&[me]).await.unwrap();
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let word = job.region(8).await.unwrap();
+        let pattern = job.record(|r| (0..MESSAGES).try_for_each(|_| r.send(&note, me, &word))).await.unwrap();
+        let element = Datatype::of::<u64>();
+        let strided = element.vector(500, 1, 2).unwrap();
+        let (there, packed) = (Layout::new(&strided, 1), Layout::new(&element, 500));
+        for round in 1..=3 {
+            let window = alone.shmalloc::<u64>(1000).await.unwrap();
+            let mut replay = std::pin::pin!(pattern.replay());
+            let replayed = poll!(&mut replay).is_ready();
+            {
+                let values = [round; 500];
+                let put = std::pin::pin!(window.put_typed(Rank(0), &there, &values, &packed));
+                // Begun, and dropped while it is under way.
+                let _begun = poll!(put);
+            }
+            soon("the free", window.free()).await.unwrap();
+            let next = alone.shmalloc::<u64>(1000).await.unwrap();
+            if !replayed {
+                soon("the replay", replay).await.unwrap();
+            }
+            soon("the notes", arrived.reach(round * MESSAGES as u64)).await;
+            assert!(next.to_vec().iter().all(|word| *word == 0), "round {round}: somebody has written here");
+            soon("the free", next.free()).await.unwrap();
+        }
+        job.barrier().await.unwrap();
     });
 }
 

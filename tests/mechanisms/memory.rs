@@ -144,6 +144,14 @@ fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
                 bytes[8..16].copy_from_slice(&count.to_ne_bytes());
             });
         }
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        let signal = || remote.words::<u64>().signal_add(8, 1);
+        let recorded = job.record(|r| r.put_signal(&window, Rank(0), 0, &source, signal())).await;
+        assert!(recorded.is_err(), "no replay reaches it");
+        let beyond = RegionKey { rank: peer.0, offset: u64::MAX - 3, len: 16, incarnation: 0 };
+        let told = job.remote_region(beyond).await.unwrap_err();
+        assert!(matches!(told, posthaste::Error::Rma(RmaError::OutOfRange { .. })), "{told}");
         let halves = remote.words::<u32>();
         assert_eq!(halves.compare_swap(peer, 16, 1, 2).await.unwrap(), halves.load(peer, 16).await.unwrap());
         assert!(matches!(words.load(peer, 12).await, Err(RmaError::Misaligned { .. })));

@@ -50,7 +50,8 @@ impl State {
         }
         let mut fifo = peer.fifo.take();
         let rank = peer.endpoint.rank;
-        peer.queued_rma = 0;
+        let queued = std::mem::take(&mut peer.queued_rma);
+        self.gates.queued(rank, -(queued as i32));
         self.sweep_retired(rank);
         for ticket in waiters {
             self.completer.complete(ticket, Err(fault));

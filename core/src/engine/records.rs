@@ -63,7 +63,10 @@ impl Scope<'_> {
             }
         };
         understood.unwrap_or_else(|| {
-            self.cut_off(rank);
+            // Who has departed has forgotten what its peers still answer to.
+            if !self.state.departed {
+                self.cut_off(rank);
+            }
             Verdict::Taken
         })
     }

@@ -175,7 +175,7 @@ impl Recorder {
         self.context_of("the signal", memory.handle.shared_state())?;
         signal.goes_with(window.memory(), rank)?;
         let part = memory.check(rank.index(), rank, offset, op.len.bytes())?;
-        if (part.place + offset) % op.len.bytes() != 0 {
+        if !part.place.wrapping_add(offset).is_multiple_of(op.len.bytes()) {
             return Err(RmaError::Misaligned { rank, offset, len: op.len.bytes() }.into());
         }
         let mut word = Descriptor {

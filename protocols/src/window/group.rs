@@ -100,9 +100,11 @@ pub(super) struct GroupOrigin {
 }
 
 impl GroupOrigin {
-    /// Waits until what this rank did towards the other members has taken effect; whoever is no member is not waited for.
+    /// Waits until what this rank did towards the members, itself among them, has taken effect; whoever is no member is not
+    /// waited for.
     pub async fn flush(&self, handle: &Handle) -> Result<(), SendError> {
-        let ended = join_all(self.others.iter().map(|rank| crate::flush::flush(handle, *rank))).await;
+        let members = self.group.members().iter();
+        let ended = join_all(members.map(|rank| crate::flush::flush(handle, *rank))).await;
         ended.into_iter().find(|ended| !is_loss(ended)).unwrap_or(Ok(()))
     }
 

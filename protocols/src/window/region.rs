@@ -123,7 +123,7 @@ impl Drop for RegionInner {
 pub struct RegionKey {
     /// Whose memory.
     pub rank: u32,
-    /// First byte within the rank's segment.
+    /// First byte, as the rank names it: within its segment, or of memory that it had already.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
@@ -295,8 +295,10 @@ impl Region {
 /// dropped with it.
 ///
 /// # Order
-/// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner. Its puts to
-/// windows and other regions may pass what it does here: whoever wants them behind that awaits it, or flushes.
+/// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner. Whatever it
+/// does to windows and other regions may pass what it does here: whoever wants it behind that awaits it, or flushes.
+///
+/// No pattern is recorded of such a region ([`RmaError::Unreachable`]): a replay sends no messages for it.
 #[derive(Debug)]
 pub struct OwnedRegion<T> {
     exposed: ExposedMemory<T>,
@@ -325,7 +327,8 @@ impl<T> OwnedRegion<T> {
     }
 
     /// Works on the memory: between two operations of peers, never amid one. They wait meanwhile, and whoever is at the
-    /// context with them, so this is not the place for long work, nor for anything that advances the context.
+    /// context with them, so this is not the place for long work, nor for anything that advances a context of the client, or
+    /// for a `with` within a `with`, which would wait for itself.
     ///
     /// # Examples
     /// ```
@@ -422,11 +425,15 @@ impl RemoteRegion {
             let stale = Fault::StaleHandle { rank, held, now };
             return Err(if held < now { stale } else { Fault::PeerLost(rank) }.into());
         }
+        let outside = RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 };
+        if key.offset.checked_add(key.len).is_none() {
+            return Err(outside);
+        }
         // Nobody but its owner reaches exposed memory, or knows what of it is there.
         let exposed = is_exposed(key.offset);
         let mapped = if exposed { None } else { device.map(rank, key.offset, key.len) };
         if device.caps().mappable && mapped.is_none() && !exposed {
-            return Err(RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 });
+            return Err(outside);
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };
         let made = Made {

@@ -125,6 +125,7 @@ impl Memory {
         from: &Layout<'_>,
     ) -> Result<Putting<'w>, TypedError> {
         let all = checked((to, part.len), (from, source.len() as u64))?;
+        let all = distinct(part.len.max(source.len() as u64), all)?;
         let packed = pack(&[], &mut Machine::new(from)?, source, all)?;
         let (mut machine, rank) = (Machine::new(to)?, part.rank);
         let unpack = move |target: SharedSlice| match machine.scatter(target, &packed[..]) {
@@ -143,7 +144,7 @@ impl Memory {
         source: &[u8],
         from: &Layout<'_>,
     ) -> Result<Calls<'w>, TypedError> {
-        let all = distinct(part, checked((to, part.len), (from, source.len() as u64))?)?;
+        let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
@@ -180,9 +181,8 @@ impl Memory {
     }
 }
 
-/// Whether a layout of so many bytes can be one without overlaps, which is all that an owner does for its peers.
-fn distinct(part: &Part, size: u64) -> Result<u64, TransferError> {
-    let len = part.len;
+/// Whether a layout of so many bytes can be one without overlaps in memory of that length, which is all that is packed.
+fn distinct(len: u64, size: u64) -> Result<u64, TransferError> {
     if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
 }
 
@@ -213,13 +213,13 @@ impl<T: Element> Window<T> {
     /// of their own (G07). Bases of layouts are in bytes, from the beginning of the part and of `source`.
     ///
     /// Memory that is mapped is written straight from the source, other memory by its owner. It takes effect behind this rank's
-    /// puts that were polled before it, and before those polled later; a put to memory that is not mapped which is more than
-    /// some MiB may be passed by later ones until it is awaited. Concurrent accesses to words of 8 bytes see them whole where
-    /// the blocks of both layouts are such words.
+    /// puts that were polled before it, and before those polled later; but one to memory that is not mapped may be passed by
+    /// those until it is ready. Concurrent accesses to words of 8 bytes see them whole where the blocks of both layouts are
+    /// such words.
     ///
     /// # Cancel safety
-    /// Dropped before it was polled, nothing is done. Dropped later, a put to memory that is mapped is done all the same;
-    /// another one is done in parts or not at all.
+    /// Dropped before it was polled, or while its task's budget was spent, nothing is done. Dropped later, a put to memory that
+    /// is mapped is done all the same; another one is done in parts or not at all.
     ///
     /// # Examples
     /// ```
@@ -519,6 +519,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
         }
         let all = checked((&to, into.len() as u64), (&from, part.len))?;
         if self.memory.waits_for_turn(part) {
+            let all = distinct(part.len.max(into.len() as u64), all)?;
             let (mut machine, rank) = (Machine::new(&from)?, part.rank);
             let packed = move |source: SharedSlice| {
                 let packed = pack(&[], &mut machine, source, all).map_err(|_| Fault::NoSuchMemory(rank))?;
@@ -528,7 +529,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
             self.remote = Some(Box::new(Fetching::InTurn(stage, Machine::new(&to)?)));
             return Ok(false);
         }
-        let all = distinct(part, all)?;
+        let all = distinct(part.len, all)?;
         let program = self.from.datatype.to_bytes().into();
         let machine = Machine::new(&to)?;
         let requests = Requests { memory: self.memory, calls: VecDeque::new() };

@@ -23,7 +23,8 @@ pub(crate) use store::PatternStore;
 
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, Op};
-use crate::error::{Fault, SendError};
+use crate::error::{Fault, RmaError, SendError};
+use crate::exposed::is_exposed;
 use crate::ids::{ContextId, PatternId, ProtocolId, Rank};
 use crate::slot::Ticket;
 use std::any::Any;
@@ -148,6 +149,10 @@ impl Scope<'_> {
             if let Some(fault) = accessed.and_then(|memory| self.state.stale(memory.rank, memory.incarnation))
             {
                 return Err(fault.into());
+            }
+            // It is reached by messages to its owner, which no replay makes.
+            if accessed.is_some_and(|memory| is_exposed(memory.offset)) {
+                return Err(RmaError::Unreachable(descriptor.rank).into());
             }
         }
         let State { patterns, shape, eager, config, .. } = &mut *self.state;
