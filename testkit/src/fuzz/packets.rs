@@ -419,7 +419,12 @@ mod tests {
 
     /// With a put and a get at rank 2 under way.
     fn with_accesses(say: impl FnOnce(&mut Scene, [Ticket; 2])) -> Vec<Fault> {
-        let mut scene = Scene::new(3, 16, [], EngineConfig::default());
+        with_accesses_and_room(16, say)
+    }
+
+    /// The same, through a port that takes so many sends.
+    fn with_accesses_and_room(room: usize, say: impl FnOnce(&mut Scene, [Ticket; 2])) -> Vec<Fault> {
+        let mut scene = Scene::new(3, room, [], EngineConfig::default());
         let memory = RemoteMemory { rank: Rank(2), offset: 0, len: 64, mapped: None, incarnation: 0 };
         let mut scope = scene.engine.scope();
         let key = scope.table().remote.insert(memory);
@@ -429,6 +434,20 @@ mod tests {
             accesses.map(|rma| scope.rma(target, key, 0, rma).expect("in range").expect("nobody answered"));
         say(&mut scene, tickets);
         scene.told()
+    }
+
+    #[test]
+    fn who_answers_somebody_that_has_departed_is_not_accused() {
+        // The get still waits for room as this rank leaves, and the put is not acknowledged yet.
+        let told = with_accesses_and_room(1, |say, tickets| {
+            say.engine.scope().depart();
+            let ends = tickets.map(|ticket| say.slots.take(ticket));
+            assert!(ends.iter().all(|end| matches!(end, Some(Err(Fault::Shutdown)))), "{ends:?}");
+            say.say(2, wire::PUT_DONE, 1, &[]);
+            say.say(2, wire::GET_DATA, 0, &[7; 16]);
+            assert_eq!(say.engine.scope().fault_of(Rank(2)), None);
+        });
+        assert_eq!(told, []);
     }
 
     #[test]
