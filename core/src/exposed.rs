@@ -209,7 +209,7 @@ impl<T> Drop for ExposedMemory<T> {
 mod tests {
     use super::*;
     use crate::inprocess::InProcessFabric;
-    use crate::{ClientId, Device as _, JobShape, Rank};
+    use crate::{ClientId, JobShape, Rank};
 
     #[test]
     fn what_is_beyond_the_end_or_taken_back_is_not_there() {
