@@ -104,8 +104,8 @@ impl Exposed {
         self.reach(place, len, &mut |memory| bytes.extend_from_slice(memory)).then_some(bytes)
     }
 
-    /// Carries an atomic operation out on the word at a place: its old value. With respect to all other accesses, because each
-    /// is made under the lock.
+    /// Carries an atomic operation out on the word at a place, and returns the old value; `None` if there is no such word. No
+    /// other access comes between, because each is made under the lock.
     pub(crate) fn apply(&self, place: u64, op: &WordOp) -> Option<u64> {
         let mut old = None;
         let there = self.reach(place, op.len.bytes() as usize, &mut |memory| {

@@ -27,8 +27,8 @@ enum Manner {
     Pause,
     /// As `Pause`, and the written line is pushed out of the own cache at once.
     PauseDemote,
-    /// As `Pause`, and the answer waits for some nanoseconds: between processors that share no cache, a line that is asked for
-    /// back while it is still on its way takes longer than one that has arrived.
+    /// As `Pause`, and the answer waits for some nanoseconds. That is measured to be faster, within a cache most of all: as if a
+    /// line that is asked for back while it is still on its way took longer than one that has arrived.
     PauseRest,
 }
 
