@@ -33,6 +33,7 @@ fn m_d02_a_device_publishes_what_it_can_do() {
         let all = 4 + 10 * lengths.iter().sum::<usize>() as u64;
         soon("the messages", arrived.reach(all)).await;
         assert_eq!(arrived.value(), all);
+        job.barrier().await.unwrap();
         assert!(caps.max_eager < caps.rendezvous && caps.rendezvous < usize::MAX, "{caps:?}");
         let asked = job.stats().rendezvous;
         message.send(peer, vec![1; caps.rendezvous - 1]).await.unwrap();
