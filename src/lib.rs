@@ -51,7 +51,7 @@ pub use posthaste_core::Lease;
 /// let job = posthaste::solo().await?;
 /// let (page, mut pages) = job.stream("page")?;
 /// let loan: posthaste::Loan = page.loan(100_000).expect("pages are free");
-/// loan.memory.write(&[7; 100_000]);
+/// loan.memory().write(&[7; 100_000]);
 /// page.send(job.rank(), loan).await?;
 /// let message = pages.recv().await.expect("the job goes on");
 /// assert!(message.into_bytes().iter().all(|byte| *byte == 7));

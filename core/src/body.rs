@@ -1,7 +1,7 @@
 //! The payload of a packet: lent to whoever handles it, who takes what it keeps.
 
 use crate::lease::{Lease, LeaseOwner};
-use crate::memory::{SharedSlice, Source};
+use crate::memory::{LeasedPage, SharedSlice, Source};
 use bytes::Bytes;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl<'a> Body<'a> {
         self.len() == 0
     }
 
-    /// Where it is, for copying out of it.
+    /// Where it is, for copying out of it during the call: behind it a page may have become another message's.
     #[inline]
     #[must_use]
     pub fn source(&self) -> Source<'a> {
@@ -80,8 +80,8 @@ impl Lent<'_> {
     /// The memory, for copying out of it and for folding over its words.
     #[inline]
     #[must_use]
-    pub fn memory(&self) -> SharedSlice {
-        self.memory
+    pub fn memory(&self) -> LeasedPage<'_> {
+        LeasedPage::of(self.memory, self)
     }
 
     /// The right to read the page beyond the call.
@@ -169,7 +169,7 @@ impl Kept {
     pub fn source(&self) -> Source<'_> {
         match self {
             Kept::Bytes(bytes) => Source::Private(bytes),
-            Kept::Lease(lease) => Source::Shared(lease.memory()),
+            Kept::Lease(lease) => Source::Shared(lease.slice()),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::caps::Caps;
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, SourceKind};
 use crate::error::{DeviceError, Fault, LossCause, MemoryError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
-use crate::memory::SharedSlice;
+use crate::memory::{LoanedPage, SharedSlice};
 use crate::protocol::Incoming;
 use crate::slot::{Outcome, Ticket};
 use async_trait::async_trait;
@@ -529,12 +529,52 @@ impl<'a> Packet<'a> {
 ///
 /// Dropped unsent, it goes back to its device.
 pub struct Loan {
-    /// The memory; its length is what was asked for.
-    pub memory: SharedSlice,
+    memory: SharedSlice,
+    key: u64,
+    owner: Option<Arc<dyn LeaseOwner>>,
+}
+
+impl Loan {
+    /// A loan of `memory`, whose length is what was asked for. `key` is the device's name for the page; `owner` takes it back
+    /// under that name if the loan is dropped unsent.
+    #[must_use]
+    pub fn new(memory: SharedSlice, key: u64, owner: Arc<dyn LeaseOwner>) -> Self {
+        Self { memory, key, owner: Some(owner) }
+    }
+
+    /// The memory, to be filled.
+    #[inline]
+    #[must_use]
+    pub fn memory(&self) -> LoanedPage<'_> {
+        LoanedPage::of(self.memory, self)
+    }
+
+    /// Its length in bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
     /// The device's name for the page.
-    pub key: u64,
-    /// Takes the page back if the loan is dropped unsent.
-    pub owner: Option<Arc<dyn LeaseOwner>>,
+    #[inline]
+    #[must_use]
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// It was sent: nobody takes it back when it is dropped.
+    #[inline]
+    pub fn sent(&mut self) {
+        self.owner = None;
+    }
 }
 
 impl std::fmt::Debug for Loan {

@@ -1,7 +1,7 @@
 //! The right to read a page of another rank, and how it ends.
 
 use crate::body::{Body, LentPage};
-use crate::memory::SharedSlice;
+use crate::memory::{LeasedPage, SharedSlice};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -50,7 +50,11 @@ impl Lease {
 
     /// The memory, for copying out of it and for folding over its words.
     #[must_use]
-    pub fn memory(&self) -> SharedSlice {
+    pub fn memory(&self) -> LeasedPage<'_> {
+        LeasedPage::of(self.slice, self)
+    }
+
+    pub(crate) fn slice(&self) -> SharedSlice {
         self.slice
     }
 

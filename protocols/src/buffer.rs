@@ -81,7 +81,7 @@ impl Buffer {
         match &self.0 {
             Kind::Inline(short) => usize::from(short.len),
             Kind::Bytes(bytes) => bytes.len(),
-            Kind::Loan(loan) => loan.memory.len(),
+            Kind::Loan(loan) => loan.len(),
         }
     }
 
@@ -110,7 +110,7 @@ impl Buffer {
         match &self.0 {
             Kind::Inline(short) => Whole::Bytes(short.as_slice()),
             Kind::Bytes(bytes) => Whole::Bytes(bytes),
-            Kind::Loan(loan) => Whole::Loan(loan.key, loan.memory.len() as u64),
+            Kind::Loan(loan) => Whole::Loan(loan.key(), loan.len() as u64),
         }
     }
 
@@ -118,7 +118,7 @@ impl Buffer {
     #[inline]
     pub(crate) fn sent(&mut self) {
         if let Kind::Loan(loan) = &mut self.0 {
-            loan.owner = None;
+            loan.sent();
         }
     }
 
@@ -139,7 +139,7 @@ impl Buffer {
         match self.0 {
             Kind::Inline(short) => Bytes::copy_from_slice(short.as_slice()),
             Kind::Bytes(bytes) => bytes,
-            Kind::Loan(loan) => Bytes::from(loan.memory.to_vec()),
+            Kind::Loan(loan) => Bytes::from(loan.memory().to_vec()),
         }
     }
 

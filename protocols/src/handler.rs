@@ -287,7 +287,7 @@ impl<F: Face> ActiveMessage<F> {
     /// let (sums, mut all) = job.stream("sums")?;
     /// let loan = sums.loan(8 * 1000).expect("pages are free");
     /// for index in 0..1000 {
-    ///     loan.memory.write_u64(8 * index, index as u64); // straight to where the receiver reads it
+    ///     loan.memory().write_u64(8 * index, index as u64); // straight to where the receiver reads it
     /// }
     /// sums.send(job.rank(), loan).await?;
     /// let message = all.recv().await.expect("the job goes on");

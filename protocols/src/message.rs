@@ -415,9 +415,9 @@ impl OwnedMessage {
     /// Reads a plain value at a byte offset; `None` if it is not inside.
     #[must_use]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> Option<T> {
-        match &self.body {
-            Kept::Bytes(bytes) => bytes_read(bytes, offset),
-            Kept::Lease(lease) => page_read(lease.memory(), offset),
+        match self.body.source() {
+            Source::Private(bytes) => bytes_read(bytes, offset),
+            Source::Shared(page) => page_read(page, offset),
         }
     }
 }

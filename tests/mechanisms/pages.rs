@@ -148,8 +148,8 @@ fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
                         loan = message.loan(len);
                     }
                     let loan = loan.unwrap();
-                    assert_eq!(loan.memory.len(), len);
-                    loan.memory.write(&payload(number as u64, len));
+                    assert_eq!(loan.len(), len);
+                    loan.memory().write(&payload(number as u64, len));
                     message.send(Rank(1), loan).info(&[number as u8]).await.unwrap();
                 }
             }
@@ -182,7 +182,7 @@ fn m_v03_many_loans_are_sent_in_one_turn() {
             tokio::task::yield_now().await;
             for number in 0..COUNT {
                 let loan = message.loan(64 << 10).expect("there are pages");
-                loan.memory.write_u64(0, 1);
+                loan.memory().write_u64(0, 1);
                 let sent = futures::poll!(message.send(Rank(1), loan));
                 assert_eq!(
                     sent,

@@ -383,7 +383,7 @@ impl Scope<'_> {
             ..Descriptor::default()
         };
         match payload {
-            Payload::Loan(loan) => self.hold(&mut descriptor, Bytes::from(loan.memory.to_vec())),
+            Payload::Loan(loan) => self.hold(&mut descriptor, Bytes::from(loan.memory().to_vec())),
             payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
             Payload::Owned(bytes) => self.hold(&mut descriptor, bytes),
             Payload::Borrowed(bytes) => self.hold(&mut descriptor, Bytes::copy_from_slice(bytes)),

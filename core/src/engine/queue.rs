@@ -62,7 +62,7 @@ impl Scope<'_> {
         match payload {
             Payload::Loan(loan) => {
                 descriptor.source_kind = SourceKind::Loan;
-                descriptor.source = [loan.key, 0];
+                descriptor.source = [loan.key(), 0];
                 descriptor.source[1] = self.state.table.loans.insert(loan) as u64;
             }
             payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
@@ -191,7 +191,7 @@ impl Scope<'_> {
                 if front.source_kind == SourceKind::Loan
                     && let Some(mut loan) = table.loans.try_remove(front.source[1] as usize)
                 {
-                    loan.owner = None;
+                    loan.sent();
                 }
                 Some(Some(Ok(Value::Unit)))
             }

@@ -42,7 +42,7 @@ impl Payload<'_> {
         match self {
             Payload::Borrowed(bytes) => bytes.len(),
             Payload::Owned(bytes) => bytes.len(),
-            Payload::Loan(loan) => loan.memory.len(),
+            Payload::Loan(loan) => loan.len(),
         }
     }
 
@@ -365,7 +365,7 @@ impl Scope<'_> {
         let payload = match payload {
             // The page is another device's, which does not reach this target.
             Payload::Loan(loan) if !routes.of(target.rank).loans => {
-                Payload::Owned(Bytes::from(loan.memory.to_vec()))
+                Payload::Owned(Bytes::from(loan.memory().to_vec()))
             }
             payload => payload,
         };
@@ -385,7 +385,7 @@ impl Scope<'_> {
         if whole && (empty || relaxed) {
             if let Payload::Loan(loan) = &payload {
                 descriptor.source_kind = SourceKind::Loan;
-                descriptor.source[0] = loan.key;
+                descriptor.source[0] = loan.key();
             } else if len <= MAX_DESCRIPTOR_INLINE {
                 descriptor.set_inline(payload.bytes_of());
             }
@@ -394,7 +394,7 @@ impl Scope<'_> {
             match injected.stop {
                 Stop::Done => {
                     if let Payload::Loan(mut loan) = payload {
-                        loan.owner = None;
+                        loan.sent();
                     }
                     if let Some(peer) = &mut peers[index] {
                         peer.unflushed = true;

@@ -13,6 +13,7 @@ mod huge;
 #[cfg(unix)]
 mod io;
 mod strided;
+mod view;
 mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -23,6 +24,7 @@ pub(crate) use huge::expect_all_of;
 #[cfg(unix)]
 pub use io::{MOST_HEADED, MOST_PARTS, read_behind, read_scattered, write_headed};
 pub use strided::{Blocks, Piece, Rows, Source, Target};
+pub use view::{LeasedPage, LoanedPage};
 pub use words::{SharedWords, Words};
 
 use copy::{copy_from_shared, copy_shared, copy_to_fresh, copy_to_shared};

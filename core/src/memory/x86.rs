@@ -37,6 +37,12 @@ fn has_wide() -> bool {
     std::is_x86_feature_detected!("avx512f")
 }
 
+/// Whether a register can be moved in part, by the byte.
+#[inline(always)]
+fn has_masks() -> bool {
+    std::is_x86_feature_detected!("avx512bw") && std::is_x86_feature_detected!("bmi2")
+}
+
 fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
 }
@@ -381,7 +387,7 @@ unsafe fn blocks_of_any_length(run: Run) {
     each_block(run, |to, from| unsafe { short(to, from, len) });
 }
 
-/// Copies one block.
+/// Copies one block. Each byte of it is stored once: an atomic operation between two stores of one word would be undone.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -391,17 +397,23 @@ pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         match len {
             8 => piece!(to, from, reg, "", "mov"),
-            16..=64 => {
-                // Lengths change from one block to the next, and a branch that is guessed wrongly takes longer than to copy
-                // some bytes twice: pieces that overlap, up to all of them.
-                let last = len - 16;
-                piece!(to, from, xmm_reg, "", "movdqu");
-                for at in [16, 32, 48] {
-                    let at = last.min(at);
-                    piece!(to.add(at), from.add(at), xmm_reg, "", "movdqu");
-                }
+            // Lengths change from one block to the next, and a branch that is guessed wrongly takes longer than the copy.
+            16..=64 if has_masks() => {
+                asm!(
+                    "bzhi {mask}, {mask}, {len}",
+                    "kmovq k1, {mask}",
+                    "vmovdqu8 zmm16{{k1}}{{z}}, [{from}]",
+                    "vmovdqu8 [{to}]{{k1}}, zmm16",
+                    from = in(reg) from,
+                    to = in(reg) to,
+                    len = in(reg) len as u64,
+                    mask = inout(reg) u64::MAX => _,
+                    out("k1") _,
+                    out("zmm16") _,
+                    options(nostack)
+                );
             }
-            ..16 => short(to, from, len),
+            ..=64 => short(to, from, len),
             _ => copy(to, from, len),
         }
     }

@@ -64,7 +64,7 @@ impl<F: Face> ActiveMessage<F> {
         let loan = if size >= LOAN_MIN { self.loan(size as usize) } else { None };
         let packed: Buffer = match loan {
             Some(loan) => {
-                machine.gather(memory, loan.memory)?;
+                machine.gather(memory, loan.memory())?;
                 loan.into()
             }
             None => pack(&[], &mut machine, memory, size)?.into(),

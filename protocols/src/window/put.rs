@@ -299,7 +299,7 @@ impl<'w> Put<'w> {
             aim.change(|target| match &payload.0 {
                 Kind::Inline(short) => target.write(short.as_slice()),
                 Kind::Bytes(bytes) => target.write(bytes),
-                Kind::Loan(loan) => target.copy_from(loan.memory),
+                Kind::Loan(loan) => loan.memory().copy_to(target),
             })
         });
         if written.is_none() {

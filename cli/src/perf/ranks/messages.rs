@@ -218,8 +218,8 @@ impl<F: ContextFace> Bench<F> {
                 loan = message.loan(self.size);
             }
             if let Some(loan) = loan {
-                loan.memory.write_u64(0, word);
-                loan.memory.write_u64(self.size - 8, word);
+                loan.memory().write_u64(0, word);
+                loan.memory().write_u64(self.size - 8, word);
                 message.send(self.peer, loan).await?;
             }
             Ok(())

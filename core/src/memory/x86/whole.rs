@@ -153,8 +153,14 @@ fn words_of_a_target_are_stored_once() {
     let target: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
     let source = [SECOND as u8; 64 * 8];
     let (mut copies, mut wrong) = (0, Vec::new());
-    for (name, by) in loops() {
-        for words in 8..45 {
+    let blocks: [(&str, Loop); 2] = [("copy_block", copy_block), ("short", short)];
+    for (name, by) in loops().into_iter().chain(blocks) {
+        let words = match name {
+            "copy_block" => 1..45,
+            "short" => 1..9,
+            _ => 8..45,
+        };
+        for words in words {
             for (place, shift) in [(0, 0), (1, 1), (3, 5), (4, 0), (7, 3)] {
                 target.iter().for_each(|word| word.store(0, Ordering::Relaxed));
                 FOUND.store(0, Ordering::Relaxed);

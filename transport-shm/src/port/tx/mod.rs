@@ -474,7 +474,7 @@ impl Inject for Tx {
         }
         let page = self.take_page(len as u64).ok()??;
         let memory = self.memory.slice(page.offset, len as u64)?;
-        Some(Loan { memory, key: page.to_word(), owner: Some(self.loan_home.clone()) })
+        Some(Loan::new(memory, page.to_word(), self.loan_home.clone()))
     }
 
     #[inline]
