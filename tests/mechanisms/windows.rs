@@ -245,6 +245,80 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
 }
 
 /// Numbers below what it is asked for.
+/// Typed puts that are many messages, and what is put behind them while those are on their way.
+#[test]
+fn m_w04_no_put_passes_a_long_one_between_layouts() {
+    use posthaste::datatype::{Datatype, Layout};
+    const COUNT: usize = 700_000;
+    for oversend in ["auto", "always"] {
+        // One message of a protocol with credit at a time.
+        let options = options().env("POSTHASTE_OVERSEND", oversend).env("POSTHASTE_CREDITS", "1");
+        run(2, options, async |job| {
+            let window = job.shmalloc::<u64>(2 * COUNT).await.unwrap();
+            if job.rank() == Rank(0) {
+                let (to, element) = (Rank(1), Datatype::of::<u64>());
+                let strided = element.vector(COUNT as u64, 1, 2).unwrap();
+                let (to_layout, from) = (Layout::new(&strided, 1), Layout::new(&element, COUNT as u64));
+                let last = 2 * COUNT - 2;
+                for round in 1..=4u64 {
+                    let (values, start) = (vec![round; COUNT], vec![100 + round; 4]);
+                    let long = window.put_typed(to, &to_layout, &values, &from);
+                    let [end, middle] = [last, last / 2].map(|at| window.put(to, at, 10 + round));
+                    let start = window.put_slice(to, 0, &start);
+                    let (long, end, middle, start) = tokio::join!(long, end, middle, start);
+                    long.unwrap();
+                    end.and(middle).and(start).unwrap();
+                    for (at, value) in
+                        [(last, 10 + round), (last / 2, 10 + round), (0, 100 + round), (4, round)]
+                    {
+                        assert_eq!(window.get(to, at).await.unwrap(), value, "{at}");
+                    }
+                    // One that nobody waits for goes on, and keeps its place.
+                    let values = vec![1000 + round; COUNT];
+                    let mut dropped = Box::pin(window.put_typed(to, &to_layout, &values, &from));
+                    assert!(!matches!(futures::poll!(dropped.as_mut()), std::task::Poll::Ready(Err(_))));
+                    drop(dropped);
+                    window.put(to, last, 0).await.unwrap();
+                    for (at, value) in [(last, 0), (last - 2, 1000 + round), (0, 1000 + round)] {
+                        assert_eq!(window.get(to, at).await.unwrap(), value, "{at}");
+                    }
+                }
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+/// A typed put that is a message does not wait behind one that has to wait for its name, as no other put does.
+#[test]
+fn m_w04_a_put_between_layouts_waits_for_no_message_that_is_held() {
+    use posthaste::datatype::{Datatype, Layout};
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let window = job.shmalloc::<u64>(4).await.unwrap();
+            let seen = job.counter();
+            let count = seen.clone();
+            let register = || job.register("late", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+            if job.rank() == Rank(0) {
+                let (to, element) = (Rank(1), Datatype::of::<u64>());
+                let pair = element.vector(2, 1, 2).unwrap();
+                register().send(to, "held").await.unwrap();
+                let (to_layout, from) = (Layout::new(&pair, 1), Layout::new(&element, 2));
+                let typed = window.put_typed(to, &to_layout, &[1u64, 1], &from);
+                let (typed, plain) = tokio::join!(typed, window.put(to, 0, 2));
+                typed.and(plain.map_err(Into::into)).unwrap();
+                window.put(to, 3, 1).await.unwrap();
+            } else {
+                soon("the last put", window.wait_until(3, |word| word == 1)).await.unwrap();
+                assert_eq!((window.load(0), window.load(2)), (Some(2), Some(1)));
+                let _late = register();
+                soon("the held message", seen.reach(1)).await;
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {

@@ -164,6 +164,36 @@ impl Scope<'_> {
         sent
     }
 
+    /// Sends a request behind everything that is queued for its target, and before everything that is begun later, however much
+    /// waits: an access to memory that is a message keeps its place among the puts as they do. Of a protocol without credit,
+    /// whose handler runs as soon as the message is there; the answer ends the ticket whose word is the cookie.
+    ///
+    /// # Errors
+    /// If it cannot be sent; nothing was, then.
+    pub fn access_by_message(&mut self, args: &SendArgs<'_>, payload: Payload<'_>) -> Result<(), SendError> {
+        let index = self.check(args, payload.len())?;
+        if let Some(fault) = self.state.peer(index).fault {
+            return Err(fault.into());
+        }
+        if !self.state.peer(index).is_open(args.protocol) {
+            match self.admit(index, args, payload.len(), Wait::Never) {
+                Ok(_) => {}
+                Err(error) => return Err(error.unwrap_or(Fault::Busy(args.target.rank).into())),
+            }
+        }
+        let bytes = payload.len() as u64;
+        let wire_id = Self::wire_id(args.protocol);
+        let sent = self.post(index, wire_id, args.cookie, args.info, payload, Queue::Force, false);
+        match sent {
+            Ok(Sent::Done | Sent::Queued(_)) => {
+                self.state.stats.sent(bytes);
+                Ok(())
+            }
+            Err((error, _)) => Err(error),
+            Ok(Sent::Later(..) | Sent::Full(_)) => Err(Fault::Busy(args.target.rank).into()),
+        }
+    }
+
     #[inline]
     pub(super) fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
         if self.state.closed {

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use posthaste_core::engine::Payload;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
-use posthaste_core::{Client, Device, Fault, Handle, MAX_INFO, Messager, Rank, RegisterError, Scope};
+use posthaste_core::{
+    Client, Device, Fault, Handle, MAX_INFO, Messager, ProtocolId, Rank, RegisterError, Scope,
+};
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
@@ -68,6 +70,11 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// The info of a put, and whether the program is in it; else it comes before the bytes.
+    pub(crate) fn put_info(&self, program: &[u8]) -> (Vec<u8>, bool) {
+        self.info(PUT, program)
+    }
+
     /// The info, and whether the program is in it.
     fn info(&self, kind: u64, program: &[u8]) -> (Vec<u8>, bool) {
         let Request { place, len, base, count, first, bytes, incarnation } = *self;
@@ -139,32 +146,9 @@ impl LayoutAccess {
         LayoutAccess { service: self.service.through(handle) }
     }
 
-    /// Asks a peer to scatter bytes, which `pack` appends to what it is given.
-    pub(crate) fn put<E>(
-        &self,
-        rank: Rank,
-        program: &[u8],
-        request: &Request,
-        pack: impl FnOnce(&[u8]) -> Result<Vec<u8>, E>,
-    ) -> Result<Call<'_, Handle>, E> {
-        let (info, within) = request.info(PUT, program);
-        let payload = pack(if within { &[] } else { program })?;
-        Ok(self.service.call_bytes(rank, payload).info(&info))
-    }
-
-    /// Asks a peer to scatter these bytes, if they can be sent from where they are, now. `None`: nothing was done.
-    pub(crate) fn put_lent(
-        &self,
-        rank: Rank,
-        program: &[u8],
-        request: &Request,
-        bytes: &[u8],
-        may: impl FnOnce() -> bool,
-    ) -> Option<Call<'_, Handle>> {
-        match request.info(PUT, program) {
-            (info, true) => self.service.call_lent(rank, &info, bytes, may),
-            _ => None,
-        }
+    /// The protocol by which peers are asked.
+    pub(crate) fn id(&self) -> ProtocolId {
+        self.service.id()
     }
 
     /// Asks a peer to gather bytes, by this program.
@@ -187,8 +171,14 @@ impl Protocol for Owner {
         NAME
     }
 
+    // Credit would have to be waited for, past which other puts would get.
     fn flow(&self) -> Flow {
-        Flow::Replied
+        Flow::Inline
+    }
+
+    // Puts that are no messages do, too.
+    fn overtakes_held(&self) -> bool {
+        true
     }
 
     fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
@@ -289,7 +279,7 @@ mod tests {
     use super::*;
     use posthaste_core::device::Body;
     use posthaste_core::inprocess::InProcessFabric;
-    use posthaste_core::{ClientId, ContextId, Endpoint, JobShape, ProtocolId};
+    use posthaste_core::{ClientId, ContextId, Endpoint, JobShape};
 
     const ME: Rank = Rank(1);
 

@@ -6,7 +6,7 @@ use crate::send::{Envelope, Started, start};
 use posthaste_core::budget;
 use posthaste_core::context::{Begun, Face, Posted, begin};
 use posthaste_core::engine::Wait;
-use posthaste_core::slot::{Ticket, Value};
+use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Fault, Handle, Scope, SendError};
 use std::future::Future;
 use std::pin::Pin;
@@ -65,12 +65,6 @@ impl<'f, F: Face> Call<'f, F> {
     /// A request that goes out when it is first polled.
     pub(super) fn new(face: &'f F, envelope: Envelope, payload: Buffer) -> Self {
         Self { face, envelope, payload: Some(payload), deadline: None, state: State::Start(Wait::Await) }
-    }
-
-    /// A request that went out already and is awaited under this ticket.
-    pub(super) fn asked(face: &'f F, envelope: Envelope, ticket: Ticket) -> Self {
-        let pending = Pending::new(Handle::of(face), ticket, None, None);
-        Self { face, envelope, payload: None, deadline: None, state: State::Waiting(pending) }
     }
 
     /// The payload of a call that has failed before its request was sent, or that was never begun: whoever holds it may ask

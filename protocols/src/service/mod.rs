@@ -11,8 +11,6 @@ use crate::codec::{decode, encode};
 use crate::send::Envelope;
 use bytes::Bytes;
 use posthaste_core::context::Face;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
-use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Context, Endpoint, Handle, ProtocolId, Rank};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -130,6 +128,10 @@ impl<Q, A, F: Face> Service<Q, A, F> {
         Service::new(handle.clone(), self.id)
     }
 
+    pub(crate) fn id(&self) -> ProtocolId {
+        self.id
+    }
+
     fn envelope(&self, target: Rank) -> Envelope {
         let context = self.face.shared().me().context;
         Envelope { target: Endpoint::new(target, context), protocol: self.id, info: None, relaxed: false }
@@ -161,39 +163,6 @@ impl<F: Face> Service<Bytes, Bytes, F> {
     #[inline]
     pub fn call_bytes(&self, target: Rank, payload: impl Into<Buffer>) -> Call<'_, F> {
         self.request(target, payload.into())
-    }
-
-    /// Sends a request whose payload is read where it is, provided that it can be sent now. `None`: it cannot, and nothing
-    /// was done; what stands in the way is told to who sends it in another way.
-    pub(crate) fn call_lent(
-        &self,
-        target: Rank,
-        info: &[u8],
-        payload: &[u8],
-        may: impl FnOnce() -> bool,
-    ) -> Option<Call<'_, F>> {
-        let envelope = self.envelope(target);
-        let (target, protocol) = (envelope.target, envelope.protocol);
-        let asked = self.face.enter(|engine| {
-            let scope = &mut engine.scope();
-            if !may() {
-                return None;
-            }
-            let ticket = scope.operation(Some(target.rank)).ok()?;
-            let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
-            match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
-                Ok(Sent::Done) => {}
-                Ok(Sent::Queued(queued)) => scope.detach(queued),
-                _ => {
-                    scope.complete(ticket, Ok(Value::Unit));
-                    scope.detach(ticket);
-                    return None;
-                }
-            }
-            scope.note_request(ticket, protocol, payload.len());
-            Some(ticket)
-        });
-        Some(Call::asked(&self.face, envelope, asked.ok()??))
     }
 }
 

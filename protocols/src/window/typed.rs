@@ -5,20 +5,23 @@ use crate::datatype::{
     Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
     checked, chunk, pack, put_chunk, redistribute_with,
 };
+use crate::operation::Pending;
 use crate::service::Call;
 use bytes::Bytes;
 use posthaste_core::budget;
+use posthaste_core::context::Face;
+use posthaste_core::engine::{Payload, SendArgs};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
-use posthaste_core::{CallError, Fault, Handle, Rank, RmaError};
+use posthaste_core::{CallError, Endpoint, Fault, Handle, ProtocolId, Rank, RmaError, Scope};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use zerocopy::IntoBytes;
 
-/// Requests of one operation that are on their way at a time.
+/// Requests of one get that are on their way at a time.
 const AT_ONCE: usize = 16;
 
 /// A request for some of the bytes.
@@ -27,14 +30,11 @@ struct Asked<'w> {
     bytes: u64,
 }
 
-/// Requests that have not ended, in order.
+/// Requests of a get that have not ended, in order.
 struct Requests<'w> {
     memory: &'w Arc<Memory>,
     calls: VecDeque<Asked<'w>>,
 }
-
-/// Those of a put; at least one. Apart from the future, which as a rule has none.
-type Calls<'w> = Option<Box<Requests<'w>>>;
 
 impl Requests<'_> {
     /// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
@@ -96,12 +96,12 @@ impl Memory {
 
     /// Copies to mapped memory now, or packs; returns what is still to be done.
     #[inline]
-    fn put_typed<'w>(
-        self: &'w Arc<Self>,
+    fn put_typed(
+        self: &Arc<Self>,
         thresholds: &Thresholds,
         (rank, to): (Rank, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
-    ) -> Result<Putting<'w>, TypedError> {
+    ) -> Result<Putting, TypedError> {
         let part = self.check(rank.index(), rank, 0, 0)?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
@@ -111,19 +111,19 @@ impl Memory {
                 Ok(Putting::Done)
             }
             None if self.waits_for_turn(part) => self.put_in_turn(part, to, source, from),
-            None => Ok(self.pack(part, to, source, from)?.map_or(Putting::Done, Putting::Calls)),
+            None => Ok(Putting::Asked(self.pack(part, to, source, from)?)),
         }
     }
 
     /// Packs, and unpacks to mapped memory in its turn.
     #[cold]
-    fn put_in_turn<'w>(
-        self: &'w Arc<Self>,
+    fn put_in_turn(
+        self: &Arc<Self>,
         part: &Part,
         to: &Layout<'_>,
         source: &[u8],
         from: &Layout<'_>,
-    ) -> Result<Putting<'w>, TypedError> {
+    ) -> Result<Putting, TypedError> {
         let all = checked((to, part.len), (from, source.len() as u64))?;
         let all = distinct(part.len.max(source.len() as u64), all)?;
         let packed = pack(&[], &mut Machine::new(from)?, source, all)?;
@@ -135,49 +135,86 @@ impl Memory {
         Ok(Putting::InTurn(Box::new(self.in_turn(part, true, unpack))))
     }
 
-    /// Packs for the owner of the memory.
+    /// Packs for the owner of the memory, and asks it for everything: each request takes its place among the puts at once.
     #[cold]
-    fn pack<'w>(
-        self: &'w Arc<Self>,
+    fn pack(
+        self: &Arc<Self>,
         part: &Part,
         to: &Layout<'_>,
         source: &[u8],
         from: &Layout<'_>,
-    ) -> Result<Calls<'w>, TypedError> {
+    ) -> Result<Asks, TypedError> {
         let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
         let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
-        let mut calls = VecDeque::new();
-        // Bytes in one run need not be packed if they can be sent at once.
+        let mut asks = VecDeque::new();
+        // Bytes in one run need not be packed.
         let run = from.run().and_then(|run| source.get(run));
-        let (mut first, mut starting) = (0, true);
+        let mut first = 0;
         while first < all {
             let request = request(part, to, first, all.min(first + put_chunk(to)));
             let end = first + request.bytes;
-            let lent = run.filter(|_| starting).and_then(|run| run.get(first as usize..end as usize));
-            let lent =
-                lent.and_then(|bytes| layouts.put_lent(part.rank, &program, &request, bytes, self.guard()));
-            let call = if let Some(call) = lent {
-                machine.skip(request.bytes);
-                call
-            } else {
-                let packed = |head: &[u8]| pack(head, &mut machine, source, request.bytes);
-                let mut call = layouts.put(part.rank, &program, &request, packed)?;
-                if starting {
-                    // On its way while the next one is packed. Whoever awaits the put polls what could not be sent again.
-                    match call.poll_asked_if(&mut Context::from_waker(Waker::noop()), &self.guard()) {
-                        Poll::Ready(asked) => asked.map_err(|error| self.or_freed(error, part.rank))?,
-                        Poll::Pending => starting = false,
-                    }
+            let (info, within) = request.put_info(&program);
+            let lent = run.filter(|_| within).and_then(|run| run.get(first as usize..end as usize));
+            asks.push_back(match lent {
+                Some(bytes) => {
+                    machine.skip(request.bytes);
+                    self.ask(layouts, part.rank, info, bytes.into())
                 }
-                call
-            };
-            calls.push_back(Asked { call, bytes: request.bytes });
-            starting &= calls.len() < AT_ONCE;
+                None => {
+                    let head = if within { &[][..] } else { &program };
+                    let packed = pack(head, &mut machine, source, request.bytes)?;
+                    self.ask(layouts, part.rank, info, Bytes::from(packed).into())
+                }
+            });
             first = end;
         }
-        Ok((!calls.is_empty()).then(|| Box::new(Requests { memory: self, calls })))
+        Ok(asks)
+    }
+
+    /// Sends a request of a put.
+    fn ask(self: &Arc<Self>, layouts: &LayoutAccess, rank: Rank, info: Vec<u8>, bytes: Packed<'_>) -> Stage {
+        let sent = match bytes {
+            // Not copied if it can go at once.
+            Packed::Lent(lent) => {
+                let now = self.handle.enter(|engine| {
+                    self.ask_in(&mut engine.scope(), layouts.id(), rank, &info, Payload::Borrowed(lent))
+                });
+                now.map_err(|_| Bytes::copy_from_slice(lent))
+            }
+            Packed::Owned(bytes) => Err(bytes),
+        };
+        match sent {
+            Ok(Ok(pending)) => Stage::Pending(pending),
+            Ok(Err(error)) => Stage::Refused(error),
+            Err(bytes) => {
+                let (memory, id) = (self.clone(), layouts.id());
+                Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
+                    memory.ask_in(scope, id, rank, &info, Payload::Owned(bytes)).map(Some)
+                }))
+            }
+        }
+    }
+
+    fn ask_in(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        protocol: ProtocolId,
+        rank: Rank,
+        info: &[u8],
+        payload: Payload<'_>,
+    ) -> Result<Pending, RmaError> {
+        self.still_there()?;
+        let target = Endpoint::new(rank, self.handle.me().context);
+        let ticket = scope.operation(Some(rank))?;
+        let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
+        if let Err(error) = scope.access_by_message(&args, payload) {
+            scope.complete(ticket, Ok(Value::Unit));
+            scope.detach(ticket);
+            return Err(send_to_rma(error));
+        }
+        Ok(Pending::new(self.handle.clone(), ticket, None, None))
     }
 }
 
@@ -199,11 +236,32 @@ fn request(part: &Part, layout: &Layout<'_>, first: u64, end: u64) -> Request {
     }
 }
 
+/// The bytes of a request.
+enum Packed<'s> {
+    Lent(&'s [u8]),
+    Owned(Bytes),
+}
+
+impl<'s> From<&'s [u8]> for Packed<'s> {
+    fn from(bytes: &'s [u8]) -> Self {
+        Packed::Lent(bytes)
+    }
+}
+
+impl From<Bytes> for Packed<'_> {
+    fn from(bytes: Bytes) -> Self {
+        Packed::Owned(bytes)
+    }
+}
+
+/// Requests of a put that were sent, or have their place in the queue; in order.
+type Asks = VecDeque<Stage>;
+
 /// A put between layouts that was begun.
-enum Putting<'w> {
+enum Putting {
     Done,
     /// By its owner.
-    Calls(Box<Requests<'w>>),
+    Asked(Asks),
     /// Here, behind what is queued.
     InTurn(Box<Stage>),
 }
@@ -213,13 +271,12 @@ impl<T: Element> Window<T> {
     /// of their own (G07). Bases of layouts are in bytes, from the beginning of the part and of `source`.
     ///
     /// Memory that is mapped is written straight from the source, other memory by its owner. It takes effect behind this rank's
-    /// puts that were polled before it, and before those polled later; but one to memory that is not mapped may be passed by
-    /// those until it is ready. Concurrent accesses to words of 8 bytes see them whole where the blocks of both layouts are
-    /// such words.
+    /// puts that were polled before it, and before those polled later. Concurrent accesses to words of 8 bytes see them whole
+    /// where the blocks of both layouts are such words.
     ///
     /// # Cancel safety
-    /// Dropped before it was polled, or while its task's budget was spent, nothing is done. Dropped later, a put to memory that
-    /// is mapped is done all the same; another one is done in parts or not at all.
+    /// Dropped before it was polled, or while its task's budget was spent, nothing is done. Dropped later, the put is done all
+    /// the same.
     ///
     /// # Examples
     /// ```
@@ -375,7 +432,7 @@ impl RemoteRegion {
 pub struct PutTyped<'w, 's> {
     memory: &'w Arc<Memory>,
     rank: Rank,
-    step: PutStep<'w, 's>,
+    step: PutStep<'s>,
 }
 
 /// What is to be done first.
@@ -386,9 +443,11 @@ struct Begin<'s> {
     from: Layout<'s>,
 }
 
-enum PutStep<'w, 's> {
+enum PutStep<'s> {
     Begin(Begin<'s>),
-    Begun(Putting<'w>),
+    Begun(Putting),
+    /// Its result was given.
+    Ended,
 }
 
 impl std::fmt::Debug for PutTyped<'_, '_> {
@@ -410,15 +469,16 @@ impl Future for PutTyped<'_, '_> {
             let begun = match put {
                 Ok(begun) => begun,
                 Err(error) => {
-                    this.step = PutStep::Begun(Putting::Done);
+                    this.step = PutStep::Ended;
                     return Poll::Ready(Err(error));
                 }
             };
             budget::spend_on(budget::MESSAGE, bytes);
-            this.step = PutStep::Begun(begun);
-            if matches!(this.step, PutStep::Begun(Putting::Done)) {
+            if matches!(begun, Putting::Done) {
+                this.step = PutStep::Ended;
                 return Poll::Ready(Ok(()));
             }
+            this.step = PutStep::Begun(begun);
         }
         this.go_on(cx)
     }
@@ -427,21 +487,24 @@ impl Future for PutTyped<'_, '_> {
 impl PutTyped<'_, '_> {
     #[cold]
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
-        let PutStep::Begun(begun) = &mut self.step else { return Poll::Pending };
+        let PutStep::Begun(begun) = &mut self.step else {
+            // Polled again after its end.
+            return Poll::Ready(Err(RmaError::from(Fault::Shutdown).into()));
+        };
         let result = match begun {
             Putting::Done => Ok(()),
             Putting::InTurn(stage) => {
                 ready!(stage.poll(&self.memory.handle, cx)).map(drop).map_err(TypedError::from)
             }
-            Putting::Calls(calls) => loop {
-                match ready!(calls.poll_first(cx, self.rank)) {
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => break Err(error.into()),
-                    None => break Ok(()),
+            Putting::Asked(asks) => loop {
+                let Some(first) = asks.front_mut() else { break Ok(()) };
+                match ready!(first.poll(&self.memory.handle, cx)) {
+                    Ok(_) => drop(asks.pop_front()),
+                    Err(error) => break Err(error.into()),
                 }
             },
         };
-        *begun = Putting::Done;
+        self.step = PutStep::Ended;
         Poll::Ready(result)
     }
 }
