@@ -60,6 +60,7 @@ pub use posthaste_core::Lease;
 /// ```
 pub use posthaste_core::Loan;
 pub use posthaste_core::engine::{FifoError, FifoOptions, FifoStatus, PatternError};
+pub use posthaste_core::memory::{LeasedPage, LoanedPage};
 pub use posthaste_core::{
     CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Fault, Handle,
     JobShape, LossCause, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError,

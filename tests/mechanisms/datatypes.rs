@@ -425,6 +425,14 @@ async fn refusals(job: Job) {
     }
     let unknown = window.put_typed(Rank(2), &ten, &source, &ten).await;
     assert_eq!(unknown, Err(RmaError::UnknownRank { rank: Rank(2), size: 2 }.into()));
+    // A future that has given its result has no other one.
+    let nothing = Layout::new(&words, 0);
+    for (rank, layout) in [(Rank(2), &ten), (peer, &nothing)] {
+        let mut put = std::pin::pin!(window.put_typed(rank, layout, &source, layout));
+        assert_eq!(put.as_mut().await.is_ok(), rank == peer);
+        let again = futures::poll!(put);
+        assert!(matches!(again, std::task::Poll::Ready(Err(TypedError::Rma(_)))), "{again:?}");
+    }
     job.barrier().await.unwrap();
     assert_eq!(window.to_vec(), [0; 100]);
     let other = window.clone();

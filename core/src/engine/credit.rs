@@ -187,7 +187,7 @@ impl State {
                 peer.room_granted = peer.room_granted.saturating_sub(1);
                 self.hand_out_room(index);
             }
-            Wait::Never | Wait::Await => {}
+            Wait::Never | Wait::Await | Wait::InTurn => {}
         }
     }
 

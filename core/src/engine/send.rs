@@ -86,6 +86,9 @@ pub enum Wait {
     Never,
     /// Queue it, or wait for a place in the queue.
     Await,
+    /// Queue it, however much waits: for an access to memory that is a message, so that it keeps its place among the puts, of
+    /// which a queue takes any number, too. Of a protocol with credit it is given back if there is none.
+    InTurn,
     /// The caller waited; this credit was promised to it, by the incarnation of the rank with these low bits and for so
     /// many bytes.
     Credited(Endpoint, ProtocolId, u16, u64),
@@ -110,7 +113,7 @@ pub(super) enum Queue {
     Never,
     Await,
     Granted,
-    /// The messager's own traffic: its amount is bounded by what this side has under way.
+    /// The messager's own traffic, and accesses to memory: their amount is bounded by what this side has under way.
     Force,
     /// What a peer asked for: it is cut off if it asks for ever more and takes nothing.
     Answer,
@@ -150,6 +153,7 @@ impl Scope<'_> {
         }
         let queue = match wait {
             Wait::Never => Queue::Never,
+            Wait::InTurn => Queue::Force,
             Wait::Room(..) => Queue::Granted,
             Wait::Await | Wait::Credited(..) => Queue::Await,
         };
@@ -162,36 +166,6 @@ impl Scope<'_> {
             self.unsent(index, args.protocol, &sent);
         }
         sent
-    }
-
-    /// Sends a request behind everything that is queued for its target, and before everything that is begun later, however much
-    /// waits: an access to memory that is a message keeps its place among the puts as they do. Of a protocol without credit,
-    /// whose handler runs as soon as the message is there; the answer ends the ticket whose word is the cookie.
-    ///
-    /// # Errors
-    /// If it cannot be sent; nothing was, then.
-    pub fn access_by_message(&mut self, args: &SendArgs<'_>, payload: Payload<'_>) -> Result<(), SendError> {
-        let index = self.check(args, payload.len())?;
-        if let Some(fault) = self.state.peer(index).fault {
-            return Err(fault.into());
-        }
-        if !self.state.peer(index).is_open(args.protocol) {
-            match self.admit(index, args, payload.len(), Wait::Never) {
-                Ok(_) => {}
-                Err(error) => return Err(error.unwrap_or(Fault::Busy(args.target.rank).into())),
-            }
-        }
-        let bytes = payload.len() as u64;
-        let wire_id = Self::wire_id(args.protocol);
-        let sent = self.post(index, wire_id, args.cookie, args.info, payload, Queue::Force, false);
-        match sent {
-            Ok(Sent::Done | Sent::Queued(_)) => {
-                self.state.stats.sent(bytes);
-                Ok(())
-            }
-            Err((error, _)) => Err(error),
-            Ok(Sent::Later(..) | Sent::Full(_)) => Err(Fault::Busy(args.target.rank).into()),
-        }
     }
 
     #[inline]
@@ -267,7 +241,7 @@ impl Scope<'_> {
             out.bytes -= len as i64;
             return Ok(None);
         }
-        if matches!(wait, Wait::Never) {
+        if matches!(wait, Wait::Never | Wait::InTurn) {
             return Err(None);
         }
         let endpoint = args.target;

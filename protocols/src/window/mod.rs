@@ -615,8 +615,6 @@ enum Stage {
     Start,
     Posted(Posted<Result<Option<Pending>, RmaError>>),
     Pending(Pending),
-    /// It could not be started.
-    Refused(RmaError),
     Done,
 }
 
@@ -627,10 +625,6 @@ impl Stage {
             let next = match self {
                 Stage::Start | Stage::Done => return Poll::Ready(Ok(None)),
                 Stage::Posted(posted) => ready!(posted.poll(cx)),
-                Stage::Refused(_) => match std::mem::replace(self, Stage::Done) {
-                    Stage::Refused(error) => return Poll::Ready(Err(error)),
-                    _ => Ok(None),
-                },
                 Stage::Pending(pending) => {
                     let value = ready!(pending.poll(handle, cx));
                     *self = Stage::Done;

@@ -10,10 +10,11 @@ use crate::service::Call;
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::context::Face;
-use posthaste_core::engine::{Payload, SendArgs};
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Endpoint, Fault, Handle, ProtocolId, Rank, RmaError, Scope};
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -157,44 +158,43 @@ impl Memory {
             let end = first + request.bytes;
             let (info, within) = request.put_info(&program);
             let lent = run.filter(|_| within).and_then(|run| run.get(first as usize..end as usize));
-            asks.push_back(match lent {
+            let bytes = match lent {
                 Some(bytes) => {
                     machine.skip(request.bytes);
-                    self.ask(layouts, part.rank, info, bytes.into())
+                    bytes.into()
                 }
                 None => {
                     let head = if within { &[][..] } else { &program };
-                    let packed = pack(head, &mut machine, source, request.bytes)?;
-                    self.ask(layouts, part.rank, info, Bytes::from(packed).into())
+                    pack(head, &mut machine, source, request.bytes)?.into()
                 }
-            });
+            };
+            asks.push_back(self.ask(layouts.id(), part.rank, info, bytes)?);
             first = end;
         }
         Ok(asks)
     }
 
     /// Sends a request of a put.
-    fn ask(self: &Arc<Self>, layouts: &LayoutAccess, rank: Rank, info: Vec<u8>, bytes: Packed<'_>) -> Stage {
-        let sent = match bytes {
+    fn ask(
+        self: &Arc<Self>,
+        protocol: ProtocolId,
+        rank: Rank,
+        info: Vec<u8>,
+        bytes: Cow<'_, [u8]>,
+    ) -> Result<Stage, RmaError> {
+        if let Cow::Borrowed(lent) = bytes {
             // Not copied if it can go at once.
-            Packed::Lent(lent) => {
-                let now = self.handle.enter(|engine| {
-                    self.ask_in(&mut engine.scope(), layouts.id(), rank, &info, Payload::Borrowed(lent))
-                });
-                now.map_err(|_| Bytes::copy_from_slice(lent))
-            }
-            Packed::Owned(bytes) => Err(bytes),
-        };
-        match sent {
-            Ok(Ok(pending)) => Stage::Pending(pending),
-            Ok(Err(error)) => Stage::Refused(error),
-            Err(bytes) => {
-                let (memory, id) = (self.clone(), layouts.id());
-                Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
-                    memory.ask_in(scope, id, rank, &info, Payload::Owned(bytes)).map(Some)
-                }))
+            let now = self.handle.enter(|engine| {
+                self.ask_in(&mut engine.scope(), protocol, rank, &info, Payload::Borrowed(lent))
+            });
+            if let Ok(asked) = now {
+                return asked.map(Stage::Pending);
             }
         }
+        let (memory, bytes) = (self.clone(), Bytes::from(bytes.into_owned()));
+        Ok(Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
+            memory.ask_in(scope, protocol, rank, &info, Payload::Owned(bytes)).map(Some)
+        })))
     }
 
     fn ask_in(
@@ -209,12 +209,17 @@ impl Memory {
         let target = Endpoint::new(rank, self.handle.me().context);
         let ticket = scope.operation(Some(rank))?;
         let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
-        if let Err(error) = scope.access_by_message(&args, payload) {
-            scope.complete(ticket, Ok(Value::Unit));
-            scope.detach(ticket);
-            return Err(send_to_rma(error));
-        }
-        Ok(Pending::new(self.handle.clone(), ticket, None, None))
+        let error = match scope.send(&args, payload, Wait::InTurn) {
+            Ok(Sent::Done | Sent::Queued(_)) => {
+                return Ok(Pending::new(self.handle.clone(), ticket, None, None));
+            }
+            // It takes no credit.
+            Ok(Sent::Later(..) | Sent::Full(_)) => Fault::Busy(rank).into(),
+            Err((error, _)) => send_to_rma(error),
+        };
+        scope.complete(ticket, Ok(Value::Unit));
+        scope.detach(ticket);
+        Err(error)
     }
 }
 
@@ -233,24 +238,6 @@ fn request(part: &Part, layout: &Layout<'_>, first: u64, end: u64) -> Request {
         first,
         bytes: end - first,
         incarnation: part.incarnation,
-    }
-}
-
-/// The bytes of a request.
-enum Packed<'s> {
-    Lent(&'s [u8]),
-    Owned(Bytes),
-}
-
-impl<'s> From<&'s [u8]> for Packed<'s> {
-    fn from(bytes: &'s [u8]) -> Self {
-        Packed::Lent(bytes)
-    }
-}
-
-impl From<Bytes> for Packed<'_> {
-    fn from(bytes: Bytes) -> Self {
-        Packed::Owned(bytes)
     }
 }
 
