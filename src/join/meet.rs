@@ -112,7 +112,8 @@ impl Party {
         let unreadable = |rank: usize| JoinError::Stranger { rank: rank as u32, what };
         let blob = postcard::to_allocvec(mine).map_err(|_| unreadable(self.rank as usize))?;
         let (party, blobs) = blocking(move || {
-            let gathered = self.meeting.get().and_then(|meeting| Ok(meeting.all_gather(&blob, self.deadline)?));
+            let gathered =
+                self.meeting.get().and_then(|meeting| Ok(meeting.all_gather(&blob, self.deadline)?));
             if gathered.is_err() {
                 // Here and now: this process may end as soon as it hears of it, and whoever serves tells the others first.
                 drop(self.meeting.0.take());
