@@ -12,6 +12,8 @@ use serde::Serialize;
 use serde_json::json;
 use std::fs::read_to_string;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// The arguments of `posthaste info`.
 #[derive(clap::Args)]
@@ -202,7 +204,7 @@ fn checks() -> Vec<Check> {
             "the death of a rank with living children is noticed late: allow pidfd_open (Linux 5.3 or later)",
         ),
     ];
-    checks.extend([dev_shm(), huge_pages(), governor(), hypervisor()].into_iter().flatten());
+    checks.extend([fence(&sysdep), dev_shm(), huge_pages(), governor(), hypervisor()].into_iter().flatten());
     checks
 }
 
@@ -240,6 +242,40 @@ fn arena() -> Check {
         }
         Err(error) => Check::new("arena", false, error.to_string(), advice),
     }
+}
+
+/// What a barrier on all cores costs while another core works for this process.
+fn fence(sysdep: &LinuxSysdep) -> Option<Check> {
+    if !sysdep.fence_is_asymmetric() || sysdep.cores() < 2 {
+        return None;
+    }
+    let ends = AtomicBool::new(false);
+    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        // Until that thread has a core of its own.
+        std::thread::sleep(Duration::from_millis(2));
+        let times = (0..7).map(|_| {
+            let since = Instant::now();
+            sysdep.heavy_fence();
+            since.elapsed()
+        });
+        let times = times.collect();
+        ends.store(true, Ordering::Relaxed);
+        times
+    });
+    times.sort_unstable();
+    let median = times[times.len() / 2];
+    Some(Check::new(
+        "barrier on a busy core",
+        median < Duration::from_micros(50),
+        format!("{:.1} µs", median.as_secs_f64() * 1e6),
+        "busy cores are hard to interrupt here: the first wake-ups are late, and deaths are noticed late; \
+         in a virtual machine, have the host post its interrupts (APICv, AVIC)",
+    ))
 }
 
 fn dev_shm() -> Option<Check> {

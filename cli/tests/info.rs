@@ -16,9 +16,17 @@ fn all_devices_limits_checks_and_settings_are_told() {
     let out = info().output().unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success() && out.stderr.is_empty(), "{text}{}", String::from_utf8_lossy(&out.stderr));
-    for told in
-        ["Devices", "shm", "tcp", "Limits", "This host", "membarrier", "Settings", "POSTHASTE_SPIN_US"]
-    {
+    for told in [
+        "Devices",
+        "shm",
+        "tcp",
+        "Limits",
+        "This host",
+        "membarrier",
+        "barrier on a busy core",
+        "Settings",
+        "POSTHASTE_SPIN_US",
+    ] {
         assert!(text.contains(told), "{told:?} is not in {text}");
     }
 

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use slab::Slab;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 pub use crate::body::{Body, Kept, Lent};
 pub use crate::lease::{Lease, LeaseOwner};
@@ -332,6 +333,18 @@ pub trait Port: Inject + Send {
     /// Prepares for sleep: from now on peers ring the bell. Returns false, and stays awake, if something came in
     /// meanwhile. `waiting_for_room`: ring also when a peer makes room.
     fn arm(&mut self, waiting_for_room: bool) -> bool;
+
+    /// A device whose peers can be sure to ring only behind something dear (a barrier that interrupts other cores, say) may
+    /// put that off: then this is how soon [`settle`](Self::settle) is to be called behind an [`arm`](Self::arm) that returned
+    /// true, unless the sleep ends before. `None`, as by default: there is nothing to settle.
+    fn settles_within(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Does what `arm` has put off. Returns false, and is awake, if something came in of which nobody told.
+    fn settle(&mut self) -> bool {
+        true
+    }
 
     /// Whether from the next sleep on those who write this rank's memory past the engine are to ring, too.
     fn watch(&mut self, watching: bool) {

@@ -17,6 +17,7 @@ use crate::slot::{Outcome, Ticket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// Polls of the first device for one of each other, as long as those find nothing: a look at sockets costs a system
 /// call, a look at memory does not.
@@ -329,6 +330,18 @@ impl Port for RoutePort {
             }
         }
         true
+    }
+
+    fn settles_within(&self) -> Option<Duration> {
+        self.ports.iter().filter_map(|port| port.settles_within()).max()
+    }
+
+    fn settle(&mut self) -> bool {
+        let asleep = self.ports.iter_mut().all(|port| port.settle());
+        if !asleep {
+            self.disarm();
+        }
+        asleep
     }
 
     fn watch(&mut self, watching: bool) {

@@ -80,8 +80,25 @@ fn wake_up(writers: usize, polled: bool, looks: usize, preemptions: usize, fence
 enum Sleeper {
     /// Behind this fence.
     Fences(fn()),
+    /// Behind none at first, and behind this one later if nobody has rung.
+    Settles(fn()),
     /// Behind none that senders are covered by; it rings its own bell after a while.
     RingsItself,
+}
+
+impl Sleeper {
+    fn sleep(self, inbox: &mut Inbox<Memory, ()>, bell: &Bell, mut busy: impl FnMut() -> bool) -> bool {
+        match self {
+            Sleeper::Fences(fence) => inbox.arm(fence, busy),
+            Sleeper::Settles(fence) => {
+                inbox.arm_unsettled(|| {}, &mut busy) && (bell.rings() > 0 || inbox.settle(fence, busy))
+            }
+            Sleeper::RingsItself => {
+                inbox.keep_all();
+                inbox.arm(|| {}, busy)
+            }
+        }
+    }
 }
 
 fn wake_up_of(writers: usize, polled: bool, looks: usize, preemptions: usize, sleeper: Sleeper) {
@@ -90,13 +107,6 @@ fn wake_up_of(writers: usize, polled: bool, looks: usize, preemptions: usize, sl
         let lanes: Lanes = (0..writers).map(|_| lane(8)).collect();
         let bell = Bell::default();
         let mut inbox = Inbox::new(ReadySet::new(block.clone(), writers), writers);
-        let fence = match sleeper {
-            Sleeper::Fences(fence) => fence,
-            Sleeper::RingsItself => {
-                inbox.keep_all();
-                || {}
-            }
-        };
         let mut opened: Vec<_> = lanes.iter().map(|_| None).collect();
         if polled {
             for (source, (control, ring)) in lanes.iter().enumerate() {
@@ -125,7 +135,7 @@ fn wake_up_of(writers: usize, polled: bool, looks: usize, preemptions: usize, sl
         for _ in 0..looks {
             found += advance(&mut inbox, &lanes);
         }
-        let slept = inbox.arm(fence, || false);
+        let slept = sleeper.sleep(&mut inbox, &bell, || false);
         for thread in threads {
             thread.join().expect("no panic");
         }
@@ -135,6 +145,23 @@ fn wake_up_of(writers: usize, polled: bool, looks: usize, preemptions: usize, sl
         }
         settle(slept, &bell, &mut inbox, &lanes, writers - found);
     });
+}
+
+/// A reader whose heavy fence is dear falls asleep without, and makes it when the sleep has lasted: it is woken, or it finds
+/// what it was not told of then.
+#[test]
+fn a_sleep_that_is_settled_later_loses_nothing() {
+    for (polled, looks) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+        wake_up_of(1, polled, looks, ALL, Sleeper::Settles(heavy));
+    }
+    wake_up_of(2, true, 0, 3, Sleeper::Settles(heavy));
+}
+
+/// The model above can fail.
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn a_sleep_that_is_never_settled_loses_a_wake_up() {
+    wake_up_of(1, true, 0, ALL, Sleeper::Settles(|| {}));
 }
 
 /// A reader that is refused the heavy fence, and rings its own bell, finds what it was not told of, whether it polled the lane
@@ -275,7 +302,7 @@ enum Wanted {
 }
 
 /// A writer falls asleep as its reader gives it room, or a page.
-fn wait_for_room(wanted: Wanted, fence: fn()) {
+fn wait_for_room(wanted: Wanted, sleeper: Sleeper) {
     model(move || {
         let (control, ring) = lane(8);
         let block = block();
@@ -300,7 +327,7 @@ fn wait_for_room(wanted: Wanted, fence: fn()) {
         };
         // As in the port: shown first, looked at again behind the fence.
         producer.set_waiting(true);
-        let slept = inbox.arm(fence, || match wanted {
+        let slept = sleeper.sleep(&mut inbox, &bell, || match wanted {
             Wanted::Credit => producer.reader_moved(),
             Wanted::Page => producer.returned(0) == 1,
         });
@@ -319,32 +346,34 @@ fn wait_for_room(wanted: Wanted, fence: fn()) {
 /// A full ring: the writer sees the credit, or the reader sees that it waits.
 #[test]
 fn a_writer_that_waits_for_room_is_woken() {
-    wait_for_room(Wanted::Credit, heavy);
+    wait_for_room(Wanted::Credit, Sleeper::Fences(heavy));
+    wait_for_room(Wanted::Credit, Sleeper::Settles(heavy));
 }
 
 /// No page: the same, with the return of a grant.
 #[test]
 fn a_writer_that_waits_for_a_page_is_woken() {
-    wait_for_room(Wanted::Page, heavy);
+    wait_for_room(Wanted::Page, Sleeper::Fences(heavy));
+    wait_for_room(Wanted::Page, Sleeper::Settles(heavy));
 }
 
 /// The models above can fail.
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn without_the_heavy_fence_room_is_lost() {
-    wait_for_room(Wanted::Credit, || {});
+    wait_for_room(Wanted::Credit, Sleeper::Fences(|| {}));
 }
 
 /// As above.
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn without_the_heavy_fence_a_page_is_lost() {
-    wait_for_room(Wanted::Page, || {});
+    wait_for_room(Wanted::Page, Sleeper::Fences(|| {}));
 }
 
 /// A task waits on memory that a peer writes at once, without a record: the peer sees that it sleeps, or it sees what was
 /// written.
-fn wait_on_memory(fence: fn()) {
+fn wait_on_memory(sleeper: Sleeper) {
     model(move || {
         let (word, block) = (lane(8).0, block());
         let bell = Bell::default();
@@ -361,7 +390,7 @@ fn wait_on_memory(fence: fn()) {
         };
         // As in the engine: shown first, looked at again behind the fence.
         inbox.watch(true);
-        let slept = inbox.arm(fence, || false) && word.load(0, Ordering::Acquire) == 0;
+        let slept = sleeper.sleep(&mut inbox, &bell, || false) && word.load(0, Ordering::Acquire) == 0;
         writer.join().expect("no panic");
         assert!(!slept || bell.rings() == 1, "lost wake-up");
         assert_eq!(word.load(0, Ordering::Acquire), 1);
@@ -371,12 +400,13 @@ fn wait_on_memory(fence: fn()) {
 /// An atomic operation, or a put with a signal, on a word that is waited on.
 #[test]
 fn a_writer_of_memory_wakes_who_waits_on_it() {
-    wait_on_memory(heavy);
+    wait_on_memory(Sleeper::Fences(heavy));
+    wait_on_memory(Sleeper::Settles(heavy));
 }
 
 /// And the model of it can fail.
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn without_the_heavy_fence_a_write_of_memory_is_lost() {
-    wait_on_memory(|| {});
+    wait_on_memory(Sleeper::Fences(|| {}));
 }

@@ -79,6 +79,32 @@ fn fault_membarrier_refused_to_one_rank_loses_no_wake_up() {
     }
 }
 
+/// Where a heavy fence takes as long as a tick of the clock, sleeps do not wait for it, and none is slept through a message.
+#[test]
+fn fault_dear_fences_hold_up_nobody() {
+    if TRANSPORT == Transport::Tcp {
+        return; // nobody looks at another's memory
+    }
+    let options = options().env("POSTHASTE_TEST_DEAR_FENCE_US", "50000").env("POSTHASTE_SPIN_US", "0");
+    run(2, options, async |job| {
+        let echo = job.service("answer", |number: u64| async move { number }).unwrap();
+        let other = Rank(1 - job.rank().0);
+        job.barrier().await.unwrap();
+        // Each answer is slept for on both sides: with a fence for each, the watchdog would end this long before.
+        for number in 0..if job.rank() == Rank(0) { 4000 } else { 0 } {
+            assert_eq!(soon("the answer", echo.call(other, number)).await, Ok(number));
+        }
+        job.barrier().await.unwrap();
+        // Sleeps that are settled, and some that are about to be.
+        for number in 0..if job.rank() == Rank(1) { 20 } else { 0 } {
+            tokio::time::sleep(Duration::from_millis(90 + number)).await;
+            assert_eq!(soon("the answer", echo.call(other, number)).await, Ok(number));
+        }
+        job.barrier().await.unwrap();
+        exercise(&job).await;
+    });
+}
+
 #[test]
 fn fault_little_private_memory_is_no_obstacle() {
     // What all share, of which there are addresses for far more than is ever used, is nobody's own: neither this limit nor

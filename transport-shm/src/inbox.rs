@@ -9,6 +9,11 @@ use posthaste_core::sync::spin_loop;
 
 /// Empty looks at a lane after which it may be dropped from the polled ones.
 const QUIET: u32 = 4096;
+/// Looks of who falls asleep without a heavy fence: longer than a store of a sender takes to be seen, unless it is held up.
+#[cfg(not(posthaste_loom))]
+const UNSETTLED_LOOKS: u32 = 64;
+#[cfg(posthaste_loom)]
+const UNSETTLED_LOOKS: u32 = 1;
 
 /// One lane that is read, with what the port keeps for it.
 #[derive(Debug)]
@@ -119,32 +124,80 @@ impl<W: Words, X> Inbox<W, X> {
     /// Falls asleep unless something came in: from now on senders tell and ring. False: stay awake. What else could
     /// end the sleep is shown to the peers before this call, and `busy` looks at it again behind the fence.
     pub fn arm(&mut self, heavy_fence: impl FnOnce(), busy: impl FnOnce() -> bool) -> bool {
+        self.ask_for_rings();
+        // Partner: the light fence of every sender between its record and its look at `notify`, and of every reader
+        // between its credit and its look at `waiting`.
+        heavy_fence();
+        if self.is_busy(busy) {
+            self.stay_awake();
+            return false;
+        }
+        self.poll_no_more();
+        true
+    }
+
+    /// As [`arm`](Self::arm) where the heavy fence is too dear to be made for every sleep: a sender that is amid its record
+    /// may ring or not. Unless the sleep ends before, it has to be [settled](Self::settle), and until then lanes stay among
+    /// the polled. `fence` is one for this thread alone: nothing relies on it, but rarely is anything missed behind it.
+    pub fn arm_unsettled(&mut self, fence: impl FnOnce(), mut busy: impl FnMut() -> bool) -> bool {
+        self.ask_for_rings();
+        fence();
+        for _ in 0..UNSETTLED_LOOKS {
+            if self.is_busy(&mut busy) {
+                self.stay_awake();
+                return false;
+            }
+            spin_loop();
+        }
+        true
+    }
+
+    /// Makes the heavy fence of a sleep that began without: false if something came in of which nobody told, and this end
+    /// is awake.
+    pub fn settle(&mut self, heavy_fence: impl FnOnce(), busy: impl FnOnce() -> bool) -> bool {
+        // Partners: as in `arm`. Each sender has seen by now that it is to ring, or its record is seen here.
+        heavy_fence();
+        if self.is_busy(busy) {
+            self.stay_awake();
+            return false;
+        }
+        self.poll_no_more();
+        true
+    }
+
+    fn ask_for_rings(&self) {
         for &source in &self.polled {
             if let Some(lane) = &self.lanes[source] {
                 lane.consumer.set_notify(true);
             }
         }
         self.ready.arm();
-        // Partner: the light fence of every sender between its record and its look at `notify`, and of every reader
-        // between its credit and its look at `waiting`.
-        heavy_fence();
+    }
+
+    /// The last look before a sleep.
+    fn is_busy(&mut self, busy: impl FnOnce() -> bool) -> bool {
         let mut busy = self.ready.has_any() || busy();
         for &source in &self.polled {
             if let Some(lane) = &mut self.lanes[source] {
                 busy |= !lane.held && !lane.dead && lane.consumer.peek() != Peek::Empty;
             }
         }
-        if busy {
-            self.ready.disarm();
-            for &source in &self.polled {
-                if let Some(lane) = &self.lanes[source] {
-                    lane.consumer.set_notify(false);
-                }
+        busy
+    }
+
+    fn stay_awake(&self) {
+        self.ready.disarm();
+        for &source in &self.polled {
+            if let Some(lane) = &self.lanes[source] {
+                lane.consumer.set_notify(false);
             }
-            return false;
         }
+    }
+
+    /// From now on senders set a bit for all that they send.
+    fn poll_no_more(&mut self) {
         if self.keeps {
-            return true;
+            return;
         }
         // A held lane stays among the polled: it is looked at again when something is registered.
         let lanes = &mut self.lanes;
@@ -156,7 +209,6 @@ impl<W: Words, X> Inbox<W, X> {
             }
             None => false,
         });
-        true
     }
 
     /// Looks up to `looks` times whether anything has come in through one lane; `None` if its next record is held, and a look
@@ -242,11 +294,13 @@ fn promote<W: Words, X>(
     }
     if let Some(lane) = place
         && !lane.dead
-        && !lane.polled
     {
-        lane.polled = true;
-        lane.quiet = 0;
+        // Also of a lane that has stayed among the polled in a sleep that was not settled.
         lane.consumer.set_notify(false);
-        polled.push(source);
+        if !lane.polled {
+            lane.polled = true;
+            lane.quiet = 0;
+            polled.push(source);
+        }
     }
 }

@@ -185,7 +185,7 @@ impl Driver {
                 // tasks have their turn after every few looks.
                 engine.glance(LOOKS);
                 Round::Moved
-            } else if engine.is_armed() || engine.arm() {
+            } else if engine.is_armed() || engine.arm(now) {
                 let at = engine.next_expiry();
                 // Before the context is given back: whoever sets a deadline after this sees until when the driver sleeps.
                 shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -149,7 +149,7 @@ impl Face for Context {
                 engine.disarm();
             }
             // Who is armed already may have been told of nothing since.
-            let armed = if engine.is_armed() { !engine.look_at_memory() } else { engine.arm() };
+            let armed = if engine.is_armed() { !engine.look_at_memory() } else { engine.arm(now) };
             shared.set_watching(engine.is_watching());
             let at = engine.next_expiry().unwrap_or(u64::MAX);
             if shared.timer_at.swap(at, Ordering::Relaxed) > at {

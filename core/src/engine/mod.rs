@@ -174,6 +174,8 @@ pub struct Engine {
     armed: bool,
     /// Peers ring also when they make room.
     armed_for_room: bool,
+    /// When to settle the sleep that was armed, in milliseconds.
+    settle_at: Option<u64>,
     /// Peers ring also when they have written memory at once.
     watching: bool,
 }
@@ -291,6 +293,7 @@ impl Engine {
             handlers: Vec::new(),
             armed: false,
             armed_for_room: false,
+            settle_at: None,
             watching: false,
         };
         (engine, slots)
@@ -422,8 +425,8 @@ impl Engine {
         self.state.peer_down(rank, fault);
     }
 
-    /// Prepares for sleep; false if there is something to do after all.
-    pub fn arm(&mut self) -> bool {
+    /// Prepares for sleep; false if there is something to do after all. `now` in milliseconds.
+    pub fn arm(&mut self, now: u64) -> bool {
         if self.state.fifos.more {
             // Nobody rings for what waits for its turn only.
             return false;
@@ -436,6 +439,8 @@ impl Engine {
         self.show_watching();
         self.armed = self.port.arm(waiting);
         self.armed_for_room = self.armed && waiting;
+        let within = self.armed.then(|| self.port.settles_within()).flatten();
+        self.settle_at = within.map(|within| now + 1 + within.as_millis() as u64);
         // Behind the fence of the port: who writes after this look finds the bell armed.
         if self.armed && self.look_at_memory() {
             self.disarm();
@@ -447,10 +452,20 @@ impl Engine {
     pub fn disarm(&mut self) -> bool {
         if self.armed {
             self.armed = false;
+            self.settle_at = None;
             self.port.disarm();
             return true;
         }
         false
+    }
+
+    /// Does what the port has put off when it was armed: a sleep that lasts is one that nobody's message is lost in.
+    #[cold]
+    fn settle(&mut self) {
+        self.settle_at = None;
+        if !self.port.settle() || self.look_at_memory() {
+            self.disarm();
+        }
     }
 
     /// Whether somebody sleeps on the doorbell and is rung for everything that is waited for.
@@ -467,8 +482,12 @@ impl Engine {
         self.armed && !self.armed_for_room && !self.state.busy.is_empty()
     }
 
-    /// Wakes operations whose deadline has passed: their futures end them. `now` in milliseconds.
+    /// Wakes operations whose deadline has passed: their futures end them. Settles a sleep that has lasted. `now` in
+    /// milliseconds.
     pub fn expire(&mut self, now: u64) {
+        if self.settle_at.is_some_and(|at| at <= now) {
+            self.settle();
+        }
         let State { timers, completer, .. } = &mut self.state;
         let mut landings = false;
         timers.advance(now, |ticket| {
@@ -488,7 +507,7 @@ impl Engine {
     #[must_use]
     pub fn next_expiry(&self) -> Option<u64> {
         let (timer, look) = (self.state.timers.next_expiry(), self.next_look());
-        timer.into_iter().chain(look).min()
+        timer.into_iter().chain(look).chain(self.settle_at).min()
     }
 
     /// Counters of this context.

@@ -4,6 +4,7 @@
 
 use super::{Headroom, Personality, Sysdep, ThreadMain};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// [`Sysdep`] over Linux.
@@ -25,6 +26,64 @@ pub struct LinuxSysdep {
     cores: usize,
     asymmetric: bool,
     start: Instant,
+    fences: FenceCost,
+    /// By how much heavy fences are dearer than they have to be, as a test has it.
+    dearer: Duration,
+}
+
+/// A fence that took longer shall be measured again, by a clock that stands still while others run.
+const SUSPICIOUS: Duration = Duration::from_micros(50);
+
+/// What a heavy fence costs, in nanoseconds: an average that rises by a quarter of the difference and falls by a 64th, because
+/// a fence is cheap wherever the other cores happen to be idle.
+#[derive(Debug, Default)]
+struct FenceCost {
+    average: AtomicU64,
+    suspected: AtomicBool,
+}
+
+impl FenceCost {
+    fn measure(&self, fence: impl FnOnce()) {
+        if self.suspected.load(Ordering::Relaxed) || self.average() >= SUSPICIOUS {
+            let before = thread_time();
+            fence();
+            let took = thread_time().saturating_sub(before);
+            self.suspected.store(false, Ordering::Relaxed);
+            self.took(took);
+        } else {
+            let before = Instant::now();
+            fence();
+            let took = before.elapsed();
+            if took >= SUSPICIOUS {
+                // Dear, or this thread had to wait for its core meanwhile.
+                self.suspected.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn average(&self) -> Duration {
+        Duration::from_nanos(self.average.load(Ordering::Relaxed))
+    }
+
+    /// What two threads count at once may be counted once.
+    fn took(&self, took: Duration) {
+        let (took, before) = (took.as_nanos() as u64, self.average.load(Ordering::Relaxed));
+        let after = if took > before { before + (took - before) / 4 } else { before - (before - took) / 64 };
+        self.average.store(after, Ordering::Relaxed);
+    }
+}
+
+/// What this thread has had of a processor.
+#[cfg(target_os = "linux")]
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Never asked: elsewhere there is no heavy fence.
+#[cfg(not(target_os = "linux"))]
+fn thread_time() -> Duration {
+    Duration::ZERO
 }
 
 impl LinuxSysdep {
@@ -37,8 +96,11 @@ impl LinuxSysdep {
         let asymmetric = *REGISTERED.get_or_init(|| {
             std::env::var_os("POSTHASTE_TEST_NO_MEMBARRIER").is_none() && membarrier::register()
         });
+        let dearer =
+            std::env::var("POSTHASTE_TEST_DEAR_FENCE_US").ok().and_then(|micros| micros.parse().ok());
+        let dearer = dearer.map_or(Duration::ZERO, Duration::from_micros);
         let cores = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-        Self { personality, cores, asymmetric, start: Instant::now() }
+        Self { personality, cores, asymmetric, start: Instant::now(), fences: FenceCost::default(), dearer }
     }
 }
 
@@ -71,9 +133,21 @@ impl Sysdep for LinuxSysdep {
 
     fn heavy_fence(&self) {
         if self.asymmetric {
-            membarrier::global_expedited();
+            self.fences.measure(|| {
+                membarrier::global_expedited();
+                if self.dearer > Duration::ZERO {
+                    let since = Instant::now();
+                    while since.elapsed() < self.dearer {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
         }
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn heavy_fence_cost(&self) -> Duration {
+        self.fences.average()
     }
 
     fn fence_is_asymmetric(&self) -> bool {

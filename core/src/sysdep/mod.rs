@@ -169,6 +169,14 @@ pub trait Sysdep: Send + Sync {
     /// threads of all processes of the job see them, so that their side needs no fence.
     fn heavy_fence(&self);
 
+    /// What a [`heavy_fence`](Self::heavy_fence) costs by those that were made lately, in the time of a processor: it is as
+    /// dear as the interrupts of other cores are, a microsecond on most machines and a tick of the clock, some milliseconds,
+    /// in virtual machines that have none to send. A dear one is not made for every sleep (see
+    /// [`Port::settles_within`](crate::Port::settles_within)). Zero, as by default: cheap, or not known.
+    fn heavy_fence_cost(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Whether [`heavy_fence`](Self::heavy_fence) covers other processes. If not, the light side needs a real fence.
     fn fence_is_asymmetric(&self) -> bool;
 

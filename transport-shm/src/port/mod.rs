@@ -8,10 +8,18 @@ use posthaste_core::device::{Inject, Injected, Sink, Sources};
 use posthaste_core::{Descriptor, Loan, MemoryError, Port, ProtocolId, Rank};
 use rx::Rx;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 use tx::Tx;
 
 /// Lanes polled at once; a quiet one beyond that waits for its bit.
 const POLLED_LANES: usize = 8;
+/// A heavy fence that costs as much is not made for every sleep.
+const DEAR: Duration = Duration::from_micros(50);
+/// A sleep is settled after so many times the cost of that, and within these bounds: fences take a small part of the time, and
+/// a message of which nobody told comes late by no more.
+const PUT_OFF: u32 = 16;
+const SETTLED_WITHIN: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(100));
 /// In a page record's second word: the receiver should copy at once and give the page back.
 const COPY_FLAG: u64 = 1 << 63;
 
@@ -20,6 +28,8 @@ pub(crate) struct ShmPort {
     rx: Rx,
     /// Tasks wait on memory.
     watching: bool,
+    /// The sleep has begun without a heavy fence; whether it waits for room, too.
+    unsettled: Option<bool>,
 }
 
 impl ShmPort {
@@ -27,7 +37,11 @@ impl ShmPort {
         let block = home.link.arena.layout().block(home.client, home.me);
         home.link.arena.commit_common(block.0, block.1)?;
         let (tx, rx) = (Tx::new(home.clone()), Rx::new(home));
-        Ok(ShmPort { tx, rx, watching: false })
+        Ok(ShmPort { tx, rx, watching: false, unsettled: None })
+    }
+
+    fn fence_cost(&self) -> Duration {
+        self.rx.home.link.sysdep.heavy_fence_cost()
     }
 }
 
@@ -80,7 +94,10 @@ impl Port for ShmPort {
                 events += rx.drain(source, share, tx, sink);
             }
             if lanes > POLLED_LANES && events == 0 {
-                rx.inbox.demote(|| rx.home.link.sysdep.heavy_fence());
+                let sysdep = &rx.home.link.sysdep;
+                if sysdep.heavy_fence_cost() < DEAR {
+                    rx.inbox.demote(|| sysdep.heavy_fence());
+                }
             }
         }
         if !tx.ended.is_empty() {
@@ -127,26 +144,53 @@ impl Port for ShmPort {
     }
 
     fn arm(&mut self, waiting_for_room: bool) -> bool {
-        let ShmPort { tx, rx, watching } = self;
+        let dear = self.fence_cost() >= DEAR;
+        let ShmPort { tx, rx, watching, unsettled } = self;
         if waiting_for_room {
             tx.set_waiting(true);
         }
         // Where nobody else writes to the arena, no other thread has a light fence to pair with, but for leases that are
         // returned, and puts to memory that tasks wait on.
         let alone = rx.alone && !waiting_for_room && !*watching;
-        let heavy_fence = || {
-            if !alone {
-                rx.home.link.sysdep.heavy_fence();
-            }
-        };
         let leaves = rx.leaves_heard();
-        let arena = &rx.home.link.arena;
-        let busy = || !tx.ended.is_empty() || leaves != arena.leaves() || (waiting_for_room && tx.has_room());
-        let armed = rx.inbox.arm(heavy_fence, busy);
+        let link = &rx.home.link;
+        let busy =
+            || !tx.ended.is_empty() || leaves != link.arena.leaves() || (waiting_for_room && tx.has_room());
+        let put_off = dear && !alone;
+        let armed = if put_off {
+            rx.inbox.arm_unsettled(|| fence(Ordering::SeqCst), busy)
+        } else {
+            let heavy_fence = || {
+                if !alone {
+                    link.sysdep.heavy_fence();
+                }
+            };
+            rx.inbox.arm(heavy_fence, busy)
+        };
+        *unsettled = (armed && put_off).then_some(waiting_for_room);
         if !armed && waiting_for_room {
             tx.set_waiting(false);
         }
         armed
+    }
+
+    fn settles_within(&self) -> Option<Duration> {
+        let (least, most) = SETTLED_WITHIN;
+        self.unsettled.map(|_| (self.fence_cost() * PUT_OFF).clamp(least, most))
+    }
+
+    fn settle(&mut self) -> bool {
+        let ShmPort { tx, rx, unsettled, .. } = self;
+        let Some(waiting_for_room) = unsettled.take() else { return true };
+        let leaves = rx.leaves_heard();
+        let link = &rx.home.link;
+        let busy =
+            || !tx.ended.is_empty() || leaves != link.arena.leaves() || (waiting_for_room && tx.has_room());
+        let asleep = rx.inbox.settle(|| link.sysdep.heavy_fence(), busy);
+        if !asleep && waiting_for_room {
+            tx.set_waiting(false);
+        }
+        asleep
     }
 
     fn watch(&mut self, watching: bool) {
@@ -155,6 +199,7 @@ impl Port for ShmPort {
     }
 
     fn disarm(&mut self) {
+        self.unsettled = None;
         self.rx.inbox.disarm();
         self.tx.set_waiting(false);
     }
