@@ -273,8 +273,8 @@ fn fence(sysdep: &LinuxSysdep) -> Option<Check> {
         "barrier on a busy core",
         median < Duration::from_micros(50),
         format!("{:.1} µs", median.as_secs_f64() * 1e6),
-        "busy cores are hard to interrupt here: the first wake-ups are late, and deaths are noticed late; \
-         in a virtual machine, have the host post its interrupts (APICv, AVIC)",
+        "busy cores are hard to interrupt here, and the first wake-ups of each rank are late: in a virtual machine, \
+         have the host post its interrupts (APICv, AVIC)",
     ))
 }
 
