@@ -4,6 +4,7 @@
 //! over the registers of AVX2, or else over the 16-byte registers that every x86-64 has.
 #![allow(unsafe_code)]
 
+mod choice;
 mod half;
 mod stream;
 mod sum;
@@ -27,7 +28,7 @@ const ALIKE_STRING_COPY_MIN: [usize; 2] = [4096, 2048];
 /// line to be fetched before it is overwritten; a string copy says that all of it will be. Measured between two processors
 /// that share a cache: 8 KiB at 65 GB/s and not 28; between two that share none, messages of 16 KiB at 24 GB/s and not 6.
 const SHARED_STRING_COPY_MIN: usize = 2048;
-/// From this many bytes on a copy goes past the caches: it would push out of them what it wrote first, and whoever reads it
+/// From this many bytes on a copy may go past the caches: it may push out of them what it wrote first, and then whoever reads it
 /// finds it in memory in either case. Stores that say so spare reading the target before.
 const STREAMED_COPY_MIN: usize = 8 << 20;
 /// Bytes of a cache line.
@@ -70,11 +71,23 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
         if len >= STREAMED_COPY_MIN && alike(to, from) {
-            stream::copy(to, from, len);
+            copy_long(to, from, len);
         } else {
             copy_through(to, from, len);
         }
     }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cold]
+unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) {
+    choice::choose(len, |way| match way {
+        // SAFETY: as promised by the caller.
+        choice::Way::Past => unsafe { stream::copy(to, from, len) },
+        // SAFETY: as promised by the caller.
+        choice::Way::Through => unsafe { copy_through(to, from, len) },
+    });
 }
 
 /// The same to memory that another process reads.
