@@ -100,35 +100,39 @@ impl Scope<'_> {
         protocol: ProtocolId,
         payload: u64,
     ) -> usize {
+        let shape = self.state.shape;
+        let peers = self.state.peers.as_mut_slice();
         let mut left = 0;
-        for first in (0..ranks.len()).step_by(AT_ONCE) {
-            let mut targets = [0; AT_ONCE];
-            let mut clear = 0;
-            let State { peers, shape, .. } = &mut *self.state;
-            for at in first..ranks.len().min(first + AT_ONCE) {
-                let rank = ranks[at];
-                match clear_way(peers, *shape, Endpoint::new(rank, context)) {
-                    Some((index, peer)) if peer.is_open(protocol) => {
-                        peer.unflushed = true;
-                        targets[clear] = index;
-                        clear += 1;
-                    }
-                    _ => {
-                        ranks[left] = rank;
-                        left += 1;
-                    }
+        let mut targets = [0; AT_ONCE];
+        let (mut clear, mut sent) = (0, 0);
+        for at in 0..ranks.len() {
+            let rank = ranks[at];
+            match clear_way(peers, shape, Endpoint::new(rank, context)) {
+                Some((index, peer)) if peer.is_open(protocol) => {
+                    peer.unflushed = true;
+                    targets[clear % AT_ONCE] = index;
+                    clear += 1;
                 }
+                _ => {
+                    ranks[left] = rank;
+                    left += 1;
+                }
+            }
+            if clear < AT_ONCE && at + 1 < ranks.len() {
+                continue;
             }
             let targets = &mut targets[..clear];
             let refused = self.inject.word_to_each(targets, Self::wire_id(protocol), payload);
+            // As many as were clear have been looked at and are not left: there is room for those of them that are.
             for &index in &targets[..refused] {
                 ranks[left] = shape.endpoint(index).rank;
                 left += 1;
             }
-            let sent = (clear - refused) as u64;
-            self.state.stats.messages_sent += sent;
-            self.state.stats.bytes_sent += 8 * sent;
+            sent += (clear - refused) as u64;
+            clear = 0;
         }
+        self.state.stats.messages_sent += sent;
+        self.state.stats.bytes_sent += 8 * sent;
         if tracing::enabled!(tracing::Level::TRACE) {
             tracing::trace!(rank = %self.state.me, to = ranks.len() - left, bytes = 8, "packets sent");
         }

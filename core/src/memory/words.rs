@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Words of control and ring memory, generic so that loom runs the real ring code over its own atomics.
 ///
 /// Indices are in 8-byte words. Implementations check bounds and panic on a violation: all indices come from
-/// this side's own arithmetic, never from what a peer wrote.
-pub trait Words {
+/// this side's own arithmetic, never from what a peer wrote. A clone is the same memory.
+pub trait Words: Clone {
     /// Number of words.
     fn words(&self) -> usize;
     /// Reads a word.

@@ -103,28 +103,30 @@ impl<W: Words> Producer<W> {
     /// [`push`](Self::push) for the most frequent record: a payload of one word, without info.
     #[inline(always)]
     pub fn push_word(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
-        let offset = self.tail & (self.size - 1);
         let bytes = if cookie == 0 { 16 } else { 24 };
+        let tail = self.tail;
         // As a rule the record and the zero behind it are contiguous, and fit by the last known head.
-        if self.tail + bytes + 8 > self.clear {
+        if tail + bytes + 8 > self.clear {
             return self.push_word_slowly(protocol, cookie, payload);
         }
-        let at = (offset / 8) as usize;
+        // To the compiler, each store could be one to where this is kept: not so a copy.
+        let ring = self.ring.clone();
+        let at = self.word(tail);
         let header = WORD_HEADER | u64::from(protocol) << 16;
         if cookie == 0 {
-            self.ring.store(at + 2, 0, Ordering::Relaxed);
-            self.ring.store(at + 1, payload, Ordering::Relaxed);
+            ring.store(at + 2, 0, Ordering::Relaxed);
+            ring.store(at + 1, payload, Ordering::Relaxed);
             posthaste_core::failpoint!("lane.push.written");
             // As in `push`.
-            self.ring.store(at, header, Ordering::Release);
+            ring.store(at, header, Ordering::Release);
         } else {
-            self.ring.store(at + 3, 0, Ordering::Relaxed);
-            self.ring.store(at + 1, cookie, Ordering::Relaxed);
-            self.ring.store(at + 2, payload, Ordering::Relaxed);
+            ring.store(at + 3, 0, Ordering::Relaxed);
+            ring.store(at + 1, cookie, Ordering::Relaxed);
+            ring.store(at + 2, payload, Ordering::Relaxed);
             posthaste_core::failpoint!("lane.push.written");
-            self.ring.store(at, header | COOKIE_BIT, Ordering::Release);
+            ring.store(at, header | COOKIE_BIT, Ordering::Release);
         }
-        self.tail += bytes;
+        self.tail = tail + bytes;
         posthaste_core::failpoint!("lane.push.published");
         self.fetch_ahead(bytes);
         true

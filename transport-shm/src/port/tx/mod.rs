@@ -509,7 +509,8 @@ impl Inject for Tx {
         let mut left = 0;
         for at in 0..targets.len() {
             let target = targets[at];
-            if !self.push_at_once(target, |lane| lane.push_word(protocol.0, 0, payload)) {
+            if !self.word(target, protocol, 0, payload) {
+                // Not beyond `at`.
                 targets[left] = target;
                 left += 1;
             }
