@@ -6,7 +6,7 @@ use crate::within::Alarm;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait, Whole};
-use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
+use posthaste_core::{ContextId, Endpoint, Fault, Handle, ProtocolId, Rank, SendError, Ticket, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -547,8 +547,11 @@ impl<F: Face> Future for SendMessage<'_, F> {
 #[derive(Debug)]
 pub struct SendSlice<'f, 's, F: Face> {
     face: &'f F,
-    target: Endpoint,
-    protocol: ProtocolId,
+    // In words as they are loaded, which may be wider than what was stored of the types themselves: such a load waits for all
+    // stores that are under way.
+    rank: Rank,
+    context: u32,
+    protocol: u32,
     bytes: &'s [u8],
     way: Way<SendMessage<'f, F>>,
 }
@@ -558,16 +561,25 @@ impl<F: Face> Unpin for SendSlice<'_, '_, F> {}
 impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
     #[inline]
     pub(crate) fn new(face: &'f F, target: Endpoint, protocol: ProtocolId, bytes: &'s [u8]) -> Self {
-        Self { face, target, protocol, bytes, way: Way::Fresh }
+        let (rank, context, protocol) = (target.rank, target.context.0.into(), protocol.0.into());
+        Self { face, rank, context, protocol, bytes, way: Way::Fresh }
+    }
+
+    #[inline(always)]
+    fn target(&self) -> (Endpoint, ProtocolId) {
+        (Endpoint::new(self.rank, ContextId(self.context as u16)), ProtocolId(self.protocol as u16))
     }
 
     /// As the free [`send_at_once`]; what enters the engine is not shared with that one, which is to be inlined where it is.
     #[inline]
     fn send_at_once(&self) -> bool {
-        let (target, protocol, bytes) = (self.target, self.protocol, self.bytes);
-        let send = |scope: &mut Scope<'_>| match <[u8; 8]>::try_from(bytes) {
-            Ok(word) => scope.send_word(target, protocol, u64::from_ne_bytes(word)),
-            Err(_) => scope.send_packet(target, protocol, Whole::Bytes(bytes)),
+        // By reference: what is moved is loaded by more than a field at a time, which waits for all stores that are under way.
+        let send = |scope: &mut Scope<'_>| {
+            let (target, protocol) = self.target();
+            match <[u8; 8]>::try_from(self.bytes) {
+                Ok(word) => scope.send_word(target, protocol, u64::from_ne_bytes(word)),
+                Err(_) => scope.send_packet(target, protocol, Whole::Bytes(self.bytes)),
+            }
         };
         self.face.enter(|engine| send(&mut engine.scope())).unwrap_or(false)
     }
@@ -576,7 +588,8 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
     #[cold]
     fn start_slowly(&self) -> Result<Option<SendMessage<'f, F>>, SendError> {
         let (face, bytes) = (self.face, self.bytes);
-        let envelope = Envelope { target: self.target, protocol: self.protocol, info: None, relaxed: false };
+        let (target, protocol) = self.target();
+        let envelope = Envelope { target, protocol, info: None, relaxed: false };
         let payload = Payload::Borrowed(bytes);
         let send =
             |engine: &mut Engine| start_with(engine.scope().send(&envelope.args(0), payload, Wait::Await)).0;

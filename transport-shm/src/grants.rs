@@ -16,7 +16,7 @@
 use crate::lane::GRANT_COUNT;
 use crate::link::LIFE_MASK;
 use crate::pages::{Page, PagePool};
-use std::collections::VecDeque;
+use crate::ring::Ring;
 
 /// Grants that are not known to be consumed after which it is worth while to look. Together with the next, so many that the
 /// pages a stream goes through do not fit the caches that writer and reader have for themselves: where they nearly do (112 of
@@ -41,11 +41,11 @@ pub struct Grants {
     free: Vec<u16>,
     /// Numbers that can be used again, each with the page it named last, which is nobody's else; the one that has rested
     /// longest first.
-    resting: VecDeque<Slot>,
+    resting: Ring<Slot>,
     /// Grants whose record was consumed and that are not returned.
     kept: Vec<Granted>,
     /// The other grants, oldest first.
-    ahead: VecDeque<Granted>,
+    ahead: Ring<Granted>,
     bytes_ahead: u64,
     most_ahead: u64,
     /// Bytes ahead that are worth a look.
@@ -54,7 +54,7 @@ pub struct Grants {
 }
 
 /// A number that no grant has, and a page for the grant that is to have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
     // A page in parts, so that a grant takes half a line.
     page_offset: u64,
@@ -80,7 +80,7 @@ impl Slot {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Granted {
     slot: Slot,
     life: u64,
@@ -96,9 +96,9 @@ impl Grants {
         Self {
             numbers: 0,
             free: Vec::new(),
-            resting: VecDeque::new(),
+            resting: Ring::new(),
             kept: Vec::new(),
-            ahead: VecDeque::new(),
+            ahead: Ring::new(),
             bytes_ahead: 0,
             most_ahead,
             look_bytes: LOOK_AFTER_BYTES.min(most_ahead),
@@ -146,7 +146,7 @@ impl Grants {
     /// All pages that rest go back to their pool.
     #[cold]
     pub fn end_rest(&mut self, pool: &mut PagePool) {
-        for slot in self.resting.drain(..) {
+        for slot in self.resting.drain() {
             pool.end_rest(slot.page());
             self.free.push(slot.number);
         }
@@ -246,7 +246,7 @@ impl Grants {
     /// The reader is dead: all of its grants are void.
     pub fn void(&mut self, pool: &mut PagePool) {
         self.end_rest(pool);
-        for Granted { slot, .. } in self.ahead.drain(..).chain(self.kept.drain(..)) {
+        for Granted { slot, .. } in self.ahead.drain().chain(self.kept.drain(..)) {
             pool.give_back(slot.page());
             self.free.push(slot.number);
         }

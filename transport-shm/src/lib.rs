@@ -18,6 +18,7 @@ pub mod pages;
 mod port;
 mod reactor;
 pub mod ready;
+mod ring;
 
 pub use arena::{Arena, Presence};
 pub use device::{Host, HostResources, ShmDevice};
