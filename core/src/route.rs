@@ -333,7 +333,7 @@ impl Port for RoutePort {
     }
 
     fn settles_within(&self) -> Option<Duration> {
-        self.ports.iter().filter_map(|port| port.settles_within()).max()
+        self.ports.iter().filter_map(|port| port.settles_within()).min()
     }
 
     fn settle(&mut self) -> bool {

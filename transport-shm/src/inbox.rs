@@ -9,11 +9,11 @@ use posthaste_core::sync::spin_loop;
 
 /// Empty looks at a lane after which it may be dropped from the polled ones.
 const QUIET: u32 = 4096;
-/// Looks of who falls asleep without a heavy fence: longer than a store of a sender takes to be seen, unless it is held up.
+/// Looks at a lane of who falls asleep without a heavy fence: longer than a store of a sender takes to be seen, unless it is held up.
 #[cfg(not(posthaste_loom))]
-const UNSETTLED_LOOKS: u32 = 64;
+const UNSETTLED_LOOKS: usize = 64;
 #[cfg(posthaste_loom)]
-const UNSETTLED_LOOKS: u32 = 1;
+const UNSETTLED_LOOKS: usize = 1;
 
 /// One lane that is read, with what the port keeps for it.
 #[derive(Debug)]
@@ -95,30 +95,43 @@ impl<W: Words, X> Inbox<W, X> {
     /// to keep for a lane that is met for the first time.
     #[inline]
     pub fn collect(&mut self, mut memory: impl FnMut(usize) -> (W, W, X)) {
-        let Inbox { ready, lanes, polled, .. } = self;
-        ready.collect(|source| promote(lanes, polled, source, &mut memory));
+        let Inbox { ready, lanes, polled, keeps } = self;
+        ready.collect(|source| promote(lanes, polled, source, *keeps, &mut memory));
     }
 
-    /// Drops one quiet lane from the polled ones.
+    /// Drops the quiet lanes from the polled ones; true if there were any, and the fence was made.
     #[cold]
-    pub fn demote(&mut self, heavy_fence: impl FnOnce()) {
+    pub fn demote(&mut self, heavy_fence: impl FnOnce()) -> bool {
         if self.keeps {
-            return;
+            return false;
         }
         let lanes = &mut self.lanes;
-        let quiet = |source: &usize| lanes[*source].as_ref().is_some_and(|lane| lane.quiet > QUIET);
-        let Some(at) = self.polled.iter().position(quiet) else { return };
-        let Some(lane) = &mut lanes[self.polled[at]] else { return };
-        lane.consumer.set_notify(true);
+        let mut any = false;
+        for &source in &self.polled {
+            if let Some(lane) = &lanes[source]
+                && lane.quiet > QUIET
+            {
+                lane.consumer.set_notify(true);
+                any = true;
+            }
+        }
+        if !any {
+            return false;
+        }
         // Partner: the light fence of the sender between its record and its look at `notify`.
         heavy_fence();
-        if lane.consumer.peek() == Peek::Empty {
-            lane.polled = false;
-            self.polled.swap_remove(at);
-        } else {
-            lane.consumer.set_notify(false);
-            lane.quiet = 0;
-        }
+        self.polled.retain(|&source| match &mut lanes[source] {
+            Some(lane) if lane.quiet > QUIET => {
+                lane.polled = lane.consumer.peek() != Peek::Empty;
+                if lane.polled {
+                    lane.consumer.set_notify(false);
+                    lane.quiet = 0;
+                }
+                lane.polled
+            }
+            lane => lane.is_some(),
+        });
+        true
     }
 
     /// Falls asleep unless something came in: from now on senders tell and ring. False: stay awake. What else could
@@ -142,7 +155,7 @@ impl<W: Words, X> Inbox<W, X> {
     pub fn arm_unsettled(&mut self, fence: impl FnOnce(), mut busy: impl FnMut() -> bool) -> bool {
         self.ask_for_rings();
         fence();
-        for _ in 0..UNSETTLED_LOOKS {
+        for _ in 0..(UNSETTLED_LOOKS / self.polled.len().max(1)).max(1) {
             if self.is_busy(&mut busy) {
                 self.stay_awake();
                 return false;
@@ -153,11 +166,14 @@ impl<W: Words, X> Inbox<W, X> {
     }
 
     /// Makes the heavy fence of a sleep that began without: false if something came in of which nobody told, and this end
-    /// is awake.
+    /// is awake. Senders are asked for notice once more: somebody who looked meanwhile may have taken the bit that one had set
+    /// before the sleep, and found nothing, and with that has told the sender that its lane is polled.
     pub fn settle(&mut self, heavy_fence: impl FnOnce(), busy: impl FnOnce() -> bool) -> bool {
-        // Partners: as in `arm`. Each sender has seen by now that it is to ring, or its record is seen here.
+        self.ask_for_notice();
+        // Partners: as in `arm`.
         heavy_fence();
-        if self.is_busy(busy) {
+        // Whoever takes the promise away rings: there is something to look for.
+        if !self.ready.is_armed() || self.is_busy(busy) {
             self.stay_awake();
             return false;
         }
@@ -166,12 +182,16 @@ impl<W: Words, X> Inbox<W, X> {
     }
 
     fn ask_for_rings(&self) {
+        self.ask_for_notice();
+        self.ready.arm();
+    }
+
+    fn ask_for_notice(&self) {
         for &source in &self.polled {
             if let Some(lane) = &self.lanes[source] {
                 lane.consumer.set_notify(true);
             }
         }
-        self.ready.arm();
     }
 
     /// The last look before a sleep.
@@ -271,6 +291,7 @@ fn promote<W: Words, X>(
     lanes: &mut [Option<Box<Reading<W, X>>>],
     polled: &mut Vec<usize>,
     source: usize,
+    keeps: bool,
     memory: &mut impl FnMut(usize) -> (W, W, X),
 ) {
     let Some(place) = lanes.get_mut(source) else { return };
@@ -295,8 +316,11 @@ fn promote<W: Words, X>(
     if let Some(lane) = place
         && !lane.dead
     {
-        // Also of a lane that has stayed among the polled in a sleep that was not settled.
-        lane.consumer.set_notify(false);
+        // Also of a lane that has stayed among the polled in a sleep that was not settled; not where all do for want of a fence:
+        // who sets a bit has made one.
+        if !lane.polled || !keeps {
+            lane.consumer.set_notify(false);
+        }
         if !lane.polled {
             lane.polled = true;
             lane.quiet = 0;

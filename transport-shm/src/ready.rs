@@ -85,9 +85,15 @@ impl<W: Words> ReadySet<W> {
         (0..self.words).any(|word| self.block.load(BITS + word, Ordering::Relaxed) != 0)
     }
 
-    /// From now on senders ring. Must be followed by a heavy fence and a last look.
+    /// From now on senders ring. Must be followed by a heavy fence and a last look, be it later.
     pub fn arm(&self) {
         self.block.store(ARMED, 1, Ordering::Relaxed);
+    }
+
+    /// Whether nobody has taken the promise of a ring since it was armed.
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.block.load(ARMED, Ordering::Relaxed) != 0
     }
 
     /// Awake again.

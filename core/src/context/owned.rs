@@ -141,12 +141,12 @@ impl Face for Context {
         shared.park(waker);
         let now = shared.now_ms();
         self.enter(|engine| {
-            if engine.next_expiry().is_some() {
-                engine.expire(now);
-            }
             // A ring takes the promise of another one with it.
             if shared.rung.swap(false, Ordering::AcqRel) {
                 engine.disarm();
+            }
+            if engine.next_expiry().is_some() {
+                engine.expire(now);
             }
             // Who is armed already may have been told of nothing since.
             let armed = if engine.is_armed() { !engine.look_at_memory() } else { engine.arm(now) };

@@ -441,7 +441,7 @@ impl Engine {
         self.armed_for_room = self.armed && waiting;
         let within = self.armed.then(|| self.port.settles_within()).flatten();
         self.settle_at = within.map(|within| now + 1 + within.as_millis() as u64);
-        // Behind the fence of the port: who writes after this look finds the bell armed.
+        // Behind the fence of the port: who writes after this look finds the bell armed, or is found when the sleep is settled.
         if self.armed && self.look_at_memory() {
             self.disarm();
         }

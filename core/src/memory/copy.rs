@@ -87,6 +87,22 @@ pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) 
     }
 }
 
+/// As [`copy_to_shared`], where the reader has the same first caches: no line has to be fetched from elsewhere.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+pub(super) unsafe fn copy_to_near(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { by_words(x86::copy, to, to, from, len) }
+        return;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { copy_to_shared(to, from, len) }
+}
+
 /// As [`copy_from_shared`], to private memory that was most likely never touched before.
 ///
 /// # Safety

@@ -175,6 +175,12 @@ impl<W: Words> Producer<W> {
         self.tail
     }
 
+    /// How far the reader had read when it was last looked at.
+    #[inline]
+    pub fn known(&self) -> u64 {
+        self.head
+    }
+
     /// How far the reader says it has read.
     #[inline]
     pub fn consumed(&mut self) -> u64 {

@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 use tx::Tx;
 
-/// Lanes polled at once; a quiet one beyond that waits for its bit.
+/// Lanes polled at once as a rule; beyond that, quiet ones wait for their bits.
 const POLLED_LANES: usize = 8;
 /// A heavy fence that costs as much is not made for every sleep.
 const DEAR: Duration = Duration::from_micros(50);
@@ -30,6 +30,8 @@ pub(crate) struct ShmPort {
     watching: bool,
     /// The sleep has begun without a heavy fence; whether it waits for room, too.
     unsettled: Option<bool>,
+    /// Where fences are dear: when quiet lanes may be dropped again.
+    demotes_from: Duration,
 }
 
 impl ShmPort {
@@ -37,7 +39,7 @@ impl ShmPort {
         let block = home.link.arena.layout().block(home.client, home.me);
         home.link.arena.commit_common(block.0, block.1)?;
         let (tx, rx) = (Tx::new(home.clone()), Rx::new(home));
-        Ok(ShmPort { tx, rx, watching: false, unsettled: None })
+        Ok(ShmPort { tx, rx, watching: false, unsettled: None, demotes_from: Duration::ZERO })
     }
 
     fn fence_cost(&self) -> Duration {
@@ -77,7 +79,7 @@ impl Inject for ShmPort {
 impl Port for ShmPort {
     #[inline]
     fn advance(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
-        let ShmPort { tx, rx, .. } = self;
+        let ShmPort { tx, rx, demotes_from, .. } = self;
         if rx.inbox.is_announced() {
             rx.collect();
         }
@@ -95,8 +97,10 @@ impl Port for ShmPort {
             }
             if lanes > POLLED_LANES && events == 0 {
                 let sysdep = &rx.home.link.sysdep;
-                if sysdep.heavy_fence_cost() < DEAR {
-                    rx.inbox.demote(|| sysdep.heavy_fence());
+                let cost = sysdep.heavy_fence_cost();
+                let is_time = cost < DEAR || sysdep.now() >= *demotes_from;
+                if is_time && rx.inbox.demote(|| sysdep.heavy_fence()) {
+                    *demotes_from = sysdep.now() + cost * PUT_OFF;
                 }
             }
         }
@@ -145,7 +149,7 @@ impl Port for ShmPort {
 
     fn arm(&mut self, waiting_for_room: bool) -> bool {
         let dear = self.fence_cost() >= DEAR;
-        let ShmPort { tx, rx, watching, unsettled } = self;
+        let ShmPort { tx, rx, watching, unsettled, .. } = self;
         if waiting_for_room {
             tx.set_waiting(true);
         }

@@ -78,17 +78,16 @@ static CHOICES: [Mutex<Choice>; 8] = [const { Mutex::new(Choice::new()) }; 8];
 
 /// Has `copy` copy `len` bytes, at least 1 MiB, in the way that is best, and learns from how long it takes.
 pub(super) fn choose(len: usize, copy: impl FnOnce(Way)) {
-    let mib = len >> 20;
-    let class = (mib.max(1).ilog2() as usize).min(CHOICES.len() - 1);
+    let class = ((len >> 20).max(1).ilog2() as usize).min(CHOICES.len() - 1);
     let way = CHOICES[class].lock().unwrap_or_else(PoisonError::into_inner).next();
     let since = Instant::now();
     copy(way);
-    let cost = per_mib(since.elapsed(), mib);
+    let cost = per_mib(since.elapsed(), len);
     CHOICES[class].lock().unwrap_or_else(PoisonError::into_inner).took(way, cost);
 }
 
-fn per_mib(took: Duration, mib: usize) -> u64 {
-    took.as_nanos() as u64 / mib.max(1) as u64
+fn per_mib(took: Duration, len: usize) -> u64 {
+    ((took.as_nanos() << 20) / len.max(1) as u128) as u64
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The sending half: lanes, page grants, puts and gets.
 
 mod batch;
+mod near;
 mod pages;
 mod replay;
 
@@ -13,6 +14,7 @@ use crate::link::{ClientLink, LoanHome};
 use crate::pages::PagePool;
 use crate::ready::ReadySet;
 use bytes::Bytes;
+use near::Nearness;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, Sources, Stop};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
@@ -51,6 +53,7 @@ pub(super) struct TxLane {
     blocked: bool,
     /// Pages that the reader may look at.
     grants: Grants,
+    nearness: Nearness,
 }
 
 impl TxLane {
@@ -156,6 +159,7 @@ impl Tx {
             dead: home.link.is_gone(to.rank),
             blocked: false,
             grants: Grants::new(self.pool.size()),
+            nearness: Nearness::default(),
         }));
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::grants::Slot;
 use crate::lane::{Header, KIND_PAGE};
 use crate::link::grant_word;
 use crate::pages::{Page, PagePool, Taken};
-use posthaste_core::memory::Words;
+use posthaste_core::memory::{SharedSlice, Words};
 use posthaste_core::sync::lock;
 use posthaste_core::{Fault, ProtocolId};
 
@@ -49,7 +49,7 @@ impl Tx {
             return false;
         }
         let Some(slot) = lane.grants.take(len, pool) else { return false };
-        let memory = memory.slice(slot.page().offset, len).map(|memory| memory.write(bytes));
+        let memory = memory.slice(slot.page().offset, len).map(|memory| lane.write(memory, bytes));
         posthaste_core::failpoint!("grant.written");
         let copy = must_copy(lane, pool);
         // A page lies in the pool, and there was room a moment ago.
@@ -96,7 +96,10 @@ impl Tx {
         match (source, memory) {
             _ if there.is_some() => {}
             (Payload::Private(bytes), Some(memory)) => {
-                memory.write(bytes);
+                match &self.lanes[index] {
+                    Some(lane) if !self.multicast => lane.write(memory, bytes),
+                    _ => memory.write(bytes),
+                }
                 if self.multicast {
                     self.keep_for_others(bytes, slot.page());
                     slot.sole = false;
@@ -260,10 +263,17 @@ impl TxLane {
         }
     }
 
+    /// Writes a payload where the reader is going to read it.
+    #[inline]
+    fn write(&self, memory: SharedSlice, bytes: &[u8]) {
+        if self.nearness.is_near() { memory.write_near(bytes) } else { memory.write(bytes) }
+    }
+
     /// Looks how far the reader has got. True if anything has come of it.
     #[inline(never)]
     fn settle(&mut self, pool: &mut PagePool) -> bool {
-        let head = self.producer.consumed();
+        let TxLane { producer, nearness, .. } = self;
+        let head = nearness.look(producer.known(), || producer.consumed());
         self.grants.settle(head, |number| self.producer.returned(number), pool)
     }
 

@@ -1,0 +1,69 @@
+//! Whether a reader shares the first caches with its writer.
+//!
+//! Virtual processors are often the two threads of one core, and ranks may take turns on one. There a plain loop of stores is the
+//! fastest way to write a message of some KiB; between cores it is the slowest, as it waits for each line to come over. The
+//! system does not say which it is, and it changes as the processors of the host are given away anew. So it is measured, by
+//! a look that has to be taken anyway: at a line that the reader has just written.
+
+use std::time::{Duration, Instant};
+
+/// A line that comes over from another core takes longer, one that is in a first or second cache does not.
+const NEAR: Duration = Duration::from_nanos(12);
+/// So many looks in a row have to say so. One that says otherwise is enough: the way that suits both is the default.
+const ENOUGH: u8 = 3;
+
+#[derive(Debug, Default)]
+pub(super) struct Nearness {
+    near: u8,
+}
+
+impl Nearness {
+    #[inline]
+    pub fn is_near(&self) -> bool {
+        self.near >= ENOUGH
+    }
+
+    /// Takes a look, and learns from how long it takes if it shows something new: then the line came from whoever wrote it. A
+    /// second look finds it here, and takes as long as the clock does.
+    pub fn look(&mut self, known: u64, mut look: impl FnMut() -> u64) -> u64 {
+        let timed = |look: &mut dyn FnMut() -> u64| {
+            let since = Instant::now();
+            (look(), since.elapsed())
+        };
+        let (seen, first) = timed(&mut look);
+        if seen != known {
+            let (_, again) = timed(&mut look);
+            self.took(first.saturating_sub(again));
+        }
+        seen
+    }
+
+    fn took(&mut self, time: Duration) {
+        self.near = if time <= NEAR { (self.near + 1).min(ENOUGH) } else { 0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_looks_make_a_reader_near_and_one_makes_it_far() {
+        let mut nearness = Nearness::default();
+        for round in 0..10 {
+            assert_eq!(nearness.is_near(), round >= ENOUGH);
+            nearness.took(NEAR);
+        }
+        nearness.took(NEAR * 2);
+        assert!(!nearness.is_near());
+    }
+
+    #[test]
+    fn a_look_that_shows_nothing_new_says_nothing() {
+        let mut nearness = Nearness::default();
+        for _ in 0..100 {
+            assert_eq!(nearness.look(5, || 5), 5);
+        }
+        assert!(!nearness.is_near());
+    }
+}
