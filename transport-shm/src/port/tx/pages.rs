@@ -266,7 +266,7 @@ impl TxLane {
     /// Writes a payload where the reader is going to read it.
     #[inline]
     fn write(&self, memory: SharedSlice, bytes: &[u8]) {
-        if self.nearness.is_near() { memory.write_near(bytes) } else { memory.write(bytes) }
+        if self.nearness.wants_loop(bytes.len()) { memory.write_near(bytes) } else { memory.write(bytes) }
     }
 
     /// Looks how far the reader has got. True if anything has come of it.
