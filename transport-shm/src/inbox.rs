@@ -14,6 +14,11 @@ const QUIET: u32 = 4096;
 const UNSETTLED_LOOKS: usize = 64;
 #[cfg(posthaste_loom)]
 const UNSETTLED_LOOKS: usize = 1;
+/// However many lanes there are: those that are looked at first have just been asked.
+#[cfg(not(posthaste_loom))]
+const LEAST_LOOKS: usize = 2;
+#[cfg(posthaste_loom)]
+const LEAST_LOOKS: usize = 1;
 
 /// One lane that is read, with what the port keeps for it.
 #[derive(Debug)]
@@ -155,7 +160,7 @@ impl<W: Words, X> Inbox<W, X> {
     pub fn arm_unsettled(&mut self, fence: impl FnOnce(), mut busy: impl FnMut() -> bool) -> bool {
         self.ask_for_rings();
         fence();
-        for _ in 0..(UNSETTLED_LOOKS / self.polled.len().max(1)).max(1) {
+        for _ in 0..(UNSETTLED_LOOKS / self.polled.len().max(1)).max(LEAST_LOOKS) {
             if self.is_busy(&mut busy) {
                 self.stay_awake();
                 return false;

@@ -22,6 +22,8 @@ pub struct Producer<W> {
     head: u64,
     /// Records that end before this, with a word behind them, lie in one piece and overwrite nothing unread, by that head.
     clear: u64,
+    /// What the reader has said last was seen, but not taken over.
+    glanced: bool,
 }
 
 impl<W: Words> Producer<W> {
@@ -33,7 +35,7 @@ impl<W: Words> Producer<W> {
         control.store(NOTIFY, 1, Ordering::Relaxed);
         // Release: whoever sees the lane open sees its words zero.
         control.store(STATE, 1, Ordering::Release);
-        Self { control, ring, size, tail: 0, head: 0, clear: size }
+        Self { control, ring, size, tail: 0, head: 0, clear: size, glanced: false }
     }
 
     /// Room for a record of `bytes` at the tail: where it starts. The reader's head is looked at only if the last
@@ -206,10 +208,17 @@ impl<W: Words> Producer<W> {
     }
 
     /// Whether an empty-handed writer could go on: the reader has moved since the writer last looked.
-    pub fn reader_moved(&self) -> bool {
+    pub fn reader_moved(&mut self) -> bool {
         // As in `reserve`: a head that makes no sense must not keep the writer awake.
         let head = self.control.load(HEAD, Ordering::Acquire);
-        head > self.head && head <= self.tail
+        let moved = head > self.head && head <= self.tail;
+        self.glanced |= moved;
+        moved
+    }
+
+    /// Whether the head's line may be here already, with what [`consumed`](Self::consumed) is going to show.
+    pub fn take_glanced(&mut self) -> bool {
+        std::mem::take(&mut self.glanced)
     }
 
     /// The return word of a page grant. Acquire pairs with the release of [`return_grant`](super::return_grant): the page may be reused.

@@ -19,6 +19,8 @@ const DEAR: Duration = Duration::from_micros(50);
 /// A sleep is settled after so many times the cost of that, and within these bounds: fences take a small part of the time, and
 /// a message of which nobody told comes late by no more.
 const PUT_OFF: u32 = 16;
+/// Quiet lanes are dropped after so many times the cost: the fence holds up those that are not quiet.
+const BETWEEN_DEMOTIONS: u32 = 256;
 const SETTLED_WITHIN: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(100));
 /// In a page record's second word: the receiver should copy at once and give the page back.
 const COPY_FLAG: u64 = 1 << 63;
@@ -100,7 +102,7 @@ impl Port for ShmPort {
                 let cost = sysdep.heavy_fence_cost();
                 let is_time = cost < DEAR || sysdep.now() >= *demotes_from;
                 if is_time && rx.inbox.demote(|| sysdep.heavy_fence()) {
-                    *demotes_from = sysdep.now() + cost * PUT_OFF;
+                    *demotes_from = sysdep.now() + cost * BETWEEN_DEMOTIONS;
                 }
             }
         }

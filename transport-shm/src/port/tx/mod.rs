@@ -51,12 +51,26 @@ pub(super) struct TxLane {
     dead: bool,
     /// The last inject found no room.
     blocked: bool,
+    /// How far the reader was then known to have read: looks at what it returned may show more, and leave nothing to be seen.
+    blocked_at: u64,
     /// Pages that the reader may look at.
     grants: Grants,
     nearness: Nearness,
 }
 
 impl TxLane {
+    /// An inject has found no room.
+    fn block(&mut self) {
+        self.blocked = true;
+        self.blocked_at = self.producer.known();
+    }
+
+    /// Whether the reader has moved since an inject found no room.
+    #[inline]
+    fn reader_moved(&mut self) -> bool {
+        self.producer.known() > self.blocked_at || self.producer.reader_moved()
+    }
+
     /// Writes a short record with a payload out of shared memory; false: no room.
     #[inline]
     fn push_shared(&mut self, send: &Descriptor, info: &[u8], payload: SharedSlice) -> bool {
@@ -158,6 +172,7 @@ impl Tx {
             rank: to.rank,
             dead: home.link.is_gone(to.rank),
             blocked: false,
+            blocked_at: 0,
             grants: Grants::new(self.pool.size()),
             nearness: Nearness::default(),
         }));
@@ -213,7 +228,9 @@ impl Tx {
         let fence = self.fence;
         let lane = self.lane(index)?;
         let sent = lane.push_shared(descriptor, info, source);
-        lane.blocked |= !sent;
+        if !sent {
+            lane.block();
+        }
         if sent && lane.producer.reader_wants_notice(fence) {
             self.announce_to(index);
         }
@@ -247,7 +264,7 @@ impl Tx {
             }
         });
         if !sent {
-            lane.blocked = true;
+            lane.block();
             return Ok(false);
         }
         if lane.producer.reader_wants_notice(fence) {
@@ -291,7 +308,7 @@ impl Tx {
     /// The last inject found no room in that lane.
     fn block(&mut self, index: usize) {
         if let Some(lane) = &mut self.lanes[index] {
-            lane.blocked = true;
+            lane.block();
         }
     }
 
@@ -412,8 +429,8 @@ impl Tx {
     /// Whether the reader of that lane has moved since.
     #[inline]
     pub fn reader_moved(&mut self) -> bool {
-        let lane = self.full.and_then(|index| self.lanes[index].as_ref());
-        let moved = lane.is_none_or(|lane| lane.dead || lane.producer.reader_moved());
+        let lane = self.full.and_then(|index| self.lanes[index].as_mut());
+        let moved = lane.is_none_or(|lane| lane.dead || lane.reader_moved());
         if moved {
             self.full = None;
         }
@@ -425,8 +442,7 @@ impl Tx {
         let mut any = false;
         for index in 0..self.lanes.len() {
             any |= self.sweep(index);
-            any |=
-                self.lanes[index].as_ref().is_some_and(|lane| lane.blocked && lane.producer.reader_moved());
+            any |= self.lanes[index].as_mut().is_some_and(|lane| lane.blocked && lane.reader_moved());
         }
         any
     }

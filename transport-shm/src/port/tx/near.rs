@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// A line that comes over from another core takes longer by some times as much; one that is in a first or second cache was seen to
 /// take 10 to 20 ns, by a clock of 10 ns.
-const NEAR: Duration = Duration::from_nanos(30);
+const NEAR: Duration = Duration::from_nanos(20);
 /// Up to so many bytes the loop of stores is the faster way: 4 KiB at 55 GB/s and not 40, 8 KiB at 68 and not 72.
 const BY_LOOP: usize = 6 << 10;
 /// So many looks in a row have to say so. One that says otherwise is enough: the way that suits both is the default.

@@ -119,7 +119,7 @@ impl Tx {
                 self.announce_to(index);
             }
         } else {
-            lane.blocked = true;
+            lane.block();
             match lent {
                 true => lane.grants.number_unused(slot.number),
                 false => lane.grants.put_back(slot, pool),
@@ -273,7 +273,11 @@ impl TxLane {
     #[inline(never)]
     fn settle(&mut self, pool: &mut PagePool) -> bool {
         let TxLane { producer, nearness, .. } = self;
-        let head = nearness.look(producer.known(), || producer.consumed());
+        // A line that is here already tells nothing of who wrote it.
+        let head = match producer.take_glanced() {
+            true => producer.consumed(),
+            false => nearness.look(producer.known(), || producer.consumed()),
+        };
         self.grants.settle(head, |number| self.producer.returned(number), pool)
     }
 
