@@ -125,7 +125,13 @@ fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<
             Err(_) => std::hint::spin_loop(),
         }
     }
-    Err(TrySendError::Full(buffer.unwrap_or_else(|| Buffer::copy(&[]))))
+    let payload = buffer.unwrap_or_else(|| Buffer::copy(&[]));
+    // Whoever could not look, because the engine was in use for longer, is not to try for ever.
+    let (rank, size) = (envelope.target.rank, face.shared().ranks());
+    if rank.0 >= size {
+        return Err(TrySendError::Failed { error: SendError::UnknownRank { rank, size }, payload });
+    }
+    Err(TrySendError::Full(payload))
 }
 
 /// A send that cannot be done at once, or has to wait for its turn.

@@ -109,6 +109,12 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// Ranks of the job.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.sysdep.personality().shape.ranks
+    }
+
     /// Around an engine and the pool that was made with it.
     #[must_use]
     pub fn new(
