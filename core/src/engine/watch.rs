@@ -1,8 +1,8 @@
 //! Memory of this rank that tasks wait on: others write it past the engine, so that no event tells of it.
 //!
 //! A task that goes to sleep leaves what it has seen. The memory is compared with that whenever the driver has a round, and
-//! once more when the doorbell has been armed, or its sleep settled: a writer that comes later finds it armed and rings. What is written without
-//! a look at the doorbell, as by the rank itself to its own part of a window, is found when time has passed: soon at first,
+//! once more when the doorbell has been armed, or its sleep settled: a writer that comes later finds it armed and rings.
+//! What is written without a look at the doorbell, as by the rank itself to its own part of a window, is found when time has passed: soon at first,
 //! then at most [`LONGEST`] later.
 
 use super::Engine;

@@ -19,9 +19,9 @@ const DEAR: Duration = Duration::from_micros(50);
 /// A sleep is settled after so many times the cost of that, and within these bounds: fences take a small part of the time, and
 /// a message of which nobody told comes late by no more.
 const PUT_OFF: u32 = 16;
+const SETTLED_WITHIN: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(100));
 /// Quiet lanes are dropped after so many times the cost: the fence holds up those that are not quiet.
 const BETWEEN_DEMOTIONS: u32 = 256;
-const SETTLED_WITHIN: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(100));
 /// In a page record's second word: the receiver should copy at once and give the page back.
 const COPY_FLAG: u64 = 1 << 63;
 
@@ -67,10 +67,6 @@ impl Inject for ShmPort {
     #[inline]
     fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
         self.tx.plain(target, protocol, cookie, payload)
-    }
-
-    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
-        self.tx.word_to_each(targets, protocol, payload)
     }
 
     fn multicast(&mut self, begins: bool) {
@@ -160,8 +156,7 @@ impl Port for ShmPort {
         let alone = rx.alone && !waiting_for_room && !*watching;
         let leaves = rx.leaves_heard();
         let link = &rx.home.link;
-        let busy =
-            || !tx.ended.is_empty() || leaves != link.arena.leaves() || (waiting_for_room && tx.has_room());
+        let busy = || tx.ends_a_sleep(waiting_for_room) || leaves != link.arena.leaves();
         let put_off = dear && !alone;
         let armed = if put_off {
             rx.inbox.arm_unsettled(|| fence(Ordering::SeqCst), busy)
@@ -190,8 +185,7 @@ impl Port for ShmPort {
         let Some(waiting_for_room) = unsettled.take() else { return true };
         let leaves = rx.leaves_heard();
         let link = &rx.home.link;
-        let busy =
-            || !tx.ended.is_empty() || leaves != link.arena.leaves() || (waiting_for_room && tx.has_room());
+        let busy = || tx.ends_a_sleep(waiting_for_room) || leaves != link.arena.leaves();
         let asleep = rx.inbox.settle(|| link.sysdep.heavy_fence(), busy);
         if !asleep && waiting_for_room {
             tx.set_waiting(false);

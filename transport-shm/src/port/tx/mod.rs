@@ -447,6 +447,11 @@ impl Tx {
         any
     }
 
+    /// Whether there is something that a sleep would not be ended for.
+    pub fn ends_a_sleep(&mut self, waiting_for_room: bool) -> bool {
+        !self.ended.is_empty() || (waiting_for_room && self.has_room())
+    }
+
     pub fn set_waiting(&mut self, waiting: bool) {
         for lane in self.lanes.iter_mut().flatten() {
             // Any lane may bring back the page that a blocked one waits for.
@@ -523,18 +528,5 @@ impl Inject for Tx {
         }
         let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
         matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true))
-    }
-
-    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
-        let mut left = 0;
-        for at in 0..targets.len() {
-            let target = targets[at];
-            if !self.word(target, protocol, 0, payload) {
-                // Not beyond `at`.
-                targets[left] = target;
-                left += 1;
-            }
-        }
-        left
     }
 }
