@@ -326,7 +326,8 @@ impl Advancing {
 impl Drop for Advancing {
     #[inline(always)]
     fn drop(&mut self) {
-        ADVANCING.set(self.before);
+        // `set` is not inlined.
+        ADVANCING.with(|advancing| advancing.set(self.before));
     }
 }
 
