@@ -57,7 +57,7 @@ impl Parts {
 
     /// Begins to wait; whether what it waits for is there already.
     fn wait(&self, passes_through: bool) -> bool {
-        self.count.set_waiting(1);
+        self.count.set_least(Some(1));
         if passes_through {
             self.pass_through();
         }
@@ -136,8 +136,9 @@ fn who_waits_sees_what_is_added_from_outside_or_is_woken() {
     });
 }
 
-/// Two add at once, a handler and another thread, and a task waits for what both make.
-fn two_add(looks_under_the_lock: bool) {
+/// Two add at once, a handler and another thread, and a task waits for what both make. The other one is the first to add from
+/// outside, and comes behind the handler or not; or, if nothing is said of that, it is not the first.
+fn two_add(looks_under_the_lock: bool, passes_through: Option<bool>) {
     bounded(3, move || {
         let parts = Parts::new(Cell::new(()));
         let waiter = Arc::new(loom::sync::Mutex::new(false));
@@ -154,32 +155,129 @@ fn two_add(looks_under_the_lock: bool) {
         };
         // It waits before they begin.
         *waiter.lock().expect("nobody panics with it") = true;
-        parts.count.set_waiting(1);
+        if passes_through.is_none() {
+            parts.count.mix();
+        }
+        parts.count.set_least(Some(2));
         let inside = {
             let (parts, wake) = (parts.clone(), wake.clone());
             thread::spawn(move || {
-                let guard = parts.cell.try_take().expect("nobody else takes it");
+                let Some(guard) = parts.cell.try_take() else {
+                    // Its message is dispatched later, by who has the token.
+                    return false;
+                };
                 if parts.count.add_inside(1) {
                     wake();
                 }
-                parts.finish(guard);
+                guard.finish(|(), ()| wake());
+                true
             })
         };
-        if parts.count.add(1) {
-            wake();
+        // As `Counter` has it.
+        let somebody_waits = parts.count.add(1);
+        assert!(somebody_waits && parts.count.is_mixed() == passes_through.is_none());
+        if passes_through.is_some() {
+            let waits = waiter.lock().expect("nobody panics with it");
+            parts.count.mix();
+            parts.count.set_least(waits.then_some(2));
         }
-        inside.join().expect("no panic");
-        assert_eq!(parts.woken.load(Ordering::Relaxed), 1, "lost wake-up");
+        if passes_through == Some(true) {
+            match parts.cell.try_take() {
+                Some(guard) => guard.finish(|(), ()| wake()),
+                None => {
+                    if let Some(guard) = parts.cell.post(()) {
+                        guard.finish(|(), ()| wake());
+                    }
+                }
+            }
+        }
+        wake();
+        if inside.join().expect("no panic") {
+            assert_eq!(parts.woken.load(Ordering::Relaxed), 1, "lost wake-up");
+        }
     });
 }
 
 #[test]
 fn of_two_who_add_at_once_the_second_wakes() {
-    two_add(true);
+    two_add(true, None);
+    two_add(true, Some(true));
 }
 
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn of_two_who_look_at_the_value_too_early_none_wakes() {
-    two_add(false);
+    two_add(false, None);
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn who_mixes_the_count_and_does_not_come_behind_the_handler_misses_what_it_adds() {
+    two_add(true, Some(false));
+}
+
+/// A second one adds from outside while the first has not come behind the handler yet.
+#[test]
+fn who_relies_on_another_to_come_behind_the_handler_is_not_missed() {
+    bounded(3, || {
+        let parts = Parts::new(Cell::new(()));
+        let waiters = Arc::new(loom::sync::Mutex::new(()));
+        parts.count.set_least(Some(3));
+        let wake = {
+            let (parts, waiters) = (parts.clone(), waiters.clone());
+            Arc::new(move || {
+                let _lock = waiters.lock().expect("nobody panics with it");
+                if parts.count.value() == 3 {
+                    parts.woken.store(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let add = {
+            let (parts, wake) = (parts.clone(), wake.clone());
+            Arc::new(move || {
+                let somebody_waits = parts.count.add(1);
+                let mut passes = false;
+                if !parts.count.is_mixed() {
+                    let _lock = waiters.lock().expect("nobody panics with it");
+                    if !parts.count.is_mixed() {
+                        parts.count.mix();
+                        parts.count.set_least(Some(3));
+                        passes = true;
+                    }
+                }
+                if passes {
+                    match parts.cell.try_take() {
+                        Some(guard) => guard.finish(|(), ()| wake()),
+                        None => {
+                            if let Some(guard) = parts.cell.post(()) {
+                                guard.finish(|(), ()| wake());
+                            }
+                        }
+                    }
+                }
+                assert!(somebody_waits);
+                wake();
+            })
+        };
+        let inside = {
+            let (parts, wake) = (parts.clone(), wake.clone());
+            thread::spawn(move || {
+                let Some(guard) = parts.cell.try_take() else { return false };
+                if parts.count.add_inside(1) {
+                    wake();
+                }
+                guard.finish(|(), ()| wake());
+                true
+            })
+        };
+        let other = {
+            let add = add.clone();
+            thread::spawn(move || add())
+        };
+        add();
+        other.join().expect("no panic");
+        if inside.join().expect("no panic") {
+            assert_eq!(parts.woken.load(Ordering::Relaxed), 1, "lost wake-up");
+        }
+    });
 }

@@ -20,13 +20,21 @@ struct Inner {
 }
 
 impl Inner {
-    /// What an add takes besides that of a handler for which nobody waits, which is so little that it is worth being part of
-    /// the handler. `inside`: it was added already.
-    #[inline(never)]
-    fn add_slowly(&self, count: u64, inside: bool) {
-        if inside || self.count.add(count) {
-            self.wake();
+    /// Those who wait are others than before. With the lock.
+    fn settle(&self, waiters: &Slab<(u64, Option<Waker>)>) {
+        self.count.set_least(waiters.iter().map(|(_, (wanted, _))| *wanted).min());
+    }
+
+    /// The first add from elsewhere. Whether somebody waits who was not told of it before.
+    #[cold]
+    fn mix(&self) -> bool {
+        let waiters = lock(&self.waiters);
+        if self.count.is_mixed() {
+            return false;
         }
+        self.count.mix();
+        self.settle(&waiters);
+        !waiters.is_empty()
     }
 
     /// Wakes those for whom the value will do.
@@ -92,13 +100,31 @@ impl Counter {
     }
 
     /// Adds to the counter and wakes whom that concerns. A handler of the counter's own context, which is the job's first one
-    /// unless it was made for another, needs no locked instruction for that unless a task sleeps until the counter reaches
-    /// something; who adds from elsewhere pays for two.
+    /// unless it was made for another, needs no locked instruction for that until the counter reaches what a task sleeps for.
+    /// Who adds from elsewhere pays for two, and from then on all do as long as a task sleeps.
     #[inline]
     pub fn add(&self, count: u64) {
         let inside = self.handle.is_advanced_here();
         if !inside || self.inner.count.add_inside(count) {
-            self.inner.add_slowly(count, inside);
+            self.add_slowly(count, inside);
+        }
+    }
+
+    /// What an add takes besides that of a handler that wakes nobody, which is so little that it is worth being part of the
+    /// handler. `inside`: it was added already.
+    #[inline(never)]
+    fn add_slowly(&self, count: u64, inside: bool) {
+        let inner = &*self.inner;
+        if inside {
+            return inner.wake();
+        }
+        let somebody_waits = inner.count.add(count);
+        if !inner.count.is_mixed() && inner.mix() {
+            // A handler that adds now may not know of it.
+            self.pass_through(&self.handle);
+            inner.wake();
+        } else if somebody_waits {
+            inner.wake();
         }
     }
 
@@ -145,7 +171,7 @@ impl Counter {
     fn forget(&self, key: usize) {
         let mut waiters = lock(&self.inner.waiters);
         waiters.try_remove(key);
-        self.inner.count.set_waiting(waiters.len() as u32);
+        self.inner.settle(&waiters);
     }
 
     /// Comes behind what handlers of the counter's context do now; see [`Count`].
@@ -201,7 +227,7 @@ impl<F: Face> Future for Reach<'_, F> {
                     return;
                 }
                 *key = Some(waiters.insert(entry));
-                counter.inner.count.set_waiting(waiters.len() as u32);
+                counter.inner.settle(&waiters);
                 drop(waiters);
                 counter.pass_through(this.face);
             },

@@ -68,11 +68,12 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await
     }
 
-    /// Messages, per batch, until the other side has told that it has them all.
-    pub(super) async fn sends(&self, how: Sends) -> Result<()> {
+    /// Messages, per batch, until the other side has told that it has them all: those of each batch, or of so many.
+    pub(super) async fn sends(&self, how: Sends, batches_told: u64) -> Result<()> {
         let (message, arrived, _) = self.counting("message")?;
         let (told, all_arrived, word) = self.counting("told")?;
         let bytes = self.size * self.count;
+        let each = self.count as u64 * batches_told;
         let source = self.drive(self.job.region(bytes)).await?;
         let firsts = || (0..bytes).step_by(self.size);
         let recording = self.job.record(|r| {
@@ -87,29 +88,32 @@ impl<F: ContextFace> Bench<F> {
         if self.leads() {
             let mut batches = Vec::new();
             let start = Instant::now();
-            let mut round = 0u64;
+            let (mut round, mut sent) = (0u64, 0u64);
             while start.elapsed() < self.time {
                 round += 1;
                 let batch = Instant::now();
-                match how {
-                    Sends::Replayed => {
-                        source.write(0, &round.to_ne_bytes())?;
-                        pattern.replay_on(&self.face).await?;
-                    }
-                    Sends::Awaited => {
-                        data[..8].copy_from_slice(&round.to_ne_bytes());
-                        for first in firsts() {
-                            message.send(self.peer, &data[first..first + self.size]).await?;
+                for _ in 0..batches_told {
+                    sent += 1;
+                    match how {
+                        Sends::Replayed => {
+                            source.write(0, &sent.to_ne_bytes())?;
+                            pattern.replay_on(&self.face).await?;
                         }
-                    }
-                    Sends::Joined => {
-                        data[..8].copy_from_slice(&round.to_ne_bytes());
-                        let send = |first| message.send(self.peer, &data[first..first + self.size]);
-                        futures::future::try_join_all(firsts().map(send)).await?;
+                        Sends::Awaited => {
+                            data[..8].copy_from_slice(&sent.to_ne_bytes());
+                            for first in firsts() {
+                                message.send(self.peer, &data[first..first + self.size]).await?;
+                            }
+                        }
+                        Sends::Joined => {
+                            data[..8].copy_from_slice(&sent.to_ne_bytes());
+                            let send = |first| message.send(self.peer, &data[first..first + self.size]);
+                            futures::future::try_join_all(firsts().map(send)).await?;
+                        }
                     }
                 }
                 all_arrived.reach_on(&self.face, round).await;
-                batches.push(batch.elapsed().as_secs_f64() * 1e6);
+                batches.push(batch.elapsed().as_secs_f64() / batches_told as f64 * 1e6);
             }
             told.send(self.peer, STOP.to_ne_bytes()).await?;
             figure(median(&mut batches));
@@ -117,7 +121,7 @@ impl<F: ContextFace> Bench<F> {
             let mut round = 0u64;
             loop {
                 // What is told ends the last batch, too, which nobody sends.
-                let next = (round + 1) * self.count as u64;
+                let next = (round + 1) * each;
                 let batch = std::pin::pin!(arrived.reach_on(&self.face, next));
                 let end = std::pin::pin!(all_arrived.reach_on(&self.face, 1));
                 if let futures::future::Either::Right(_) = futures::future::select(batch, end).await {
@@ -127,7 +131,7 @@ impl<F: ContextFace> Bench<F> {
                 told.send(self.peer, round.to_ne_bytes()).await?;
             }
             assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), STOP, "the end is not the end");
-            assert_eq!(arrived.value(), round * self.count as u64, "messages were lost");
+            assert_eq!(arrived.value(), round * each, "messages were lost");
         }
         self.barrier().await
     }

@@ -136,7 +136,7 @@ fn counterpart(plan: Plan) -> Option<(&'static str, usize)> {
         "get_rate" => ("get_rate", 1000),
         "put_bandwidth" if plan.bench.env.is_empty() => ("put_bandwidth", several.clamp(4, 64)),
         "get_bandwidth" if plan.bench.env.is_empty() => ("get_bandwidth", several.clamp(4, 64)),
-        "replay" | "replay_sends" => ("persistent", plan.bench.count),
+        "replay" | "replay_sends_acked" => ("persistent", plan.bench.count),
         "barrier" => ("barrier", 1),
         "all_reduce" => ("all_reduce", 1),
         "all_reduce_bandwidth" => ("all_reduce_bandwidth", 1),
