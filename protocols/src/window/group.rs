@@ -1,7 +1,7 @@
 //! Windows of groups.
 
 use super::memory::Made;
-use super::{Element, Origin, Window, send_to_rma};
+use super::{Element, Origin, Window, allocate_part, send_to_rma, set_off};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -183,7 +183,7 @@ impl Group {
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = match bytes {
             Some(0) => Ok(Allocation { offset: 0, len: 0 }),
-            Some(bytes) => home.device.allocate(bytes),
+            Some(bytes) => allocate_part(&home.device, bytes),
             None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
         };
         // Of those that take part: whichever is started again meanwhile has no part.
@@ -192,7 +192,8 @@ impl Group {
         let id = inner.hub.new_id();
         let (share, own, failed) = match own {
             Ok(own) => {
-                let share = Share { id, offset: own.offset, len: bytes.unwrap_or(0), failed: 0 };
+                let len = bytes.unwrap_or(0);
+                let share = Share { id, offset: own.offset + set_off(len), len, failed: 0 };
                 (share, (own.len > 0).then(|| (home.device.clone(), own)), None)
             }
             Err(error) => (Share { id, offset: 0, len: 0, failed: 1 }, None, Some(error)),

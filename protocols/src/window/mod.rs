@@ -34,7 +34,9 @@ use posthaste_core::context::Posted;
 use posthaste_core::device::{Allocation, RemoteMemory};
 use posthaste_core::engine::PatternError;
 use posthaste_core::slot::Value;
-use posthaste_core::{Client, Fault, Handle, MemoryError, Messager, Rank, RmaError, SendError, WindowId};
+use posthaste_core::{
+    Client, Device, Fault, Handle, MemoryError, Messager, Rank, RmaError, SendError, WindowId,
+};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -149,12 +151,13 @@ impl<T: Element> Window<T> {
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = match bytes {
             Some(0) => Ok(Allocation { offset: 0, len: 0 }),
-            Some(bytes) => device.allocate(bytes),
+            Some(bytes) => allocate_part(&device, bytes),
             None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
         };
         let (blob, own, failed) = match own {
             Ok(own) => {
-                let blob = part_blob(own.offset, bytes.unwrap_or(0));
+                let bytes = bytes.unwrap_or(0);
+                let blob = part_blob(own.offset + set_off(bytes), bytes);
                 (blob, (own.len > 0).then(|| (device.clone(), own)), None)
             }
             Err(error) => (NO_PART, None, Some(error)),
@@ -581,6 +584,28 @@ impl<T: Element> Window<T> {
         tracing::debug!(me = %handle.me(), window = %id, failed = released.is_err(), "window freed");
         released
     }
+}
+
+/// Bytes from which on a part is long, and too long for the caches of a core.
+const LONG_PART: u64 = 64 << 10;
+const VERY_LONG_PART: u64 = 8 << 20;
+
+/// Where in its allocation a part of so many bytes begins.
+///
+/// Long copies take up to half as long again where the target lies up to a line ahead of the source modulo 4 KiB: the
+/// processor takes its loads for ones that depend on the stores before them. Long pieces of the common allocator's memory, and
+/// so most of what is got into, begin 16 bytes behind a page's start. Off that by a quarter of a page neither direction is
+/// slower. Of copies that fit no cache of a core's own puts would be, by a tenth.
+const fn set_off(len: u64) -> u64 {
+    match len {
+        LONG_PART..VERY_LONG_PART => 3072,
+        _ => 0,
+    }
+}
+
+/// Memory for a part of so many bytes, which begins [`set_off`] behind its start.
+fn allocate_part(device: &Arc<dyn Device>, len: u64) -> Result<Allocation, MemoryError> {
+    device.allocate(len.saturating_add(set_off(len)))
 }
 
 /// What a rank says that could not allocate its part.
