@@ -1,7 +1,7 @@
 //! Windows of groups.
 
 use super::memory::Made;
-use super::{Element, Origin, Window, allocate_part, send_to_rma, set_off};
+use super::{Element, Origin, Window, allocate_part, send_to_rma};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -182,7 +182,7 @@ impl Group {
         let home = inner.windows.as_ref().ok_or(RmaError::Unreachable(me))?;
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = match bytes {
-            Some(0) => Ok(Allocation { offset: 0, len: 0 }),
+            Some(0) => Ok((Allocation { offset: 0, len: 0 }, 0)),
             Some(bytes) => allocate_part(&home.device, bytes),
             None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
         };
@@ -191,9 +191,8 @@ impl Group {
             self.members().iter().map(|rank| home.gates.incarnation_of(*rank)).collect();
         let id = inner.hub.new_id();
         let (share, own, failed) = match own {
-            Ok(own) => {
-                let len = bytes.unwrap_or(0);
-                let share = Share { id, offset: own.offset + set_off(len), len, failed: 0 };
+            Ok((own, start)) => {
+                let share = Share { id, offset: start, len: bytes.unwrap_or(0), failed: 0 };
                 (share, (own.len > 0).then(|| (home.device.clone(), own)), None)
             }
             Err(error) => (Share { id, offset: 0, len: 0, failed: 1 }, None, Some(error)),

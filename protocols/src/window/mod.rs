@@ -150,14 +150,13 @@ impl<T: Element> Window<T> {
         let making = exchange.begin_window()?;
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = match bytes {
-            Some(0) => Ok(Allocation { offset: 0, len: 0 }),
+            Some(0) => Ok((Allocation { offset: 0, len: 0 }, 0)),
             Some(bytes) => allocate_part(&device, bytes),
             None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
         };
         let (blob, own, failed) = match own {
-            Ok(own) => {
-                let bytes = bytes.unwrap_or(0);
-                let blob = part_blob(own.offset + set_off(bytes), bytes);
+            Ok((own, start)) => {
+                let blob = part_blob(start, bytes.unwrap_or(0));
                 (blob, (own.len > 0).then(|| (device.clone(), own)), None)
             }
             Err(error) => (NO_PART, None, Some(error)),
@@ -603,9 +602,18 @@ const fn set_off(len: u64) -> u64 {
     }
 }
 
-/// Memory for a part of so many bytes, which begins [`set_off`] behind its start.
-fn allocate_part(device: &Arc<dyn Device>, len: u64) -> Result<Allocation, MemoryError> {
-    device.allocate(len.saturating_add(set_off(len)))
+/// Memory for a part of so many bytes, and where that begins: [`set_off`] behind the start, if there is room for that.
+fn allocate_part(device: &Arc<dyn Device>, len: u64) -> Result<(Allocation, u64), MemoryError> {
+    let off = set_off(len);
+    if off > 0
+        && let Ok(own) = device.allocate(len + off)
+    {
+        let start = own.offset + off;
+        return Ok((own, start));
+    }
+    let own = device.allocate(len)?;
+    let start = own.offset;
+    Ok((own, start))
 }
 
 /// What a rank says that could not allocate its part.
@@ -661,5 +669,37 @@ impl Stage {
                 *self = Stage::Pending(pending);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::inprocess::{InProcessFabric, Limits};
+    use posthaste_core::{ClientId, JobShape};
+
+    fn device(segment: u64) -> Arc<dyn Device> {
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        InProcessFabric::with_limits(shape, Limits { segment, ..Limits::default() })
+            .device(ClientId(0), Rank(0))
+    }
+
+    #[test]
+    fn long_parts_begin_off_a_page_if_there_is_room() {
+        let device = device(4 << 20);
+        for (len, off) in [(1, 0), ((64 << 10) - 1, 0), (64 << 10, 3072), (1 << 20, 3072)] {
+            let (own, start) = allocate_part(&device, len).expect("there is room");
+            assert_eq!(start - own.offset, off, "{len} bytes");
+            assert!(start + len <= own.offset + own.len, "{len} bytes");
+            device.free(own);
+        }
+    }
+
+    #[test]
+    fn a_part_that_fills_its_segment_begins_where_that_does() {
+        let device = device(1 << 20);
+        let (own, start) = allocate_part(&device, 1 << 20).expect("it is exactly that much");
+        assert_eq!((own.offset, own.len), (start, 1 << 20));
+        assert!(allocate_part(&device, 1 << 20).is_err());
     }
 }
