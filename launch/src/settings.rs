@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::error::EnvError;
 use crate::values::{bytes, interface, number, ports, read, seconds};
 use crate::vars::{
-    CORES, CREDITS, DEVICE, DRIVER, JOIN_TIMEOUT, KEY_FILE, LANE_BYTES, MEMORY_LIMIT, OVERSEND,
-    RENDEZVOUS_BYTES, SEGMENT, SPIN_US, STAGE_BYTES, TCP_INTERFACE, TCP_MODE, TCP_PORTS, TCP_TIMEOUT, Vars,
+    ANSWER_BYTES, CORES, CREDIT_BYTES, CREDITS, DEVICE, DRIVER, JOIN_TIMEOUT, KEY_FILE, LANE_BYTES,
+    MEMORY_LIMIT, OVERSEND, RENDEZVOUS_BYTES, SEGMENT, SPIN_US, STAGE_BYTES, TCP_INTERFACE, TCP_MODE,
+    TCP_PORTS, TCP_TIMEOUT, Vars,
 };
 
 /// Who waits for the doorbell while no future is being polled.
@@ -53,6 +54,8 @@ pub enum TcpMode {
 /// |---|---|---|
 /// | `POSTHASTE_LANE_BYTES` | a power of two, 1024 to 1048576 | 16384 |
 /// | `POSTHASTE_CREDITS` | 1 to 65536 | 1024 |
+/// | `POSTHASTE_CREDIT_BYTES` | bytes, at least 64K, with K, M or G for powers of 1024 | 16M |
+/// | `POSTHASTE_ANSWER_BYTES` | as above | 256M |
 /// | `POSTHASTE_SPIN_US` | 0 to 10000 microseconds | the library decides |
 /// | `POSTHASTE_MEMORY_LIMIT` | bytes, at least 1, with K, M or G for powers of 1024 | none |
 /// | `POSTHASTE_SEGMENT` | virtual bytes per rank, as above | the library decides |
@@ -75,6 +78,10 @@ pub struct Settings {
     pub lane_bytes: usize,
     /// Requests that may be under way per source and class (`POSTHASTE_CREDITS`).
     pub credits: u32,
+    /// Payload bytes of those (`POSTHASTE_CREDIT_BYTES`).
+    pub credit_bytes: u64,
+    /// Bytes of answers that may wait for one peer before it is told `Busy` (`POSTHASTE_ANSWER_BYTES`).
+    pub answer_bytes: u64,
     /// How long a poll may spin (`POSTHASTE_SPIN_US`); none: the library decides.
     pub spin: Option<Duration>,
     /// Bytes that the job may commit on this host (`POSTHASTE_MEMORY_LIMIT`).
@@ -115,6 +122,8 @@ impl Default for Settings {
         Self {
             lane_bytes: 16384,
             credits: 1024,
+            credit_bytes: 16 << 20,
+            answer_bytes: 256 << 20,
             spin: None,
             memory_limit: None,
             segment: None,
@@ -154,6 +163,8 @@ impl Settings {
     pub(crate) fn take(vars: &mut Vars) -> Result<Self, EnvError> {
         let default = Self::default();
         let size = "a number of bytes, at least 1, optionally with the suffix K, M or G";
+        let some = "a number of bytes, at least 64K, optionally with the suffix K, M or G";
+        let enough = |text: &str| bytes(text).filter(|bytes| *bytes >= 64 << 10);
         Ok(Self {
             lane_bytes: read(vars, LANE_BYTES, "a power of two from 1024 to 1048576", |text| {
                 number(text, 1024, 1 << 20)
@@ -165,6 +176,8 @@ impl Settings {
                 number(text, 1, 65536).map(|credits| credits as u32)
             })?
             .unwrap_or(default.credits),
+            credit_bytes: read(vars, CREDIT_BYTES, some, enough)?.unwrap_or(default.credit_bytes),
+            answer_bytes: read(vars, ANSWER_BYTES, some, enough)?.unwrap_or(default.answer_bytes),
             spin: read(vars, SPIN_US, "a number of microseconds from 0 to 10000", |text| {
                 number(text, 0, 10_000).map(Duration::from_micros)
             })?,

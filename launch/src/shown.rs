@@ -10,9 +10,11 @@ use crate::vars;
 pub(crate) type Shown = (&'static str, fn(&Settings) -> Option<String>);
 
 /// What a user may set.
-pub(crate) const SETTINGS: [Shown; 17] = [
+pub(crate) const SETTINGS: [Shown; 19] = [
     (vars::LANE_BYTES, |settings| Some(settings.lane_bytes.to_string())),
     (vars::CREDITS, |settings| Some(settings.credits.to_string())),
+    (vars::CREDIT_BYTES, |settings| Some(bytes(settings.credit_bytes))),
+    (vars::ANSWER_BYTES, |settings| Some(bytes(settings.answer_bytes))),
     (vars::SPIN_US, |settings| Some(settings.spin?.as_micros().to_string())),
     (vars::MEMORY_LIMIT, |settings| settings.memory_limit.map(bytes)),
     (vars::SEGMENT, |settings| settings.segment.map(bytes)),
@@ -82,9 +84,11 @@ mod tests {
     use super::*;
 
     /// A value of each setting that is not its default.
-    const OTHER: [(&str, &str); 17] = [
+    const OTHER: [(&str, &str); 19] = [
         ("POSTHASTE_LANE_BYTES", "32768"),
         ("POSTHASTE_CREDITS", "7"),
+        ("POSTHASTE_CREDIT_BYTES", "1M"),
+        ("POSTHASTE_ANSWER_BYTES", "64K"),
         ("POSTHASTE_SPIN_US", "50"),
         ("POSTHASTE_MEMORY_LIMIT", "3G"),
         ("POSTHASTE_SEGMENT", "1234567"),

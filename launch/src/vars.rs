@@ -24,6 +24,8 @@ pub(crate) const RESTART: &str = "POSTHASTE_RESTART";
 
 pub(crate) const LANE_BYTES: &str = "POSTHASTE_LANE_BYTES";
 pub(crate) const CREDITS: &str = "POSTHASTE_CREDITS";
+pub(crate) const CREDIT_BYTES: &str = "POSTHASTE_CREDIT_BYTES";
+pub(crate) const ANSWER_BYTES: &str = "POSTHASTE_ANSWER_BYTES";
 pub(crate) const SPIN_US: &str = "POSTHASTE_SPIN_US";
 pub(crate) const MEMORY_LIMIT: &str = "POSTHASTE_MEMORY_LIMIT";
 pub(crate) const SEGMENT: &str = "POSTHASTE_SEGMENT";

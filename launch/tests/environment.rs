@@ -218,6 +218,10 @@ fn values_out_of_range_are_refused_by_name() {
         ("POSTHASTE_LANE_BYTES", "2097152"),
         ("POSTHASTE_CREDITS", "0"),
         ("POSTHASTE_CREDITS", "65537"),
+        ("POSTHASTE_CREDIT_BYTES", "65535"),
+        ("POSTHASTE_CREDIT_BYTES", "63K"),
+        ("POSTHASTE_ANSWER_BYTES", "0"),
+        ("POSTHASTE_ANSWER_BYTES", "much"),
         ("POSTHASTE_SPIN_US", "10001"),
         ("POSTHASTE_MEMORY_LIMIT", "0"),
         ("POSTHASTE_MEMORY_LIMIT", "1T"),
@@ -287,6 +291,8 @@ fn settings_need_no_job() {
     let read = Settings::parse(variables(&[
         ("POSTHASTE_LANE_BYTES", "1024"),
         ("POSTHASTE_CREDITS", "65536"),
+        ("POSTHASTE_CREDIT_BYTES", "64K"),
+        ("POSTHASTE_ANSWER_BYTES", "3M"),
         ("POSTHASTE_SPIN_US", "0"),
         ("POSTHASTE_MEMORY_LIMIT", "3G"),
         ("POSTHASTE_SEGMENT", "64k"),
@@ -305,6 +311,7 @@ fn settings_need_no_job() {
     ]))
     .unwrap();
     assert_eq!(read.stage_bytes, 8 << 20);
+    assert_eq!((read.credit_bytes, read.answer_bytes), (64 << 10, 3 << 20));
     assert_eq!((read.lane_bytes, read.credits), (1024, 65536));
     assert_eq!((read.spin, read.cores), (Some(Duration::ZERO), Some(7)));
     assert_eq!((read.memory_limit, read.segment), (Some(3 << 30), Some(64 << 10)));

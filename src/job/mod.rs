@@ -80,6 +80,8 @@ impl Job {
             sysdep: place.sysdep.clone(),
             config: EngineConfig {
                 credits: settings.credits,
+                credit_bytes: settings.credit_bytes,
+                answer_bytes: settings.answer_bytes,
                 oversend: settings.oversend,
                 rendezvous_bytes: settings.rendezvous_bytes,
                 ..EngineConfig::default()

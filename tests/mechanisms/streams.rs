@@ -53,6 +53,39 @@ fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
 }
 
 #[test]
+fn bytes_are_credited_as_the_job_was_told() {
+    run(2, options().env("POSTHASTE_CREDIT_BYTES", "64K"), async |job| {
+        let (slow, mut slow_stream) = job.stream("slow").unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let sent = Arc::new(AtomicUsize::new(0));
+            let count = sent.clone();
+            let task = tokio::spawn(async move {
+                for number in 0..50u64 {
+                    slow.send(Rank(1), sealed(number, 20_000)).await.unwrap();
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            // The fourth one takes the last of it, and more.
+            until("the credit is used up", || sent.load(Ordering::SeqCst) == 4).await;
+            job.barrier().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(sent.load(Ordering::SeqCst), 4, "no more than there is credit");
+            job.barrier().await.unwrap();
+            soon("the slow sends", task).await.unwrap();
+        } else {
+            job.barrier().await.unwrap();
+            job.barrier().await.unwrap();
+            for number in 0..50 {
+                let message = soon("the slow stream", slow_stream.recv()).await.unwrap();
+                assert_eq!(unseal(&message.into_bytes()), Some(number));
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
 fn back_pressure_with_one_credit_loses_and_doubles_nothing() {
     let narrow = options().env("POSTHASTE_CREDITS", "1").env("POSTHASTE_LANE_BYTES", "1024");
     run(4, narrow, async |job| {
