@@ -350,6 +350,8 @@ impl Supervisor {
         let failure = Failure { rank, pid, cause, after: self.began.elapsed() };
         tracing::debug!(%failure, "first failure");
         state.first_failure = Some(failure);
+        // Who waits for it may have looked since the rank's end was told.
+        self.shared.changed.notify_all();
         if self.launch.keep_going {
             return;
         }

@@ -149,6 +149,25 @@ fn two_launchers_start_one_job() {
 }
 
 #[test]
+fn the_first_failure_is_told_whenever_one_looks() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..200 {
+        let ready = dir.path().join(round.to_string());
+        let ready = ready.display();
+        let script = format!(
+            "[ $POSTHASTE_RANK = 1 ] && {{ until [ -e {ready} ]; do sleep 0.001; done; exit 6; }}; \
+             trap '' TERM; : >{ready}; exec sleep 100"
+        );
+        let job = job_of_shell(&script).ranks(2).grace(Duration::from_secs(50)).spawn().unwrap();
+        assert_eq!(job.wait_failure().unwrap().rank, 1);
+        assert_eq!(job.try_wait(0), None, "it was not told before rank 0 had ended");
+        job.kill(0).unwrap();
+        job.wait();
+    }
+}
+
+#[test]
 fn the_first_failure_is_told_before_the_others_have_ended() {
     let _dog = watchdog();
     let script = "[ $POSTHASTE_RANK = 1 ] && exit 6; trap '' TERM; exec sleep 100";
