@@ -175,6 +175,10 @@ fn the_first_failure_is_told_before_the_others_have_ended() {
     let failure = job.wait_failure().unwrap();
     assert_eq!(failure.rank, 1);
     assert_eq!(job.try_wait(0), None);
+    // As a rule it has set no trap yet, and has ended.
+    if let Err(error) = job.kill(0) {
+        assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    }
     drop(job);
     let job = job_of_shell("exit 0").ranks(2).spawn().unwrap();
     assert_eq!(job.wait_failure(), None);
