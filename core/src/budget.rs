@@ -58,7 +58,7 @@ fn pay(cx: &mut Context<'_>) -> Poll<()> {
 /// Something was done that takes about so long, in nanoseconds.
 #[inline(always)]
 pub fn spend(time: u32) {
-    // One access to the thread's own, which `get` and `set` would make two of.
+    // `LocalKey::set` is not inlined, and this is in the way of every access.
     DEBT.with(|debt| debt.set((debt.get() + time).min(MOST)));
 }
 

@@ -163,8 +163,8 @@ impl Settings {
     pub(crate) fn take(vars: &mut Vars) -> Result<Self, EnvError> {
         let default = Self::default();
         let size = "a number of bytes, at least 1, optionally with the suffix K, M or G";
-        let some = "a number of bytes, at least 64K, optionally with the suffix K, M or G";
-        let enough = |text: &str| bytes(text).filter(|bytes| *bytes >= 64 << 10);
+        let large = "a number of bytes, at least 64K, optionally with the suffix K, M or G";
+        let many = |text: &str| bytes(text).filter(|bytes| *bytes >= 64 << 10);
         Ok(Self {
             lane_bytes: read(vars, LANE_BYTES, "a power of two from 1024 to 1048576", |text| {
                 number(text, 1024, 1 << 20)
@@ -176,8 +176,8 @@ impl Settings {
                 number(text, 1, 65536).map(|credits| credits as u32)
             })?
             .unwrap_or(default.credits),
-            credit_bytes: read(vars, CREDIT_BYTES, some, enough)?.unwrap_or(default.credit_bytes),
-            answer_bytes: read(vars, ANSWER_BYTES, some, enough)?.unwrap_or(default.answer_bytes),
+            credit_bytes: read(vars, CREDIT_BYTES, large, many)?.unwrap_or(default.credit_bytes),
+            answer_bytes: read(vars, ANSWER_BYTES, large, many)?.unwrap_or(default.answer_bytes),
             spin: read(vars, SPIN_US, "a number of microseconds from 0 to 10000", |text| {
                 number(text, 0, 10_000).map(Duration::from_micros)
             })?,

@@ -1,10 +1,27 @@
 //! Delivery to streams and to spawned handlers; back-pressure.
 
 use crate::support::{Transport, options, payload, run, sealed, soon, unseal, until};
-use posthaste::{Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
+use posthaste::{ActiveMessage, Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// Sends so many messages of that length to rank 1, one awaited after the other, and counts those that are sent.
+fn send_counted(
+    message: ActiveMessage,
+    count: u64,
+    len: usize,
+) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = sent.clone();
+    let task = tokio::spawn(async move {
+        for number in 0..count {
+            message.send(Rank(1), sealed(number, len)).await.unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    (task, sent)
+}
 
 #[test]
 fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
@@ -16,14 +33,7 @@ fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
         let plain = job.register("plain", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
-            let sent = Arc::new(AtomicUsize::new(0));
-            let count = sent.clone();
-            let task = tokio::spawn(async move {
-                for number in 0..200u64 {
-                    slow.send(Rank(1), sealed(number, 100)).await.unwrap();
-                    count.fetch_add(1, Ordering::SeqCst);
-                }
-            });
+            let (task, sent) = send_counted(slow, 200, 100);
             until("the credit of the slow stream is used up", || sent.load(Ordering::SeqCst) == 8).await;
             // Nobody takes a message of the slow stream meanwhile.
             for number in 0..500u64 {
@@ -58,14 +68,7 @@ fn bytes_are_credited_as_the_job_was_told() {
         let (slow, mut slow_stream) = job.stream("slow").unwrap();
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
-            let sent = Arc::new(AtomicUsize::new(0));
-            let count = sent.clone();
-            let task = tokio::spawn(async move {
-                for number in 0..50u64 {
-                    slow.send(Rank(1), sealed(number, 20_000)).await.unwrap();
-                    count.fetch_add(1, Ordering::SeqCst);
-                }
-            });
+            let (task, sent) = send_counted(slow, 50, 20_000);
             // The fourth one takes the last of it, and more.
             until("the credit is used up", || sent.load(Ordering::SeqCst) == 4).await;
             job.barrier().await.unwrap();

@@ -1,7 +1,8 @@
 //! Windows of groups.
 
+use super::allocation::allocate_part;
 use super::memory::Made;
-use super::{Element, Origin, Window, allocate_part, send_to_rma};
+use super::{Element, Origin, Window, send_to_rma};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -11,7 +12,7 @@ use posthaste_core::device::{Allocation, Memory, RemoteMemory};
 use posthaste_core::engine::Gates;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::route::RouteMemory;
-use posthaste_core::{Client, Device, Fault, Handle, MemoryError, Rank, RmaError, SendError, WindowId};
+use posthaste_core::{Client, Device, Fault, Handle, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -181,11 +182,7 @@ impl Group {
         let me = inner.handle.me().rank;
         let home = inner.windows.as_ref().ok_or(RmaError::Unreachable(me))?;
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
-        let own = match bytes {
-            Some(0) => Ok((Allocation { offset: 0, len: 0 }, 0)),
-            Some(bytes) => allocate_part(&home.device, bytes),
-            None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
-        };
+        let own = allocate_part(&home.device, bytes);
         // Of those that take part: whichever is started again meanwhile has no part.
         let incarnations: Vec<u32> =
             self.members().iter().map(|rank| home.gates.incarnation_of(*rank)).collect();

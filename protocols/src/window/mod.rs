@@ -1,5 +1,6 @@
 //! Memory that peers write and read: windows of all ranks, and regions of one.
 
+mod allocation;
 mod atomic;
 mod each;
 mod get;
@@ -26,17 +27,16 @@ pub use words::Words;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, PART_BYTES};
 use crate::operation::{Pending, Way};
+use allocation::allocate_part;
 use bytes::Bytes;
 use get::Fetch;
 use group::GroupOrigin;
 use memory::{Made, Part};
 use posthaste_core::context::Posted;
-use posthaste_core::device::{Allocation, RemoteMemory};
+use posthaste_core::device::RemoteMemory;
 use posthaste_core::engine::PatternError;
 use posthaste_core::slot::Value;
-use posthaste_core::{
-    Client, Device, Fault, Handle, MemoryError, Messager, Rank, RmaError, SendError, WindowId,
-};
+use posthaste_core::{Client, Fault, Handle, Messager, Rank, RmaError, SendError, WindowId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -149,12 +149,7 @@ impl<T: Element> Window<T> {
             (0..client.peers().ranks).map(|rank| client.incarnation_of(Rank(rank))).collect();
         let making = exchange.begin_window()?;
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
-        let own = match bytes {
-            Some(0) => Ok((Allocation { offset: 0, len: 0 }, 0)),
-            Some(bytes) => allocate_part(&device, bytes),
-            None => Err(MemoryError::Segment { wanted: u64::MAX, segment: 0 }),
-        };
-        let (blob, own, failed) = match own {
+        let (blob, own, failed) = match allocate_part(&device, bytes) {
             Ok((own, start)) => {
                 let blob = part_blob(start, bytes.unwrap_or(0));
                 (blob, (own.len > 0).then(|| (device.clone(), own)), None)
@@ -585,37 +580,6 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// Bytes from which on a part is long, and too long for the caches of a core.
-const LONG_PART: u64 = 64 << 10;
-const VERY_LONG_PART: u64 = 8 << 20;
-
-/// Where in its allocation a part of so many bytes begins.
-///
-/// Long copies take up to half as long again where the target lies up to a line ahead of the source modulo 4 KiB: the
-/// processor takes its loads for ones that depend on the stores before them. Long pieces of the common allocator's memory, and
-/// so most of what is got into, begin 16 bytes behind a page's start. Off that by a quarter of a page neither direction is
-/// slower. Of copies that fit no cache of a core's own puts would be, by a tenth.
-const fn set_off(len: u64) -> u64 {
-    match len {
-        LONG_PART..VERY_LONG_PART => 3072,
-        _ => 0,
-    }
-}
-
-/// Memory for a part of so many bytes, and where that begins: [`set_off`] behind the start, if there is room for that.
-fn allocate_part(device: &Arc<dyn Device>, len: u64) -> Result<(Allocation, u64), MemoryError> {
-    let off = set_off(len);
-    if off > 0
-        && let Ok(own) = device.allocate(len + off)
-    {
-        let start = own.offset + off;
-        return Ok((own, start));
-    }
-    let own = device.allocate(len)?;
-    let start = own.offset;
-    Ok((own, start))
-}
-
 /// What a rank says that could not allocate its part.
 const NO_PART: [u8; PART_BYTES] = [0xff; PART_BYTES];
 
@@ -669,37 +633,5 @@ impl Stage {
                 *self = Stage::Pending(pending);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use posthaste_core::inprocess::{InProcessFabric, Limits};
-    use posthaste_core::{ClientId, JobShape};
-
-    fn device(segment: u64) -> Arc<dyn Device> {
-        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
-        InProcessFabric::with_limits(shape, Limits { segment, ..Limits::default() })
-            .device(ClientId(0), Rank(0))
-    }
-
-    #[test]
-    fn long_parts_begin_off_a_page_if_there_is_room() {
-        let device = device(4 << 20);
-        for (len, off) in [(1, 0), ((64 << 10) - 1, 0), (64 << 10, 3072), (1 << 20, 3072)] {
-            let (own, start) = allocate_part(&device, len).expect("there is room");
-            assert_eq!(start - own.offset, off, "{len} bytes");
-            assert!(start + len <= own.offset + own.len, "{len} bytes");
-            device.free(own);
-        }
-    }
-
-    #[test]
-    fn a_part_that_fills_its_segment_begins_where_that_does() {
-        let device = device(1 << 20);
-        let (own, start) = allocate_part(&device, 1 << 20).expect("it is exactly that much");
-        assert_eq!((own.offset, own.len), (start, 1 << 20));
-        assert!(allocate_part(&device, 1 << 20).is_err());
     }
 }
