@@ -48,8 +48,8 @@ pub struct Args {
     /// Let the other ranks go on when one fails.
     #[arg(long)]
     keep_going: bool,
-    /// Start a rank that fails again under its number, up to so many times.
-    #[arg(long, value_name = "TIMES", default_value_t = 0, conflicts_with = "hosts")]
+    /// Start a rank that fails again under its number and on its host, up to so many times.
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
     restart: u32,
     /// The program, looked for in PATH unless it contains a slash, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]

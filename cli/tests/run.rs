@@ -78,6 +78,12 @@ fn hosts_run_a_job_through_any_remote_shell() {
             "[2] 127.0.0.1 3 0x2:1 127.0.0.1"
         ]
     );
+    // In their first life all ranks inherit their descriptors.
+    let once = "[ -z \"$POSTHASTE_FDS\" ] && echo again on $HOST; [ -z \"$POSTHASTE_FDS\" ] || [ $POSTHASTE_RANK = 1 ]";
+    assert_eq!(
+        labelled(&[&hosts[..], &["--restart", "1"]].concat(), once),
+        ["[0] again on localhost", "[2] again on 127.0.0.1"]
+    );
     let fails =
         [&hosts[..], &["-n", "3", "--", "/bin/sh", "-c", "[ $POSTHASTE_RANK = 2 ] && exit 9; exec sleep 60"]];
     let out = run(&fails.concat());

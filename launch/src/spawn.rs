@@ -23,7 +23,7 @@ use crate::placement::{Part, Placement};
 use crate::rendezvous::Rendezvous;
 use crate::settings::{DeviceChoice, Settings};
 use crate::signals;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Reaped, Supervisor};
 use crate::vars::{JOB_VARIABLES, TEST_PREFIX, process_variables};
 
 /// As good as never, and times of a clock can still be told.
@@ -60,6 +60,7 @@ pub struct Launch {
     pub(crate) restarts: Option<u32>,
     pub(crate) part: Option<Part>,
     pub(crate) relay: Option<Relay>,
+    pub(crate) reaped: Option<Reaped>,
     forget_settings: bool,
 }
 
@@ -90,6 +91,7 @@ impl Launch {
             restarts: None,
             part: None,
             relay: None,
+            reaped: None,
             forget_settings: false,
         }
     }
@@ -130,7 +132,8 @@ impl Launch {
     /// default, and with 0, no rank is started again.
     ///
     /// A rank that is started again is a new *incarnation*: it has nothing of its predecessor, shares no memory with the
-    /// others and is reached over sockets, on which all ranks listen therefore. Not for jobs on several hosts.
+    /// others and is reached over sockets, on which all ranks listen therefore. On listed hosts ([`run_on`](Self::run_on)) it
+    /// comes again on the host on which it was; the ranks of a host that is lost do not.
     pub fn restart(mut self, times: u32) -> Self {
         self.restarts = (times > 0).then_some(times);
         self
@@ -147,6 +150,12 @@ impl Launch {
     /// Gives what ranks print to inherited streams to somebody else than the launcher's own streams.
     pub(crate) fn relay(mut self, relay: Relay) -> Self {
         self.relay = Some(relay);
+        self
+    }
+
+    /// Whom to tell of every process that was a rank and has ended.
+    pub(crate) fn reaped(mut self, reaped: Reaped) -> Self {
+        self.reaped = Some(reaped);
         self
     }
 
@@ -292,6 +301,9 @@ impl Launch {
         }
         let readers = Readers::new(self.ranks as usize);
         let obituary = rendezvous.as_ref().map(Rendezvous::obituary);
+        let reaped = self.reaped.take();
+        let reaped =
+            reaped.or(obituary.map(|obituary| Reaped(Arc::new(move |rank, pid| obituary.ended(rank, pid)))));
         let mut job = RunningJob {
             shared: Arc::clone(&shared),
             supervisor: None,
@@ -305,7 +317,7 @@ impl Launch {
         };
         let supervisor = Supervisor {
             watches: (0..self.ranks).map(|_| None).collect(),
-            obituary,
+            reaped,
             restarts: vec![0; self.ranks as usize],
             launch: self,
             env,
@@ -435,8 +447,10 @@ impl Launch {
                         .into(),
                 );
             }
-            if self.part.is_some() || self.relay.is_some() {
-                return invalid("ranks are started again on the launcher's own host only".into());
+            if self.part.is_some() && self.reaped.is_none() {
+                return invalid(
+                    "whoever starts all ranks starts them again, not who starts one node's: leave `restart` out".into(),
+                );
             }
         }
         let wanted =

@@ -4,6 +4,7 @@
 //! ends: this one lives as long as any rank.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
@@ -22,10 +23,18 @@ use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Output, Readers, Stream};
 use crate::placement::Placement;
-use crate::rendezvous::Obituary;
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
+
+/// Who is told of every process that was a rank and has ended: the rank, and the process's number.
+pub(crate) struct Reaped(pub(crate) Arc<dyn Fn(u32, u32) + Send + Sync>);
+
+impl fmt::Debug for Reaped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reaped")
+    }
+}
 
 /// All that the supervisor needs to do its work.
 pub(crate) struct Supervisor {
@@ -38,8 +47,8 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) watches: Vec<Option<Watch>>,
-    /// Hears of the ends of the ranks, where others meet them.
-    pub(crate) obituary: Option<Obituary>,
+    /// Hears of the ends of the ranks, if others meet them.
+    pub(crate) reaped: Option<Reaped>,
     /// How often each rank was started again.
     pub(crate) restarts: Vec<u32>,
     pub(crate) began: Instant,
@@ -284,7 +293,7 @@ impl Supervisor {
 
     /// Takes the status of every rank that has exited.
     fn reap(&mut self) {
-        let mut ends = Vec::new();
+        let (mut ends, mut reaped) = (Vec::new(), Vec::new());
         let mut state = lock(&self.shared.state);
         for (rank, slot) in state.slots.iter_mut().enumerate() {
             let Slot::Running(child) = slot else { continue };
@@ -296,14 +305,17 @@ impl Supervisor {
                     RankEnd::Exit(-1)
                 }
             };
-            if let Some(obituary) = &self.obituary {
-                obituary.ended(rank as u32, child.id());
-            }
+            let pid = child.id();
             *slot = Slot::Ended(end);
             self.watches[rank] = None;
             ends.push((rank as u32, end));
+            reaped.push((rank as u32, pid));
         }
         drop(state);
+        // Without the lock: who is told may be slow to listen, and signals must get through meanwhile.
+        if let Some(told) = &self.reaped {
+            reaped.iter().for_each(|(rank, pid)| (told.0)(*rank, *pid));
+        }
         self.shared.changed.notify_all();
         // A death by signal is rarely the consequence of another failure, an exit often is.
         ends.sort_by_key(|(rank, end)| (!matches!(end, RankEnd::Signal(_)), *rank));

@@ -152,6 +152,8 @@ async fn place() -> Result<Option<Place>, JoinError> {
 
 /// A place that a launcher of ours gave.
 async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
+    // The launcher has started it again: what its predecessor inherited it cannot.
+    let again = env.restart && env.fds.is_none() && env.broker.is_none();
     let fds = if env.fds.is_some() {
         Some(InheritedFds::obtain(&env)?)
     } else if env.broker.is_some() {
@@ -175,7 +177,8 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     let place = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
     let (key, until) = (env.key.clone(), Instant::now() + settings.join_timeout);
     let (meeting, met_at) = blocking(move || {
-        let meeting = Rendezvous::meet(&[place], env.rank, env.size, &key, until)?;
+        let meet = if again { Rendezvous::meet_again } else { Rendezvous::meet };
+        let meeting = meet(&[place], env.rank, env.size, &key, until)?;
         let met_at = meeting.address();
         let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
         Ok((meeting, met_at.map_err(lost)?))

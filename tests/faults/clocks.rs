@@ -3,7 +3,8 @@
 //! The time of day jumps whenever somebody sets it; nobody here may ask for it. The clock that only goes forward
 //! differs between containers, and nobody may compare it with that of another process.
 
-use crate::processes::{GONE, Words, fork, kill, number_behind};
+use crate::processes::{GONE, Words, kill, number_behind};
+use crate::support::fork::fork;
 use crate::support::{options, others, process_state, run, sealed, soon, unseal, wait_for};
 use posthaste::{CallError, Fault, Message, Rank, Scope};
 use std::path::Path;

@@ -3,6 +3,9 @@
 //! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
 //! launcher where one is installed; in those processes the test is the body of a rank.
 
+#[path = "../support/fork.rs"]
+mod fork;
+mod hosts;
 mod kubernetes;
 #[path = "../../launch/tests/slurm/mod.rs"]
 mod slurm;
@@ -31,6 +34,11 @@ fn be_a_rank() {
         Ok("parent") => runtime.block_on(parent_rank()),
         Ok("mortal") => runtime.block_on(succession::mortal_rank()),
         Ok("revenant") => runtime.block_on(succession::revenant_rank()),
+        // Not like others: nothing but the end of its input may end it.
+        Ok("agent") => std::process::exit(posthaste_launch::run_agent()),
+        Ok("late") => hosts::late(),
+        Ok("head") => hosts::head(),
+        Ok("wanderer") => runtime.block_on(hosts::wanderer_rank()),
         Ok("phoenix") => runtime.block_on(phoenix_rank()),
         _ => runtime.block_on(rank()),
     };

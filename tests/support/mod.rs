@@ -6,6 +6,7 @@
 //! the type of the body, so the body must be a closure written in the test function itself.
 #![allow(dead_code, reason = "every test binary uses its own part of it")]
 
+pub mod fork;
 pub mod lines;
 
 use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use rustix::process::Signal;
 use zeroize::Zeroize;
 
-use crate::hosts::order::{Order, encode_end, encode_failure};
+use crate::hosts::order::{Order, encode_end, encode_failure, encode_pid};
 use crate::hosts::wire::{GREETING, Kind, VERSION, read_frame, write_frame};
 use crate::job::{RunningJob, Shared};
 use crate::outcome::RankEnd;
 use crate::output::{Relay, Stream};
 use crate::signals::{Forwarded, Target};
 use crate::spawn::Launch;
+use crate::supervisor::Reaped;
 
 /// Does what a launcher on another host asks for over this process's standard input and output; returns the exit code.
 ///
@@ -75,6 +76,9 @@ fn start(order: Order) -> Result<RunningJob, String> {
         // If the head is gone, so is our standard input, and with it the job.
         let _ = write_frame(&mut io::stdout().lock(), kind, rank, bytes);
     }));
+    let reaped = Reaped(Arc::new(|rank, pid| {
+        let _ = write_frame(&mut io::stdout().lock(), Kind::Reaped, rank, &encode_pid(pid));
+    }));
     let launch = Launch::program(&order.program)
         .args(order.args)
         .contexts(order.contexts)
@@ -84,8 +88,10 @@ fn start(order: Order) -> Result<RunningJob, String> {
         .keep_going(order.keep_going)
         .grace(order.grace)
         .forward_signals(true)
+        .restart(order.restarts)
         .part(order.part)
         .relay(relay)
+        .reaped(reaped)
         .forget_settings();
     let launch = order.envs.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value));
     launch.spawn().map_err(|error| error.to_string())

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::error::LaunchError;
 use crate::hosts::file::{Host, Hosts};
 use crate::hosts::link::{Event, Link, Printing};
-use crate::hosts::order::{Order, decode_end, decode_failure};
+use crate::hosts::order::{Order, decode_end, decode_failure, decode_pid};
 use crate::hosts::wire::{Frame, Kind};
 use crate::interface::{address_facing, address_of};
 use crate::job::lock;
@@ -18,7 +18,7 @@ use crate::key::{JobId, JobKey};
 use crate::outcome::{Cause, Failure, JobOutcome, RankEnd};
 use crate::output::Output;
 use crate::placement::{Part, Placement};
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Obituary, Rendezvous};
 use crate::settings::Settings;
 use crate::signals::{self, Forwarded, Target};
 use crate::spawn::{Checked, Launch, system};
@@ -31,7 +31,8 @@ impl Launch {
     /// Runs the job on other hosts, and waits for it: each is filled with ranks before the next, and is a node of its own.
     /// The ranks run the program in the directory of this process, and find the same settings set. Rank 0 reads nothing.
     ///
-    /// The first failure ends the job on all hosts, as does the loss of one. If this process ends, so do all ranks.
+    /// The first failure ends the job on all hosts, as does the loss of one; a rank that may be started again
+    /// ([`restart`](Self::restart)) is so on its own host. If this process ends, so do all ranks.
     ///
     /// # Errors
     /// The description is wrong, there is no address at which the hosts reach this one, or no remote shell can be
@@ -39,11 +40,6 @@ impl Launch {
     pub fn run_on(mut self, hosts: &Hosts) -> Result<JobOutcome, LaunchError> {
         if self.nodes > 1 || !self.delays.is_empty() {
             let text = "on listed hosts each host is a node, and all ranks start at once";
-            return Err(LaunchError::Invalid(text.into()));
-        }
-        if self.restarts.is_some() {
-            let text =
-                "ranks are started again on the launcher's own host only: leave `restart`, or the hosts, out";
             return Err(LaunchError::Invalid(text.into()));
         }
         if [self.stdout, self.stderr].contains(&Output::Capture) {
@@ -84,6 +80,7 @@ impl Launch {
             ends: vec![RankEnd::NotStarted; self.ranks as usize],
             nodes: placement.nodes().to_vec(),
             links,
+            obituary: place.obituary(),
             first_failure: None,
             ended_early: false,
             keep_going: self.keep_going,
@@ -113,6 +110,7 @@ impl Launch {
             arena_bytes,
             bind: self.bind,
             keep_going: self.keep_going,
+            restarts: self.restarts.unwrap_or(0),
             grace: self.grace,
             directory,
             program: self.program.clone(),
@@ -157,6 +155,8 @@ struct Head {
     ends: Vec<RankEnd>,
     nodes: Vec<u32>,
     links: Vec<(u32, Link)>,
+    /// Hears of the ends of the ranks.
+    obituary: Obituary,
     first_failure: Option<Failure>,
     ended_early: bool,
     keep_going: bool,
@@ -193,6 +193,10 @@ impl Head {
             Kind::Started => self.with(node, |link| link.started = true),
             Kind::Failed if here(frame.number) => match decode_failure(&frame.body) {
                 Some((cause, pid)) => self.fail(frame.number, pid, cause),
+                None => self.lost(node, "its agent said something that is not understood"),
+            },
+            Kind::Reaped if here(frame.number) => match decode_pid(&frame.body) {
+                Some(pid) => self.obituary.ended(frame.number, pid),
                 None => self.lost(node, "its agent said something that is not understood"),
             },
             Kind::Ended if here(frame.number) => match decode_end(&frame.body) {

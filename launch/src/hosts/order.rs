@@ -22,6 +22,8 @@ pub(crate) struct Order {
     pub(crate) arena_bytes: u64,
     pub(crate) bind: bool,
     pub(crate) keep_going: bool,
+    /// How often a rank that fails may be started again.
+    pub(crate) restarts: u32,
     pub(crate) grace: Duration,
     pub(crate) directory: PathBuf,
     pub(crate) program: PathBuf,
@@ -41,8 +43,8 @@ impl Order {
         out.bytes(self.part.key.as_bytes());
         out.bytes(nodes_text(&self.part.nodes).as_bytes());
         out.bytes(self.part.rendezvous.as_bytes());
-        for number in [self.part.node, self.contexts, self.clients, self.bind.into(), self.keep_going.into()]
-        {
+        let (bind, keep_going) = (self.bind.into(), self.keep_going.into());
+        for number in [self.part.node, self.contexts, self.clients, bind, keep_going, self.restarts] {
             out.number(number.into());
         }
         out.number(self.arena_bytes);
@@ -69,7 +71,7 @@ impl Order {
         let rendezvous = std::str::from_utf8(from.bytes()?).ok()?.to_owned();
         let node = from.small()?;
         let (contexts, clients) = (from.small()?, from.small()?);
-        let (bind, keep_going) = (from.small()? == 1, from.small()? == 1);
+        let (bind, keep_going, restarts) = (from.small()? == 1, from.small()? == 1, from.small()?);
         let arena_bytes = from.number()?;
         let grace = Duration::from_millis(from.number()?);
         let directory = from.text()?.into();
@@ -84,6 +86,7 @@ impl Order {
             arena_bytes,
             bind,
             keep_going,
+            restarts,
             grace,
             directory,
             program,
@@ -122,6 +125,15 @@ pub(crate) fn decode_failure(bytes: &[u8]) -> Option<(Cause, Option<u32>)> {
         _ => return None,
     };
     Some((cause, (pid != 0).then_some(pid)))
+}
+
+/// The process that has ended, as it travels.
+pub(crate) fn encode_pid(pid: u32) -> [u8; 4] {
+    pid.to_le_bytes()
+}
+
+pub(crate) fn decode_pid(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_le_bytes)
 }
 
 /// The end of a rank as it travels.
@@ -210,6 +222,7 @@ mod tests {
             arena_bytes: 1 << 40,
             bind: true,
             keep_going: false,
+            restarts: 9,
             grace: Duration::from_millis(1500),
             directory: "/srv/a b".into(),
             program: OsString::from_vec(b"/bin/\xff".to_vec()).into(),
@@ -244,5 +257,6 @@ mod tests {
             assert_eq!(decode_end(&encode_end(end)), Some(end));
         }
         assert_eq!((decode_end(&[9; 16]), decode_failure(&[1; 7])), (None, None));
+        assert_eq!((decode_pid(&encode_pid(77)), decode_pid(&[1; 5])), (Some(77), None));
     }
 }

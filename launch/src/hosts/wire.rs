@@ -37,12 +37,14 @@ pub(crate) enum Kind {
     Done = 8,
     /// To the head: why nothing was started.
     Refused = 9,
+    /// To the head: a process that was a rank has ended.
+    Reaped = 10,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        use Kind::{Done, Ended, Err, Failed, Order, Out, Refused, Signal, Started};
-        [Order, Signal, Started, Out, Err, Failed, Ended, Done, Refused]
+        use Kind::{Done, Ended, Err, Failed, Order, Out, Reaped, Refused, Signal, Started};
+        [Order, Signal, Started, Out, Err, Failed, Ended, Done, Refused, Reaped]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::key::{JobId, JobKey};
 use crate::rendezvous::Rendezvous;
 use crate::rendezvous::absent::Whereabouts;
-use crate::rendezvous::client::{Connection, meet};
+use crate::rendezvous::client::{Comes, Connection, meet};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
@@ -391,7 +391,7 @@ impl Bulletin {
 fn hear_at(place: SocketAddr, seat: &Seat) -> io::Result<Bulletin> {
     let until = Instant::now() + PATIENCE;
     let places = [place.to_string()];
-    let moves = Some(seat.incarnation);
+    let moves = Comes::Moving(seat.incarnation);
     let mut client =
         meet(&places, seat.rank, seat.size, &seat.key, until, moves).map_err(io::Error::other)?;
     client.bulletin_of_job_met_at(seat.met_at).ok_or_else(|| ErrorKind::NotConnected.into())

@@ -19,6 +19,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long the server may take for a step of the handshake.
 const STEP: Duration = Duration::from_secs(5);
+/// How long the news of a process's end may be on its way to the server, when its successor is there already.
+const NEWS: Duration = Duration::from_secs(5);
 /// How much longer than the others' time to wait for the server's word about them.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -59,19 +61,32 @@ impl fmt::Debug for RendezvousClient {
     }
 }
 
-/// See [`Rendezvous::meet`](crate::Rendezvous::meet); `moves` is the incarnation of a rank that moves its seat there.
+/// As whom a rank comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comes {
+    /// As the first process of that rank that whoever started it knows of.
+    First,
+    /// Whoever started it has seen its predecessor end, which may be news to the server.
+    Again,
+    /// From another server, as this incarnation.
+    Moving(u32),
+}
+
+/// See [`Rendezvous::meet`](crate::Rendezvous::meet).
 pub(crate) fn meet(
     places: &[String],
     rank: u32,
     size: u32,
     key: &JobKey,
     deadline: Instant,
-    moves: Option<u32>,
+    comes: Comes,
 ) -> Result<RendezvousClient, MeetingError> {
     if rank >= size {
         return Err(MeetingError::Size { rank, size, said: size });
     }
+    let moves = if let Comes::Moving(incarnation) = comes { Some(incarnation) } else { None };
     let visit = Visit { began: Instant::now(), rank, size, key, deadline, moves };
+    let news_by = visit.began + if comes == Comes::Again { NEWS } else { Duration::ZERO };
     let mut pause = PAUSES.0;
     let mut last = String::from("no address is given");
     loop {
@@ -82,6 +97,11 @@ pub(crate) fn meet(
             }) {
                 match visit.attempt(place, address) {
                     Ok(client) => return Ok(client),
+                    Err(Attempt::Over(error @ MeetingError::ClaimedTwice { .. }))
+                        if Instant::now() < news_by =>
+                    {
+                        last = error.to_string();
+                    }
                     Err(Attempt::Over(error)) => return Err(error),
                     Err(Attempt::Again(problem)) => last = format!("{address}: {problem}"),
                     Err(Attempt::Closed) => last = format!("{address}: connection refused"),

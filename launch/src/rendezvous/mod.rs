@@ -43,6 +43,7 @@ use crate::env::MAX_RANKS;
 use crate::fds::room_for;
 use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
+use client::Comes;
 use gathering::Gathering;
 use server::{NO_RANK, Server, Stop};
 use standing::Standing;
@@ -186,7 +187,22 @@ impl Rendezvous {
         key: &JobKey,
         deadline: Instant,
     ) -> Result<RendezvousClient, MeetingError> {
-        client::meet(places, rank, size, key, deadline, None)
+        client::meet(places, rank, size, key, deadline, Comes::First)
+    }
+
+    /// As [`meet`](Self::meet), for a rank whose predecessor was seen to end by whoever started both: where that is not known
+    /// yet and the number still seems to be taken, it tries for some seconds more.
+    ///
+    /// # Errors
+    /// As those of [`meet`](Self::meet).
+    pub fn meet_again(
+        places: &[String],
+        rank: u32,
+        size: u32,
+        key: &JobKey,
+        deadline: Instant,
+    ) -> Result<RendezvousClient, MeetingError> {
+        client::meet(places, rank, size, key, deadline, Comes::Again)
     }
 }
 
