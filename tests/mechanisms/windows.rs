@@ -2,7 +2,9 @@
 
 use crate::support::{is_payload, options, payload, run, soon};
 use crate::{TRANSPORT, support::Transport};
-use posthaste::{Bytes, Message, Rank, RmaError, Scope};
+use futures::future::poll_immediate;
+use posthaste::components::core::context::drive;
+use posthaste::{Bytes, ContextId, Message, Rank, RmaError, Scope};
 
 #[test]
 fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
@@ -360,6 +362,65 @@ fn m_w06_a_put_goes_straight_from_the_socket_to_its_window() {
         if TRANSPORT == Transport::Shm {
             assert!(job.caps().mappable, "here it is a copy of the sender's");
         }
+        window.free().await.unwrap();
+    });
+}
+
+#[test]
+fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
+    // A narrow lane: what a busy peer does not take waits here.
+    let narrow = options().contexts(2).env("POSTHASTE_LANE_BYTES", "1024");
+    run(2, narrow, async |job| {
+        const SENDS: u64 = 200;
+        let (arrived, peer) = (job.counter(), Rank(1));
+        let count = arrived.clone();
+        let message = job
+            .register("busy", move |_: Message, _: &mut Scope| {
+                if count.value() == 0 {
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                }
+                count.add(1);
+            })
+            .unwrap();
+        let window = job.shmalloc::<u64>(4).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let context = job.own_context(ContextId(1)).expect("free");
+            let source = job.region(8).await.unwrap();
+            let pattern = job.record(|r| window.record_put(r, peer, 0, &source)).await.unwrap();
+            let through = window.through(job.context_handle(ContextId(1)).unwrap());
+            let through = drive(&context, through).await.unwrap();
+            let mut queued = Vec::new();
+            for number in 0..SENDS {
+                let mut send = Box::pin(message.send(peer, number.to_ne_bytes()));
+                match tokio::task::unconstrained(poll_immediate(&mut send)).await {
+                    Some(sent) => sent.unwrap(),
+                    None => queued.push(send),
+                }
+            }
+            // Behind the messages, so that no put is done at once until it is.
+            let mut replay = Box::pin(pattern.replay().into_future());
+            let replayed = poll_immediate(&mut replay).await;
+            // The context is not driven now: the first waits for it, and the second comes when nothing is queued any more.
+            let mut first = Box::pin(through.put(peer, 1, 1));
+            assert!(poll_immediate(&mut first).await.is_none(), "nothing was queued");
+            for send in queued {
+                soon("the sends", send).await.unwrap();
+            }
+            if replayed.is_none() {
+                soon("the replay", replay).await.unwrap();
+            }
+            let mut second = Box::pin(through.put(peer, 1, 2));
+            assert!(poll_immediate(&mut second).await.is_none(), "it has passed the first");
+            let both = drive(&context, async { futures::future::join(first, second).await });
+            let (first, second) = soon("the puts", both).await;
+            first.and(second).unwrap();
+            assert_eq!(soon("a get", drive(&context, through.get(peer, 1))).await, Ok(2));
+        } else {
+            soon("all messages", arrived.reach(SENDS)).await;
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(window.load(1), Some(if job.rank() == peer { 2 } else { 0 }));
         window.free().await.unwrap();
     });
 }

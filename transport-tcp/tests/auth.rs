@@ -14,6 +14,7 @@ use posthaste_testkit::watchdog::Watchdog;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::config;
 use support::job::{LOG, Member, at};
@@ -234,14 +235,23 @@ async fn a_reflection_is_refused() {
         config.times.connect = Duration::from_millis(300);
         let victim = Member::open(config, book, &log).await;
         let own = victim.device.address();
+        let over = Arc::new(AtomicBool::new(false));
+        let told = over.clone();
+        // How often each was done: its hello as an answer, and its hello as another's.
         let reflect = std::thread::spawn(move || {
-            for round in 0..6 {
-                let Ok((mut stream, _)) = mirror.accept() else { return };
+            let mut done = [0; 2];
+            loop {
+                let (mut stream, _) = mirror.accept().expect("it listens");
+                if told.load(Ordering::SeqCst) {
+                    return done;
+                }
                 let mut hello = [0; HELLO_LEN];
                 if stream.read_exact(&mut hello).is_err() {
                     continue;
                 }
-                if round % 2 == 0 {
+                let answers = done[0] == done[1];
+                done[usize::from(!answers)] += 1;
+                if answers {
                     // Its own proof, and more of it than any answer has.
                     let _ = stream.write_all(&hello[HELLO_LEN - 48..]);
                     let _ = stream.write_all(&hello);
@@ -255,9 +265,10 @@ async fn a_reflection_is_refused() {
         assert!(victim.call(1, b"hello?").await.is_err());
         assert_eq!(victim.told(1).await, [Fault::PeerLost(Rank(1))]);
         assert!(log.is_empty());
-        // It may wait for one connection more.
-        let _ = TcpStream::connect(address);
-        drop(reflect);
+        over.store(true, Ordering::SeqCst);
+        drop(TcpStream::connect(address).expect("the mirror listens"));
+        let done = reflect.join().expect("what was said back is turned away");
+        assert!(done.iter().all(|times| *times > 0), "{done:?}");
     }
 }
 
