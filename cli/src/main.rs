@@ -34,6 +34,18 @@ enum Command {
     /// One rank of a benchmark.
     #[command(hide = true)]
     PerfRank(perf::RankArgs),
+    /// One rank of an operation whose instructions are counted.
+    #[command(hide = true)]
+    CountRank {
+        /// Which.
+        operation: String,
+    },
+    /// What counts them.
+    #[command(hide = true)]
+    CountTracer {
+        /// The rank's process.
+        process: i32,
+    },
     /// One limit of the machine.
     #[command(hide = true)]
     Limit {
@@ -62,7 +74,7 @@ fn show_warnings() {
 fn main() {
     let command = Cli::parse().command;
     // A benchmark's own processes are as a user's program would be.
-    if !matches!(command, Command::PerfRank(_) | Command::Limit { .. }) {
+    if !matches!(command, Command::PerfRank(_) | Command::CountRank { .. } | Command::Limit { .. }) {
         show_warnings();
     }
     let code = match command {
@@ -71,6 +83,8 @@ fn main() {
         Command::Info(args) => info::main(&args),
         Command::Perf(args) => perf::main(&args),
         Command::PerfRank(args) => perf::rank_main(&args),
+        Command::CountRank { operation } => perf::count_rank_main(&operation),
+        Command::CountTracer { process } => perf::tracer_main(process),
         Command::Limit { name, size, count, seconds } => perf::limit_main(&name, size, count, seconds),
     };
     std::process::exit(code);

@@ -268,3 +268,28 @@ fn sweeps_are_written_as_pictures() {
         }
     }
 }
+
+#[test]
+fn the_instructions_of_operations_are_counted_and_the_most_frequent_lock_nothing() {
+    let wanted = "put,fetch_add,send,message,replayed_send";
+    let out = perf(&["--instructions", "--json", "--bench", wanted]).output().unwrap();
+    if text(&out.stderr).contains("instructions cannot be counted here") {
+        return println!("skipped: {}", text(&out.stderr));
+    }
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let rows = rows(&out);
+    let names: Vec<&str> = rows.iter().map(|row| row["count"].as_str().unwrap()).collect();
+    assert_eq!(names.join(","), wanted);
+    for row in &rows {
+        let of = |name: &str| row[name].as_f64().unwrap();
+        assert!((5.0..20_000.0).contains(&of("instructions")), "{row}");
+        let locked = if row["count"] == "fetch_add" { 1.0 } else { 0.0 };
+        // So many replays fill a lane, and a peer that is not let run does not make room.
+        let some = if row["count"] == "replayed_send" { 0.5 } else { 0.0 };
+        let besides = of("locked") - locked + of("system_calls");
+        assert!((0.0..=some).contains(&besides), "{row}");
+    }
+    let out = perf(&["--instructions", "--bench", "nothing"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("counted of put, get"), "{}", text(&out.stderr));
+}

@@ -5,6 +5,7 @@
 //! The clocks of both start when all memory of a bandwidth of messages has been used once.
 
 mod benches;
+mod count;
 mod jobs;
 mod plot;
 mod ranks;
@@ -58,6 +59,9 @@ pub struct Args {
     /// Measure beside what is installed of Open MPI, MPICH and UCX, where it has a counterpart.
     #[arg(long)]
     rivals: bool,
+    /// Count the instructions of operations instead (or of those that `--bench` names), whatever the machine is busy with.
+    #[arg(long, conflicts_with_all = ["sizes", "ranks", "face", "runtime", "list", "no_limits", "rivals", "plot"])]
+    instructions: bool,
     /// Write sweeps over the size as pictures (SVG) to this folder, instead of the report.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["bench", "face", "runtime", "ranks", "list", "no_limits"])]
     plot: Option<PathBuf>,
@@ -168,7 +172,8 @@ pub fn main(args: &Args) -> i32 {
         }
         return 0;
     }
-    match measure_all(args) {
+    let measured = if args.instructions { count::main(&args.bench, args.json) } else { measure_all(args) };
+    match measured {
         Ok(code) => code,
         Err(problem) => {
             eprintln!("posthaste perf: {problem}");
@@ -368,4 +373,5 @@ pub fn limit_main(name: &str, size: usize, count: usize, seconds: f64) -> i32 {
     }
 }
 
+pub use count::{rank_main as count_rank_main, tracer_main};
 pub use ranks::{RankArgs, rank_main};
