@@ -132,3 +132,19 @@ fn an_owner_that_goes_to_sleep_again_looks_at_memory_that_another_of_its_tasks_w
     asleep(&other, |cx| poll_until(&owner, cx, &mut never, |_| {}));
     assert!(writes.take() > 0, "it is left to time");
 }
+
+#[test]
+fn a_task_of_an_owner_is_woken_when_another_has_taken_back_the_promise_on_which_it_sleeps() {
+    let (client, _) = client(Probe::new("ignored", |_, _| {}));
+    let owner = Context::new(&client.contexts()[0]).expect("nobody owns it");
+    let wakes = Arc::new(Wakes::default());
+    let mut never = || None::<()>;
+    asleep(&wakes, |cx| poll_until(&owner, cx, &mut never, |_| {}));
+    // An event that the owner's other task finds by itself: nobody has to ring for that.
+    let target = Endpoint::new(ME, ContextId(0));
+    let args = SendArgs { target, protocol: ProtocolId(0), cookie: 0, info: &[], relaxed: false };
+    let sent = owner.enter(|engine| engine.scope().send(&args, Payload::Borrowed(b"x"), Wait::Await).is_ok());
+    assert!(matches!(sent, Ok(true)));
+    assert!(owner.advance() > 0);
+    assert!(wakes.take() > 0, "it sleeps on, and nobody rings");
+}

@@ -257,3 +257,66 @@ fn m_v05_mappings_are_kept() {
         job.barrier().await.unwrap();
     });
 }
+
+/// As many loans of this length as there are.
+fn all_loans(message: &posthaste::ActiveMessage, len: usize) -> Vec<posthaste::Loan> {
+    std::iter::from_fn(|| message.loan(len)).collect()
+}
+
+#[test]
+fn m_v02_loans_that_were_dropped_are_lent_again_and_are_room_for_longer_ones() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("long", move |m: Message, _: &mut Scope| {
+                assert!(is_payload(7, &m.bytes()));
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let before = shared_memory();
+            for number in 0..1000 {
+                let loan = message.loan(64 << 10).expect("all others were dropped");
+                loan.memory().write(&[number as u8; 64 << 10]);
+            }
+            let grown = shared_memory() - before;
+            assert!(grown < 1 << 20, "{grown} bytes for one loan at a time");
+            // All that there is, in the smallest pieces, and nothing of it in use any more.
+            drop(all_loans(&message, 4096));
+            for len in [100_000, 3_000_000, 20_000_000] {
+                soon("the message", message.send(Rank(1), payload(7, len))).await.unwrap();
+            }
+        } else {
+            soon("the messages", arrived.reach(3)).await;
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
+fn m_v01_a_message_that_waits_for_a_page_goes_on_when_a_loan_is_dropped() {
+    run(2, options().workers(2), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("waits", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let mut loans = all_loans(&message, 1 << 20);
+            let held = all_loans(&message, 4096);
+            let sender = message.clone();
+            let waits = tokio::spawn(async move { sender.send(Rank(1), payload(7, 100_000)).await });
+            // Asleep by now, whoever drives it.
+            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            assert!(!waits.is_finished() && arrived.value() == 0, "there was a page");
+            loans.pop();
+            soon("the message", waits).await.unwrap().unwrap();
+            drop((loans, held));
+        } else {
+            soon("the message", arrived.reach(1)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}

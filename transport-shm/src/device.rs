@@ -149,12 +149,8 @@ impl Device for ShmDevice {
     }
 
     fn port(&self, context: ContextId) -> Result<Box<dyn Port>, DeviceError> {
-        let home = ClientLink {
-            link: self.host.link.clone(),
-            client: self.client,
-            me: Endpoint::new(self.host.link.me, context),
-            returned_loans: Mutex::default(),
-        };
+        let me = Endpoint::new(self.host.link.me, context);
+        let home = ClientLink::new(self.host.link.clone(), self.client, me);
         Ok(Box::new(ShmPort::new(Arc::new(home))?))
     }
 

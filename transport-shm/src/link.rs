@@ -300,10 +300,33 @@ pub(crate) struct ClientLink {
     pub client: ClientId,
     pub me: Endpoint,
     /// Loans that were dropped unsent, as words of their pages.
-    pub returned_loans: Mutex<Vec<u64>>,
+    returned_loans: Mutex<Vec<u64>>,
+    /// Whether there may be any.
+    pub any_loans_returned: AtomicBool,
+    /// Whether the endpoint sleeps until there is room, which they make.
+    pub waits_for_room: AtomicBool,
 }
 
 impl ClientLink {
+    pub fn new(link: Arc<Link>, client: ClientId, me: Endpoint) -> ClientLink {
+        ClientLink {
+            link,
+            client,
+            me,
+            returned_loans: Mutex::default(),
+            any_loans_returned: AtomicBool::new(false),
+            waits_for_room: AtomicBool::new(false),
+        }
+    }
+
+    /// The loans that were dropped unsent, each once. Whoever goes to sleep looks here last: from then on the one that returns a
+    /// loan, which takes the same lock, sees that it waits.
+    pub fn returned_loans(&self) -> Vec<u64> {
+        let mut returned = lock(&self.returned_loans);
+        self.any_loans_returned.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *returned)
+    }
+
     pub fn endpoints(&self) -> usize {
         self.link.arena.layout().shape.endpoints()
     }
@@ -414,7 +437,13 @@ pub(crate) struct LoanHome(pub Arc<ClientLink>);
 impl LeaseOwner for LoanHome {
     fn release(&self, word: u64) {
         debug_assert!(Page::from_word(word).class > 0);
-        lock(&self.0.returned_loans).push(word);
+        let mut returned = lock(&self.0.returned_loans);
+        returned.push(word);
+        self.0.any_loans_returned.store(true, Ordering::Relaxed);
+        drop(returned);
+        if self.0.waits_for_room.load(Ordering::Relaxed) {
+            self.0.ring_if_asleep(self.0.me);
+        }
     }
 }
 

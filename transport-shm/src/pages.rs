@@ -61,6 +61,8 @@ pub struct PagePool {
     /// Bytes of free pages that rest with the grants of lanes.
     resting: u64,
     free: Vec<VecDeque<u64>>,
+    /// Pages have become free since pages were merged.
+    unmerged: bool,
     /// Users of each page beyond the first, by the number of its first 4 KiB.
     more_users: Vec<u32>,
     /// Pages that have several.
@@ -82,7 +84,7 @@ impl PagePool {
     pub fn new(size: u64) -> Self {
         let classes = (MAX_CLASS - MIN_CLASS + 1) as usize;
         let free = vec![VecDeque::new(); classes];
-        Self { size, fresh: 0, used: 0, resting: 0, free, more_users: Vec::new(), shared: 0 }
+        Self { size, fresh: 0, used: 0, resting: 0, free, unmerged: false, more_users: Vec::new(), shared: 0 }
     }
 
     /// The longest page.
@@ -149,7 +151,12 @@ impl PagePool {
     #[inline]
     pub fn end_rest(&mut self, page: Page) {
         self.resting -= page.len();
+        self.put(page);
+    }
+
+    fn put(&mut self, page: Page) {
         self.free[(page.class - MIN_CLASS) as usize].push_back(page.offset);
+        self.unmerged = true;
     }
 
     /// Takes a page of at least `len` bytes; `None` if there is none.
@@ -169,14 +176,66 @@ impl PagePool {
             self.used += page.len();
             return Some(Taken::Fresh(page));
         }
-        // A larger one is split, for the rest of the job.
-        let larger = (index + 1..self.free.len()).find(|&at| !self.free[at].is_empty())?;
-        let offset = self.free[larger].pop_front()?;
-        for at in index..larger {
+        self.take_other(class).map(Taken::Warm)
+    }
+
+    /// The same, of pages that were in use before.
+    pub fn take_warm(&mut self, len: u64) -> Option<Page> {
+        if len > self.max_page() {
+            return None;
+        }
+        let class = Page::class_for(len);
+        if let Some(offset) = self.free[(class - MIN_CLASS) as usize].pop_front() {
+            self.used += 1 << class;
+            return Some(Page { offset, class });
+        }
+        self.take_other(class)
+    }
+
+    /// A page made of others that are free.
+    fn take_other(&mut self, class: u32) -> Option<Page> {
+        self.split(class).or_else(|| if self.merge(1 << class) { self.split(class) } else { None })
+    }
+
+    /// A page of the class, or the first part of the smallest larger one.
+    fn split(&mut self, class: u32) -> Option<Page> {
+        let index = (class - MIN_CLASS) as usize;
+        let from = (index..self.free.len()).find(|&at| !self.free[at].is_empty())?;
+        let offset = self.free[from].pop_front()?;
+        for at in index..from {
             self.free[at].push_back(offset + (1 << (at as u32 + MIN_CLASS)));
         }
         self.used += 1 << class;
-        Some(Taken::Warm(Page { offset, class }))
+        Some(Page { offset, class })
+    }
+
+    /// Free pages that lie side by side become as large ones as fit there: else what was small once would be small for the rest
+    /// of the job. False: so many bytes are not free, or nothing has become so since.
+    #[cold]
+    fn merge(&mut self, wanted: u64) -> bool {
+        if self.fresh - self.used - self.resting < wanted || !std::mem::take(&mut self.unmerged) {
+            return false;
+        }
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (class, free) in (MIN_CLASS..).zip(&mut self.free) {
+            runs.extend(free.drain(..).map(|offset| (offset, offset + (1 << class))));
+        }
+        runs.sort_unstable();
+        runs.dedup_by(|(start, end), (_, last)| {
+            let joined = *start == *last;
+            if joined {
+                *last = *end;
+            }
+            joined
+        });
+        for (mut start, end) in runs {
+            while start < end {
+                let class = (end - start).ilog2().min(MAX_CLASS);
+                self.free[(class - MIN_CLASS) as usize].push_back(start);
+                start += 1 << class;
+            }
+        }
+        true
     }
 
     /// A page that is in use gets one more user: it is free when all have given it back (V03).
@@ -200,7 +259,7 @@ impl PagePool {
             return;
         }
         self.used -= page.len();
-        self.free[(page.class - MIN_CLASS) as usize].push_back(page.offset);
+        self.put(page);
     }
 
     /// A page that could not be committed goes back to the fresh ones.
@@ -229,6 +288,53 @@ mod tests {
         pool.give_back(page);
         assert_eq!(pool.take(64 << 10), Some(Taken::Warm(page)));
         assert_eq!(pool.shared, 0);
+    }
+
+    #[test]
+    fn small_pages_that_are_free_become_large_ones() {
+        let mut pool = PagePool::new(1 << 20);
+        let small = |pool: &mut PagePool| match pool.take(4096) {
+            Some(Taken::Warm(page) | Taken::Fresh(page)) => page,
+            None => panic!("a pool without room"),
+        };
+        let mut pages: Vec<Page> = (0..256).map(|_| small(&mut pool)).collect();
+        assert_eq!(pool.take(4096), None);
+        assert_eq!(pool.take(128 << 10), None);
+        // One that stays divides what is free; the rest of it is as large as can be.
+        let kept = pages.remove(100);
+        pages.into_iter().for_each(|page| pool.give_back(page));
+        for len in [256 << 10, 256 << 10, 128 << 10, 64 << 10, 16 << 10] {
+            let Some(Taken::Warm(page)) = pool.take(len) else { panic!("none of {len} bytes") };
+            assert!(page.offset + page.len() <= kept.offset || page.offset > kept.offset);
+        }
+        assert_eq!(pool.in_use(), (256 + 256 + 128 + 64 + 16 + 4) << 10);
+        pool.give_back(kept);
+        assert!(pool.take_warm(4096).is_some());
+    }
+
+    #[test]
+    fn whatever_was_taken_before_the_longest_page_is_there_when_all_are_back() {
+        let mut pool = PagePool::new(1 << 20);
+        let mut seed = 7u64;
+        for _ in 0..200 {
+            let mut taken = Vec::new();
+            for _ in 0..300 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let len = 1 << (12 + (seed >> 33) % 7);
+                if let Some(Taken::Warm(page) | Taken::Fresh(page)) = pool.take(len) {
+                    assert!(page.offset + page.len() <= 1 << 20);
+                    taken.push(page);
+                }
+            }
+            taken.sort_unstable_by_key(|page| page.offset);
+            assert!(taken.windows(2).all(|two| two[0].offset + two[0].len() <= two[1].offset));
+            taken.into_iter().for_each(|page| pool.give_back(page));
+            assert_eq!(pool.in_use(), 0);
+            let Some(Taken::Warm(page) | Taken::Fresh(page)) = pool.take(pool.max_page()) else {
+                panic!("the longest page is not there")
+            };
+            pool.give_back(page);
+        }
     }
 
     #[test]

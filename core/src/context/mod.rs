@@ -239,8 +239,8 @@ impl Shared {
     #[cold]
     fn wake_deep_sleeper(&self, engine: &mut Engine) {
         if engine.disarm() {
-            // The driver has to arm once more, now for room, too.
-            self.driver.wake();
+            // It has to be armed once more, now for room, too.
+            self.arm_again();
         }
     }
 
@@ -269,15 +269,24 @@ impl Shared {
         self.tell_kin();
     }
 
-    /// Something happened: a sleeping driver has to look after what follows from it.
+    /// Something happened: whoever sleeps has to look after what follows from it.
     #[inline]
     fn after_events(&self, engine: &mut Engine) {
         if self.spun.load(Ordering::Relaxed) {
             self.spun.store(false, Ordering::Relaxed);
         }
         if engine.disarm() {
-            self.driver.wake();
+            self.arm_again();
         }
+    }
+
+    /// The promise to ring is taken back: whoever sleeps on it has to look, and to ask for another. Of an owner that is all tasks
+    /// that sleep: the one that took it back may be done, and sleep no more.
+    #[cold]
+    #[inline(never)]
+    fn arm_again(&self) {
+        self.driver.wake();
+        self.work_posted();
     }
 
     fn advance(&self, engine: &mut Engine) -> usize {

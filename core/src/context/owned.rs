@@ -127,6 +127,9 @@ impl Face for Context {
         if self.handle.shared.cell.has_work() {
             self.handle.shared.run_posted(&mut guard);
         }
+        if guard.get().sleeps_too_deep() {
+            self.handle.shared.wake_deep_sleeper(guard.get());
+        }
         guard.keep();
         Ok(result)
     }

@@ -20,6 +20,7 @@ use posthaste_core::device::{Inject, Injected, LeaseOwner, Source as Payload, So
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::{Descriptor, Endpoint, Fault, JobShape, Loan, ProtocolId, Rank, Ticket, Value};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The sending half.
 pub(super) struct Tx {
@@ -439,7 +440,7 @@ impl Tx {
 
     /// Whether a blocked lane could go on.
     pub fn has_room(&mut self) -> bool {
-        let mut any = false;
+        let mut any = self.take_back_all_loans();
         for index in 0..self.lanes.len() {
             any |= self.sweep(index);
             any |= self.lanes[index].as_mut().is_some_and(|lane| lane.blocked && lane.reader_moved());
@@ -453,6 +454,7 @@ impl Tx {
     }
 
     pub fn set_waiting(&mut self, waiting: bool) {
+        self.home.waits_for_room.store(waiting, Ordering::Relaxed);
         for lane in self.lanes.iter_mut().flatten() {
             // Any lane may bring back the page that a blocked one waits for.
             lane.producer.set_waiting(waiting);

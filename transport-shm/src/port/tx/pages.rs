@@ -7,8 +7,8 @@ use crate::lane::{Header, KIND_PAGE};
 use crate::link::grant_word;
 use crate::pages::{Page, PagePool, Taken};
 use posthaste_core::memory::{SharedSlice, Words};
-use posthaste_core::sync::lock;
 use posthaste_core::{Fault, ProtocolId};
+use std::sync::atomic::Ordering;
 
 /// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
 pub(super) struct SharedPage {
@@ -195,6 +195,7 @@ impl Tx {
 
     /// A page for `len` bytes; `None`: all are in use.
     pub(super) fn take_page(&mut self, len: u64) -> Result<Option<Page>, Fault> {
+        self.take_back_loans();
         if self.pool.any_rest() && !self.pool.has_warm(len) {
             self.end_rest();
         }
@@ -205,10 +206,6 @@ impl Tx {
         let mut taken = self.pool.take(len);
         if taken.is_none() {
             self.sweep_all();
-            let returned = std::mem::take(&mut *lock(&self.home.returned_loans));
-            for word in returned {
-                self.pool.give_back(Page::from_word(word));
-            }
             taken = self.pool.take(len);
         }
         match taken {
@@ -219,12 +216,33 @@ impl Tx {
                     Ok(()) => Ok(Some(page)),
                     Err(error) => {
                         self.pool.never_mind(page);
+                        // What others have returned does not have to be committed.
+                        self.sweep_all();
+                        if let Some(page) = self.pool.take_warm(len) {
+                            return Ok(Some(page));
+                        }
                         tracing::warn!(%error, "no memory for a page");
                         Err(Fault::OutOfMemory(error.limit()))
                     }
                 }
             }
         }
+    }
+
+    /// Loans that were dropped unsent.
+    #[inline]
+    fn take_back_loans(&mut self) {
+        if self.home.any_loans_returned.load(Ordering::Relaxed) {
+            self.take_back_all_loans();
+        }
+    }
+
+    /// The same, of whatever thread; whether there were any.
+    #[cold]
+    pub(super) fn take_back_all_loans(&mut self) -> bool {
+        let returned = self.home.returned_loans();
+        returned.iter().for_each(|word| self.pool.give_back(Page::from_word(*word)));
+        !returned.is_empty()
     }
 
     /// What rests with the lanes is for all again.
