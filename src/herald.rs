@@ -186,7 +186,9 @@ impl Ear {
                             if let Some(server) = self.server() {
                                 self.gone(server, true);
                             }
-                            return Next::Nowhere;
+                            // Who was named before serves them from here on: whoever was busy for long reads both at once.
+                            let named = matches!(next, Next::There { .. });
+                            return if named { next } else { Next::Nowhere };
                         }
                     }
                 }

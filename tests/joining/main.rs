@@ -31,6 +31,7 @@ fn be_a_rank() {
     let ended = match std::env::var(ROLE).as_deref() {
         Ok("forsaken") => runtime.block_on(forsaken_rank()),
         Ok("orphan") => runtime.block_on(orphan_rank()),
+        Ok("deaf") => runtime.block_on(deaf_rank()),
         Ok("parent") => runtime.block_on(parent_rank()),
         Ok("mortal") => runtime.block_on(succession::mortal_rank()),
         Ok("revenant") => runtime.block_on(succession::revenant_rank()),
@@ -112,6 +113,30 @@ async fn orphan_rank() -> posthaste::Result<()> {
     if me == Rank(3) {
         // Without a word to anybody.
         std::process::exit(0);
+    }
+    job.leave().await
+}
+
+/// Rank 0, which serves the news, leaves while rank 4 is busy for longer than it waits for anybody; rank 3 dies then.
+async fn deaf_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
+    job.on_error(move |fault| {
+        // Whoever has heard enough listens no more.
+        let _ = sender.send(fault);
+    });
+    match job.rank().0 {
+        0 => return job.leave().await,
+        3 => {
+            tokio::time::sleep(Duration::from_secs(13)).await;
+            std::process::exit(0);
+        }
+        4 => std::thread::sleep(Duration::from_millis(11_500)),
+        _ => {}
+    }
+    for _ in 0..2 {
+        let fault = tokio::time::timeout(Duration::from_secs(60), faults.recv()).await;
+        println!("rank {} heard {:?}", job.rank(), fault.expect("news").expect("a fault"));
     }
     job.leave().await
 }
@@ -314,6 +339,26 @@ fn fault_news_go_on_when_the_ranks_that_serve_them_leave() {
         let died = (rank > 3).then(|| format!("rank {rank} heard PeerLost(Rank(3))"));
         for expected in left.chain(died) {
             assert!(text(output).contains(&expected), "{expected}:\n{}", text(output));
+        }
+    }
+}
+
+#[test]
+fn fault_news_go_on_for_a_rank_that_was_busy_when_the_one_that_serves_them_left() {
+    be_a_rank();
+    let test = "fault_news_go_on_for_a_rank_that_was_busy_when_the_one_that_serves_them_left";
+    let outputs = job(test, 5, |_, command| {
+        command.env(ROLE, "deaf").env("POSTHASTE_DEVICE", "tcp");
+    });
+    for rank in [1, 2, 4] {
+        for expected in ["PeerClosed(Rank(0))", "PeerLost(Rank(3))"] {
+            let expected = format!("rank {rank} heard {expected}");
+            let output = &outputs[rank];
+            assert!(
+                output.status.success() && text(output).contains(&expected),
+                "{expected}:\n{}",
+                text(output)
+            );
         }
     }
 }

@@ -179,6 +179,9 @@ impl Server {
                 if found.connecting {
                     self.accept(now);
                 }
+            } else {
+                // Nobody would hear what they say, of which the next sleep would be told again and again.
+                self.strangers.clear();
             }
             self.look_for_absent(now);
             self.appoint();

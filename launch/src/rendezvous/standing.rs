@@ -42,6 +42,8 @@ pub(crate) struct Standing {
     /// The connection to that has ended without a word.
     lost: bool,
     search: Option<Receiver<Sought>>,
+    /// The search is for a server that was named.
+    named: bool,
     cut_off: bool,
     /// Its own rank has said that it leaves.
     leaves: bool,
@@ -57,6 +59,7 @@ impl Standing {
             before,
             lost: false,
             search: None,
+            named: false,
             cut_off: false,
             leaves: false,
             ends: None,
@@ -174,6 +177,7 @@ impl Server {
         });
         if let (Some(sought), Some(standing)) = (found, &mut self.standing) {
             standing.search = None;
+            let named = std::mem::take(&mut standing.named);
             match sought {
                 Sought::Serves(bulletin) => {
                     let ended =
@@ -183,8 +187,8 @@ impl Server {
                     self.hear_server(now);
                 }
                 Sought::OwnTurn => self.take_over(now),
-                // Where it was told to move to, nobody serves; it goes on listening here.
-                Sought::CutOff if !standing.lost => {}
+                // Where it was told to move to, nobody serves; it goes on listening here, or looks for another.
+                Sought::CutOff if named => {}
                 Sought::CutOff => {
                     tracing::warn!("this rank does not hear the news of the others any more");
                     standing.cut_off = true;
@@ -237,6 +241,7 @@ impl Server {
             Notice::Move { rank, place } if standing.search.is_none() => {
                 let (seat, generation) = (standing.before.seat().clone(), standing.before.generation());
                 let until = now + NAMED;
+                standing.named = true;
                 standing.search(move || {
                     loop {
                         match ask(&seat, (rank, place), generation) {
@@ -248,6 +253,13 @@ impl Server {
                 });
             }
             Notice::Move { .. } => {}
+            // Another is to serve, and is being asked: read with that together, if this host was busy for long.
+            Notice::Closed if standing.named => {
+                standing.lost = true;
+                if let Some(server) = standing.before.server() {
+                    self.heard(Notice::Left(server));
+                }
+            }
             // Nobody is left who would serve; whoever comes again finds this rank.
             Notice::Closed => self.take_over(now),
         }

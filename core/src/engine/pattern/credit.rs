@@ -145,7 +145,11 @@ impl Scope<'_> {
                     parked.got += 1;
                     continue;
                 }
-                let ticket = self.operation(Some(rank))?;
+                let ticket = match self.operation(Some(rank)) {
+                    // What it has so far is its own: it waits on until there is a place to wait in.
+                    Err(Fault::OutOfMemory(_)) => return Ok(false),
+                    ticket => ticket?,
+                };
                 self.state.peer(index).outgoing[need.protocol.index()].waiters.push_back((ticket, bytes));
                 parked.waiter = Some(ticket);
             }
