@@ -388,3 +388,29 @@ fn fault_i10_nothing_of_a_rank_that_frees_amid_a_put_of_a_thread_reaches_memory_
     let options = options().body_leaves().workers(2).env("POSTHASTE_SEGMENT", "200M");
     run(2, options, async |job| amid_a_put_of_a_thread(job, false).await);
 }
+
+#[test]
+fn fault_members_that_make_different_persistent_collectives_are_told_and_go_on() {
+    use posthaste::persistent::{PersistentCall, PersistentError, PersistentKind};
+    run(3, options(), async |job| {
+        let (world, me) = (job.world(), job.rank().index());
+        let sum = posthaste::Reduce::sum();
+        let made = job.persistent().all_reduce::<u64>(&world, 3 + usize::from(me == 1), &sum).await;
+        let Err(PersistentError::Mismatch { rank, theirs, ours }) = made else { panic!("{made:?}") };
+        let call = |bytes| PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes };
+        let (longer, usual) = (call(32), call(24));
+        let expected = if me == 1 { (Rank(0), usual, longer) } else { (Rank(1), longer, usual) };
+        assert_eq!((rank, theirs, ours), expected);
+        let other = match me {
+            0 => job.persistent().barrier(&world).await.map(drop),
+            _ => job.persistent().all_to_all::<u8>(&world, 0).await.map(drop),
+        };
+        assert!(matches!(other, Err(PersistentError::Mismatch { .. })), "{other:?}");
+        // Nobody is cut off, and the next one is made.
+        let mut sums = job.persistent().all_reduce::<u64>(&world, 2, &sum).await.unwrap();
+        let mut values = [1, me as u64];
+        sums.run(&mut values).await.unwrap();
+        assert_eq!(values, [3, 3]);
+        job.barrier().await.unwrap();
+    });
+}

@@ -153,3 +153,55 @@ fn m_d21_a_call_waits_for_an_id_while_all_are_in_use() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn m_d19_a_receive_that_is_taken_back_loses_nothing() {
+    run(3, options(), async |job| {
+        let (me, many) = (job.rank(), job.many_to_many());
+        let connection = ConnectionManager::new(1).open().await;
+        let id = connection.id();
+        let parts = [1, 2].map(|source| Part { source: Rank(source), offset: 4 * source as usize, len: 4 });
+        job.barrier().await.unwrap();
+        if me == Rank(0) {
+            // Rank 1 sends twice at once; rank 2 when rank 0 has given up twice.
+            let first = many.receive(id, 12, &parts).unwrap();
+            job.within(std::time::Duration::from_millis(200), first).await.unwrap_err();
+            let second = many.receive(id, 12, &parts).unwrap();
+            let third = many.receive(id, 8, &parts[..1]).unwrap();
+            // What it has is for none that has got the one behind it.
+            drop(second);
+            let received = soon("what rank 1 sent", third).await.unwrap();
+            assert_eq!((&received.buffer[4..], &received.parts[..]), (&b"next"[..], &[Ok(4)][..]));
+            let fourth = many.receive(id, 12, &parts).unwrap();
+            job.barrier().await.unwrap();
+            let received = soon("the rest", fourth).await.unwrap();
+            assert_eq!(
+                (&received.buffer[..], &received.parts[..]),
+                (&b"\0\0\0\0longtwo\0"[..], &[Ok(15), Ok(3)][..])
+            );
+            // What was longer than the part that it had come into is whole where there is room.
+            let whole = [Part { source: Rank(1), offset: 0, len: 15 }];
+            let cut = many.receive(id, 4, &[Part { source: Rank(1), offset: 0, len: 4 }]).unwrap();
+            job.barrier().await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            drop(cut);
+            let received = soon("the whole", many.receive(id, 15, &whole).unwrap()).await.unwrap();
+            assert_eq!(&received.buffer, b"longer than one");
+        } else {
+            let one = |bytes: &'static [u8]| [(Rank(0), posthaste::Bytes::from_static(bytes))];
+            if me == Rank(1) {
+                many.send(id, one(b"longer than one")).await.unwrap();
+                many.send(id, one(b"next")).await.unwrap();
+            }
+            job.barrier().await.unwrap();
+            if me == Rank(2) {
+                many.send(id, one(b"two")).await.unwrap();
+            }
+            job.barrier().await.unwrap();
+            if me == Rank(1) {
+                many.send(id, one(b"longer than one")).await.unwrap();
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}

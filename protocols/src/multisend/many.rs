@@ -66,6 +66,8 @@ struct Posted {
     outcomes: Vec<Option<Result<usize, Fault>>>,
     buffer: Vec<u8>,
     missing: usize,
+    /// What was longer than its part, in case the receive is taken back.
+    cut: Vec<(usize, Vec<u8>)>,
     waker: Option<Waker>,
 }
 
@@ -81,14 +83,45 @@ impl Posted {
         self.missing -= 1;
         if self.missing == 0 { self.waker.take() } else { None }
     }
+
+    /// The messages that have come, and their sources.
+    fn into_messages(mut self) -> Vec<(Rank, Vec<u8>)> {
+        let mut messages = Vec::new();
+        for (number, (part, outcome)) in self.parts.iter().zip(&self.outcomes).enumerate() {
+            if let Some(Ok(len)) = outcome {
+                let cut = self.cut.iter_mut().find(|(cut, _)| *cut == number);
+                let whole = cut.map(|(_, whole)| std::mem::take(whole));
+                let bytes = whole.unwrap_or_else(|| self.buffer[part.offset..part.offset + len].to_vec());
+                messages.push((part.source, bytes));
+            }
+        }
+        messages
+    }
 }
 
 /// A message whose receive is still to be posted.
 #[derive(Debug)]
 struct Waiting {
     source: Rank,
-    body: Kept,
-    credit: Credit,
+    body: Held,
+}
+
+/// Where a message is until there is a receive for it.
+#[derive(Debug)]
+enum Held {
+    /// Where it came to, with its credit.
+    There(Kept, Credit),
+    /// In a receive that was taken back.
+    Here(Vec<u8>),
+}
+
+impl Held {
+    fn source(&self) -> Source<'_> {
+        match self {
+            Held::There(body, _) => body.source(),
+            Held::Here(bytes) => Source::Private(bytes),
+        }
+    }
 }
 
 /// The receives and the messages of a connection.
@@ -120,10 +153,15 @@ impl State {
         let receive = receives.get_mut(&key)?;
         let part = receive.parts[number];
         let len = part.len.min(body.len());
-        let target = &mut receive.buffer[part.offset..part.offset + len];
-        match body {
-            Source::Private(bytes) => target.copy_from_slice(&bytes[..len]),
+        let read = |target: &mut [u8]| match body {
+            Source::Private(bytes) => target.copy_from_slice(&bytes[..target.len()]),
             Source::Shared(page) => page.read(target),
+        };
+        read(&mut receive.buffer[part.offset..part.offset + len]);
+        if len < body.len() {
+            let mut whole = vec![0; body.len()];
+            read(&mut whole);
+            receive.cut.push((number, whole));
         }
         let waker = receive.end(number, Ok(body.len()));
         if receive.missing == 0 {
@@ -133,6 +171,29 @@ impl State {
             }
         }
         Some(waker)
+    }
+
+    /// A receive is not wanted any more: what has come for it is for those that were posted behind it, or waits for the next.
+    fn take_back(&mut self, connection: u32, key: u64) -> Vec<Waker> {
+        let posted = self.receives.remove(&key);
+        if let Some(line) = self.lines.get_mut(&connection) {
+            line.posted.retain(|other| *other != key);
+        }
+        let mut wakers = Vec::new();
+        for (source, bytes) in posted.map(Posted::into_messages).unwrap_or_default() {
+            match self.deliver(connection, source, Source::Private(&bytes)) {
+                Some(waker) => wakers.extend(waker),
+                // Ahead of what came later from the same source.
+                None => {
+                    let line = self.lines.entry(connection).or_default();
+                    line.waiting.push_front(Waiting { source, body: Held::Here(bytes) });
+                }
+            }
+        }
+        if self.lines.get(&connection).is_some_and(|line| line.posted.is_empty() && line.waiting.is_empty()) {
+            self.lines.remove(&connection);
+        }
+        wakers
     }
 }
 
@@ -183,7 +244,7 @@ impl Protocol for Registered {
             if delivered.is_none() {
                 let body = message.body.keep();
                 let line = state.lines.entry(connection).or_default();
-                line.waiting.push_back(Waiting { source, body, credit });
+                line.waiting.push_back(Waiting { source, body: Held::There(body, credit) });
             }
             delivered
         };
@@ -319,6 +380,7 @@ impl ManyToMany {
                 outcomes: vec![None; parts.len()],
                 buffer: vec![0; len],
                 missing: parts.len(),
+                cut: Vec::new(),
                 waker: None,
             };
             state.receives.insert(key, receive);
@@ -329,7 +391,11 @@ impl ManyToMany {
             let mut still = VecDeque::new();
             for message in waiting.drain(..) {
                 match state.deliver(connection.0, message.source, message.body.source()) {
-                    Some(_) => consumed.push(message.credit),
+                    Some(_) => {
+                        if let Held::There(_, credit) = message.body {
+                            consumed.push(credit);
+                        }
+                    }
                     None => still.push_back(message),
                 }
             }
@@ -375,7 +441,8 @@ impl ManyToMany {
 /// A posted receive.
 ///
 /// # Cancel safety
-/// Dropping it takes the receive back: messages that would have gone there wait for the next one.
+/// Dropping it takes the receive back: messages that have come for it, or would have, go to the next one. Those that have come go
+/// there behind what the next one may have got from the same source already.
 #[must_use = "what comes is lost unless it is awaited"]
 #[derive(Debug)]
 pub struct ReceiveMany {
@@ -408,13 +475,7 @@ impl Future for ReceiveMany {
 
 impl Drop for ReceiveMany {
     fn drop(&mut self) {
-        let mut state = lock(&self.many.state);
-        state.receives.remove(&self.key);
-        if let Some(line) = state.lines.get_mut(&self.connection) {
-            line.posted.retain(|key| *key != self.key);
-            if line.posted.is_empty() && line.waiting.is_empty() {
-                state.lines.remove(&self.connection);
-            }
-        }
+        let wakers = lock(&self.many.state).take_back(self.connection, self.key);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }

@@ -57,6 +57,104 @@ pub enum PersistentError {
     /// A rank is lost or has left, and with it all uses of the collective from that one on, on all members.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// The members have called for different ones; it was made on none of them.
+    #[error(
+        "rank {rank} makes {theirs} and this rank makes {ours}: all members of a group make the same, in the same order"
+    )]
+    Mismatch {
+        /// The first member whose call is another, by its rank in the job.
+        rank: Rank,
+        /// What it called for.
+        theirs: PersistentCall,
+        /// What this rank called for.
+        ours: PersistentCall,
+    },
+}
+
+/// What members have to agree upon.
+///
+/// # Examples
+/// ```
+/// use posthaste::persistent::{PersistentCall, PersistentKind};
+/// let call = PersistentCall { kind: PersistentKind::Broadcast, root: 2, bytes: 24 };
+/// assert_eq!(call.to_string(), "a broadcast of 24 bytes from member 2");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PersistentCall {
+    /// Which collective.
+    pub kind: PersistentKind,
+    /// Where it begins, by rank in the group; 0 for those that begin everywhere.
+    pub root: usize,
+    /// Bytes of the values that each member gives, or gets from each other.
+    pub bytes: usize,
+}
+
+/// Which persistent collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PersistentKind {
+    /// [`Persistent::all_reduce`].
+    AllReduce,
+    /// [`Persistent::broadcast`].
+    Broadcast,
+    /// [`Persistent::barrier`].
+    Barrier,
+    /// [`Persistent::all_to_all`].
+    AllToAll,
+    /// One of another version.
+    Unknown,
+}
+
+impl std::fmt::Display for PersistentCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let PersistentCall { kind, root, bytes } = self;
+        match kind {
+            PersistentKind::AllReduce => write!(f, "a reduction of {bytes} bytes"),
+            PersistentKind::Broadcast => write!(f, "a broadcast of {bytes} bytes from member {root}"),
+            PersistentKind::Barrier => f.write_str("a barrier"),
+            PersistentKind::AllToAll => write!(f, "an exchange of {bytes} bytes with each other member"),
+            PersistentKind::Unknown => write!(f, "something unknown of {bytes} bytes"),
+        }
+    }
+}
+
+impl PersistentCall {
+    fn to_words(self) -> [u64; 3] {
+        let kind = match self.kind {
+            PersistentKind::AllReduce => 1,
+            PersistentKind::Broadcast => 2,
+            PersistentKind::Barrier => 3,
+            PersistentKind::AllToAll => 4,
+            PersistentKind::Unknown => 0,
+        };
+        [kind, self.root as u64, self.bytes as u64]
+    }
+
+    fn from_words([kind, root, bytes]: [u64; 3]) -> PersistentCall {
+        let kind = match kind {
+            1 => PersistentKind::AllReduce,
+            2 => PersistentKind::Broadcast,
+            3 => PersistentKind::Barrier,
+            4 => PersistentKind::AllToAll,
+            _ => PersistentKind::Unknown,
+        };
+        PersistentCall { kind, root: root as usize, bytes: bytes as usize }
+    }
+}
+
+/// Bytes of so many values.
+fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
+    let bytes = len.checked_mul(size_of::<T>());
+    bytes.ok_or(Fault::OutOfMemory("no memory has so many bytes as the values of this persistent collective"))
+}
+
+/// Ends when all members have come here with the same call.
+async fn agree(group: &Group, ours: PersistentCall) -> Result<(), PersistentError> {
+    let words = group.all_gather(&ours.to_words()).await?;
+    let (calls, _) = words.as_chunks::<3>();
+    let calls = group.members().iter().zip(calls.iter().map(|words| PersistentCall::from_words(*words)));
+    let other = calls.into_iter().find(|(_, theirs)| *theirs != ours);
+    other.map_or(Ok(()), |(&rank, theirs)| Err(PersistentError::Mismatch { rank, theirs, ours }))
 }
 
 /// A rank's place in a binomial tree.
@@ -146,7 +244,8 @@ impl Persistent {
     /// same order on all members.
     ///
     /// # Errors
-    /// If its messages cannot be recorded, memory cannot be had, or the group's barrier fails.
+    /// If its messages cannot be recorded, memory cannot be had, the members call for different ones
+    /// ([`PersistentError::Mismatch`], on all of them), or they cannot agree because a rank is lost.
     ///
     /// # Cancel safety
     /// Not cancel safe: the others wait for this rank.
@@ -173,7 +272,8 @@ impl Persistent {
         len: usize,
         operation: &Reduce<T>,
     ) -> Result<PersistentAllReduce<T>, PersistentError> {
-        let core = self.make(group, 0, len * size_of::<T>(), false).await?;
+        let call = PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes: bytes_of::<T>(len)? };
+        let core = self.make(group, call).await?;
         Ok(PersistentAllReduce { core, operation: operation.clone(), len })
     }
 
@@ -210,7 +310,8 @@ impl Persistent {
         if root >= group.size() {
             return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
         }
-        let core = self.make(group, root, len * size_of::<T>(), true).await?;
+        let call = PersistentCall { kind: PersistentKind::Broadcast, root, bytes: bytes_of::<T>(len)? };
+        let core = self.make(group, call).await?;
         Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
     }
 
@@ -239,7 +340,8 @@ impl Persistent {
     /// # }
     /// ```
     pub async fn barrier(&self, group: &Group) -> Result<PersistentBarrier, PersistentError> {
-        Ok(PersistentBarrier { core: self.make(group, 0, 0, false).await? })
+        let call = PersistentCall { kind: PersistentKind::Barrier, root: 0, bytes: 0 };
+        Ok(PersistentBarrier { core: self.make(group, call).await? })
     }
 
     /// Makes an exchange of `len` values between any two members of a group: collective, in the same order on all members.
@@ -271,7 +373,7 @@ impl Persistent {
         group: &Group,
         len: usize,
     ) -> Result<PersistentAllToAll<T>, PersistentError> {
-        let (members, me, bytes) = (group.members(), group.rank(), len * size_of::<T>());
+        let (members, me, bytes) = (group.members(), group.rank(), bytes_of::<T>(len)?);
         let data = self.region(members.len() * bytes).await?;
         let key = self.enter(group.id(), Inbox::of_all(members, members[me], bytes));
         // From here on, dropping it takes it from the board.
@@ -288,7 +390,7 @@ impl Persistent {
             core.down = Some(section.await?);
         }
         // Nobody sends before all know of it.
-        group.barrier().await?;
+        agree(group, PersistentCall { kind: PersistentKind::AllToAll, root: 0, bytes }).await?;
         let members = members.into();
         Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
     }
@@ -305,13 +407,9 @@ impl Persistent {
         key
     }
 
-    async fn make(
-        &self,
-        group: &Group,
-        root: usize,
-        len: usize,
-        one_way: bool,
-    ) -> Result<Core, PersistentError> {
+    async fn make(&self, group: &Group, call: PersistentCall) -> Result<Core, PersistentError> {
+        let PersistentCall { kind, root, bytes: len } = call;
+        let one_way = kind == PersistentKind::Broadcast;
         let tree = Tree::new(group.members(), group.rank(), root);
         let data = self.region(len).await?;
         let key = self.enter(group.id(), Inbox::new(tree.clone(), group.members(), len));
@@ -333,7 +431,7 @@ impl Persistent {
             core.down = Some(section.await?);
         }
         // Nobody sends before all know of it.
-        group.barrier().await?;
+        agree(group, call).await?;
         Ok(core)
     }
 }
