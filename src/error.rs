@@ -6,6 +6,7 @@ use posthaste_protocols::CollectiveError;
 use posthaste_protocols::datatype::{DatatypeError, ProgramError, TransferError, TypedError};
 use posthaste_protocols::multisend::ManyError;
 use posthaste_protocols::persistent::PersistentError;
+use std::fmt;
 use thiserror::Error;
 
 /// Why this process could not become part of a job.
@@ -189,7 +190,9 @@ pub enum JoinError {
 /// # job.leave().await
 /// # }
 /// ```
-#[derive(Debug, Error)]
+///
+/// What a `main` returns is printed by its `Debug`: so that is the text, as `Display` gives it; `{:#?}` shows the parts.
+#[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
     /// See [`JoinError`].
@@ -243,6 +246,34 @@ pub enum Error {
     /// Input or output failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        let error: &dyn fmt::Debug = match self {
+            Error::Join(error) => error,
+            Error::Register(error) => error,
+            Error::Send(error) => error,
+            Error::Call(error) => error,
+            Error::Rma(error) => error,
+            Error::Pattern(error) => error,
+            Error::Memory(error) => error,
+            Error::Collective(error) => error,
+            Error::Persistent(error) => error,
+            Error::Multisend(error) => error,
+            Error::Many(error) => error,
+            Error::Fault(error) => error,
+            Error::Datatype(error) => error,
+            Error::Program(error) => error,
+            Error::Transfer(error) => error,
+            Error::Typed(error) => error,
+            Error::Io(error) => error,
+        };
+        error.fmt(f)
+    }
 }
 
 impl Error {
@@ -327,6 +358,13 @@ mod tests {
     use super::*;
     use posthaste_core::Rank;
     use posthaste_protocols::MultisendError;
+
+    #[test]
+    fn what_main_returns_is_printed_as_text() {
+        let error = Error::from(SendError::UnknownRank { rank: Rank(3), size: 2 });
+        assert_eq!(format!("{error:?}"), "rank 3 does not exist: the job has ranks 0 to 1");
+        assert!(format!("{error:#?}").starts_with("UnknownRank {"));
+    }
 
     #[test]
     fn a_fault_is_found_in_the_error_of_any_operation() {

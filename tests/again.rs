@@ -12,6 +12,24 @@ async fn jobs_one_after_another_leave_no_descriptor_open() {
     for _ in 0..10 {
         let job = posthaste::solo().await.expect("a job of one rank");
         let window = job.shmalloc::<u64>(8).await.expect("a window");
+        // What is kept here, and leads back to the job.
+        let (counter, clone) = (job.counter(), job.clone());
+        job.register("count", move |_: posthaste::Message, _: &mut posthaste::Scope| counter.add(1))
+            .expect("a handler");
+        job.on_error(move |_| assert_eq!(clone.size(), 1));
+        let (clone, again) = (job.clone(), job.clone());
+        job.on_peer_restarted(move |_, _| assert_eq!(clone.size(), 1));
+        let double = job.service("double", move |number: u64| {
+            let _job = again.clone();
+            async move { 2 * number }
+        });
+        assert_eq!(double.expect("a service").call(job.rank(), 4).await, Ok(8));
+        let clone = job.clone();
+        let spawned = job.register_spawned("spawned", 2, move |_: posthaste::OwnedMessage| {
+            let _job = clone.clone();
+            async {}
+        });
+        spawned.expect("a handler").send(job.rank(), "").await.expect("sent");
         window.put(job.rank(), 3, 4).await.expect("put");
         job.barrier().await.expect("a barrier");
         job.leave().await.expect("left");

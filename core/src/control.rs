@@ -79,6 +79,12 @@ impl Controls {
         Ok(id)
     }
 
+    /// Takes all out when the client is closed: their handlers may lead back to it.
+    #[must_use]
+    pub(crate) fn retire(&self) -> impl Sized {
+        std::mem::take(&mut *lock(&self.entries))
+    }
+
     /// Grows with every registration.
     #[must_use]
     pub fn version(&self) -> u64 {

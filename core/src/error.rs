@@ -1,6 +1,6 @@
 //! What can go wrong, one enum per kind of operation.
 
-use crate::ids::{ProtocolId, Rank, WindowId};
+use crate::ids::{ContextId, ProtocolId, Rank, WindowId};
 use thiserror::Error;
 
 /// A collective operation as a rank called it: what all ranks must agree on.
@@ -200,6 +200,14 @@ pub enum SendError {
         rank: Rank,
         /// Number of ranks of the job.
         size: u32,
+    },
+    /// The ranks of the job have no such context.
+    #[error("context {context} does not exist: each rank of the job has contexts 0 to {last}", last = .contexts - 1)]
+    UnknownContext {
+        /// The context that was named.
+        context: ContextId,
+        /// Number of contexts of each client.
+        contexts: u16,
     },
     /// Message info is limited to 7 quads.
     #[error("message info of {len} bytes is too long: at most {max} bytes (7 quads)", max = crate::descriptor::MAX_INFO)]

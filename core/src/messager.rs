@@ -567,7 +567,7 @@ impl Messager for Client {
         use crate::context::Face;
         use crate::engine::{SendArgs, Sent, Wait};
         let Some(handle) = self.contexts.get(context.index()) else {
-            return Err(SendError::UnknownRank { rank: target.rank, size: self.peers().ranks });
+            return Err(SendError::UnknownContext { context, contexts: self.contexts.len() as u16 });
         };
         let args = SendArgs { target, protocol, cookie: 0, info: &[], relaxed: false };
         let sent = handle.enter(|engine| {
@@ -643,5 +643,9 @@ impl Messager for Client {
             context.shut_down();
         }
         self.restarts.changed.notify_waiters();
+        // What is told of nothing any more, and may lead back to here.
+        self.contexts.iter().for_each(Handle::retire);
+        let told = (lock(&self.errors).take(), lock(&self.restarts.handler).take());
+        drop((told, self.controls.retire()));
     }
 }

@@ -8,7 +8,7 @@ use crate::memory::SharedSlice;
 use crate::sync::{Mutex, lock};
 use bytes::BytesMut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Longest protocol name in bytes.
 pub const MAX_NAME: usize = 64;
@@ -408,6 +408,9 @@ pub trait Protocol: Send + Sync {
 pub struct Registry {
     entries: Mutex<Vec<Arc<dyn Protocol>>>,
     version: AtomicU64,
+    /// Contexts that are not closed.
+    contexts: AtomicUsize,
+    closed: AtomicBool,
 }
 
 impl std::fmt::Debug for Registry {
@@ -427,6 +430,9 @@ impl Registry {
             return Err(RegisterError::BadName(name.to_owned()));
         }
         let mut entries = lock(&self.entries);
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(RegisterError::Closed);
+        }
         if entries.iter().any(|entry| entry.name() == name) {
             return Err(RegisterError::Taken(name.to_owned()));
         }
@@ -439,6 +445,23 @@ impl Registry {
         // Release pairs with the acquire of `version`: whoever sees the new version finds the entry.
         self.version.store(entries.len() as u64, Ordering::Release);
         Ok(id)
+    }
+
+    /// One more context dispatches to what is registered.
+    pub(crate) fn enter(&self) {
+        self.contexts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A context is closed. With the last one all protocols go, which may lead back to the contexts: whoever closes drops them
+    /// where nothing is held. Nothing can be registered from here on.
+    #[must_use]
+    pub(crate) fn leave(&self) -> Vec<Arc<dyn Protocol>> {
+        if self.contexts.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return Vec::new();
+        }
+        let mut entries = lock(&self.entries);
+        self.closed.store(true, Ordering::Relaxed);
+        std::mem::take(&mut entries)
     }
 
     /// Grows with every registration.

@@ -128,7 +128,8 @@ impl Counter {
         }
     }
 
-    /// Waits until the counter is at least `value`.
+    /// Waits until the counter is at least `value`: for ever, if nobody adds so much. It is no operation of the job, and nothing of
+    /// that ends it, nor its being left; `Job::within` and `tokio::time::timeout` do.
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.

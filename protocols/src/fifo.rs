@@ -54,7 +54,7 @@ impl Fifo {
     /// Makes a FIFO of a context.
     ///
     /// # Errors
-    /// If the context is closed.
+    /// If the context is closed, or the FIFO is to have more slots than it may.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -75,16 +75,15 @@ impl Fifo {
     /// # job.leave().await
     /// # }
     /// ```
-    pub async fn open(handle: &Handle, options: FifoOptions) -> Result<Fifo, Fault> {
+    pub async fn open(handle: &Handle, options: FifoOptions) -> Result<Fifo, PatternError> {
         if handle.is_closed() {
-            return Err(Fault::Shutdown);
+            return Err(Fault::Shutdown.into());
         }
         let owner = handle.clone();
         let posted = handle.post(move |scope: &mut Scope<'_>| {
-            let id = scope.open_fifo(options);
-            Fifo(Arc::new(Inner { handle: owner, id }))
+            Ok(Fifo(Arc::new(Inner { handle: owner, id: scope.open_fifo(options)? })))
         });
-        Ok(std::future::poll_fn(|cx| posted.poll(cx)).await)
+        std::future::poll_fn(|cx| posted.poll(cx)).await
     }
 
     pub(crate) fn id(&self) -> FifoId {

@@ -3,7 +3,7 @@
 use crate::operation::Pending;
 use futures::future::join_all;
 use posthaste_core::context::Face;
-use posthaste_core::{Endpoint, Handle, Rank, SendError};
+use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
 
 /// Awaits that everything this context did towards a rank before has taken effect there: puts are visible, and inline
 /// handlers of earlier messages have run.
@@ -105,6 +105,9 @@ async fn flush_queue<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
 /// # }
 /// ```
 pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
+    if face.shared().is_closed() {
+        return Err(Fault::Shutdown.into());
+    }
     settle(face).await?;
     let list = |scope: &mut posthaste_core::Scope<'_>| scope.unflushed();
     let targets = match face.enter(|engine| list(&mut engine.scope())) {

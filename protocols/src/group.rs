@@ -231,19 +231,24 @@ impl Collectives {
         }
         let founder = *ranks.first().ok_or_else(bad)?;
         if founder == me {
+            if let Some(fault) = self.hub.obstacle(ranks) {
+                return Err(fault.into());
+            }
             let found = self.hub.found(ranks.to_vec(), Origin::Called);
             let (at, membership) = found.ok_or(CollectiveError::TooManyGroups)?;
             return Ok(self.group(at, membership));
         }
         let (at, membership) = self.offer(Some((founder, ranks))).await?;
-        Ok(self.group(at, membership))
+        // What was offered is taken in any case: another call may be for the same ranks.
+        let group = self.group(at, membership);
+        self.hub.obstacle(ranks).map_or(Ok(group), |fault| Err(fault.into()))
     }
 
     /// A group of the listed ranks that none of the others need know of: they hear of it with the first operation, and
     /// take part when they have got it from [`arrival`](Self::arrival) (D23). Nothing is waited for.
     ///
     /// # Errors
-    /// If the list is none of different ranks with this one among them.
+    /// If the list is none of different ranks with this one among them, or one of them is lost or has left.
     ///
     /// # Examples
     /// ```
@@ -261,6 +266,9 @@ impl Collectives {
         let me = self.handle.me().rank;
         if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
             return Err(CollectiveError::BadMembers { me });
+        }
+        if let Some(fault) = self.hub.obstacle(ranks) {
+            return Err(fault.into());
         }
         let found = self.hub.found(ranks.to_vec(), Origin::OnTheFly);
         let (at, membership) = found.ok_or(CollectiveError::TooManyGroups)?;

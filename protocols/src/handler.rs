@@ -277,7 +277,8 @@ impl<F: Face> ActiveMessage<F> {
         }
     }
 
-    /// Borrows page memory of the device to be filled and sent without any copy; `None` if there is none now.
+    /// Borrows page memory of the device to be filled and sent without any copy; `None` if there is none now, or another thread
+    /// is at the context all the time that this looks. Handlers have `Scope::loan`.
     ///
     /// # Examples
     /// ```
@@ -297,7 +298,14 @@ impl<F: Face> ActiveMessage<F> {
     /// ```
     #[must_use]
     pub fn loan(&self, len: usize) -> Option<posthaste_core::Loan> {
-        self.face.enter(|engine| engine.scope().loan(len)).ok().flatten()
+        // Another thread holds the engine for well under a microsecond as a rule.
+        for _ in 0..64 {
+            match self.face.enter(|engine| engine.scope().loan(len)) {
+                Ok(loan) => return loan,
+                Err(_) => std::hint::spin_loop(),
+            }
+        }
+        None
     }
 }
 

@@ -66,7 +66,8 @@ impl Protocol for StreamProtocol {
 /// The messages of one name, as they arrive: in order per sender.
 ///
 /// A sender may have a bounded number of messages and bytes outstanding here (the job's credits); taking a message
-/// gives its credit back. A slow consumer thus slows the senders of this name and nobody else.
+/// gives its credit back. A slow consumer thus slows the senders of this name and nobody else. Once it is dropped, what comes is
+/// thrown away, which senders are not told; the name stays taken.
 ///
 /// # Examples
 /// ```

@@ -159,7 +159,7 @@ impl Job {
         stream::register_stream(&*self.client, self.handle.clone(), name)
     }
 
-    /// Registers a message whose async handler runs in a task of its own, at most `limit` at once.
+    /// Registers a message whose async handler runs in a task of its own, at most `limit` at once, and at least one.
     ///
     /// # Examples
     /// ```

@@ -222,12 +222,12 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// If the job was left.
+    /// If the job was left, or the FIFO is to have more slots than it may.
     ///
     /// # Cancel safety
     /// Cancel safe: a FIFO that nobody waits for any more is closed again.
     pub async fn fifo(&self, options: FifoOptions) -> Result<Fifo, Error> {
-        Ok(Fifo::open(&self.handle, options).await.map_err(PatternError::from)?)
+        Ok(Fifo::open(&self.handle, options).await?)
     }
 
     /// Awaits any operation for so long at most, counted from this call: a put, a get, a collective, a replay, a flush.

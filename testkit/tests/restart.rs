@@ -218,7 +218,7 @@ fn story(ranks: &mut impl Ranks) {
     until(ranks, "a place in the queue", |ranks| ended(ranks, zero, ticket).is_some());
     let mine = ask(ranks, zero, ONE);
     // And a message to it waits in a FIFO that is not served.
-    let fifo = enter(ranks, zero, |scope| scope.open_fifo(FifoOptions::default()));
+    let fifo = enter(ranks, zero, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
     let queued = enter(ranks, zero, |scope| {
         scope.enable_fifo(fifo, false).expect("it is open");
         let args = SendArgs { target: at(ONE), protocol: LOG, cookie: 0, info: &[], relaxed: false };

@@ -185,3 +185,37 @@ fn fault_a_multicast_tells_whom_it_did_not_reach() {
         job.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_alike_everywhere() {
+    run(3, options().body_leaves().killed(2), async |job| {
+        let window = job.shmalloc::<u64>(4).await.unwrap();
+        barrier_before_death(&job, Rank(2)).await;
+        if job.rank() == Rank(2) {
+            std::process::Command::new("kill")
+                .args(["-9", &std::process::id().to_string()])
+                .status()
+                .unwrap();
+        }
+        let end = soon("a barrier", job.barrier()).await;
+        assert!(matches!(&end, Err(error) if error.fault() == Some(Fault::PeerLost(Rank(2)))), "{end:?}");
+        soon("its loss", async {
+            while job.loss_of(Rank(2)).is_none() {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        let lost = CollectiveError::Fault(Fault::PeerLost(Rank(2)));
+        let all: Vec<Rank> = job.ranks().collect();
+        let group = soon("no group", job.collectives().subset(&all)).await;
+        assert_eq!(group.map(|group| group.size()), Err(lost.clone()));
+        let group = job.collectives().on_the_fly(&[job.rank(), Rank(2)]);
+        assert_eq!(group.map(|group| group.size()), Err(lost));
+        let freed = soon("the window", window.free()).await;
+        assert_eq!(posthaste::Error::from(freed.unwrap_err()).fault(), Some(Fault::PeerLost(Rank(2))));
+        // The others are one.
+        let two = soon("a group", job.collectives().subset(&all[..2])).await.unwrap();
+        soon("a barrier", two.barrier()).await.unwrap();
+        job.leave().await.unwrap();
+    });
+}

@@ -149,3 +149,33 @@ fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
         job.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_what_is_begun_after_the_leave_ends_with_an_error() {
+    run(2, options().body_leaves(), async |job| {
+        let window = job.shmalloc::<u64>(4).await.unwrap();
+        let message = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
+        let key = job.region(8).await.unwrap().key();
+        job.barrier().await.unwrap();
+        job.clone().leave().await.unwrap();
+        let me = job.rank();
+        let ended = |what: &str, error: Option<Error>| {
+            let error = error.unwrap_or_else(|| panic!("{what} goes on"));
+            assert_eq!(error.fault(), Some(Fault::Shutdown), "{what}: {error}");
+        };
+        ended("a send", message.send(me, "").await.err().map(Error::from));
+        ended("a region", job.region(8).await.err());
+        ended("memory of one's own", job.region_from(vec![0; 8]).err());
+        ended("a peer's region", job.remote_region(key).await.err());
+        ended("a group", job.collectives().subset(&[me]).await.err().map(Error::from));
+        ended("a group on the fly", job.collectives().on_the_fly(&[me]).err().map(Error::from));
+        ended("a fence", job.fence().await.err());
+        ended("a view", window.through(job.handle()).await.err().map(Error::from));
+        ended("a window", job.shmalloc::<u64>(1).await.err());
+        ended("a barrier", job.barrier().await.err());
+        ended("a put", window.put(me, 0, 1).await.err().map(Error::from));
+        ended("a FIFO", job.fifo(posthaste::FifoOptions::default()).await.err());
+        let registered = job.register("later", |_: Message, _: &mut Scope| {});
+        assert!(matches!(registered, Err(posthaste::RegisterError::Closed)));
+    });
+}

@@ -1,7 +1,7 @@
 //! Clients and contexts: separate traffic, threads of their own, work from anywhere.
 
 use crate::support::{options, run, soon, until};
-use posthaste::{ContextId, Fault, FifoOptions, JoinError, Message, Rank, RmaError, Scope};
+use posthaste::{ContextId, Fault, FifoOptions, JoinError, Message, Rank, RmaError, Scope, SendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -348,5 +348,35 @@ fn fault_i10_no_put_is_done_after_a_leave_whose_context_an_idle_owner_has() {
         let put = tokio::time::timeout(Duration::from_millis(50), window.put(peer, 0, 2)).await;
         assert!(!matches!(put, Ok(Ok(()))), "a put reaches memory that its owner may have taken anew");
         drop(owner);
+    });
+}
+
+#[test]
+fn m_p04_a_context_is_owned_although_others_are_at_it() {
+    run(2, options().contexts(2).workers(2), async |job| {
+        let (arrived, peer) = (job.counter(), Rank(1 - job.rank().0));
+        let count = arrived.clone();
+        let message = job.register("long", move |_: Message, scope: &mut Scope| {
+            // Whoever has the context at this moment keeps it for longer than anybody would spin.
+            if scope.me().context == ContextId(1) {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            count.add(1);
+        });
+        let message = message.unwrap();
+        job.barrier().await.unwrap();
+        let to = message.send(peer, "").to_context(ContextId(1));
+        to.await.unwrap();
+        let missing = message.send(peer, "").to_context(ContextId(2)).await.unwrap_err();
+        let SendError::UnknownContext { context, contexts } = missing else { panic!("{missing}") };
+        assert_eq!((context, contexts), (ContextId(2), 2));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let owner = job.clone();
+        let context = tokio::task::spawn_blocking(move || owner.own_context(ContextId(1)));
+        let context = soon("the context", context).await.unwrap().expect("nobody owns it");
+        assert!(job.own_context(ContextId(1)).is_none(), "somebody does");
+        soon("the message", arrived.reach_on(&context, 1)).await;
+        drop(context);
+        job.barrier().await.unwrap();
     });
 }

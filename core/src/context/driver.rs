@@ -233,6 +233,8 @@ enum Round {
 impl Drop for Driver {
     fn drop(&mut self) {
         // The runtime shuts down, or the job was left: nobody would end what is pending.
-        Handle { shared: self.shared.clone() }.shut_down();
+        let handle = Handle { shared: self.shared.clone() };
+        handle.shut_down();
+        handle.retire();
     }
 }

@@ -230,6 +230,15 @@ impl Handle {
         self.shared.is_closed()
     }
 
+    /// Once the context is closed, and unless somebody is at it: drops what may lead back to it.
+    pub(crate) fn retire(&self) {
+        if self.is_closed()
+            && let Ok(retired) = self.enter(Engine::retire)
+        {
+            drop(retired);
+        }
+    }
+
     /// Ends everything that is pending with [`Fault::Shutdown`](crate::Fault::Shutdown); nothing can be started any more.
     pub fn shut_down(&self) {
         self.shared.closed.store(true, Ordering::Release);

@@ -289,6 +289,11 @@ impl Shared {
         self.work_posted();
     }
 
+    /// Whether this thread is amid moving the context, as a handler of it is.
+    fn is_advanced_here(&self) -> bool {
+        std::ptr::eq(ADVANCING.get(), self)
+    }
+
     fn advance(&self, engine: &mut Engine) -> usize {
         let advancing = Advancing::begin(self);
         let events = engine.advance(BUDGET);

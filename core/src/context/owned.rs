@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
+use std::time::Duration;
 
 /// The face that is owned by one task or thread: `Send`, not `Sync`. It holds the progress token for as long as it
 /// lives, so that no operation of it needs a locked instruction. Handles of the same context go on to work: what
@@ -62,21 +63,31 @@ pub struct Context {
 }
 
 impl Context {
-    /// Takes the token for good; `None` if another owned context has it.
+    /// Takes the token for good; `None` if another owned context has it, or a handler of this one asks.
     ///
-    /// The driver of the context stops driving: the owner's futures do that now.
+    /// The driver of the context stops driving: the owner's futures do that now. Whoever holds the token for a moment, as an
+    /// operation of another thread or a handler that runs there, is waited for; `None` after ten seconds of that.
     #[must_use]
     pub fn new(handle: &Handle) -> Option<Context> {
-        // A handle's operation or the driver may hold the token for a moment; an owned context holds it for good.
-        for _ in 0..10_000 {
+        // A handle's operation or the driver may hold the token for a moment, or for long if their thread is not let run; an
+        // owned context holds it for good, and a handler that asks would wait for itself.
+        for look in 0..110_000 {
             if let Some(guard) = handle.shared.cell.try_take() {
                 guard.keep();
                 handle.shared.owned.store(true, Ordering::Release);
                 tracing::debug!(me = %handle.shared.me, "context owned");
                 return Some(Context { handle: handle.clone(), one_thread: PhantomData });
             }
-            handle.shared.sysdep.yield_now();
+            if handle.shared.owned.load(Ordering::Acquire) || handle.shared.is_advanced_here() {
+                return None;
+            }
+            if look < 10_000 {
+                handle.shared.sysdep.yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
+            }
         }
+        tracing::warn!(me = %handle.shared.me, "a context cannot be owned: something holds its token for ten seconds");
         None
     }
 
@@ -106,6 +117,7 @@ impl Drop for Context {
             self.handle.shared.leave(guard.give_up());
         }
         self.handle.shared.driver.wake();
+        self.handle.retire();
     }
 }
 

@@ -74,6 +74,14 @@ pub enum FifoError {
     /// It takes nothing until it is activated.
     #[error("the FIFO is not active: activate it before anything is put in")]
     Inactive,
+    /// More slots were asked for than a FIFO may have.
+    #[error("a FIFO of {slots} slots: it has at most {most}; what does not fit waits for room")]
+    TooManySlots {
+        /// What was asked for.
+        slots: usize,
+        /// What there may be.
+        most: usize,
+    },
     /// It is deactivated only when it is empty.
     #[error("{slots} slots of the FIFO are in use: drain it before it is deactivated")]
     NotEmpty {
@@ -81,6 +89,9 @@ pub enum FifoError {
         slots: usize,
     },
 }
+
+/// Slots that a FIFO may have: 64 MiB of them.
+const MOST_SLOTS: usize = 1 << 20;
 
 /// What a FIFO is like at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +192,13 @@ enum Served {
 
 impl Scope<'_> {
     /// Makes a FIFO. It is active and enabled.
-    pub fn open_fifo(&mut self, options: FifoOptions) -> FifoId {
+    ///
+    /// # Errors
+    /// If it is to have more slots than a FIFO may.
+    pub fn open_fifo(&mut self, options: FifoOptions) -> Result<FifoId, FifoError> {
+        if options.slots > MOST_SLOTS {
+            return Err(FifoError::TooManySlots { slots: options.slots, most: MOST_SLOTS });
+        }
         tracing::debug!(me = %self.state.me, ?options, "fifo opened");
         let fifos = &mut self.state.fifos;
         fifos.generation = fifos.generation.wrapping_add(1);
@@ -202,7 +219,7 @@ impl Scope<'_> {
         } else {
             fifos.others.push(key)
         }
-        FifoId { key: key as u32, generation }
+        Ok(FifoId { key: key as u32, generation })
     }
 
     /// Lets a FIFO go as soon as it is empty; it is enabled, so that it becomes so.

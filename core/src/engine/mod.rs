@@ -171,6 +171,8 @@ pub struct Engine {
     state: State,
     /// Beside the state, so that a handler which runs can have that.
     handlers: Vec<Arc<dyn Protocol>>,
+    /// It is closed, and dispatches to nobody any more.
+    retired: bool,
     armed: bool,
     /// Peers ring also when they make room.
     armed_for_room: bool,
@@ -239,6 +241,7 @@ impl Engine {
     pub fn new(port: Box<dyn Port>, parts: EngineParts) -> (Engine, Arc<SlotPool>) {
         let (slots, completer) = SlotPool::new();
         let endpoints = parts.shape.endpoints();
+        parts.registry.enter();
         let mut state = State {
             me: parts.me,
             shape: parts.shape,
@@ -291,6 +294,7 @@ impl Engine {
             port,
             state,
             handlers: Vec::new(),
+            retired: false,
             armed: false,
             armed_for_room: false,
             settle_at: None,
@@ -349,8 +353,22 @@ impl Engine {
         events
     }
 
+    /// Behind the end of the context: the protocols, which may lead back to it, for the caller to drop where nothing is held.
+    #[must_use]
+    pub(crate) fn retire(&mut self) -> Vec<Arc<dyn Protocol>> {
+        if !self.state.closed || std::mem::replace(&mut self.retired, true) {
+            return Vec::new();
+        }
+        let mut retired = std::mem::take(&mut self.handlers);
+        retired.extend(self.state.registry.leave());
+        retired
+    }
+
     #[cold]
     fn refresh_handlers(&mut self) {
+        if self.retired {
+            return;
+        }
         self.handlers = self.state.registry.snapshot();
         self.state.known_protocols = self.handlers.len() as u64;
     }
@@ -528,9 +546,19 @@ impl State {
     #[inline]
     pub(crate) fn index_of(&self, target: Endpoint) -> Result<usize, SendError> {
         if target.rank.0 >= self.shape.ranks || target.context.0 >= self.shape.contexts {
-            return Err(SendError::UnknownRank { rank: target.rank, size: self.shape.ranks });
+            return Err(self.unknown(target));
         }
         Ok(self.shape.index(target))
+    }
+
+    /// What there is not of an endpoint.
+    #[cold]
+    pub(crate) fn unknown(&self, target: Endpoint) -> SendError {
+        let JobShape { ranks: size, contexts, .. } = self.shape;
+        match target.rank.0 < size {
+            true => SendError::UnknownContext { context: target.context, contexts },
+            false => SendError::UnknownRank { rank: target.rank, size },
+        }
     }
 
     #[inline]

@@ -68,6 +68,13 @@ impl Hub {
         self.again(scope, from, cookie, bytes);
     }
 
+    /// Why no group of these ranks can work from here on, if one cannot.
+    pub fn obstacle(&self, members: &[Rank]) -> Option<Fault> {
+        let state = self.lock();
+        let lost = || members.iter().find_map(|member| state.down.get(member).copied());
+        if state.closed { Some(Fault::Shutdown) } else { lost() }
+    }
+
     /// Makes a group of which the others hear from this rank: they wait for it, or do not know of it yet.
     pub fn found(self: &Arc<Self>, members: Vec<Rank>, origin: Origin) -> Option<(usize, Arc<Membership>)> {
         let id = self.new_id();

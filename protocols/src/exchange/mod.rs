@@ -231,11 +231,8 @@ impl Freeing<'_> {
             Ok(operation) => operation,
             Err(fault) => {
                 exchange.protocol.notify_others(Record::release(window).freeze());
-                let unused = exchange.with_board(|board, effects| {
-                    board.release(window, false, effects);
-                    board.is_unused(window)
-                });
-                return if unused { Ok(()) } else { Err(fault.into()) };
+                exchange.with_board(|board, effects| board.release(window, false, effects));
+                return Err(fault.into());
             }
         };
         let releasing = Releasing { exchange, window };

@@ -27,7 +27,9 @@ enum State {
 /// what goes to the other ranks is done.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, nothing is done. Dropped later, the replay goes on to its end.
+/// Dropped before it has started, nothing is done. That is by the first poll, unless its task has used up its
+/// turn ([`tokio::task::coop`]). Dropped later, the replay goes on to its
+/// end.
 ///
 /// # Examples
 /// ```

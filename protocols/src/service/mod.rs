@@ -37,7 +37,8 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceOptions {
-    /// Handlers that run at once; a request beyond is answered `Busy`.
+    /// Handlers that run at once, at least one; a request beyond is answered `Busy`. A sender that has no more credit waits
+    /// before: by default its 1,024 requests are as many as that.
     pub limit: usize,
 }
 
@@ -48,6 +49,9 @@ impl Default for ServiceOptions {
 }
 
 /// A registered service: requests go out through it. Cheap to clone.
+///
+/// Each request holds a credit until it is answered. Handlers that call services themselves can so come to wait for each other in
+/// a ring, deeper than the job has credits (1,024 by default); a deadline ends that ([`Call::deadline`]).
 ///
 /// # Examples
 /// ```

@@ -211,7 +211,9 @@ impl Slow {
 /// An atomic operation whose old value is wanted. Ready with it.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, nothing is done. Dropped later, it is done all the same, once.
+/// Dropped before it has started, nothing is done. That is by the first poll, unless its task has used up its
+/// turn ([`tokio::task::coop`]). Dropped later, it is done all the same,
+/// once.
 ///
 /// # Examples
 /// ```
@@ -258,7 +260,9 @@ impl<W: Word> Future for AtomicFetch<'_, W> {
 /// An atomic operation whose old value is not wanted. Ready when it is done at the target.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, nothing is done. Dropped later, it is done all the same, once.
+/// Dropped before it has started, nothing is done. That is by the first poll, unless its task has used up its
+/// turn ([`tokio::task::coop`]). Dropped later, it is done all the same,
+/// once.
 ///
 /// # Examples
 /// ```

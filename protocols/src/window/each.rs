@@ -239,7 +239,7 @@ impl<I, W> std::fmt::Debug for Each<'_, I, W> {
 /// Many atomic updates whose old values are not wanted. Ready when all are done at their targets.
 ///
 /// # Cancel safety
-/// Dropped before it was polled, nothing is done. Dropped later, some are done, each at most once: which ones is not known.
+/// Dropped before it was polled, or while its task's turn was used up, nothing is done. Dropped later, some are done, each at most once: which ones is not known.
 #[must_use = "atomic operations do nothing until they are awaited"]
 #[derive(Debug)]
 pub struct UpdateEach<'w, I, W> {

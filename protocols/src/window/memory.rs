@@ -299,6 +299,9 @@ impl Memory {
         if !handle.is_kin_of(&self.handle) {
             return Err(RmaError::OtherClient);
         }
+        if handle.is_closed() {
+            return Err(RmaError::Fault(Fault::Shutdown));
+        }
         let home = self.home.as_ref().unwrap_or(self);
         if !home.alive.load(Ordering::SeqCst) {
             return Err(RmaError::NoSuchWindow(home.id));

@@ -141,6 +141,7 @@ impl<T: Element> Window<T> {
         layouts: &LayoutAccess,
         len: usize,
     ) -> Result<Window<T>, RmaError> {
+        const { assert!(size_of::<T>() > 0, "a window has elements of at least one byte") };
         let handle = first_context(client)?;
         let me = handle.me().rank;
         let device = client.device_for(me).ok_or(RmaError::Unreachable(me))?.clone();
@@ -595,8 +596,10 @@ fn blob_part(blob: &[u8]) -> (u64, u64) {
     (word(0), word(8))
 }
 
+/// The client's first context, until it is left.
 fn first_context(client: &Client) -> Result<Handle, RmaError> {
-    client.contexts().first().cloned().ok_or(RmaError::Fault(Fault::Shutdown))
+    let handle = client.contexts().first().filter(|handle| !handle.is_closed());
+    handle.cloned().ok_or(RmaError::Fault(Fault::Shutdown))
 }
 
 fn send_to_rma(error: SendError) -> RmaError {

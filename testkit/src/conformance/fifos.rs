@@ -55,7 +55,7 @@ pub fn fifos_keep_their_own_order_and_mix_with_all_others<H: Harness>(harness: H
     let open = |priority, quantum| FifoOptions { slots: 8, priority, quantum };
     let fifos: Vec<FifoId> = [open(false, 0), open(false, 100_000), open(true, 0)]
         .into_iter()
-        .map(|options| world.enter(at(Rank(0)), |scope| scope.open_fifo(options)))
+        .map(|options| world.enter(at(Rank(0)), |scope| scope.open_fifo(options)).expect("so few slots"))
         .collect();
     let sizes = world.sizes();
     let mut queues: Vec<VecDeque<Message>> = Vec::new();
@@ -147,7 +147,11 @@ pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
     let mut world = World::new(harness, 3);
     let log = Log::default();
     let protocol = world.record("message", &log);
-    let fifo = world.enter(at(Rank(0)), |scope| scope.open_fifo(FifoOptions::default()));
+    let many = FifoOptions { slots: usize::MAX, ..FifoOptions::default() };
+    let refused = world.enter(at(Rank(0)), |scope| scope.open_fifo(many));
+    assert!(matches!(refused, Err(FifoError::TooManySlots { slots: usize::MAX, .. })), "{refused:?}");
+    let fifo =
+        world.enter(at(Rank(0)), |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
     world.enter(at(Rank(0)), |scope| scope.enable_fifo(fifo, false)).expect("it is open");
     let len = world.caps().max_eager * 2;
     let message = |n: usize| {
