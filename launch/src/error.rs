@@ -277,7 +277,7 @@ pub enum BrokerError {
     #[error(transparent)]
     Host(#[from] HostFdsError),
     /// What came is not what a rank needs.
-    #[error("the descriptors that came are not those of a rank: {0}")]
+    #[error(transparent)]
     Adopt(#[from] AdoptError),
     /// The kernel refused something else.
     #[error("could not {what}: {source}")]

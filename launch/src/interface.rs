@@ -32,6 +32,7 @@ pub fn address_of(wanted: &str) -> Result<IpAddr, InterfaceError> {
     };
     of_name.filter(usable).min_by_key(IpAddr::is_ipv6).ok_or_else(|| {
         let mut names: Vec<_> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
+        names.sort_unstable();
         names.dedup();
         problem(format!("there is no such interface with an address; there are {}", names.join(", ")))
     })

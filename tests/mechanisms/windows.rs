@@ -1,6 +1,6 @@
 //! Windows of groups, and what holds for all windows.
 
-use crate::support::{is_payload, options, payload, run, soon};
+use crate::support::{is_payload, options, payload, run, soon, until};
 use crate::{TRANSPORT, support::Transport};
 use futures::future::poll_immediate;
 use posthaste::components::core::context::drive;
@@ -368,16 +368,20 @@ fn m_w06_a_put_goes_straight_from_the_socket_to_its_window() {
 
 #[test]
 fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
+    // Names a file, which tells the busy peer to go on.
+    const GO: &str = "POSTHASTE_TEST_GO";
+    let go = std::env::temp_dir().join(format!("put-waits-{}", std::process::id()));
     // A narrow lane: what a busy peer does not take waits here.
-    let narrow = options().contexts(2).env("POSTHASTE_LANE_BYTES", "1024");
+    let narrow = options().contexts(2).env("POSTHASTE_LANE_BYTES", "1024").env(GO, go.to_str().unwrap());
     run(2, narrow, async |job| {
         const SENDS: u64 = 200;
         let (arrived, peer) = (job.counter(), Rank(1));
         let count = arrived.clone();
         let message = job
             .register("busy", move |_: Message, _: &mut Scope| {
-                if count.value() == 0 {
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                let told = || std::path::Path::new(&std::env::var(GO).unwrap()).exists();
+                while count.value() == 0 && !told() {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 count.add(1);
             })
@@ -401,9 +405,11 @@ fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
             // Behind the messages, so that no put is done at once until it is.
             let mut replay = Box::pin(pattern.replay().into_future());
             let replayed = poll_immediate(&mut replay).await;
+            until("the replay is begun", || job.stats().replays == 1).await;
             // The context is not driven now: the first waits for it, and the second comes when nothing is queued any more.
             let mut first = Box::pin(through.put(peer, 1, 1));
             assert!(poll_immediate(&mut first).await.is_none(), "nothing was queued");
+            std::fs::write(std::env::var(GO).unwrap(), "go").unwrap();
             for send in queued {
                 soon("the sends", send).await.unwrap();
             }
@@ -423,4 +429,5 @@ fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
         assert_eq!(window.load(1), Some(if job.rank() == peer { 2 } else { 0 }));
         window.free().await.unwrap();
     });
+    std::fs::remove_file(go).unwrap();
 }

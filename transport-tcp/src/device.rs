@@ -144,14 +144,17 @@ fn bind(config: &TcpConfig) -> io::Result<TcpListener> {
         Some(ports) if config.bind.port() == 0 => ports.clone(),
         _ => config.bind.port()..=config.bind.port(),
     };
-    let mut last = io::Error::new(io::ErrorKind::AddrInUse, "the range of ports is empty");
+    let (first, end, address) = (*ports.start(), *ports.end(), config.bind.ip());
+    let mut last = io::Error::new(io::ErrorKind::AddrInUse, "the range is empty");
     for port in ports {
-        match listen(SocketAddr::new(config.bind.ip(), port), &config.limits) {
+        match listen(SocketAddr::new(address, port), &config.limits) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
     }
-    Err(last)
+    let which =
+        if first == end { format!("port {first}") } else { format!("any of the ports {first}-{end}") };
+    Err(io::Error::new(last.kind(), format!("cannot listen on {which} of {address}: {last}")))
 }
 
 /// As the standard library does it, but for a queue that is long enough for a flood: connections that do not fit into it

@@ -194,6 +194,9 @@ fn cgroup_left() -> Option<u64> {
     own.lines().filter_map(group_left).min()
 }
 
+/// Version 1 says "no limit" by the largest number of pages, in bytes.
+const UNLIMITED: u64 = 1 << 62;
+
 /// By one line of `/proc/self/cgroup`, `number:controllers:path`: version 2 has number 0 and no controllers.
 fn group_left(line: &str) -> Option<u64> {
     let mut parts = line.splitn(3, ':');
@@ -214,7 +217,8 @@ fn group_left(line: &str) -> Option<u64> {
     loop {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-        if let (Some(max), Some(current)) = (number(max), number(current)) {
+        let limit = number(max).filter(|max| *max < UNLIMITED);
+        if let (Some(max), Some(current)) = (limit, number(current)) {
             let stat = read("memory.stat").unwrap_or_default();
             let droppable = stat.lines().find_map(|line| line.strip_prefix(dropped)?.parse::<u64>().ok());
             let here = max.saturating_sub(current.saturating_sub(droppable.unwrap_or(0)));
