@@ -279,6 +279,9 @@ pub enum RmaError {
         /// Number of ranks of the job.
         size: u32,
     },
+    /// The members of the group could not agree upon it, for this reason.
+    #[error("the members of the group cannot agree upon it: {0}")]
+    Refused(String),
     /// The access does not lie within the target's part.
     #[error("bytes {offset}..{end} are outside the part of rank {rank}, which has {len} bytes", end = (*.offset as u128) + (*.count as u128))]
     OutOfRange {

@@ -134,6 +134,13 @@ fn outside(len: usize) -> u64 {
     if len > MAX_DESCRIPTOR_INLINE { len as u64 } else { 0 }
 }
 
+impl Scope<'_> {
+    /// What was promised to somebody who does not use it ([`Sent::Later`](super::Sent::Later)) is for the next.
+    pub fn give_up(&mut self, wait: super::Wait) {
+        self.state.ungrant(wait);
+    }
+}
+
 impl State {
     /// A descriptor has left the FIFO: it may have been an answer.
     pub(super) fn answer_left_queue(&mut self, index: usize, front: &Descriptor) {

@@ -548,7 +548,10 @@ impl Scope<'_> {
         } else {
             let sources = Sources { info: &info[..len], borrowed: &[], table: &self.state.table };
             let stop = self.inject.inject(std::slice::from_ref(&message), &sources).stop;
-            *budget = budget.saturating_sub(message.len);
+            // What finds no room is no progress.
+            if stop != Stop::Full {
+                *budget = budget.saturating_sub(message.len);
+            }
             stop
         };
         let outcome = match stop {

@@ -62,6 +62,8 @@ impl State {
         let endpoints = self.endpoints_of(rank);
         self.busy.retain(|index| !endpoints.contains(index));
         self.aside.retain(|index| !endpoints.contains(index));
+        // A goodbye is the earlier one's.
+        self.leaving.retain(|leaving| *leaving != rank);
         let over_send = self.needs_over_send(rank);
         for index in endpoints {
             // Its queue is empty: everything in it ended with the death.

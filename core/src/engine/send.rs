@@ -428,7 +428,11 @@ impl Scope<'_> {
             return Ok(None);
         }
         let ticket = self.operation(Some(target.rank))?;
-        self.system(index, wire::FLUSH, ticket.to_word(), &[])?;
+        if let Err(fault) = self.system(index, wire::FLUSH, ticket.to_word(), &[]) {
+            self.complete(ticket, Err(fault));
+            self.detach(ticket);
+            return Err(fault.into());
+        }
         let peer = self.state.peer(index);
         // As long as this one is not answered, whoever asks next has to wait, too, and so if nobody waits for this one any more.
         (peer.unflushed, peer.flush) = (false, Some(ticket));

@@ -232,13 +232,16 @@ impl Hub {
             self.give_up(&mut state, at, operation);
             return Begun::Failed(fault);
         }
-        if let Some(fault) = group.absence(operation) {
+        let absent = group.absence(operation);
+        let closed = absent.filter(|fault| matches!(fault, Fault::PeerClosed(_)));
+        if let Some(fault) = absent.filter(|_| closed.is_none()) {
             self.give_up(&mut state, at, operation);
             drop(self.break_from(scope, state, at, operation, fault));
             return Begun::Failed(fault);
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
         let run = Run::new(call.plan, call.layout, call.input, call.combiner);
+        let awaited = if closed.is_some() { run.awaited() } else { Vec::new() };
         let notices: Vec<_> = match (call.lends, run.lends()) {
             (true, true) => Vec::new(),
             // Whoever cannot lend asks.
@@ -263,6 +266,12 @@ impl Hub {
             state = self.take_in(scope, state, at, operation, early);
         }
         state = self.take_from_boards(scope, state, at, operation);
+        if let Some(fault) = closed
+            && !state.groups.get(at).is_some_and(|group| group.was_taken_part_in(operation, &awaited))
+        {
+            drop(self.break_from(scope, state, at, operation, fault));
+            return Begun::Failed(fault);
+        }
         if (is_small || lends) && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
             self.count_call(scope, &mut state, at, !is_long);
         }
@@ -313,6 +322,9 @@ impl Hub {
             }
             group.take_early(operation);
             group.sweep();
+            if group.is_over() {
+                self.remove(state, at);
+            }
         }
     }
 
@@ -492,7 +504,7 @@ impl Hub {
         let value = value_of(op.run.into_result());
         group.sweep();
         group.unask();
-        if group.abandoned && group.slots.is_empty() {
+        if group.is_over() {
             self.remove(&mut state, at);
         }
         (state, Some(value))

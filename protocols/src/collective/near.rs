@@ -8,7 +8,7 @@
 use super::executor::{Guard, Hub};
 use super::outlet::Way;
 use super::stage::Stages;
-use super::state::{Early, GroupState, Slot, State};
+use super::state::{Early, GroupState, Slot, State, WINDOW};
 use super::wire::Record;
 use crate::exchange::Key;
 use crate::window::WindowHome;
@@ -149,7 +149,9 @@ impl GroupState {
             for (place, member) in self.others.iter_mut().enumerate() {
                 // What waits for an answer goes on from where it was when it asked.
                 if !member.asked {
-                    member.started = member.started.max(boards.board.ended(place));
+                    let ended = boards.board.ended(place).min(u64::MAX - WINDOW);
+                    member.started = member.started.max(ended);
+                    member.settle_ahead();
                 }
             }
         }

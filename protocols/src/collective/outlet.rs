@@ -142,16 +142,15 @@ impl Way<'_, '_> {
         if operation < group.others[place].started + WINDOW {
             return true;
         }
-        self.ask(group, at, place, operation);
+        self.ask(group, at, place, operation + 1 - WINDOW);
         false
     }
 
     #[cold]
-    fn ask(&mut self, group: &mut GroupState, at: usize, place: usize, operation: u64) {
+    fn ask(&mut self, group: &mut GroupState, at: usize, place: usize, operations: u64) {
         let member = &mut group.others[place];
         if !member.asked {
             member.asked = true;
-            let operations = operation + 1 - WINDOW;
             self.member_record(group, at, place, &Record::Want { group: at as u16, operations });
         }
     }
@@ -191,6 +190,11 @@ impl Way<'_, '_> {
         if !self.is_within_window(group, at, out.to, operation) {
             return Ok(RunSent::Later);
         }
+        // Who starts late is not to keep more than it would expect of an honest member.
+        if let Err(operations) = group.others[out.to].check_ahead(operation, out.payload.len()) {
+            self.ask(group, at, out.to, operations);
+            return Ok(RunSent::Later);
+        }
         if at != 0 && !group.others[out.to].introduced {
             self.introduce(group, at, out.to);
         }
@@ -207,8 +211,12 @@ impl Way<'_, '_> {
         let info = if out.long { put_part_info(&mut info, out.slice, out.lent) } else { &[] };
         let args = self.args(to, tag.to_word(), info);
         match self.scope.send(&args, Payload::Borrowed(out.payload), wait) {
-            Ok(Sent::Done) => Ok(RunSent::Done),
+            Ok(Sent::Done) => {
+                group.others[out.to].sent_ahead(operation, out.payload.len());
+                Ok(RunSent::Done)
+            }
             Ok(Sent::Queued(ticket)) => {
+                group.others[out.to].sent_ahead(operation, out.payload.len());
                 // It is kept by the engine; what follows it waits, so that little is.
                 self.congest(to, ticket, None);
                 Ok(RunSent::Done)

@@ -135,10 +135,13 @@ impl Hub {
         let group = &mut state.groups[at];
         let member = &mut group.others[place];
         let before = member.started;
-        member.started = before.max(operations);
+        // No number is so high that a window behind it could not be told.
+        member.started = before.max(operations.min(u64::MAX - WINDOW));
+        member.settle_ahead();
         if !std::mem::take(&mut member.asked) {
             return;
         }
+        let parked = member.parked.take().unwrap_or(u64::MAX);
         let notices = std::mem::take(&mut member.notices);
         let State { groups, peers, .. } = &mut *state;
         let mut way = Way { hub: self, scope, peers };
@@ -147,7 +150,7 @@ impl Hub {
         }
         let group = &state.groups[at];
         // The first that has to wait again asks again, if nobody has; those behind it need not.
-        for operation in before + WINDOW..group.next() {
+        for operation in parked.min(before + WINDOW)..group.next() {
             state = self.resume(scope, state, at, operation);
             let Some(member) = state.groups.get(at).map(|group| &group.others[place]) else { return };
             if member.asked && operation >= member.started + WINDOW {
@@ -181,10 +184,10 @@ impl Hub {
     }
 
     /// A member says that a group is broken.
-    fn broken(
-        self: &Arc<Self>,
+    fn broken<'g>(
+        self: &'g Arc<Self>,
         scope: &mut Scope<'_>,
-        mut state: Guard<'_>,
+        mut state: Guard<'g>,
         source: Rank,
         (id, first): (u64, u64),
         cause: Fault,
@@ -200,10 +203,20 @@ impl Hub {
                 drop(self.break_from(scope, state, at, first, cause));
             }
             Some(_) => self.corrupt(scope, state, source),
-            None if state.broken.len() < MOST_BROKEN => {
-                state.broken.entry(id).or_insert((first, cause));
+            None => {
+                if state.broken.len() < MOST_BROKEN {
+                    state.broken.entry(id).or_insert((first, cause));
+                }
+                // Made of it here, and its own handle dropped since.
+                let made_of_it = |parent: Option<(u64, u64)>| {
+                    parent.is_some_and(|(parent, made)| parent == id && made >= first)
+                };
+                let groups = state.groups.iter().filter(|(_, group)| made_of_it(group.parent));
+                let children: Vec<usize> = groups.map(|(at, _)| at).collect();
+                for at in children {
+                    state = self.break_from(scope, state, at, 0, cause);
+                }
             }
-            None => {}
         }
     }
 }

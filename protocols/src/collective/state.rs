@@ -20,8 +20,14 @@ use std::task::Waker;
 
 /// Operations that a rank may be ahead of a member of the group: beyond that its parts wait.
 pub(super) const WINDOW: u64 = 64;
-/// Bytes of a member's parts of operations that are still to be started here, past which it has broken the rules.
-const MOST_EARLY: usize = 8 << 20;
+/// Bytes of parts, with what it takes to keep one, that a rank sends a member which is not known to have started their operations:
+/// beyond that they wait.
+const MOST_AHEAD: usize = 4 << 20;
+/// Bytes of a member's parts of operations that are still to be started here, past which it has broken the rules. What it says
+/// besides about long messages comes on top of what it may be ahead.
+const MOST_EARLY: usize = 2 * MOST_AHEAD;
+/// What keeping a part takes besides its bytes.
+const KEPT: usize = 64;
 /// Operations of a group that are under way on a rank. Parts of them name the low bits of their numbers.
 pub(super) const MOST_UNDER_WAY: usize = 1 << 15;
 /// By how many operations a part may be late that nobody has waited for.
@@ -183,6 +189,54 @@ pub(super) struct Member {
     pub early: usize,
     /// What it is to be told about long messages, and what waits for the window.
     pub notices: Vec<(u64, Notice)>,
+    /// Bytes of parts that it was sent of operations that it is not known to have started, by operation, and of all of them.
+    ahead: VecDeque<(u64, usize)>,
+    ahead_bytes: usize,
+    /// The first operation of which a part waits for it to have started what it was sent.
+    pub parked: Option<u64>,
+}
+
+impl Member {
+    /// Whether a part of an operation may be sent without waiting for the member to have started earlier ones; if not, how many it
+    /// is to have started first.
+    pub fn check_ahead(&mut self, operation: u64, len: usize) -> Result<(), u64> {
+        if operation < self.started || self.ahead_bytes + len + KEPT <= MOST_AHEAD {
+            return Ok(());
+        }
+        match self.ahead.front() {
+            None => Ok(()),
+            Some((first, _)) => {
+                self.parked = Some(self.parked.map_or(operation, |parked| parked.min(operation)));
+                Err(first + 1)
+            }
+        }
+    }
+
+    /// A part of an operation was sent.
+    #[inline]
+    pub fn sent_ahead(&mut self, operation: u64, len: usize) {
+        if operation < self.started {
+            return;
+        }
+        self.ahead_bytes += len + KEPT;
+        match self.ahead.iter_mut().rev().find(|(of, _)| *of == operation) {
+            Some((_, bytes)) => *bytes += len + KEPT,
+            None => {
+                let at = self.ahead.partition_point(|(of, _)| *of < operation);
+                self.ahead.insert(at, (operation, len + KEPT));
+            }
+        }
+    }
+
+    /// It is known to have started more.
+    pub fn settle_ahead(&mut self) {
+        while let Some((operation, bytes)) = self.ahead.front().copied()
+            && operation < self.started
+        {
+            self.ahead.pop_front();
+            self.ahead_bytes -= bytes;
+        }
+    }
 }
 
 /// A group as its member sees it.
@@ -264,11 +318,25 @@ impl GroupState {
         least.wrapping_add(u64::from(low.wrapping_sub(least as u16)))
     }
 
-    /// Who takes no part in an operation that is called now, if anybody: it is gone, or has dropped the group.
+    /// Who takes no part in an operation that is called now, if anybody: it is gone, or has dropped the group. Only of one that left
+    /// in order ([`Fault::PeerClosed`]) it may have done so before.
     #[inline]
     pub fn absence(&self, operation: u64) -> Option<Fault> {
+        if self.down.is_empty() && self.left.is_none() {
+            return None;
+        }
+        let lost = self.down.values().find(|fault| !matches!(fault, Fault::PeerClosed(_))).copied();
         let left = || self.left.filter(|(first, _)| *first <= operation).map(|(_, fault)| fault);
-        self.down.values().next().copied().or_else(left)
+        lost.or_else(left).or_else(|| self.down.values().next().copied())
+    }
+
+    /// Of an operation that is called only now, when members have left in order: whether they sent their parts of it before. All
+    /// that this rank has to do with them is done, and somebody has begun it, as `awaited` were those whom it had to do with
+    /// before it looked.
+    pub fn was_taken_part_in(&self, operation: u64, awaited: &[usize]) -> bool {
+        let Some(Slot::Running(op)) = self.slot_of(operation) else { return false };
+        let still = op.run.awaited();
+        still.len() < awaited.len() && still.iter().all(|place| !self.down.contains_key(place))
     }
 
     /// A member has dropped the group, and takes no part in operations from `first` on.
@@ -313,6 +381,11 @@ impl GroupState {
         }
     }
 
+    /// Whether nobody can name it any more, and nothing of it is under way.
+    pub fn is_over(&self) -> bool {
+        self.abandoned && self.slots.is_empty()
+    }
+
     /// Why an operation cannot end well, if so.
     pub fn failure(&self, operation: u64) -> Option<Fault> {
         self.broken.filter(|(first, _)| *first <= operation).map(|(_, cause)| cause)
@@ -320,7 +393,7 @@ impl GroupState {
 
     /// Keeps what came early; false: that much no honest member sends.
     pub fn keep(&mut self, operation: u64, place: usize, early: Early) -> bool {
-        let bytes = 64 + if let Early::Part { bytes, .. } = &early { bytes.len() } else { 0 };
+        let bytes = KEPT + if let Early::Part { bytes, .. } = &early { bytes.len() } else { 0 };
         let member = &mut self.others[place];
         if operation >= self.started.max(self.base) + 2 * WINDOW || member.early + bytes > MOST_EARLY {
             return false;
@@ -508,7 +581,9 @@ impl State {
                 group.down.insert(place, *fault);
             }
         }
-        group.broken = self.broken.remove(&id);
+        // What its parent's break has done to it counts as well.
+        let told = self.broken.remove(&id);
+        group.broken = group.broken.or(told);
         self.left.retain(|(left, first, fault)| {
             if *left == id {
                 group.note_left(*first, *fault);

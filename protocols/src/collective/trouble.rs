@@ -42,7 +42,7 @@ impl Hub {
         first: u64,
         cause: Fault,
     ) -> Guard<'g> {
-        let mut to_do = vec![(at, first)];
+        let (mut to_do, mut over) = (vec![(at, first)], Vec::new());
         while let Some((at, first)) = to_do.pop() {
             let State { groups, peers, .. } = &mut *state;
             let Some(group) = groups.get_mut(at) else { continue };
@@ -68,6 +68,9 @@ impl Hub {
                 }
             }
             group.sweep();
+            if group.is_over() {
+                over.push(at);
+            }
             let record = Record::Broken { id: group.membership.id, first, cause }.encode();
             let mut way = Way { hub: self, scope, peers };
             for place in group.neighbours() {
@@ -78,6 +81,7 @@ impl Hub {
                 group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
             }));
         }
+        over.into_iter().for_each(|at| self.remove(&mut state, at));
         let wakers = std::mem::take(&mut state.waiters);
         wakers.into_iter().for_each(std::task::Waker::wake);
         state

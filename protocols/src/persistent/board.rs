@@ -183,6 +183,8 @@ impl Board {
     ) -> Option<Option<Waker>> {
         match self.inboxes.get_mut(&key) {
             Some(inbox) => inbox.deliver(source, kind, child, message).map(|()| inbox.waker.take()),
+            // Whoever was started again is told of what an earlier incarnation had.
+            None if kind == Kind::Broken => Some(None),
             // One that was dropped here is not missed.
             None => self.next.get(&key.0).is_some_and(|next| key.1 < *next).then_some(None),
         }

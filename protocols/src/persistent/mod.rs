@@ -24,6 +24,7 @@ use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
 use zerocopy::IntoBytes;
@@ -509,6 +510,7 @@ impl Core {
 
     /// One use of a reduction; `add` combines a child's bytes into this rank's.
     async fn reduce(&mut self, own: &mut [u8], mut add: impl FnMut(&mut [u8], &[u8])) -> Result<(), Fault> {
+        let me = self.persistent.handle.me().rank;
         let turn = self.next_turn()?;
         for (child, rank) in self.tree.children.iter().enumerate() {
             let mut arrived = |inbox: &Inbox| {
@@ -516,7 +518,9 @@ impl Core {
                 (slot.count >= turn).then(|| slot.bytes.clone())
             };
             let bytes = self.wait(*rank, &mut arrived).await?;
-            add(own, &bytes);
+            // It may be the user's.
+            let added = catch_unwind(AssertUnwindSafe(|| add(own, &bytes)));
+            added.map_err(|_| Fault::RemotePanicked(me))?;
         }
         self.write(own)?;
         if let Some((parent, _)) = self.tree.parent {

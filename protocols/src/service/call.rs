@@ -104,7 +104,10 @@ fn ask(
     }
     let ticket = match scope.operation(Some(envelope.target.rank)) {
         Ok(ticket) => ticket,
-        Err(fault) => return Asked::Failed(fault.into()),
+        Err(fault) => {
+            scope.give_up(wait);
+            return Asked::Failed(fault.into());
+        }
     };
     let started = start(scope, envelope, ticket.to_word(), payload, wait);
     if matches!(started, Started::Done | Started::Queued(_)) {
@@ -207,6 +210,7 @@ impl<F: Face> Call<'_, F> {
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {
                         if !may() {
+                            engine.scope().give_up(wait);
                             return Asked::Failed(Fault::Shutdown.into());
                         }
                         ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
@@ -222,6 +226,7 @@ impl<F: Face> Call<'_, F> {
                                 let asked = if may() {
                                     ask(scope, &envelope, &mut payload, wait, || handle, deadline)
                                 } else {
+                                    scope.give_up(wait);
                                     Asked::Failed(Fault::Shutdown.into())
                                 };
                                 (asked, payload)

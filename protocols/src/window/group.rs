@@ -2,7 +2,7 @@
 
 use super::allocation::allocate_part;
 use super::memory::Made;
-use super::{Element, Origin, Window, send_to_rma};
+use super::{Element, Origin, Window};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -145,8 +145,7 @@ fn collective_to_rma(error: CollectiveError) -> RmaError {
         CollectiveError::TooManyGroups => {
             Fault::OutOfMemory("this rank has as many groups as it may have").into()
         }
-        // Of what else there is, nothing can follow from a gather of equal lengths.
-        _ => send_to_rma(SendError::Fault(Fault::Shutdown)),
+        refused => RmaError::Refused(refused.to_string()),
     }
 }
 
@@ -195,6 +194,13 @@ impl Group {
             Err(error) => (Share { id, offset: 0, len: 0, failed: 1 }, None, Some(error)),
         };
         let (number, gathered) = self.numbered_all_gather(&[share]);
+        if number == u64::MAX {
+            // Nothing was begun, and nobody has heard of this part.
+            if let Some((device, own)) = own {
+                device.free(own);
+            }
+            return Err(gathered.await.map_or_else(collective_to_rma, |_| Fault::Shutdown.into()));
+        }
         let key = (self.id(), number);
         let others: Vec<Rank> = self.members().iter().copied().filter(|rank| *rank != me).collect();
         home.exchange.hold(key, others.clone(), own);

@@ -171,6 +171,8 @@ impl RxLink {
                 Ok(Parsed::More) => self.ready |= std::mem::take(&mut self.held),
             }
             if reads == READS {
+                // What was fetched and not opened yet, nobody tells of again.
+                self.ready |= !dry;
                 break None;
             }
             reads += 1;

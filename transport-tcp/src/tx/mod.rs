@@ -248,7 +248,8 @@ impl Tx {
         for link in self.links.iter_mut().flatten() {
             if link.wanted
                 && link.job.is_none()
-                && (link.out.is_empty() || link.out.len() < limit)
+                // What waits for its connection is no less than it was.
+                && (link.out.is_empty() || (link.can_write() && link.out.len() < limit))
                 && !link.blocked
             {
                 link.wanted = false;
