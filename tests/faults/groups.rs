@@ -219,3 +219,103 @@ fn fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_a
         job.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_a_member_that_starts_late_is_no_reason_to_cut_anybody_off() {
+    run(9, options(), async |job| {
+        // Blocks of 16 KiB, eight of which come to a member from its neighbour whether it has started or not.
+        let ring = job.world().schedule(posthaste::Algorithm::Ring);
+        let mine = vec![1u64; 9 * 2048];
+        if job.rank() == Rank(8) {
+            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        }
+        let sum = Reduce::sum();
+        let under_way: Vec<_> = (0..64).map(|_| ring.all_reduce(&mine, &sum)).collect();
+        for operation in under_way {
+            let sums = soon("a sum", operation).await.unwrap();
+            assert!(sums.iter().all(|sum| *sum == 9));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_what_was_sent_before_an_orderly_leave_counts() {
+    run(3, options().body_leaves(), async |job| {
+        let (world, me) = (job.world(), job.rank().index());
+        job.barrier().await.unwrap();
+        if me > 0 {
+            assert_eq!(soon("its part", world.gather(0, &[me as u64])).await, Ok(None));
+            return job.leave().await.unwrap();
+        }
+        // The leaves are told before the operation is called here.
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        let gathered = soon("the parts", world.gather(0, &[0u64])).await.unwrap();
+        assert_eq!(gathered, Some(vec![0, 1, 2]));
+        let next = soon("no more parts", world.gather(0, &[0u64])).await.unwrap_err();
+        assert!(matches!(next, CollectiveError::Fault(Fault::PeerClosed(_))), "{next}");
+        job.leave().await.unwrap();
+    });
+}
+
+/// Offers nothing.
+#[derive(Debug)]
+struct Nothing;
+
+impl posthaste::collective::Schedule for Nothing {
+    fn name(&self) -> &str {
+        "nothing"
+    }
+
+    fn program(
+        &self,
+        _: posthaste::collective::Kind,
+        _: &posthaste::collective::Place<'_>,
+    ) -> Option<posthaste::collective::Program> {
+        None
+    }
+}
+
+#[test]
+fn fault_a_window_that_cannot_be_agreed_upon_takes_nothing_from_others() {
+    run(2, options(), async |job| {
+        let world = job.world();
+        // Until the group works in memory that all of them share.
+        for round in 0..3_000u64 {
+            let sums = soon("a sum", world.all_reduce(&[round], &Reduce::sum())).await.unwrap();
+            assert_eq!(sums, [2 * round]);
+        }
+        let refusing = world.custom_schedule(std::sync::Arc::new(Nothing));
+        for _ in 0..3 {
+            let refused = soon("no window", refusing.shmalloc::<u64>(1000)).await.unwrap_err();
+            assert!(refused.to_string().contains("\"nothing\" does not offer AllGather"), "{refused}");
+        }
+        let mut regions = Vec::new();
+        for round in 0..20u64 {
+            let gathered = soon("all", world.all_gather(&vec![round; 1 << 10])).await.unwrap();
+            assert!(gathered.len() == 2 << 10 && gathered.iter().all(|value| *value == round));
+            let region = job.region(32 << 10).await.unwrap();
+            region.write(0, &vec![round as u8 + 1; 32 << 10]).unwrap();
+            regions.push(region);
+        }
+        for (round, region) in regions.iter().enumerate() {
+            let mut bytes = vec![0; 32 << 10];
+            region.read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == round as u8 + 1), "region {round} is somebody else's");
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members() {
+    use posthaste::persistent::PersistentError;
+    run(3, options(), async |job| {
+        let world = job.world();
+        let bad = Reduce::by(|_: u64, _: u64| -> u64 { panic!("on purpose") });
+        let mut sum = job.persistent().all_reduce::<u64>(&world, 1, &bad).await.unwrap();
+        let ended = soon("the reduction", sum.run(&mut [1])).await;
+        assert!(matches!(ended, Err(PersistentError::Fault(Fault::RemotePanicked(_)))), "{ended:?}");
+        job.barrier().await.unwrap();
+    });
+}

@@ -241,7 +241,6 @@ impl Hub {
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
         let run = Run::new(call.plan, call.layout, call.input, call.combiner);
-        let awaited = if closed.is_some() { run.awaited() } else { Vec::new() };
         let notices: Vec<_> = match (call.lends, run.lends()) {
             (true, true) => Vec::new(),
             // Whoever cannot lend asks.
@@ -267,8 +266,10 @@ impl Hub {
         }
         state = self.take_from_boards(scope, state, at, operation);
         if let Some(fault) = closed
-            && !state.groups.get(at).is_some_and(|group| group.was_taken_part_in(operation, &awaited))
+            && !state.groups.get(at).is_some_and(|group| group.needs_nobody_gone(operation))
         {
+            // Unless it does not fit what has come.
+            let fault = state.groups.get(at).and_then(|group| group.failure(operation)).unwrap_or(fault);
             drop(self.break_from(scope, state, at, operation, fault));
             return Begun::Failed(fault);
         }

@@ -330,13 +330,11 @@ impl GroupState {
         lost.or_else(left).or_else(|| self.down.values().next().copied())
     }
 
-    /// Of an operation that is called only now, when members have left in order: whether they sent their parts of it before. All
-    /// that this rank has to do with them is done, and somebody has begun it, as `awaited` were those whom it had to do with
-    /// before it looked.
-    pub fn was_taken_part_in(&self, operation: u64, awaited: &[usize]) -> bool {
+    /// Of an operation that is called only now, when members have left in order: whether this rank has nothing to do with them any
+    /// more, because their parts came before or are for others.
+    pub fn needs_nobody_gone(&self, operation: u64) -> bool {
         let Some(Slot::Running(op)) = self.slot_of(operation) else { return false };
-        let still = op.run.awaited();
-        still.len() < awaited.len() && still.iter().all(|place| !self.down.contains_key(place))
+        self.down.keys().all(|place| !op.run.awaits(*place))
     }
 
     /// A member has dropped the group, and takes no part in operations from `first` on.
@@ -627,6 +625,41 @@ mod tests {
     fn group() -> GroupState {
         let membership = Membership::new(7, vec![Rank(0), Rank(1)], Rank(0), &[0, 0]).expect("a group");
         GroupState::new(Arc::new(membership), None)
+    }
+
+    #[test]
+    fn a_group_is_broken_by_what_broke_its_parent_and_by_what_is_told_of_it() {
+        let mut state = State::new(Rank(0), 2);
+        let mut broken = group();
+        broken.broken = Some((0, Fault::PeerLost(Rank(1))));
+        let at = state.add(broken).expect("so few groups");
+        assert_eq!(state.groups[at].failure(0), Some(Fault::PeerLost(Rank(1))));
+        state.remove(at);
+        state.broken.insert(7, (3, Fault::PeerLost(Rank(1))));
+        let at = state.add(group()).expect("so few groups");
+        assert_eq!((state.groups[at].failure(2), state.groups[at].failure(3).is_some()), (None, true));
+    }
+
+    #[test]
+    fn what_a_member_is_sent_before_it_starts_is_bounded() {
+        let mut member = Member::default();
+        let part = 16 << 10;
+        let (mut sent, mut operation) = (0, 0);
+        while member.check_ahead(operation, part).is_ok() {
+            member.sent_ahead(operation, part);
+            sent += part + KEPT;
+            operation = (sent / (1 << 20)) as u64;
+        }
+        assert!(sent <= MOST_AHEAD && sent + part + KEPT > MOST_AHEAD);
+        assert_eq!((member.check_ahead(operation, part), member.parked), (Err(1), Some(operation)));
+        assert!(member.check_ahead(operation, 0).is_err() || sent + KEPT <= MOST_AHEAD);
+        // When it has started the first, there is room for as much.
+        member.started = 1;
+        member.settle_ahead();
+        assert_eq!(member.check_ahead(operation, part), Ok(()));
+        member.started = u64::MAX;
+        member.settle_ahead();
+        assert_eq!((member.ahead_bytes, member.ahead.len()), (0, 0));
     }
 
     #[test]

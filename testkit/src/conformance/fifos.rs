@@ -197,3 +197,34 @@ pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
         assert!(matches!(refused, Ok(Err((error, _))) if error == fault));
     });
 }
+
+/// What finds no room is no progress: nobody goes on looking for that alone, whoever waits.
+pub fn a_fifo_whose_target_has_no_room_lets_its_context_sleep<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("message", &log);
+    let options = FifoOptions { slots: 1 << 16, ..FifoOptions::default() };
+    let fifo = world.enter(at(Rank(0)), |scope| scope.open_fifo(options)).expect("not so many slots");
+    world.pause(Rank(1));
+    let len = world.caps().max_eager.min(5_000);
+    // More than lanes, pages, sockets and kernels hold on the way.
+    let all: Vec<Message> =
+        (0..4_000).map(|n| Message::filled(at(Rank(0)), at(Rank(1)), protocol, n, 0, len)).collect();
+    let tickets = fill(&world, fifo, &mut all.iter().cloned().collect());
+    let context = world.handle(at(Rank(0))).clone();
+    let mut idle = 0;
+    for _ in 0..10_000 {
+        idle = if context.advance() == 0 { idle + 1 } else { 0 };
+        if idle == 100 {
+            break;
+        }
+    }
+    let waits = world.enter(at(Rank(0)), |scope| scope.fifo_status(fifo)).expect("it is open").len;
+    assert!(waits > 0, "there was room for all");
+    assert_eq!(idle, 100, "{waits} slots wait, and that counts as progress");
+    world.resume(Rank(1));
+    for ticket in tickets {
+        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+    }
+    world.until("all arrive", |_| log.len() == all.len());
+}
