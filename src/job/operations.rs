@@ -417,8 +417,8 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// As for [`barrier`](Job::barrier); a blob of another length is another operation. If all blobs together have 4
-    /// GiB or more.
+    /// As for [`barrier`](Job::barrier); a blob of another length is another operation. If all blobs together have more than 128
+    /// MiB: [`Group::all_gather`] has no such limit.
     ///
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up leaves the others waiting until it leaves the job.

@@ -319,3 +319,25 @@ fn fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members(
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent() {
+    run(2, options(), async |job| {
+        // A call that is refused breaks its group.
+        let mut groups = Vec::new();
+        for _ in 0..4 {
+            groups.push(job.world().split(Some(0), 0).await.unwrap().unwrap());
+        }
+        let absurd = |error: CollectiveError| {
+            assert!(matches!(error, CollectiveError::Length { .. }), "{error}");
+        };
+        absurd(groups[0].scatter::<u64>(0, &[], usize::MAX / 4).await.unwrap_err());
+        absurd(groups[1].scatter::<u64>(1, &[1], usize::MAX).await.unwrap_err());
+        absurd(groups[2].all_to_all_v::<u64>(&[1], &[usize::MAX, 2], &[1, 1]).await.unwrap_err());
+        absurd(groups[3].all_to_all_v::<u64>(&[1, 2], &[1, 1], &[1, usize::MAX / 8]).await.unwrap_err());
+        let long = job.all_gather(&vec![0; 65 << 20]).await.unwrap_err();
+        assert!(long.to_string().contains("at most 67108864 bytes"), "{long}");
+        assert_eq!(soon("a sum", job.world().all_reduce(&[1u64], &Reduce::sum())).await.unwrap(), [2]);
+        job.barrier().await.unwrap();
+    });
+}

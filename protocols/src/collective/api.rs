@@ -43,6 +43,13 @@ fn one<T: Datum>(value: Value) -> T {
 ///
 /// Values are plain data, sent as they lie in memory: the machines of a job have one byte order. Ranks are those of the
 /// group.
+/// No vector has more.
+const MOST_BYTES: usize = isize::MAX as usize;
+
+fn sum_of(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
 impl Group {
     /// The same group with a schedule of one's choice for all operations that are called on it; all members choose the
     /// same. An operation that the schedule does not offer is refused.
@@ -384,9 +391,12 @@ impl Group {
     /// ```
     pub fn scatter<T: Datum>(&self, root: usize, values: &[T], len: usize) -> InFlight<Vec<T>> {
         let mut spec = Spec::new(Kind::Scatter, Collective::Scatter);
-        (spec.root, spec.bytes, spec.element) = (root, len * size_of::<T>(), size_of::<T>());
+        (spec.root, spec.bytes, spec.element) = (root, len.saturating_mul(size_of::<T>()), size_of::<T>());
+        if spec.bytes > MOST_BYTES {
+            return self.fail(spec, "a block of a scatter", len, MOST_BYTES / size_of::<T>(), vector);
+        }
         if root == self.rank() {
-            let expected = len * self.size();
+            let expected = len.saturating_mul(self.size());
             if values.len() != expected {
                 return self.fail(spec, "the blocks of a scatter", values.len(), expected, vector);
             }
@@ -456,7 +466,7 @@ impl Group {
         for (what, len, expected) in [
             ("the counts of an all-to-all", counts.len(), size),
             ("the awaited counts of an all-to-all", awaited.len(), size),
-            ("the values of an all-to-all", values.len(), counts.iter().sum()),
+            ("the values of an all-to-all", values.len(), sum_of(counts)),
         ] {
             if len != expected {
                 return self.fail(spec, what, len, expected, vector);
@@ -465,6 +475,10 @@ impl Group {
         if counts[me] != awaited[me] {
             let what = "what a rank has for itself";
             return self.fail(spec, what, counts[me], awaited[me], vector);
+        }
+        if sum_of(awaited).saturating_mul(spec.element) > MOST_BYTES {
+            let (what, most) = ("the awaited values of an all-to-all", MOST_BYTES / size_of::<T>().max(1));
+            return self.fail(spec, what, sum_of(awaited), most, vector);
         }
         spec.input = Given::New(values.as_bytes());
         // Told apart from one whose blocks are all of one length.

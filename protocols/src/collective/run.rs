@@ -259,6 +259,10 @@ impl Run {
         let is_it =
             |step: &Step| step.task == Task::Send && step.peer as usize == peer && step.phase == phase;
         let step = steps.iter().position(is_it).ok_or(Misfit)? as u16;
+        if self.clear.contains(&(colour, step)) {
+            // Who is asked says so once more.
+            return Ok(());
+        }
         self.clear.push((colour, step));
         let colours = self.plan.colours.len() as u32;
         let (now, still): (Vec<At>, Vec<At>) =

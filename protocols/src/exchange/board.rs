@@ -16,7 +16,7 @@ use std::task::Waker;
 /// Operations that a peer may be ahead of this rank.
 const MAX_AHEAD: u64 = 1 << 16;
 /// Bytes of a peer's blobs that may wait before it is told off.
-const MAX_STORED: usize = 256 << 20;
+pub(super) const MAX_STORED: usize = 256 << 20;
 
 /// An operation that this rank takes part in at the moment.
 struct Running {

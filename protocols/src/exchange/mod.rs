@@ -17,7 +17,7 @@ mod simulation;
 
 use crate::handler::ActiveMessage;
 use crate::message::Message;
-use board::{Board, Effects};
+use board::{Board, Effects, MAX_STORED};
 use bytes::{Bytes, BytesMut};
 pub(crate) use custody::Key;
 use notice::Outlet;
@@ -193,7 +193,8 @@ impl Exchange {
     /// # Cancel safety
     /// Not cancel safe, as for [`barrier`](Self::barrier).
     pub async fn all_gather(&self, blob: &[u8]) -> Result<Vec<Bytes>, SendError> {
-        let max = u64::from(u32::MAX) / u64::from(self.size);
+        // Half of what is kept of a rank that is ahead, which may be two operations.
+        let max = (MAX_STORED / 2) as u64 / u64::from(self.size);
         let bytes = u32::try_from(blob.len()).ok().filter(|len| u64::from(*len) <= max);
         let bytes = bytes.ok_or(SendError::TooLong { len: blob.len() as u64, max })?;
         let operation = self.begin(Collective::AllGather(bytes))?;
