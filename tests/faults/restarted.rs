@@ -1,6 +1,6 @@
 //! Ranks that died and were started again under their number.
 
-use crate::support::{Options, Random, options, run, soon, text_of, until, wait_for};
+use crate::support::{Options, Random, barrier_before_death, options, run, soon, text_of, until, wait_for};
 use posthaste::{
     CallError, Element, Error, Fault, Group, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope,
     SendError,
@@ -368,4 +368,32 @@ fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
         }
     });
     let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn fault_a_persistent_collective_that_broke_is_told_to_no_restarted_member() {
+    run(3, once(), async |job| {
+        let who = job.service("who", |()| async {}).unwrap();
+        if job.incarnation() == 0 {
+            let sums = job.persistent().all_reduce::<u64>(&job.world(), 1, &Reduce::sum()).await;
+            let mut sums = sums.unwrap();
+            let mut value = [1];
+            sums.run(&mut value).await.unwrap();
+            assert_eq!(value, [3]);
+            barrier_before_death(&job, ONE).await;
+            if job.rank() == ONE {
+                std::process::abort();
+            }
+            // Not a look at it while the rank dies and comes again.
+            soon("the restart", job.peer_restarted(ONE, 0)).await.unwrap();
+            soon("its end", sums.run(&mut value)).await.unwrap_err();
+        } else {
+            job.ready();
+        }
+        let group = everybody(&job).await;
+        for to in job.ranks() {
+            soon("an answer", who.call(to, ())).await.expect("nobody is cut off");
+        }
+        soon("the end", group.barrier()).await.unwrap();
+    });
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use posthaste_core::Messager;
-use posthaste_core::descriptor::Op;
+use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Packet, PeerEvent, Sink, SourceTable, Sources, Stop, Verdict};
 use posthaste_core::slot::{Outcome, Ticket};
 use posthaste_core::{ContextId, Descriptor, Device, Fault, JobShape, LossCause, Port, ProtocolId, Rank};
@@ -153,4 +153,97 @@ async fn who_leaves_does_not_linger_for_a_rank_whose_port_is_closed() {
     let zero = Member::open(config, book, &Log::default()).await;
     zero.send(1, LOG, &[], b"nobody hears it", false).await.expect("nobody has told of its end");
     zero.client.close().await;
+}
+
+/// Records that one look at the socket has fetched and not opened are opened although others connect meanwhile, with whom
+/// the port begins to look only where it is told to.
+#[tokio::test]
+async fn encrypted_records_that_were_fetched_are_not_forgotten_when_others_connect() {
+    const BURST: usize = 20;
+    let _watchdog = Watchdog::start("fetched records", Duration::from_secs(60), || "it is polled".to_owned());
+    let shape = JobShape { ranks: 4, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(4));
+    let devices: Vec<Arc<TcpDevice>> = (0..4)
+        .map(|rank| {
+            let config = config(Rank(rank), shape, Mode::Encrypted, Limits::default());
+            let device = Arc::new(TcpDevice::new(config, book.clone()).expect("a free port"));
+            book.set(Rank(rank), PeerAddress { address: device.address(), incarnation: 1 });
+            device
+        })
+        .collect();
+    let mut ports: Vec<_> =
+        devices.iter().map(|device| device.port(ContextId(0)).expect("its own")).collect();
+    for device in &devices {
+        device.open(Arc::new(|_, _| {})).await.expect("the device opens");
+    }
+    let (zero, others) = ports.split_first_mut().expect("four");
+    let (mut seen, mut theirs) = (Counted::default(), Counted::default());
+    send(&mut *others[0], Rank(0), ContextId(0));
+    while seen.0 == 0 {
+        others[0].advance(16, &mut theirs);
+        zero.advance(16, &mut seen);
+        tokio::task::yield_now().await;
+    }
+    // Until it finds nothing more.
+    while zero.advance(16, &mut seen) > 0 {}
+    for _ in 0..BURST {
+        // Each is a record of its own.
+        send(&mut *others[0], Rank(0), ContextId(0));
+        others[0].advance(16, &mut theirs);
+    }
+    // All of it has arrived, so that one look fetches it.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    zero.advance(1000, &mut seen);
+    assert!(seen.0 > 1, "nothing has come");
+    assert!(seen.0 < 1 + BURST, "one look has opened all: nothing is left to be forgotten");
+    for other in 1..3 {
+        send(&mut *others[other], Rank(0), ContextId(0));
+    }
+    for _ in 0..100 {
+        others.iter_mut().for_each(|port| drop(port.advance(16, &mut theirs)));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for _ in 0..100 {
+        zero.advance(1000, &mut seen);
+        others.iter_mut().for_each(|port| drop(port.advance(16, &mut theirs)));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(seen.0, 1 + BURST + 2, "what was fetched is forgotten");
+    devices.iter().for_each(|device| device.abort());
+}
+
+/// What is refused because more waits for a connection than fits is no reason to look again at once.
+#[cfg_attr(feature = "portable", ignore = "a port is never asleep there")]
+#[tokio::test]
+async fn a_port_whose_messages_wait_for_their_connection_sleeps() {
+    let _watchdog = Watchdog::start("a waiting port", Duration::from_secs(60), || "it is polled".to_owned());
+    // Nobody knows where rank 1 is.
+    let config = config(Rank(0), SHAPE, Mode::HandshakeOnly, Limits::default());
+    let device = TcpDevice::new(config, Arc::new(AddressBook::new(2))).expect("a free port");
+    let mut port = device.port(ContextId(0)).expect("its own");
+    device.open(Arc::new(|_, _| {})).await.expect("the device opens");
+    let payload = vec![1; 60_000];
+    let message = Descriptor {
+        op: Op::Send,
+        source_kind: SourceKind::Borrowed,
+        rank: Rank(1),
+        protocol: ProtocolId(20),
+        len: payload.len() as u64,
+        ..Descriptor::default()
+    };
+    let table = SourceTable::default();
+    let sources = Sources { info: &[], borrowed: &payload, table: &table };
+    let mut refused = 0;
+    let mut seen = Counted::default();
+    for _ in 0..1000 {
+        refused += usize::from(port.inject(&[message], &sources).stop == Stop::Full);
+        port.advance(16, &mut seen);
+        // Whoever drives it asks again in each round.
+        if refused > 3 {
+            break;
+        }
+    }
+    assert!(refused > 3, "everything fits");
+    assert!(port.arm(true), "it goes on looking");
+    device.abort();
 }

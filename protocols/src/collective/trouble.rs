@@ -123,8 +123,15 @@ impl Hub {
     /// A rank was started again: groups to come may have it as a member. Those that it was a member of stay broken.
     pub(super) fn peer_up(&self, rank: Rank) {
         let mut state = self.lock();
-        let State { peers, offers, unclaimed, down, .. } = &mut *state;
+        let State { peers, offers, unclaimed, down, groups, .. } = &mut *state;
         down.remove(&rank);
+        // Groups that the rank was a member of broke when it died. Those that did not were made since, by somebody who had heard
+        // of the restart before.
+        for (_, group) in groups.iter_mut().filter(|(_, group)| group.broken.is_none()) {
+            if let Some(place) = group.membership.place_of(rank) {
+                group.down.remove(&place);
+            }
+        }
         peers[rank.index()] = Peer::default();
         unclaimed.retain(|_, messages| {
             messages.retain(|message| message.from != rank);
