@@ -1,9 +1,24 @@
 //! How a peer ends, and how the engine itself does: whatever depends on them ends with an error.
 
-use super::State;
+use super::{Engine, State};
 use crate::error::Fault;
 use crate::ids::{ContextId, Endpoint, Rank};
+use crate::protocol::Protocol;
 use crate::slot::Ticket;
+use std::sync::Arc;
+
+impl Engine {
+    /// Behind the end of the context: the protocols, which may lead back to it, for the caller to drop where nothing is held.
+    #[must_use]
+    pub(crate) fn retire(&mut self) -> Vec<Arc<dyn Protocol>> {
+        if !self.state.closed || std::mem::replace(&mut self.retired, true) {
+            return Vec::new();
+        }
+        let mut retired = std::mem::take(&mut self.handlers);
+        retired.extend(self.state.registry.leave());
+        retired
+    }
+}
 
 impl State {
     /// All endpoints of a rank are gone: end what depends on them.

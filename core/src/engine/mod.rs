@@ -353,17 +353,6 @@ impl Engine {
         events
     }
 
-    /// Behind the end of the context: the protocols, which may lead back to it, for the caller to drop where nothing is held.
-    #[must_use]
-    pub(crate) fn retire(&mut self) -> Vec<Arc<dyn Protocol>> {
-        if !self.state.closed || std::mem::replace(&mut self.retired, true) {
-            return Vec::new();
-        }
-        let mut retired = std::mem::take(&mut self.handlers);
-        retired.extend(self.state.registry.leave());
-        retired
-    }
-
     #[cold]
     fn refresh_handlers(&mut self) {
         if self.retired {

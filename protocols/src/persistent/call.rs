@@ -1,0 +1,91 @@
+//! What the members of a group call for, and that they call for the same.
+
+use super::PersistentError;
+use crate::group::Group;
+use posthaste_core::Fault;
+
+/// What members have to agree upon.
+///
+/// # Examples
+/// ```
+/// use posthaste::persistent::{PersistentCall, PersistentKind};
+/// let call = PersistentCall { kind: PersistentKind::Broadcast, root: 2, bytes: 24 };
+/// assert_eq!(call.to_string(), "a broadcast of 24 bytes from member 2");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PersistentCall {
+    /// Which collective.
+    pub kind: PersistentKind,
+    /// Where it begins, by rank in the group; 0 for those that begin everywhere.
+    pub root: usize,
+    /// Bytes of the values that each member gives, or gets from each other.
+    pub bytes: usize,
+}
+
+/// Which persistent collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PersistentKind {
+    /// [`Persistent::all_reduce`].
+    AllReduce,
+    /// [`Persistent::broadcast`].
+    Broadcast,
+    /// [`Persistent::barrier`].
+    Barrier,
+    /// [`Persistent::all_to_all`].
+    AllToAll,
+    /// One of another version.
+    Unknown,
+}
+
+impl std::fmt::Display for PersistentCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let PersistentCall { kind, root, bytes } = self;
+        match kind {
+            PersistentKind::AllReduce => write!(f, "a reduction of {bytes} bytes"),
+            PersistentKind::Broadcast => write!(f, "a broadcast of {bytes} bytes from member {root}"),
+            PersistentKind::Barrier => f.write_str("a barrier"),
+            PersistentKind::AllToAll => write!(f, "an exchange of {bytes} bytes with each other member"),
+            PersistentKind::Unknown => write!(f, "something unknown of {bytes} bytes"),
+        }
+    }
+}
+
+impl PersistentCall {
+    fn to_words(self) -> [u64; 3] {
+        let kind = match self.kind {
+            PersistentKind::AllReduce => 1,
+            PersistentKind::Broadcast => 2,
+            PersistentKind::Barrier => 3,
+            PersistentKind::AllToAll => 4,
+            PersistentKind::Unknown => 0,
+        };
+        [kind, self.root as u64, self.bytes as u64]
+    }
+
+    fn from_words([kind, root, bytes]: [u64; 3]) -> PersistentCall {
+        let kind = match kind {
+            1 => PersistentKind::AllReduce,
+            2 => PersistentKind::Broadcast,
+            3 => PersistentKind::Barrier,
+            4 => PersistentKind::AllToAll,
+            _ => PersistentKind::Unknown,
+        };
+        PersistentCall { kind, root: root as usize, bytes: bytes as usize }
+    }
+}
+
+/// Bytes of so many values.
+pub(super) fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
+    let bytes = len.checked_mul(size_of::<T>());
+    bytes.ok_or(Fault::OutOfMemory("no memory has so many bytes as the values of this persistent collective"))
+}
+
+/// Ends when all members have come here with the same call.
+pub(super) async fn agree(group: &Group, ours: PersistentCall) -> Result<(), PersistentError> {
+    let words = group.all_gather(&ours.to_words()).await?;
+    let (calls, _) = words.as_chunks::<3>();
+    let calls = group.members().iter().zip(calls.iter().map(|words| PersistentCall::from_words(*words)));
+    let other = calls.into_iter().find(|(_, theirs)| *theirs != ours);
+    other.map_or(Ok(()), |(&rank, theirs)| Err(PersistentError::Mismatch { rank, theirs, ours }))
+}
