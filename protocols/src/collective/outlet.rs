@@ -190,8 +190,10 @@ impl Way<'_, '_> {
         if !self.is_within_window(group, at, out.to, operation) {
             return Ok(RunSent::Later);
         }
-        // Who starts late is not to keep more than it would expect of an honest member.
-        if let Err(operations) = group.others[out.to].check_ahead(operation, out.payload.len()) {
+        // Who starts late is not to keep more than it would expect of an honest member. Whoever waits for a long one has started.
+        if !out.long
+            && let Err(operations) = group.others[out.to].check_ahead(operation, out.payload.len())
+        {
             self.ask(group, at, out.to, operations);
             return Ok(RunSent::Later);
         }
@@ -210,13 +212,13 @@ impl Way<'_, '_> {
         let mut info = [0; PART_INFO];
         let info = if out.long { put_part_info(&mut info, out.slice, out.lent) } else { &[] };
         let args = self.args(to, tag.to_word(), info);
-        match self.scope.send(&args, Payload::Borrowed(out.payload), wait) {
-            Ok(Sent::Done) => {
-                group.others[out.to].sent_ahead(operation, out.payload.len());
-                Ok(RunSent::Done)
-            }
+        let sent = self.scope.send(&args, Payload::Borrowed(out.payload), wait);
+        if !out.long && matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
+            group.others[out.to].sent_ahead(operation, out.payload.len());
+        }
+        match sent {
+            Ok(Sent::Done) => Ok(RunSent::Done),
             Ok(Sent::Queued(ticket)) => {
-                group.others[out.to].sent_ahead(operation, out.payload.len());
                 // It is kept by the engine; what follows it waits, so that little is.
                 self.congest(to, ticket, None);
                 Ok(RunSent::Done)

@@ -177,6 +177,7 @@ impl Group {
     /// # }
     /// ```
     pub async fn shmalloc<T: Element>(&self, len: usize) -> Result<Window<T>, RmaError> {
+        const { assert!(size_of::<T>() > 0, "a window has elements of at least one byte") };
         let inner = self.inner();
         let me = inner.handle.me().rank;
         let home = inner.windows.as_ref().ok_or(RmaError::Unreachable(me))?;

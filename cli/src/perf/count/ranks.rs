@@ -2,7 +2,7 @@
 
 use super::Count;
 use crate::say::say;
-use posthaste::{Buffer, ContextId, Job, Message, Rank, Result, Scope};
+use posthaste::{ActiveMessage, Buffer, ContextId, Counter, Job, Message, Rank, Result, Scope};
 use rustix::process::{PTracer, Pid, Signal, getpid, kill_process, set_ptracer};
 use std::future::Future;
 use std::hint::black_box;
@@ -78,24 +78,8 @@ async fn operation(job: &Job, name: &str) -> Result<()> {
             }
             "send" => tracer.count(1, || async { Ok(message.send(peer, word).await?) }).await?,
             "send_1k" => tracer.count(1, || async { Ok(message.send(peer, long.clone()).await?) }).await?,
-            "message" => {
-                let handled = async || {
-                    let before = arrived.value();
-                    message.send(peer, word).await?;
-                    arrived.reach(before + 1).await;
-                    Ok(())
-                };
-                tracer.count(1, handled).await?
-            }
-            "message_1k" => {
-                let handled = async || {
-                    let before = arrived.value();
-                    message.send(peer, long.clone()).await?;
-                    arrived.reach(before + 1).await;
-                    Ok(())
-                };
-                tracer.count(1, handled).await?
-            }
+            "message" => tracer.count(1, || handled(&message, &arrived, peer, word)).await?,
+            "message_1k" => tracer.count(1, || handled(&message, &arrived, peer, long.clone())).await?,
             "call" => tracer.count(1, || async { Ok(echo.call_bytes(peer, word).await.map(drop)?) }).await?,
             "multicast" => {
                 let multicast = || async { Ok(message.multicast(others.iter().copied(), word).await?) };
@@ -117,6 +101,19 @@ async fn operation(job: &Job, name: &str) -> Result<()> {
     }
     job.barrier().await?;
     window.free().await?;
+    Ok(())
+}
+
+/// Sends a message, and waits until its handler has counted it.
+async fn handled(
+    message: &ActiveMessage,
+    arrived: &Counter,
+    to: Rank,
+    payload: impl Into<Buffer>,
+) -> Result<()> {
+    let before = arrived.value();
+    message.send(to, payload).await?;
+    arrived.reach(before + 1).await;
     Ok(())
 }
 
