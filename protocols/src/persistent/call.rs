@@ -26,13 +26,13 @@ pub struct PersistentCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PersistentKind {
-    /// [`Persistent::all_reduce`].
+    /// [`Persistent::all_reduce`](super::Persistent::all_reduce).
     AllReduce,
-    /// [`Persistent::broadcast`].
+    /// [`Persistent::broadcast`](super::Persistent::broadcast).
     Broadcast,
-    /// [`Persistent::barrier`].
+    /// [`Persistent::barrier`](super::Persistent::barrier).
     Barrier,
-    /// [`Persistent::all_to_all`].
+    /// [`Persistent::all_to_all`](super::Persistent::all_to_all).
     AllToAll,
     /// One of another version.
     Unknown,
