@@ -341,3 +341,37 @@ fn fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn fault_groups_for_which_nobody_asks_are_refused_and_their_founder_is_told() {
+    run(2, options(), async |job| {
+        let groups = job.collectives();
+        let both = [Rank(0), Rank(1)];
+        let told = |what: &CollectiveError| matches!(what, CollectiveError::Fault(Fault::OutOfMemory(_)));
+        if job.rank() == Rank(0) {
+            let made: Vec<_> = (0..1100).map(|_| groups.on_the_fly(&both).unwrap()).collect();
+            let subset = soon("one more", groups.subset(&both)).await.unwrap();
+            for group in &made[1024..] {
+                assert!(told(&soon("a refusal", group.barrier()).await.unwrap_err()));
+            }
+            assert!(told(&soon("a refusal", subset.barrier()).await.unwrap_err()));
+            job.barrier().await.unwrap();
+            for (number, group) in made[..1024].iter().enumerate() {
+                let sent = soon("a broadcast", group.broadcast(0, &[number as u64])).await;
+                assert_eq!(sent, Ok(vec![number as u64]));
+            }
+        } else {
+            job.barrier().await.unwrap();
+            for number in 0..1024u64 {
+                let group = soon("a group", groups.arrival()).await.unwrap();
+                assert_eq!(soon("a broadcast", group.broadcast(0, &[7])).await, Ok(vec![number]));
+            }
+            let subset = soon("a refusal", groups.subset(&both)).await;
+            assert!(told(&subset.map(|group| group.size()).unwrap_err()));
+        }
+        // Now there is room again.
+        let subset = soon("a group", groups.subset(&both)).await.unwrap();
+        soon("a barrier", subset.barrier()).await.unwrap();
+        job.barrier().await.unwrap();
+    });
+}

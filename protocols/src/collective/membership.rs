@@ -11,6 +11,7 @@ use std::task::Waker;
 
 /// Bytes of a peer's messages for groups that are still to be made here.
 const MOST_UNCLAIMED: usize = 64 << 20;
+const TOO_MANY_OFFERS: &str = "a rank has founded too many groups for which this one has not asked";
 
 impl Hub {
     /// The world.
@@ -59,11 +60,12 @@ impl Hub {
 
     /// A message for a group that was made meanwhile.
     fn claimed(self: &Arc<Self>, scope: &mut Scope<'_>, message: Unclaimed) {
+        let weight = message.weight();
         let Unclaimed { from, cookie, bytes } = message;
         {
             let mut state = self.lock();
             let peer = &mut state.peers[from.index()];
-            peer.unclaimed = peer.unclaimed.saturating_sub(64 + bytes.len());
+            peer.unclaimed = peer.unclaimed.saturating_sub(weight);
         }
         self.again(scope, from, cookie, bytes);
     }
@@ -109,17 +111,17 @@ impl Hub {
         let found = offers.iter().position(|offer| match wanted {
             None => offer.origin == Origin::OnTheFly,
             Some((from, members)) => {
-                offer.from == from
-                    && offer.origin == Origin::Called
-                    && groups.get(offer.at).is_some_and(|group| *group.membership.members == *members)
+                offer.from == from && offer.origin == Origin::Called && *offer.members == *members
             }
         });
-        if let Some(found) = found
-            && let Some(offer) = offers.remove(found)
-        {
+        if let Some(offer) = found.and_then(|found| offers.remove(found)) {
             let peer = &mut peers[offer.from.index()];
+            let Some(at) = offer.at else {
+                peer.refused = peer.refused.saturating_sub(1);
+                return Some(Err(Fault::OutOfMemory(TOO_MANY_OFFERS)));
+            };
             peer.offered = peer.offered.saturating_sub(1);
-            return Some(Ok((offer.at, groups.get(offer.at)?.membership.clone())));
+            return Some(Ok((at, groups.get(at)?.membership.clone())));
         }
         let (_, members) = wanted?;
         members.iter().find_map(|member| down.get(member)).map(|fault| Err(*fault))
@@ -188,17 +190,20 @@ impl Hub {
         if origin == Origin::Agreed {
             return;
         }
-        let membership = Membership::new(id, members, self.me, &self.nodes);
-        let offered = &mut state.peers[source.index()].offered;
-        *offered += 1;
-        let sound = State::founder(id) == source && *offered <= MOST_OFFERED && !state.ids.contains_key(&id);
+        let sound = State::founder(id) == source && !state.ids.contains_key(&id) && !state.is_gone(id);
+        let membership = Membership::new(id, members.clone(), self.me, &self.nodes);
         let (Some(membership), true) = (membership, sound) else {
             return self.corrupt(scope, state, source);
         };
-        match state.add(GroupState::new(Arc::new(membership), None)) {
-            Some(at) => state.offers.push_back(Offer { from: source, origin, at }),
-            None => tracing::warn!(%source, "too many groups: one that a peer founded is not joined"),
-        }
+        let members = members.into_boxed_slice();
+        let added = if state.peers[source.index()].offered < MOST_OFFERED {
+            state.add(GroupState::new(Arc::new(membership), None))
+        } else {
+            None
+        };
+        let Some(at) = added else { return self.refuse_offer(scope, state, source, id, (origin, members)) };
+        state.peers[source.index()].offered += 1;
+        state.offers.push_back(Offer { from: source, origin, at: Some(at), members });
         let wakers = std::mem::take(&mut state.waiters);
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
         drop(state);
@@ -208,7 +213,34 @@ impl Hub {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// A message for a group that is still to be made here is kept until it is.
+    /// There is no room for a group that a peer has founded: it breaks, for all of its members.
+    #[cold]
+    fn refuse_offer(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: MutexGuard<'_, State>,
+        founder: Rank,
+        id: u64,
+        (origin, members): (Origin, Box<[Rank]>),
+    ) {
+        tracing::warn!(%founder, "too many groups that nobody has asked for: one that a peer founded is refused");
+        state.note_gone(id);
+        if origin == Origin::Called {
+            let refused = &mut state.peers[founder.index()].refused;
+            *refused += 1;
+            if *refused > MOST_OFFERED {
+                return self.corrupt(scope, state, founder);
+            }
+            state.offers.push_back(Offer { from: founder, origin, at: None, members });
+        }
+        let record = Record::Broken { id, first: 0, cause: Fault::OutOfMemory(TOO_MANY_OFFERS) }.encode();
+        Way { hub: self, scope, peers: &mut state.peers }.record(founder, &record);
+        let wakers = std::mem::take(&mut state.waiters);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// A message for a group that is still to be made here is kept until it is; one for a group that is gone is for nobody.
     #[cold]
     pub(super) fn unclaimed(
         self: &Arc<Self>,
@@ -219,13 +251,15 @@ impl Hub {
         cookie: u64,
         body: &Body<'_>,
     ) {
+        if state.is_gone(id) {
+            return;
+        }
+        let message = Unclaimed { from, cookie, bytes: body.to_bytes() };
         let peer = &mut state.peers[from.index()];
-        let bytes = 64 + body.len();
-        if peer.unclaimed + bytes > MOST_UNCLAIMED {
+        if peer.unclaimed + message.weight() > MOST_UNCLAIMED {
             return self.corrupt(scope, state, from);
         }
-        peer.unclaimed += bytes;
-        let bytes = body.to_bytes();
-        state.unclaimed.entry(id).or_default().push(Unclaimed { from, cookie, bytes });
+        peer.unclaimed += message.weight();
+        state.unclaimed.entry(id).or_default().push(message);
     }
 }

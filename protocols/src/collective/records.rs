@@ -10,6 +10,10 @@ use posthaste_core::device::Body;
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
 
+/// Records for a peer that has no room, past which it is not answered any more: it has broken the rules, as nobody asks twice
+/// for the same before the answer has come.
+const MOST_RECORDS: usize = 1 << 18;
+
 impl Hub {
     /// A message that was kept until its group was made.
     pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
@@ -62,6 +66,10 @@ impl Hub {
             }
             None => return self.corrupt(scope, state, source),
         };
+        let asks = matches!(record, Record::Ask { .. } | Record::Want { .. });
+        if asks && state.peers[source.index()].records.len() > MOST_RECORDS {
+            return self.corrupt(scope, state, source);
+        }
         let Some(group) = state.groups.get_mut(at) else { return };
         let Some(place) = group.membership.place_of(source) else {
             return self.corrupt(scope, state, source);
@@ -192,8 +200,6 @@ impl Hub {
         (id, first): (u64, u64),
         cause: Fault,
     ) {
-        /// Groups that are broken before they are made here.
-        const MOST_BROKEN: usize = 1 << 14;
         let cause = match cause {
             Fault::OutOfMemory(_) => Fault::OutOfMemory("on another rank, in a collective operation"),
             cause => cause,
@@ -204,9 +210,7 @@ impl Hub {
             }
             Some(_) => self.corrupt(scope, state, source),
             None => {
-                if state.broken.len() < MOST_BROKEN {
-                    state.broken.entry(id).or_insert((first, cause));
-                }
+                state.note_broken(id, first, cause);
                 // Made of it here, and its own handle dropped since.
                 let made_of_it = |parent: Option<(u64, u64)>| {
                     parent.is_some_and(|(parent, made)| parent == id && made >= first)

@@ -14,7 +14,7 @@ use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{Collective, Fault, Rank, Ticket};
 use slab::Slab;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -33,11 +33,12 @@ pub(super) const MOST_UNDER_WAY: usize = 1 << 15;
 /// By how many operations a part may be late that nobody has waited for.
 const LATE: u64 = 1 << 14;
 const _: () = assert!(LATE + MOST_UNDER_WAY as u64 + 2 * WINDOW <= 1 << 16);
-/// Groups that members have dropped and that are still to be made here, as far as that is known: those that are gone here, too,
-/// are among them.
+/// Groups that members have dropped, or that are broken, and that are still to be made here.
 const MOST_LEFT: usize = 1 << 12;
-/// Groups that a peer may introduce before anybody here asks for them.
+/// Groups that a peer may introduce before anybody here asks for them: others are refused.
 pub(super) const MOST_OFFERED: usize = 1024;
+/// Groups that were here, or were refused, of which is known that they are gone.
+const MOST_GONE: usize = 1 << 14;
 /// Plans that a group keeps.
 const MOST_PLANS: usize = 64;
 /// Groups of a rank: their numbers have 16 bits.
@@ -477,6 +478,8 @@ pub(super) struct Peer {
     pub unclaimed: usize,
     /// Groups that it introduced and nobody has asked for.
     pub offered: usize,
+    /// Groups that it introduced and that were refused, of which nobody who asks for them has been told.
+    pub refused: usize,
 }
 
 /// A message for a group that is still to be made here.
@@ -487,12 +490,43 @@ pub(super) struct Unclaimed {
     pub bytes: Bytes,
 }
 
+impl Unclaimed {
+    /// The bytes that it counts for.
+    pub fn weight(&self) -> usize {
+        KEPT + self.bytes.len()
+    }
+}
+
+/// Groups that were here, or were refused: what still comes for them, from members who do not know yet, is for nobody. The
+/// latest are known; no number is given twice.
+#[derive(Debug, Default)]
+struct Gone {
+    ids: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl Gone {
+    fn note(&mut self, id: u64) {
+        if !self.ids.insert(id) {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > MOST_GONE
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+    }
+}
+
 /// A group that a peer introduced and that nobody here has asked for.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub from: Rank,
     pub origin: Origin,
-    pub at: usize,
+    /// `None`: it was refused, and whoever asks for it is told so.
+    pub at: Option<usize>,
+    pub members: Box<[Rank]>,
 }
 
 /// Everything.
@@ -504,10 +538,11 @@ pub(super) struct State {
     pub ids: HashMap<u64, usize>,
     pub peers: Vec<Peer>,
     pub unclaimed: HashMap<u64, Vec<Unclaimed>>,
-    /// Groups that are broken and are still to be made here.
-    pub broken: HashMap<u64, (u64, Fault)>,
-    /// Who has dropped which groups that are not here, from which operation on, the latest last.
-    pub left: VecDeque<(u64, u64, Fault)>,
+    /// Groups that are broken and are still to be made here, and from which operation on, the latest last.
+    broken: VecDeque<(u64, u64, Fault)>,
+    /// Who has dropped which groups that are still to be made here, from which operation on, the latest last.
+    left: VecDeque<(u64, u64, Fault)>,
+    gone: Gone,
     pub offers: VecDeque<Offer>,
     pub waiters: Vec<Waker>,
     pub down: BTreeMap<Rank, Fault>,
@@ -528,8 +563,9 @@ impl State {
             ids: HashMap::new(),
             peers,
             unclaimed: HashMap::new(),
-            broken: HashMap::new(),
+            broken: VecDeque::new(),
             left: VecDeque::new(),
+            gone: Gone::default(),
             offers: VecDeque::new(),
             waiters: Vec::new(),
             down: BTreeMap::new(),
@@ -580,7 +616,8 @@ impl State {
             }
         }
         // What its parent's break has done to it counts as well.
-        let told = self.broken.remove(&id);
+        let told = self.broken.iter().position(|(broken, ..)| *broken == id);
+        let told = told.and_then(|at| self.broken.remove(at)).map(|(_, first, fault)| (first, fault));
         group.broken = group.broken.or(told);
         self.left.retain(|(left, first, fault)| {
             if *left == id {
@@ -595,16 +632,47 @@ impl State {
 
     /// A member has dropped a group that is not here: it is still to be made, or is gone.
     pub fn note_left(&mut self, id: u64, first: u64, fault: Fault) {
+        if self.is_gone(id) {
+            return;
+        }
         if self.left.len() >= MOST_LEFT {
             self.left.pop_front();
         }
         self.left.push_back((id, first, fault));
     }
 
+    /// A group that is not here is broken: it is still to be made, or is gone.
+    pub fn note_broken(&mut self, id: u64, first: u64, cause: Fault) {
+        if self.is_gone(id) || self.broken.iter().any(|(broken, ..)| *broken == id) {
+            return;
+        }
+        if self.broken.len() >= MOST_LEFT {
+            self.broken.pop_front();
+        }
+        self.broken.push_back((id, first, cause));
+    }
+
+    /// Whether a group was here, or was refused, and no longer is.
+    pub fn is_gone(&self, id: u64) -> bool {
+        self.gone.ids.contains(&id)
+    }
+
+    /// A group is not here any more, or never will be: nothing is kept for it.
+    pub fn note_gone(&mut self, id: u64) {
+        self.gone.note(id);
+        for message in self.unclaimed.remove(&id).unwrap_or_default() {
+            let peer = &mut self.peers[message.from.index()];
+            peer.unclaimed = peer.unclaimed.saturating_sub(message.weight());
+        }
+        self.broken.retain(|(broken, ..)| *broken != id);
+        self.left.retain(|(left, ..)| *left != id);
+    }
+
     /// Removes a group that nobody here can name any more.
     pub fn remove(&mut self, at: usize) -> Option<GroupState> {
         let group = self.groups.try_remove(at)?;
         self.ids.remove(&group.membership.id);
+        self.note_gone(group.membership.id);
         Some(group)
     }
 }
@@ -634,10 +702,40 @@ mod tests {
         broken.broken = Some((0, Fault::PeerLost(Rank(1))));
         let at = state.add(broken).expect("so few groups");
         assert_eq!(state.groups[at].failure(0), Some(Fault::PeerLost(Rank(1))));
-        state.remove(at);
-        state.broken.insert(7, (3, Fault::PeerLost(Rank(1))));
+        let mut state = State::new(Rank(0), 2);
+        state.note_broken(7, 3, Fault::PeerLost(Rank(1)));
         let at = state.add(group()).expect("so few groups");
         assert_eq!((state.groups[at].failure(2), state.groups[at].failure(3).is_some()), (None, true));
+        assert!(state.broken.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_kept_for_groups_that_are_gone() {
+        let mut state = State::new(Rank(0), 2);
+        let at = state.add(group()).expect("so few groups");
+        state.remove(at);
+        state.note_broken(7, 3, Fault::PeerLost(Rank(1)));
+        state.note_left(7, 3, Fault::GroupLeft(Rank(1)));
+        assert!(state.is_gone(7) && state.broken.is_empty() && state.left.is_empty());
+        // What was kept for one that is refused after all is let go of.
+        let message = Unclaimed { from: Rank(1), cookie: 1, bytes: Bytes::from_static(b"part") };
+        state.peers[1].unclaimed += message.weight();
+        state.unclaimed.entry(8).or_default().push(message);
+        state.note_broken(8, 3, Fault::PeerLost(Rank(1)));
+        state.note_left(8, 3, Fault::GroupLeft(Rank(1)));
+        state.note_gone(8);
+        assert!(state.broken.is_empty() && state.left.is_empty() && state.unclaimed.is_empty());
+        assert_eq!(state.peers[1].unclaimed, 0);
+        for id in 0..2 * MOST_GONE as u64 {
+            state.note_gone(1000 + id);
+        }
+        assert_eq!((state.gone.ids.len(), state.gone.order.len()), (MOST_GONE, MOST_GONE));
+        assert!(!state.is_gone(7) && state.is_gone(1000 + 2 * MOST_GONE as u64 - 1));
+        // Of those that may still be made the latest are known.
+        for id in 0..2 * MOST_LEFT as u64 {
+            state.note_broken(id << 32, 0, Fault::PeerLost(Rank(1)));
+        }
+        assert_eq!(state.broken.len(), MOST_LEFT);
     }
 
     #[test]

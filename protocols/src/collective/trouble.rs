@@ -139,7 +139,7 @@ impl Hub {
         });
         // Nobody can ask for the groups that it has offered, which broke with it.
         let old: Vec<usize> =
-            offers.iter().filter(|offer| offer.from == rank).map(|offer| offer.at).collect();
+            offers.iter().filter(|offer| offer.from == rank).filter_map(|offer| offer.at).collect();
         offers.retain(|offer| offer.from != rank);
         for at in old {
             self.remove(&mut state, at);
