@@ -1,7 +1,7 @@
 //! Atomic operations, waiting on words, and puts that signal.
 
 use crate::support::{is_payload, options, payload, run, run_as, soon};
-use posthaste::{ContextId, Job, Message, Rank, Reduce, RmaError, Scope, WordUpdate};
+use posthaste::{ContextId, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope, WordUpdate};
 use std::time::Duration;
 
 #[test]
@@ -242,10 +242,39 @@ fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
         }
         let outside = data.put_signal(peer, 1 << 20, &[1], arrived.signal_add(2, 1)).await;
         assert!(matches!(outside, Err(RmaError::OutOfRange { .. })));
-        let nowhere = data.put_signal(peer, 0, &[1], arrived.signal_add(4, 1)).await;
+        job.barrier().await.unwrap();
+        let before = data.load(0);
+        job.barrier().await.unwrap();
+        let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], arrived.signal_add(4, 1)).await;
         assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })));
+        let bytes = job.shmalloc::<u8>(64).await.unwrap();
+        let askew = bytes.words::<u32>().signal_add(5, 1);
+        let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], askew).await;
+        assert!(matches!(nowhere, Err(RmaError::Misaligned { .. })));
         job.barrier().await.unwrap();
         assert_eq!(arrived.load(2), Some(0), "no signal of a put that was refused");
+        assert_eq!(data.load(0), before, "and no data of one whose signal was");
+        // A word of a region: of whom else, is refused.
+        let flags = job.region(64).await.unwrap();
+        let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
+        let key = RegionKey { rank: peer.0, offset: offsets[peer.index()], ..flags.key() };
+        let remote = job.remote_region(key).await.unwrap();
+        let counted = remote.words::<u64>().signal_add(16, 5);
+        data.put_signal(peer, 0, &[before.unwrap() ^ 1], counted).await.unwrap();
+        soon("the signal", async {
+            let mut word = [0; 8];
+            while word == [0; 8] {
+                flags.read(16, &mut word).unwrap();
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert_eq!(u64::from_ne_bytes(word), 5);
+        })
+        .await;
+        assert_eq!(data.load(0), before.map(|before| before ^ 1));
+        let own = job.rank();
+        let error = data.put_signal(own, 0, &[1], counted).await.unwrap_err();
+        assert_eq!(error, RmaError::SignalElsewhere { data: own, signal: peer });
+        job.barrier().await.unwrap();
     });
 }
 

@@ -186,7 +186,7 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                     let places = (WORDS - len) as u64 + 1;
                     let near = random(2) == 0;
                     let at = random(if near { places.min(8) } else { places });
-                    plan.push((random(5), at as usize, len));
+                    plan.push((random(6), at as usize, len));
                     sources.push(vec![seed << 32 | step; len]);
                 }
                 let mut under_way: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
@@ -225,6 +225,20 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                                     before,
                                     "seed {seed}"
                                 );
+                            }
+                            .boxed_local()
+                        }
+                        4 => {
+                            // Every other word, into a buffer of its own.
+                            let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
+                            let expected: Vec<u64> = (0..count).map(|word| model[at + 2 * word]).collect();
+                            let element = &element;
+                            async move {
+                                let strided = element.vector(count as u64, 1, 2).unwrap();
+                                let from = Layout::new(&strided, 1).at(8 * at as u64);
+                                let packed = Layout::new(element, count as u64);
+                                let got = window.get_typed(to, &from, vec![0; count], &packed).await.unwrap();
+                                assert!(got == expected, "seed {seed}: {count} every other at {at}");
                             }
                             .boxed_local()
                         }
@@ -289,6 +303,89 @@ fn m_w04_no_put_passes_a_long_one_between_layouts() {
             job.barrier().await.unwrap();
         });
     }
+}
+
+/// Typed gets that are many messages, and what is put behind them while those are on their way.
+#[test]
+fn m_w04_no_put_passes_a_long_get_between_layouts() {
+    use posthaste::datatype::{Datatype, Layout};
+    const COUNT: usize = 700_000;
+    for (oversend, answers) in [("auto", "256M"), ("always", "256M"), ("always", "200k")] {
+        let options = options().env("POSTHASTE_OVERSEND", oversend).env("POSTHASTE_ANSWER_BYTES", answers);
+        run(2, options, async |job| {
+            let has_room = std::env::var("POSTHASTE_ANSWER_BYTES").unwrap() == "256M";
+            let window = job.shmalloc::<u64>(2 * COUNT).await.unwrap();
+            if job.rank() == Rank(0) {
+                let (to, element) = (Rank(1), Datatype::of::<u64>());
+                let strided = element.vector(COUNT as u64, 1, 2).unwrap();
+                let (from, packed) = (Layout::new(&strided, 1), Layout::new(&element, COUNT as u64));
+                let last = 2 * COUNT - 2;
+                let mut expected = vec![0u64; COUNT];
+                for round in 1..=3u64 {
+                    let gets = (0..3).map(|_| window.get_typed(to, &from, vec![7; COUNT], &packed));
+                    let gets = futures::future::join_all(gets);
+                    let [end, middle] = [last, COUNT].map(|at| window.put(to, at, round));
+                    let added = window.fetch_add(to, 0, 1);
+                    let (got, end, middle, added) = futures::join!(gets, end, middle, added);
+                    end.and(middle).unwrap();
+                    assert_eq!(added, Ok(round - 1));
+                    for got in got {
+                        let got = got.unwrap();
+                        // An owner that has no room for its answers does not say when it reads.
+                        if has_room {
+                            assert!(got == expected, "{round}: {:?}", (got[0], got[COUNT - 1]));
+                        }
+                    }
+                    (expected[0], expected[COUNT - 1]) = (round, round);
+                    expected[COUNT / 2] = round;
+                }
+                let got = window.get_typed(to, &from, vec![7; COUNT], &packed).await.unwrap();
+                assert!(got == expected);
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+/// A replay that another thread starts, because that is at the context now, is not passed by what its task does behind it.
+#[test]
+fn m_w04_a_replay_that_waits_for_its_context_is_not_passed_by_a_put() {
+    run(2, options().workers(2), async |job| {
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        source.write(0, &1u64.to_ne_bytes()).unwrap();
+        let (amid, peer) = (job.counter(), Rank(1));
+        let count = amid.clone();
+        let busy = job
+            .register("busy", move |_: Message, _: &mut Scope| {
+                count.add(1);
+                std::thread::sleep(std::time::Duration::from_millis(60));
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let pattern = job.record(|r| r.put(&window, peer, 0, &source)).await.unwrap();
+            let (sender, me) = (busy.clone(), job.rank());
+            let mut waited = 0;
+            for round in 1..=10 {
+                let sender = sender.clone();
+                let sent = tokio::spawn(async move { sender.send(me, "sleep").await });
+                // Without a turn at the context.
+                while amid.value() < round {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    tokio::task::yield_now().await;
+                }
+                let mut replay = Box::pin(pattern.replay().into_future());
+                waited += u32::from(poll_immediate(&mut replay).await.is_none());
+                window.put(peer, 0, 2).await.unwrap();
+                let _ = futures::poll!(&mut replay);
+                assert_eq!(soon("a get", window.get(peer, 0)).await, Ok(2), "round {round}");
+                soon("the sending", sent).await.unwrap().unwrap();
+            }
+            assert!(waited > 0, "somebody was at the context");
+        }
+        job.barrier().await.unwrap();
+    });
 }
 
 /// A typed put that is a message does not wait behind one that has to wait for its name, as no other put does.

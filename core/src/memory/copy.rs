@@ -137,7 +137,7 @@ pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usi
     }
 }
 
-/// Copies between two shared ranges.
+/// Copies between two shared ranges: words, and halves of them at the ends, of both are moved as a whole.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -145,7 +145,13 @@ pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usi
 pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
-        unsafe { bulk_to_shared(to, from, len) }
+        unsafe {
+            if (to as usize ^ from as usize).is_multiple_of(8) {
+                bulk_to_shared(to, from, len);
+            } else {
+                copy_askew(to, from, len);
+            }
+        }
         return;
     }
     let mut staging = [0u8; WORD_COPY_MAX];
@@ -153,6 +159,33 @@ pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         copy_from_shared(staging.as_mut_ptr(), from, len);
         copy_to_shared(to, staging.as_ptr(), len);
+    }
+}
+
+/// Copies between two shared ranges whose words do not lie alike: what is read up to the end of a word of the source is written
+/// up to the end of one of the target, and the rest of it with what is read next.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[cold]
+unsafe fn copy_askew(to: *mut u8, from: *const u8, len: usize) {
+    // Well within the first cache.
+    const BLOCK: usize = 2048;
+    let mut staging = [0u8; BLOCK + 8];
+    let (mut read, mut written) = (0, 0);
+    // The end of the last word that ends no later, unless that is the end of all.
+    let end_of_word = |base: usize, upto: usize| if upto == len { len } else { upto - (base + upto) % 8 };
+    while written < len {
+        let kept = read - written;
+        let upto = end_of_word(from as usize, len.min(read + BLOCK));
+        // SAFETY: both are inside of their ranges; fewer than 8 bytes are kept, so that the staging, which is private, has room.
+        unsafe {
+            copy_from_shared(staging.as_mut_ptr().add(kept), from.add(read), upto - read);
+            let ready = end_of_word(to as usize, upto);
+            copy_to_shared(to.add(written), staging.as_ptr(), ready - written);
+            staging.copy_within(ready - written..upto - written, 0);
+            (read, written) = (upto, ready);
+        }
     }
 }
 
@@ -355,5 +388,50 @@ mod tests {
                 })
             },
         );
+    }
+
+    #[test]
+    fn halves_of_both_are_moved_as_a_whole_where_they_lie_differently() {
+        let mut target: Vec<AtomicU64> = (0..34).map(|_| AtomicU64::new(0)).collect();
+        for shift in 1..8 {
+            beside(
+                |halves| {
+                    for value in [SECOND, FIRST] {
+                        halves.iter().for_each(|half| half.store(value, Ordering::Relaxed));
+                    }
+                    true
+                },
+                |(start, len), all, _| {
+                    let (from, to) = (all.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
+                    let begin = (start + shift) % 8;
+                    // SAFETY: inside both; others make atomic stores to the source only, and nobody else has the target.
+                    unsafe { copy_shared(to.add(begin), from.add(start), len) };
+                    halves((start, len)).all(|half| {
+                        // SAFETY: inside of the target.
+                        let half: [u8; 4] =
+                            std::array::from_fn(|byte| unsafe { *to.add(begin + half * 4 - start + byte) });
+                        is_whole(u32::from_ne_bytes(half))
+                    })
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn words_that_lie_differently_are_copied_whatever_their_number() {
+        let source: Vec<u64> = (0..1300_u64).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let bytes: Vec<u8> = source.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let lens = (65..90).chain(2030..2075).chain(4080..4130).chain([10_000]);
+        for len in lens {
+            for (start, begin) in (0..8).flat_map(|start| (0..8).map(move |begin| (start, begin))) {
+                let mut target = vec![0_u64; 1300];
+                let (from, to) = (source.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
+                // SAFETY: inside both, which are this test's own.
+                unsafe { copy_shared(to.add(begin), from.add(start), len) };
+                let copied: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                assert_eq!(copied[begin..begin + len], bytes[start..start + len], "{start} {begin} {len}");
+                assert!(copied[..begin].iter().chain(&copied[begin + len..]).all(|byte| *byte == 0));
+            }
+        }
     }
 }

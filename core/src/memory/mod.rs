@@ -114,8 +114,10 @@ impl SharedSlice {
 
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
+        // As sums, offsets close to the end of all numbers would pass for small ones.
+        let inside = self.len >= 8 && offset <= self.len - 8;
         assert!(
-            offset + 8 <= self.len && (self.base as usize + offset).is_multiple_of(8),
+            inside && (self.base as usize).wrapping_add(offset).is_multiple_of(8),
             "word access out of range"
         );
         // SAFETY: in range and aligned (checked above), mapped for the rest of the process, accessed atomically only.
@@ -423,6 +425,10 @@ impl SharedSlice {
         if !(self.base as usize).is_multiple_of(align_of::<T>()) || size_of::<T>() == 0 {
             return None;
         }
+        if self.is_empty() {
+            // It may be nowhere.
+            return Some(&mut []);
+        }
         // SAFETY: aligned for T (checked above), mapped for the rest of the process, of any bit pattern, and nobody else's as the
         // caller promises.
         Some(unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / size_of::<T>()) })
@@ -572,6 +578,20 @@ mod tests {
         bytes.truncate(1);
         assert_eq!(read_behind(&mut bytes, 4, &mut behind, &near).expect("the rest"), 6);
         assert_eq!((bytes.as_slice(), &behind), (&b".4567"[..], b"89-"));
+    }
+
+    #[test]
+    #[should_panic(expected = "word access out of range")]
+    fn words_in_front_of_a_slice_are_out_of_range() {
+        let words = leaked(64).slice(8, 56).expect("inside");
+        let index = std::hint::black_box(0_usize);
+        words.write_u64((8 * index).wrapping_sub(8), 1);
+    }
+
+    #[test]
+    fn an_empty_slice_has_no_elements() {
+        // SAFETY: nobody has any of its bytes.
+        assert_eq!(unsafe { SharedSlice::EMPTY.as_slice::<u64>() }.map(|slice| slice.len()), Some(0));
     }
 
     #[test]

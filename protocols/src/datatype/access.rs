@@ -4,7 +4,6 @@ use super::encode::{read_number, write_number};
 use super::error::Side;
 use super::{Datatype, Layout, Machine, Source};
 use crate::message::Message;
-use crate::service::{Call, Service};
 use bytes::Bytes;
 use posthaste_core::engine::Payload;
 use posthaste_core::memory::SharedSlice;
@@ -34,9 +33,10 @@ pub(crate) fn chunk(program: usize) -> u64 {
     CHUNK.max(PER_PROGRAM * program as u64)
 }
 
-/// Most bytes that one put to such a layout moves.
-pub(crate) fn put_chunk(to: &Layout<'_>) -> u64 {
-    if to.datatype.mean_chunk() >= WORTH_PLACING { PLACED } else { KEPT }
+/// Most bytes that one put to a layout with such a program moves: each carries the program, which is to stay the smaller part.
+pub(crate) fn put_chunk(to: &Layout<'_>, program: usize) -> u64 {
+    let worth = if to.datatype.mean_chunk() >= WORTH_PLACING { PLACED } else { KEPT };
+    worth.max(PER_PROGRAM * program as u64)
 }
 
 const PUT: u64 = 1;
@@ -73,6 +73,11 @@ impl Request {
     /// The info of a put, and whether the program is in it; else it comes before the bytes.
     pub(crate) fn put_info(&self, program: &[u8]) -> (Vec<u8>, bool) {
         self.info(PUT, program)
+    }
+
+    /// The info of a get, and whether the program is in it; else it is the payload.
+    pub(crate) fn get_info(&self, program: &[u8]) -> (Vec<u8>, bool) {
+        self.info(GET, program)
     }
 
     /// The info, and whether the program is in it.
@@ -121,9 +126,9 @@ enum Program<'m> {
 ///
 /// A peer that sends nonsense is answered with a fault: its program is checked, the memory must be one that this rank
 /// shares, and what one request moves is limited.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LayoutAccess {
-    service: Service<Bytes, Bytes>,
+    id: ProtocolId,
 }
 
 impl LayoutAccess {
@@ -137,25 +142,12 @@ impl LayoutAccess {
         // Devices know whom to tell of their peers, and so the protocols: this must not close the ring.
         let device = client.device_for(me).map(Arc::downgrade);
         let owner = Owner { me, incarnation: client.incarnation_of(me), device };
-        let id = client.register(Arc::new(owner))?;
-        Ok(LayoutAccess { service: Service::new(handle, id) })
-    }
-
-    /// The same through another context.
-    pub(crate) fn through(&self, handle: &Handle) -> LayoutAccess {
-        LayoutAccess { service: self.service.through(handle) }
+        Ok(LayoutAccess { id: client.register(Arc::new(owner))? })
     }
 
     /// The protocol by which peers are asked.
     pub(crate) fn id(&self) -> ProtocolId {
-        self.service.id()
-    }
-
-    /// Asks a peer to gather bytes, by this program.
-    pub(crate) fn get(&self, rank: Rank, program: &Bytes, request: &Request) -> Call<'_, Handle> {
-        let (info, within) = request.info(GET, program);
-        let payload = if within { Bytes::new() } else { program.clone() };
-        self.service.call_bytes(rank, payload).info(&info)
+        self.id
     }
 }
 
@@ -217,7 +209,7 @@ impl Owner {
         })?;
         let layout = Layout::new(&datatype, request.count).at(request.base);
         let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
-        let inside = request.first <= size && request.bytes <= size - request.first;
+        let inside = request.first <= size && (1..=size - request.first).contains(&request.bytes);
         // What a layout names is looked through to find the first byte: no more than the memory has.
         if !inside || size > request.len {
             return Err(undecodable());
@@ -291,6 +283,16 @@ mod tests {
             Message::new(Incoming { source, info, body, protocol: ProtocolId(9), life: 0, cookie: 1 });
         let owner = Owner { me: ME, incarnation: 0, device: Some(device.clone()) };
         owner.answer(&message).map(|answer| answer.to_vec())
+    }
+
+    #[test]
+    fn programs_are_the_smaller_part_of_what_is_sent() {
+        let blocks: Vec<_> = (0..200_000).map(|block| (3 * block + block * block % 2, 1)).collect();
+        let irregular = Datatype::of::<u64>().indexed(&blocks).expect("small");
+        let program = irregular.to_bytes().len();
+        assert!(program as u64 > KEPT, "{program}");
+        assert!(put_chunk(&Layout::new(&irregular, 1), program) >= 16 * program as u64);
+        assert_eq!(put_chunk(&Layout::new(&Datatype::of::<u64>(), 1), 20), KEPT);
     }
 
     #[test]
@@ -415,6 +417,11 @@ mod tests {
         let again = pair.hvector(1 << 40, 1, 0).expect("it overlaps itself").to_bytes();
         let much = Request { base: 0, count: 1, first: 1 << 40, bytes: 8, ..fits };
         assert_eq!(ask(&weak, &within(GET, &much, &again), &[]), refused);
+        // Nothing at all, for which no program is looked at closely, whatever it is.
+        for nothing in [Request { count: 0, first: 0, bytes: 0, ..fits }, Request { bytes: 0, ..fits }] {
+            assert_eq!(ask(&weak, &within(GET, &nothing, &program), &[]), refused, "{nothing:?}");
+            assert_eq!(ask(&weak, &within(PUT, &nothing, &program), &[]), refused, "{nothing:?}");
+        }
         // As much as an answer may have, and more.
         let large = device.allocate(1 << 20).expect("there is memory");
         let flat = Datatype::of::<u8>().to_bytes();

@@ -49,13 +49,14 @@ impl Cursor {
     /// Goes to the first byte of `count` elements, the first of which is at `base`. In place, because a cursor is in
     /// use at once: to move it would be to wait for what was just written.
     pub fn start(&mut self, datatype: &Datatype, base: i64, count: u64) {
-        let plan = datatype.plan();
-        let extent = datatype.extent();
         self.frames.clear();
+        // Of what has no bytes not even the plan is made: it may take long, and nothing bounds the size of such a program.
         if datatype.size() == 0 || count == 0 {
             self.left = 0;
             return;
         }
+        let plan = datatype.plan();
+        let extent = datatype.extent();
         let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..] else {
             self.enter(plan, base, count, extent);
             return;

@@ -187,8 +187,10 @@ impl Plan {
             return Step::Leaf { leaf, offset: offset + inner };
         }
         if once.count == 1 {
-            let blocks = once.blocks.clone();
-            return Step::Leaf { leaf: self.leaf(blocks, count, stride), offset: offset + inner };
+            // What is known of the blocks stays known: a program may name the same ones any number of times.
+            let again = Leaf { blocks: once.blocks.clone(), count, stride, ..*once };
+            self.leaves.push(again);
+            return Step::Leaf { leaf: self.leaves.len() - 1, offset: offset + inner };
         }
         if once.blocks_in_all() <= UNROLL_MAX && count > once.count {
             let blocks = once.unrolled(inner).collect();

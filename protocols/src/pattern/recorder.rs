@@ -7,7 +7,7 @@ use posthaste_core::context::{Face, Shared};
 use posthaste_core::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
 use posthaste_core::engine::{PatternError, record_info};
 use posthaste_core::sync::Arc as SharedArc;
-use posthaste_core::{ConnectionId, Handle, ProtocolId, Rank, RmaError, SendError, wire};
+use posthaste_core::{ConnectionId, Handle, ProtocolId, Rank, SendError, wire};
 use std::sync::Arc;
 
 /// Collects operations instead of carrying them out.
@@ -171,13 +171,10 @@ impl Recorder {
         source: impl Into<RegionSlice>,
         signal: Signal<'_>,
     ) -> Result<(), PatternError> {
-        let (memory, offset, op) = signal.parts();
+        let (memory, op) = signal.parts();
         self.context_of("the signal", memory.handle.shared_state())?;
         signal.goes_with(window.memory(), rank)?;
-        let part = memory.check(rank.index(), rank, offset, op.len.bytes())?;
-        if !part.place.wrapping_add(offset).is_multiple_of(op.len.bytes()) {
-            return Err(RmaError::Misaligned { rank, offset, len: op.len.bytes() }.into());
-        }
+        let (part, offset) = signal.place(rank)?;
         let mut word = Descriptor {
             rank: part.rank,
             context: self.handle.me().context,

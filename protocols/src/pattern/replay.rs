@@ -119,9 +119,13 @@ impl<'p, F: Face> Replay<'p, F> {
                 Err(_) => {
                     let (handle, info, windows) =
                         (handle.clone(), info.copied(), self.pattern.windows.clone());
+                    // What is done at once meanwhile at the memory that it puts to, or gets from, would overtake it.
+                    let held: Vec<_> = windows.iter().map(|window| window.hold_all()).collect();
                     let start = move |scope: &mut Scope<'_>| {
                         super::still_there(&windows)?;
-                        start(scope, id, info.as_ref(), &handle)
+                        let started = start(scope, id, info.as_ref(), &handle);
+                        drop(held);
+                        started
                     };
                     State::Posted(self.face.post(start))
                 }

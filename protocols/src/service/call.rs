@@ -183,20 +183,8 @@ impl<F: Face> Call<'_, F> {
         }
     }
 
-    /// Sends the request; ready once it is on its way, before the reply is there. For those who have several.
-    pub(crate) fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
-        self.poll_asked_if(cx, &|| true)
-    }
-
-    /// As [`poll_asked`](Self::poll_asked), unless something forbids it: asked in the context, whenever it is sent.
-    pub(crate) fn poll_asked_if<C>(
-        &mut self,
-        cx: &mut TaskContext<'_>,
-        may: &C,
-    ) -> Poll<Result<(), CallError>>
-    where
-        C: Fn() -> bool + Clone + Send + 'static,
-    {
+    /// Sends the request; ready once it is on its way, before the reply is there.
+    fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
         let this = self;
         loop {
             let asked = match &mut this.state {
@@ -209,10 +197,6 @@ impl<F: Face> Call<'_, F> {
                     let (face, envelope, payload, deadline) =
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {
-                        if !may() {
-                            engine.scope().give_up(wait);
-                            return Asked::Failed(Fault::Shutdown.into());
-                        }
                         ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
                     });
                     budget::spend(budget::MESSAGE);
@@ -221,14 +205,8 @@ impl<F: Face> Call<'_, F> {
                         Err(_) => {
                             let (handle, envelope, mut payload) =
                                 (Handle::of(face), envelope.clone(), payload.take());
-                            let may = may.clone();
                             this.state = State::Posted(face.post(move |scope| {
-                                let asked = if may() {
-                                    ask(scope, &envelope, &mut payload, wait, || handle, deadline)
-                                } else {
-                                    scope.give_up(wait);
-                                    Asked::Failed(Fault::Shutdown.into())
-                                };
+                                let asked = ask(scope, &envelope, &mut payload, wait, || handle, deadline);
                                 (asked, payload)
                             }));
                             continue;

@@ -132,10 +132,6 @@ impl<Q, A, F: Face> Service<Q, A, F> {
         Service::new(handle.clone(), self.id)
     }
 
-    pub(crate) fn id(&self) -> ProtocolId {
-        self.id
-    }
-
     fn envelope(&self, target: Rank) -> Envelope {
         let context = self.face.shared().me().context;
         Envelope { target: Endpoint::new(target, context), protocol: self.id, info: None, relaxed: false }

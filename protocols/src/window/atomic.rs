@@ -99,16 +99,23 @@ impl Memory {
     /// Carries an atomic operation out, if it may go ahead at once: the old value, or 0 if it is not wanted.
     #[inline(always)]
     pub(super) fn atomic(&self, part: usize, offset: u64, op: &WordOp, fetch: bool) -> Option<u64> {
-        let aim = self.aim_at_word(part, offset, op.len)?;
-        let apply =
-            |word: SharedSlice| if fetch { word.apply(op) } else { word.apply_unread(op).map(|()| 0) };
-        if op.op == AtomicOp::Load { aim.reach(apply)? } else { aim.change(apply)? }
+        self.aim_at_word(part, offset, op.len)?.atomic(op, fetch)
     }
 
     /// Where an atomic operation on a mapped word goes.
     #[inline(always)]
     pub(super) fn aim_at_word(&self, part: usize, offset: u64, len: WordLen) -> Option<Aim<'_>> {
         self.aim(part, offset, len.bytes()).filter(|aim| aim.is_word(len))
+    }
+}
+
+impl Aim<'_> {
+    /// Carries an atomic operation out on the word, if it may go ahead at once.
+    #[inline(always)]
+    pub(super) fn atomic(&self, op: &WordOp, fetch: bool) -> Option<u64> {
+        let apply =
+            |word: SharedSlice| if fetch { word.apply(op) } else { word.apply_unread(op).map(|()| 0) };
+        if op.op == AtomicOp::Load { self.reach(apply)? } else { self.change(apply)? }
     }
 }
 
@@ -191,7 +198,7 @@ impl<'w> Access<'w> {
                 bits[..value.as_bytes().len()].copy_from_slice(value.as_bytes());
                 Poll::Ready(Ok(u64::from_le_bytes(bits)))
             }
-            _ => Poll::Ready(Err(Fault::PeerCorrupt(self.rank).into())),
+            _ => Poll::Ready(Err(Fault::PeerCorrupt(self.memory.rank_of(self.part, self.rank)).into())),
         }
     }
 }

@@ -331,7 +331,7 @@ impl<T: Word> super::Window<T> {
     ///
     /// It is the quickest way to do thousands of small updates: in mapped memory a word is asked for while those before it
     /// change, and elsewhere hundreds are under way at once. They are done in any order, after the puts and atomic operations
-    /// of this rank that precede and before those that follow. The iterator is asked a few updates ahead.
+    /// of this rank that precede, and before those that are begun when it has ended. The iterator is asked a few updates ahead.
     ///
     /// # Errors
     /// That of the first update that fails; all about them is said at [`Words`]. Those before it are done, or on their way

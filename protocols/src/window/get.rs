@@ -113,7 +113,7 @@ impl<'w> Fetch<'w> {
         };
         let value = ready!(pending.poll(&self.memory.handle, cx))?;
         if value.as_bytes().len() as u64 != self.count {
-            return Poll::Ready(Err(Fault::PeerCorrupt(self.rank).into()));
+            return Poll::Ready(Err(Fault::PeerCorrupt(self.memory.rank_of(self.part, self.rank)).into()));
         }
         Poll::Ready(Ok(Some(value)))
     }

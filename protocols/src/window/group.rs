@@ -40,7 +40,7 @@ impl WindowHome {
     pub fn new(client: &Client, exchange: &Exchange, layouts: &LayoutAccess) -> Option<WindowHome> {
         let me = super::first_context(client).ok()?.me().rank;
         let device = client.device_for(me)?.clone();
-        let (exchange, layouts, memory) = (exchange.clone(), layouts.clone(), client.memory(me));
+        let (exchange, layouts, memory) = (exchange.clone(), *layouts, client.memory(me));
         Some(WindowHome { device, memory, gates: client.gates().clone(), exchange, layouts })
     }
 }
@@ -225,7 +225,7 @@ impl Group {
             handle: inner.handle.clone(),
             gates: home.gates.clone(),
             device: home.device.clone(),
-            layouts: Some(home.layouts.clone()),
+            layouts: Some(home.layouts),
             size: gathered.len() as u32,
             own: self.rank(),
         };

@@ -216,7 +216,19 @@ impl Memory {
     /// Until what is returned is dropped nothing is done at once at a part that is mapped, which would overtake what has yet
     /// to be started.
     fn hold(&self, part: &Part) -> Option<Held> {
-        self.waits_for_turn(part).then(|| Gates::hold(&self.gates, part.rank))
+        // Reads, and writes where there are no sleepers, are done at once wherever memory is mapped.
+        let is_at_once = part.mapped.is_some() && !self.gates.goes_over_send(part.rank);
+        is_at_once.then(|| Gates::hold(&self.gates, part.rank))
+    }
+
+    /// As [`hold`](Self::hold), at all parts.
+    pub(crate) fn hold_all(&self) -> Vec<Held> {
+        self.parts.iter().filter_map(|part| self.hold(part)).collect()
+    }
+
+    /// The rank of the job that has a part, and else that which was asked for.
+    pub(super) fn rank_of(&self, part: usize, rank: Rank) -> Rank {
+        self.parts.get(part).map_or(rank, |part| part.rank)
     }
 
     /// Whether accesses to a part that cannot be made at once are made here nevertheless, in their turn.
@@ -320,7 +332,7 @@ impl Memory {
                 size: home.size,
                 own: home.own,
                 device: home.device.clone(),
-                layouts: home.layouts.as_ref().map(|layouts| layouts.through(handle)),
+                layouts: home.layouts,
                 _keys: None,
                 home: Some(home.clone()),
                 views: Mutex::default(),

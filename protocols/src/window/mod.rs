@@ -181,7 +181,7 @@ impl<T: Element> Window<T> {
             handle,
             gates: client.gates().clone(),
             device,
-            layouts: Some(layouts.clone()),
+            layouts: Some(*layouts),
             size: remotes.len() as u32,
             own: me.index(),
         };

@@ -145,7 +145,8 @@ impl<T: Element> Window<T> {
         Ok(())
     }
 
-    /// Copies this rank's own part.
+    /// Copies this rank's own part. Of a window that was freed there is nothing to copy: it gives zeros. Where that may be,
+    /// [`load_slice`](Self::load_slice) tells.
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
         let mut values = vec![T::new_zeroed(); self.len(Rank(self.memory.own as u32))];

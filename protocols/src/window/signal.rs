@@ -1,7 +1,9 @@
 //! Puts that say on a word of the target's that they have arrived.
 
 use super::atomic::Access;
-use super::{Element, Memory, Put, PutSlice, Window, Word, Words};
+use super::memory::Aim;
+use super::words::part_of;
+use super::{Element, Memory, Part, Put, PutSlice, Window, Word, Words};
 use crate::operation::Way;
 use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, WordOp};
@@ -31,20 +33,37 @@ use std::task::{Context, Poll, ready};
 #[derive(Clone, Copy, Debug)]
 pub struct Signal<'w> {
     memory: &'w Arc<Memory>,
+    /// The only part of a region.
+    only: Option<Rank>,
     offset: u64,
     op: WordOp,
 }
 
 impl<'w> Signal<'w> {
-    /// What it is on, where in a rank's part, and what is done there.
-    pub(crate) fn parts(&self) -> (&'w Arc<Memory>, u64, WordOp) {
-        (self.memory, self.offset, self.op)
+    /// What it is on, and what is done there.
+    pub(crate) fn parts(&self) -> (&'w Arc<Memory>, WordOp) {
+        (self.memory, self.op)
     }
 
-    /// Gives it to a rank, if nothing stands in the way of doing it at once.
+    /// The word's part of the memory, and its offset there.
+    ///
+    /// # Errors
+    /// If the word is not there.
+    #[inline]
+    pub(crate) fn place(&self, rank: Rank) -> Result<(&'w Part, u64), RmaError> {
+        let part = self.memory.check_word(self.part(rank), rank, self.offset, self.op.len.bytes())?;
+        Ok((part, self.offset))
+    }
+
     #[inline(always)]
-    fn try_at_once(&self, rank: Rank) -> bool {
-        self.memory.atomic(rank.index(), self.offset, &self.op, false).is_some()
+    fn part(&self, rank: Rank) -> usize {
+        part_of(self.only, rank)
+    }
+
+    /// Where it goes, if that is mapped.
+    #[inline(always)]
+    fn aim(&self, rank: Rank) -> Option<Aim<'w>> {
+        self.memory.aim_at_word(self.part(rank), self.offset, self.op.len)
     }
 
     /// Refuses to go to another rank of the job than data in that memory.
@@ -56,18 +75,18 @@ impl<'w> Signal<'w> {
     #[inline]
     fn check_rank(&self, data: &Memory, rank: Rank) -> Result<(), RmaError> {
         let of = |memory: &Memory| memory.parts.get(rank.index()).map(|part| part.rank);
-        match (of(data), of(self.memory)) {
+        match (of(data), self.only.or_else(|| of(self.memory))) {
             (Some(data), Some(signal)) if data != signal => Err(RmaError::SignalElsewhere { data, signal }),
             _ => Ok(()),
         }
     }
 
     fn access(&self, rank: Rank) -> Access<'w> {
-        Access::new(self.memory, rank.index(), rank, self.offset, self.op)
+        Access::new(self.memory, self.part(rank), rank, self.offset, self.op)
     }
 }
 
-/// Signals are on words of windows; regions have none.
+/// Signals on words of a window, or of a region, whose owner then is the only rank that they can go to.
 impl<'w, W: Word> Words<'w, W> {
     /// A signal that adds to the word at that offset in bytes.
     ///
@@ -97,7 +116,8 @@ impl<'w, W: Word> Words<'w, W> {
 
     fn signal(&self, offset: u64, op: AtomicOp, value: W) -> Signal<'w> {
         let operand = value.to_bits();
-        Signal { memory: self.memory(), offset, op: WordOp { op, len: W::LEN, operand, expected: operand } }
+        let op = WordOp { op, len: W::LEN, operand, expected: operand };
+        Signal { memory: self.memory(), only: self.only(), offset, op }
     }
 }
 
@@ -204,13 +224,23 @@ impl Future for PutSignal<'_, '_> {
                 self.way = Way::Done;
                 return Poll::Ready(Err(error));
             }
-            let put = self.data.try_at_once();
-            if put && self.signal.try_at_once(self.rank) {
+            // Of a signal that cannot be given the data is not put.
+            let put = match self.signal.aim(self.rank) {
+                None => false,
+                Some(signal) => {
+                    let put = self.data.try_at_once();
+                    if put && signal.atomic(&self.signal.op, false).is_some() {
+                        self.way = Way::Done;
+                        budget::spend_on(2 * budget::ACCESS, self.data.len());
+                        return Poll::Ready(Ok(()));
+                    }
+                    put
+                }
+            };
+            if let Err(error) = self.go_slowly(put) {
                 self.way = Way::Done;
-                budget::spend_on(2 * budget::ACCESS, self.data.len());
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Err(error));
             }
-            self.go_slowly(put);
         }
         self.poll_slowly(cx)
     }
@@ -218,11 +248,13 @@ impl Future for PutSignal<'_, '_> {
 
 impl PutSignal<'_, '_> {
     #[cold]
-    fn go_slowly(&mut self, is_put: bool) {
+    fn go_slowly(&mut self, is_put: bool) -> Result<(), RmaError> {
+        self.signal.place(self.rank)?;
         let put = (!is_put).then(|| self.data.general());
         let signal = Some(self.signal.access(self.rank));
         let in_order = self.data.goes_with(self.signal.memory);
         self.way = Way::Slow(Box::new(Slow { put, signal, in_order, starting: true }));
+        Ok(())
     }
 
     #[inline(never)]

@@ -6,15 +6,13 @@ use crate::datatype::{
     checked, chunk, pack, put_chunk, redistribute_with,
 };
 use crate::operation::Pending;
-use crate::service::Call;
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
-use posthaste_core::{CallError, Endpoint, Fault, Handle, ProtocolId, Rank, RmaError, Scope};
-use std::borrow::Cow;
+use posthaste_core::{Endpoint, Fault, ProtocolId, Rank, RmaError, Scope};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -22,55 +20,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use zerocopy::IntoBytes;
 
-/// Requests of one get that are on their way at a time.
-const AT_ONCE: usize = 16;
+/// Bytes of one get that are asked for before answers come. As many keep their place in program order; the owner gathers them as
+/// the requests come in.
+const ASKED_AT_ONCE: u64 = 16 << 20;
 
 /// A request for some of the bytes.
-struct Asked<'w> {
-    call: Call<'w, Handle>,
+struct Asked {
+    stage: Stage,
+    first: u64,
     bytes: u64,
 }
 
-/// Requests of a get that have not ended, in order.
-struct Requests<'w> {
-    memory: &'w Arc<Memory>,
-    calls: VecDeque<Asked<'w>>,
-}
-
-impl Requests<'_> {
-    /// Sends the first requests, in order; ready with the answer of the first one and its number of bytes, or `None` when
-    /// there is no request. None is sent any more once the memory is freed.
-    fn poll_first(
-        &mut self,
-        cx: &mut Context<'_>,
-        rank: Rank,
-    ) -> Poll<Option<Result<(Value, u64), RmaError>>> {
-        let (mut asked, may) = (0, self.memory.guard());
-        for each in self.calls.iter_mut().take(AT_ONCE) {
-            match each.call.poll_asked_if(cx, &may) {
-                Poll::Ready(Ok(())) => asked += 1,
-                // Nothing of it can succeed any more.
-                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(self.memory.or_freed(error, rank)))),
-                Poll::Pending => break,
-            }
-        }
-        let Some(first) = self.calls.front_mut() else { return Poll::Ready(None) };
-        if asked == 0 {
-            return Poll::Pending;
-        }
-        let answer = ready!(Pin::new(&mut first.call).poll(cx));
-        let bytes = first.bytes;
-        self.calls.pop_front();
-        Poll::Ready(Some(answer.map(|value| (value, bytes)).map_err(|error| call_to_rma(error, rank))))
-    }
-}
-
-fn call_to_rma(error: CallError, rank: Rank) -> RmaError {
-    match error {
-        CallError::Fault(fault) => fault.into(),
-        CallError::Send(error) => send_to_rma(error),
-        _ => Fault::Undecodable(rank).into(),
-    }
+/// What a request carries.
+enum Carried<'b> {
+    Lent(&'b [u8]),
+    Owned(Bytes),
 }
 
 impl Memory {
@@ -78,17 +42,6 @@ impl Memory {
     fn is_current(&self, part: &Part) -> Result<(), RmaError> {
         let (rank, held, now) = (part.rank, part.incarnation, self.gates.incarnation_of(part.rank));
         if held < now { Err(Fault::StaleHandle { rank, held, now }.into()) } else { Ok(()) }
-    }
-
-    /// Whether requests may be sent: asked in the context that sends them.
-    fn guard(self: &Arc<Self>) -> impl Fn() -> bool + Clone + Send + 'static + use<> {
-        let memory = self.clone();
-        move || memory.still_there().is_ok()
-    }
-
-    /// Why a request was not sent.
-    fn or_freed(&self, error: CallError, rank: Rank) -> RmaError {
-        self.still_there().err().unwrap_or_else(|| call_to_rma(error, rank))
     }
 
     fn layouts(&self, rank: Rank) -> Result<&LayoutAccess, RmaError> {
@@ -147,51 +100,74 @@ impl Memory {
     ) -> Result<Asks, TypedError> {
         let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
-        let (layouts, program) = (self.layouts(part.rank)?, to.datatype.to_bytes());
+        let (protocol, program) = (self.layouts(part.rank)?.id(), to.datatype.to_bytes());
         let mut machine = Machine::new(from)?;
         let mut asks = VecDeque::new();
         // Bytes in one run need not be packed.
         let run = from.run().and_then(|run| source.get(run));
         let mut first = 0;
         while first < all {
-            let request = request(part, to, first, all.min(first + put_chunk(to)));
+            let most = put_chunk(to, program.len());
+            let request = request(part, to, first, all.min(first.saturating_add(most)));
             let end = first + request.bytes;
             let (info, within) = request.put_info(&program);
             let lent = run.filter(|_| within).and_then(|run| run.get(first as usize..end as usize));
             let bytes = match lent {
                 Some(bytes) => {
                     machine.skip(request.bytes);
-                    bytes.into()
+                    Carried::Lent(bytes)
                 }
                 None => {
                     let head = if within { &[][..] } else { &program };
-                    pack(head, &mut machine, source, request.bytes)?.into()
+                    Carried::Owned(pack(head, &mut machine, source, request.bytes)?.into())
                 }
             };
-            asks.push_back(self.ask(layouts.id(), part.rank, info, bytes)?);
+            asks.push_back(self.ask(protocol, part.rank, info, bytes)?);
             first = end;
         }
         Ok(asks)
     }
 
-    /// Sends a request of a put.
+    /// Asks for bytes of a layout; the request takes its place among the puts.
+    fn ask_for(
+        self: &Arc<Self>,
+        part: &Part,
+        (from, program): (&Layout<'_>, &Bytes),
+        first: u64,
+        bytes: u64,
+    ) -> Result<Asked, RmaError> {
+        let protocol = self.layouts(part.rank)?.id();
+        let (info, within) = request(part, from, first, first + bytes).get_info(program);
+        let carried = if within { Carried::Owned(Bytes::new()) } else { Carried::Owned(program.clone()) };
+        Ok(Asked { stage: self.ask(protocol, part.rank, info, carried)?, first, bytes })
+    }
+
+    /// Sends a request.
     fn ask(
         self: &Arc<Self>,
         protocol: ProtocolId,
         rank: Rank,
         info: Vec<u8>,
-        bytes: Cow<'_, [u8]>,
+        carried: Carried<'_>,
     ) -> Result<Stage, RmaError> {
-        if let Cow::Borrowed(lent) = bytes {
-            // Not copied if it can go at once.
-            let now = self.handle.enter(|engine| {
-                self.ask_in(&mut engine.scope(), protocol, rank, &info, Payload::Borrowed(lent))
-            });
-            if let Ok(asked) = now {
-                return asked.map(Stage::Pending);
-            }
+        // Not copied if it can go at once.
+        let now = self.handle.enter(|engine| {
+            let payload = match &carried {
+                Carried::Lent(lent) => Payload::Borrowed(lent),
+                Carried::Owned(bytes) => Payload::Owned(bytes.clone()),
+            };
+            self.ask_in(&mut engine.scope(), protocol, rank, &info, payload)
+        });
+        if let Ok(asked) = now {
+            return asked.map(Stage::Pending);
         }
-        let (memory, bytes) = (self.clone(), Bytes::from(bytes.into_owned()));
+        let (memory, bytes) = (
+            self.clone(),
+            match carried {
+                Carried::Lent(lent) => Bytes::copy_from_slice(lent),
+                Carried::Owned(bytes) => bytes,
+            },
+        );
         Ok(Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
             memory.ask_in(scope, protocol, rank, &info, Payload::Owned(bytes)).map(Some)
         })))
@@ -332,6 +308,10 @@ impl<T: Element> Window<T> {
 
     /// Gets the elements of a layout in a rank's part into those of another one, in a buffer that is given back; see
     /// [`put_typed`](Self::put_typed).
+    ///
+    /// It reads what this rank's puts that were polled before it have written, and nothing of those polled later. Of memory that
+    /// is not mapped that holds for the first 16 MiB: what follows is asked for as answers come, and again where its owner has
+    /// too many of them (`POSTHASTE_ANSWER_BYTES`).
     ///
     /// # Cancel safety
     /// Cancel safe; the buffer is dropped with the future.
@@ -515,13 +495,31 @@ impl Place {
 }
 
 /// A get that asks its target.
-struct Remote<'w> {
+struct Remote {
     /// Unpacks what comes.
     machine: Machine,
     program: Bytes,
-    requests: Requests<'w>,
+    /// Requests that have not ended, in order.
+    requests: VecDeque<Asked>,
+    /// Bytes that were asked for.
     asked: u64,
+    /// And have come.
+    come: u64,
     all: u64,
+}
+
+impl Remote {
+    /// Asks for more, if no more than may be is under way.
+    fn ask(&mut self, memory: &Arc<Memory>, rank: Rank, from: &Layout<'_>) -> Result<(), RmaError> {
+        while self.asked < self.all && (self.requests.is_empty() || self.asked - self.come < ASKED_AT_ONCE) {
+            let part = memory.check(rank.index(), rank, 0, 0)?;
+            memory.is_current(part)?;
+            let bytes = chunk(self.program.len()).min(self.all - self.asked);
+            self.requests.push_back(memory.ask_for(part, (from, &self.program), self.asked, bytes)?);
+            self.asked += bytes;
+        }
+        Ok(())
+    }
 }
 
 /// A get between layouts. Ready with the buffer.
@@ -537,13 +535,13 @@ pub struct GetTyped<'w, S> {
     to: Place,
     buffer: Option<Vec<S>>,
     /// Made when the memory is not mapped, or something precedes.
-    remote: Option<Box<Fetching<'w>>>,
+    remote: Option<Box<Fetching>>,
 }
 
 /// How a get goes on that could not be done at once.
-enum Fetching<'w> {
+enum Fetching {
     /// Its target is asked.
-    Remote(Remote<'w>),
+    Remote(Remote),
     /// Packed here, behind what is queued, and unpacked by this.
     InTurn(Stage, Machine),
 }
@@ -581,9 +579,9 @@ impl<'w, S: Element> GetTyped<'w, S> {
         }
         let all = distinct(part.len, all)?;
         let program = self.from.datatype.to_bytes().into();
-        let machine = Machine::new(&to)?;
-        let requests = Requests { memory: self.memory, calls: VecDeque::new() };
-        let remote = Remote { machine, program, requests, asked: 0, all };
+        let (machine, requests) = (Machine::new(&to)?, VecDeque::new());
+        let mut remote = Remote { machine, program, requests, asked: 0, come: 0, all };
+        remote.ask(self.memory, self.rank, &from)?;
         self.remote = Some(Box::new(Fetching::Remote(remote)));
         Ok(all == 0)
     }
@@ -601,23 +599,30 @@ impl<'w, S: Element> GetTyped<'w, S> {
             Some(Fetching::Remote(remote)) => remote,
         };
         loop {
-            while remote.requests.calls.len() < AT_ONCE && remote.asked < remote.all {
-                let part = memory.check(rank.index(), rank, 0, 0)?;
-                memory.is_current(part)?;
-                let end = remote.all.min(remote.asked + chunk(remote.program.len()));
-                let request = request(part, &self.from.layout(), remote.asked, end);
-                let call = memory.layouts(rank)?.get(part.rank, &remote.program, &request);
-                remote.requests.calls.push_back(Asked { call, bytes: request.bytes });
-                remote.asked += request.bytes;
-            }
-            let Some(answer) = ready!(remote.requests.poll_first(cx, rank)) else {
-                return Poll::Ready(Ok(()));
+            let Some(first) = remote.requests.front_mut() else { return Poll::Ready(Ok(())) };
+            let value = match ready!(first.stage.poll(&memory.handle, cx)) {
+                Ok(value) => value,
+                // Too many answers wait there for this rank as it is.
+                Err(RmaError::Fault(Fault::Busy(_))) => {
+                    let (first, bytes) = (first.first, first.bytes);
+                    let part = memory.check(rank.index(), rank, 0, 0)?;
+                    let again = memory.ask_for(part, (&self.from.layout(), &remote.program), first, bytes)?;
+                    remote.requests[0] = again;
+                    continue;
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
             };
-            let (value, wanted) = answer?;
-            if value.as_bytes().len() as u64 != wanted {
-                return Poll::Ready(Err(RmaError::from(Fault::PeerCorrupt(rank)).into()));
+            let bytes = value.as_ref().map_or(&[][..], Value::as_bytes);
+            if bytes.len() as u64 != first.bytes {
+                return Poll::Ready(Err(RmaError::from(Fault::PeerCorrupt(
+                    memory.rank_of(rank.index(), rank),
+                ))
+                .into()));
             }
-            remote.machine.scatter(&mut *into, value.as_bytes())?;
+            remote.machine.scatter(&mut *into, bytes)?;
+            remote.come += first.bytes;
+            remote.requests.pop_front();
+            remote.ask(memory, rank, &self.from.layout())?;
         }
     }
 }

@@ -43,6 +43,16 @@ pub struct Words<'w, W> {
     word: PhantomData<fn() -> W>,
 }
 
+/// Which part of some memory is a rank's: `only` has a region's only one.
+#[inline(always)]
+pub(super) fn part_of(only: Option<Rank>, rank: Rank) -> usize {
+    match only {
+        None => rank.index(),
+        Some(only) if only == rank => 0,
+        Some(_) => usize::MAX,
+    }
+}
+
 impl<W> Clone for Words<'_, W> {
     fn clone(&self) -> Self {
         *self
@@ -101,11 +111,11 @@ impl<'w, W: Word> Words<'w, W> {
     /// Which part of the memory is the rank's.
     #[inline(always)]
     pub(super) fn part(&self, rank: Rank) -> usize {
-        match self.only {
-            None => rank.index(),
-            Some(only) if only == rank => 0,
-            Some(_) => usize::MAX,
-        }
+        part_of(self.only, rank)
+    }
+
+    pub(super) fn only(&self) -> Option<Rank> {
+        self.only
     }
 
     /// Asks for a word to be brought into this processor's cache, as it is about to be worked on: a hint, for loops that know
@@ -202,7 +212,7 @@ impl<'w, W: Word> Words<'w, W> {
         self.fetch(rank, offset, AtomicOp::Load, W::from_bits(0))
     }
 
-    /// Writes the word; unlike a put it wakes those who wait on it.
+    /// Writes the word, and wakes those who wait on it, as a put does.
     #[inline]
     pub fn store(&self, rank: Rank, offset: u64, value: W) -> AtomicUpdate<'w, W> {
         self.update(rank, offset, AtomicOp::Store, value)
@@ -389,7 +399,7 @@ impl<T: Word> Window<T> {
         self.elements().load(rank, Self::offset(index))
     }
 
-    /// Writes an element of any rank; unlike a put it wakes those who wait on it.
+    /// Writes an element of any rank, and wakes those who wait on it, as a put does.
     ///
     /// # Examples
     /// ```

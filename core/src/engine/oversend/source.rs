@@ -252,7 +252,9 @@ impl Scope<'_> {
         }
         if !code.is_empty() {
             let (fault, first) = (fault_from(code, rank)?, over.puts_done);
-            over.blame(fault, |end| end.puts.0 < count && end.puts.1 > first);
+            // Those without any puts are between others' and have nothing to do with it.
+            let has_one = |(from, to): (u64, u64)| from < to && from < count && to > first;
+            over.blame(fault, |end| has_one(end.puts));
         }
         over.puts_done = count;
         self.state.settle_over(index);
