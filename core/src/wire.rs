@@ -14,7 +14,7 @@ pub const WIRE_VERSION: u16 = 1;
 pub const FIRST_USER: u16 = 16;
 /// "What I call protocol N has this name, type and flow."
 pub const DECLARE: u16 = 0;
-/// Credit for a protocol.
+/// Credit for a protocol, or a sender's word that it waits for some.
 pub const GRANT: u16 = 1;
 /// The answer to a request; the cookie says which.
 pub const REPLY: u16 = 2;
@@ -87,8 +87,8 @@ pub struct Grant {
     pub messages: U32,
     /// The protocol, as its sender counts it.
     pub index: U16,
-    /// Always 0.
-    pub reserved: U16,
+    /// 0. From the protocol's sender, who grants nothing: 1, it waits for credit, and is to be paid what it is owed.
+    pub asks: U16,
 }
 
 /// Body of [`REFUSE`].

@@ -397,6 +397,36 @@ fn m_d27_replays_to_a_slow_receiver_wait_for_its_credit_and_nothing_else_does() 
 }
 
 #[test]
+fn m_d27_a_replay_gets_the_credit_that_its_receiver_has_not_told_of() {
+    run(2, options(), async |job| {
+        let (numbers, mut all) = job.stream("numbers").unwrap();
+        let source = job.region(64).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let peer = Rank(1);
+            // All of them are consumed, and are too few for a word on it.
+            for _ in 0..450 {
+                numbers.send(peer, [0; 8]).await.unwrap();
+            }
+            let record = |count| {
+                let (source, numbers) = (source.slice(0..8), &numbers);
+                job.record(move |r| (0..count).try_for_each(|_| r.send(numbers, peer, source.clone())))
+            };
+            let (most, every) = (record(600).await.unwrap(), record(1024).await.unwrap());
+            for _ in 0..3 {
+                soon("most of the credit", most.replay()).await.unwrap();
+                soon("all the credit", every.replay()).await.unwrap();
+            }
+        } else {
+            for _ in 0..450 + 3 * (600 + 1024) {
+                soon("a message", all.recv()).await.unwrap();
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
 fn m_d29_recorded_collectives_are_replayed_with_new_values_each_time() {
     run(5, options(), async |job| {
         use posthaste::Reduce;

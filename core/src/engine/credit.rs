@@ -1,9 +1,10 @@
 //! Credit: what a receiver can keep is promised to its senders, and given back as it is consumed.
 
 use super::config::MOST_CREDITS;
-use super::peer::Incoming;
+use super::peer::{Held, Incoming, Waiter};
 use super::{Scope, State, Wait};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE};
+use crate::device::Stop;
 use crate::ids::ProtocolId;
 use crate::protocol::{Credit, Flow};
 use crate::wire;
@@ -82,28 +83,56 @@ impl Scope<'_> {
         true
     }
 
-    fn due(&self, messages: u32, bytes: u64) -> bool {
+    /// Whether what is owed in a protocol of the peer's is worth a record. To a sender who waits that is any part of what it
+    /// may send, as there may be no more: but of a stream in which it always waits no fewer than a quarter of those that are
+    /// still to be consumed.
+    fn due(&self, wanted: &[u16], number: usize, messages: u32, bytes: u64, held: Held) -> bool {
         let config = self.state.config;
-        messages >= (config.credits / 2).max(1) || (messages > 0 && bytes >= config.credit_bytes / 2)
+        messages >= (config.credits / 2).max(1)
+            || messages > 0
+                && (bytes >= config.credit_bytes / 2
+                    || messages >= held.messages / 4 && wanted.contains(&(number as u16)))
     }
 
     pub(super) fn owes_credit(&self, index: usize) -> bool {
         let Some(peer) = &self.state.peers[index] else { return false };
         peer.fault.is_none()
-            && peer.incoming.iter().any(|incoming| {
-                matches!(incoming, Incoming::Resolved { messages, bytes, .. }
-                    if self.due(*messages, *bytes))
+            && peer.incoming.iter().enumerate().any(|(number, incoming)| {
+                matches!(incoming, Incoming::Resolved { messages, bytes, held, .. }
+                    if self.due(&peer.wanted, number, *messages, *bytes, *held))
             })
+    }
+
+    /// Sends what is said of credit, past all that is queued: of a FIFO that is never empty nothing would be paid.
+    fn sends_grant(&mut self, index: usize, grant: &wire::Grant) -> bool {
+        self.state.peer(index).fault.is_some()
+            || self.aside_of_queue(index, wire::GRANT, 0, &[], grant.as_bytes()) == Stop::Done
+    }
+
+    /// The peer is told of the protocols in which somebody waits for credit. Returns how many it was told of.
+    pub(super) fn pump_asks(&mut self, index: usize) -> usize {
+        let mut told = 0;
+        while let Some(number) = self.state.peer(index).asks.last().copied() {
+            let (zero, asks) = (0.into(), 1.into());
+            let ask = wire::Grant { bytes: zero, messages: 0.into(), index: number.into(), asks };
+            // The peer has to hear of the protocol first.
+            if !self.state.peer(index).is_announced(ProtocolId(number)) || !self.sends_grant(index, &ask) {
+                break;
+            }
+            self.state.peer(index).asks.pop();
+            told += 1;
+        }
+        told
     }
 
     pub(super) fn pay_credit(&mut self, index: usize) -> usize {
         let mut paid = 0;
         let count = self.state.peer(index).incoming.len();
         for number in 0..count {
-            let Incoming::Resolved { messages, bytes, .. } = self.state.peer(index).incoming[number] else {
-                continue;
-            };
-            if !self.due(messages, bytes) {
+            let peer = self.state.peer(index);
+            let Incoming::Resolved { messages, bytes, held, .. } = peer.incoming[number] else { continue };
+            let Some(peer) = &self.state.peers[index] else { return paid };
+            if !self.due(&peer.wanted, number, messages, bytes, held) {
                 continue;
             }
             crate::failpoint!("credit.return.before");
@@ -111,15 +140,15 @@ impl Scope<'_> {
                 bytes: bytes.into(),
                 messages: messages.into(),
                 index: (number as u16).into(),
-                reserved: 0.into(),
+                asks: 0.into(),
             };
-            if !self.try_system(index, wire::GRANT, grant.as_bytes()) {
+            if !self.sends_grant(index, &grant) {
                 break;
             }
             crate::failpoint!("credit.return.after");
-            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } =
-                &mut self.state.peer(index).incoming[number]
-            {
+            let peer = self.state.peer(index);
+            peer.wanted.retain(|wanted| usize::from(*wanted) != number);
+            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } = &mut peer.incoming[number] {
                 *owed -= messages;
                 *owed_bytes -= bytes;
             }
@@ -158,13 +187,35 @@ impl State {
     pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
         let State { peers, completer, .. } = self;
         let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
-        while out.credits > 0 && out.bytes > 0 {
-            let Some((ticket, bytes)) = out.waiters.pop_front() else { return };
+        while let Some(Waiter { ticket, bytes, has_bytes }) = out.waiters.front().copied()
+            && out.credits > 0
+            && (has_bytes || out.bytes > 0)
+        {
+            out.waiters.pop_front();
             if completer.complete_if_wanted(ticket) {
                 out.credits -= 1;
                 out.bytes -= bytes as i64;
                 out.granted += 1;
             }
+        }
+    }
+
+    /// Puts somebody behind those who wait for credit. The first of them has the peer told that what it owes is waited for: of
+    /// itself it pays when that is worth a record, and no more may come.
+    pub(super) fn wait_for_credit(&mut self, index: usize, number: usize, waiter: Waiter) {
+        let out = &mut self.peer(index).outgoing[number];
+        out.waiters.push_back(waiter);
+        if out.waiters.len() == 1 {
+            self.ask_for_credit(index, number);
+        }
+    }
+
+    pub(super) fn ask_for_credit(&mut self, index: usize, number: usize) {
+        let peer = self.peer(index);
+        // Of what is answered nothing is owed: the answers bring it.
+        if peer.outgoing[number].flow == Flow::Credited && !peer.asks.contains(&(number as u16)) {
+            peer.asks.push(number as u16);
+            self.mark_busy(index);
         }
     }
 

@@ -61,7 +61,7 @@ impl State {
         peer.assembly = None;
         let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
         for out in &mut peer.outgoing {
-            waiters.extend(out.waiters.drain(..).map(|(ticket, _)| ticket));
+            waiters.extend(out.waiters.drain(..).map(|waiter| waiter.ticket));
         }
         let mut fifo = peer.fifo.take();
         let rank = peer.endpoint.rank;

@@ -31,6 +31,10 @@ pub(crate) struct Peer {
     pub room_granted: usize,
     /// By this side's protocol numbers.
     pub outgoing: Vec<Outgoing>,
+    /// This side's protocols of which the peer is to be told that somebody waits for credit.
+    pub asks: Vec<u16>,
+    /// The peer's protocols in which it waits for credit.
+    pub wanted: Vec<u16>,
     /// By the peer's protocol numbers.
     pub incoming: Vec<Incoming>,
     /// The message that is arriving in fragments.
@@ -69,10 +73,19 @@ pub(crate) struct Outgoing {
     pub credits: u32,
     pub bytes: i64,
     pub refused: Option<Fault>,
-    /// Who waits for credit, and for how many bytes.
-    pub waiters: VecDeque<(Ticket, u64)>,
+    pub waiters: VecDeque<Waiter>,
     /// Credits promised to waiters that were woken.
     pub granted: u32,
+}
+
+/// Somebody who waits for the credit of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiter {
+    pub ticket: Ticket,
+    /// Of the message.
+    pub bytes: u64,
+    /// The bytes of the message were taken with one before it.
+    pub has_bytes: bool,
 }
 
 impl Outgoing {
@@ -139,6 +152,8 @@ impl Peer {
             room_waiters: VecDeque::new(),
             room_granted: 0,
             outgoing: Vec::new(),
+            asks: Vec::new(),
+            wanted: Vec::new(),
             incoming: Vec::new(),
             assembly: None,
             unflushed: false,

@@ -105,17 +105,19 @@ impl Scope<'_> {
             moved += self.pump_controls(index);
             moved += self.pump_over(index);
             moved += self.pump_clearance(index);
+            moved += self.pay_credit(index);
+            moved += self.pump_asks(index);
             moved += self.pump_peer(index);
             if !self.state.peer(index).parked.is_empty() {
                 moved += self.pump_parked(index);
             }
-            moved += self.pay_credit(index);
             self.state.hand_out_room(index);
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
             peer.busy = waits
                 || owes
+                || !peer.asks.is_empty()
                 || !peer.parked.is_empty()
                 || peer.owes_over()
                 || peer.has_controls()

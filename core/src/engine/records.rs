@@ -100,6 +100,9 @@ impl Scope<'_> {
         let grant = wire::Grant::read_from_bytes(bytes).ok()?;
         let number = usize::from(grant.index.get());
         let config = self.state.config;
+        if grant.asks.get() != 0 {
+            return self.credit_is_wanted(index, grant.index.get());
+        }
         let out = self.state.peer(index).outgoing.get_mut(number)?;
         // A peer cannot give more than there is: that keeps the memory of *other* receivers out of its reach and the
         // arithmetic in range.
@@ -107,6 +110,25 @@ impl Scope<'_> {
         let given = i64::try_from(grant.bytes.get()).unwrap_or(i64::MAX);
         out.bytes = out.bytes.saturating_add(given).min(config.credit_bytes as i64);
         self.state.hand_out_credit(index, number);
+        if !self.state.peer(index).outgoing[number].waiters.is_empty() {
+            self.state.ask_for_credit(index, number);
+        }
+        Some(Verdict::Taken)
+    }
+
+    /// The peer waits for credit in one of its protocols.
+    fn credit_is_wanted(&mut self, index: usize, number: u16) -> Option<Verdict> {
+        let peer = self.state.peer(index);
+        if usize::from(number) >= peer.incoming.len() {
+            // It was not declared.
+            return None;
+        }
+        if !peer.wanted.contains(&number) {
+            peer.wanted.push(number);
+        }
+        if self.pay_credit(index) == 0 && self.owes_credit(index) {
+            self.state.mark_busy(index);
+        }
         Some(Verdict::Taken)
     }
 
@@ -124,8 +146,8 @@ impl Scope<'_> {
             out.open = false;
             if out.refused.replace(fault).is_none() {
                 let waiters = std::mem::take(&mut out.waiters);
-                for (ticket, _) in waiters {
-                    self.state.completer.complete(ticket, Err(fault));
+                for waiter in waiters {
+                    self.state.completer.complete(waiter.ticket, Err(fault));
                 }
                 if cookie == 0 {
                     self.state.report(fault);

@@ -1,6 +1,6 @@
 //! The way out: from a message to descriptors, and from the FIFO to the device.
 
-use super::peer::Outgoing;
+use super::peer::{Outgoing, Waiter};
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
@@ -246,7 +246,7 @@ impl Scope<'_> {
         }
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.peer(index).outgoing[id].waiters.push_back((ticket, len as u64));
+        self.state.wait_for_credit(index, id, Waiter { ticket, bytes: len as u64, has_bytes: false });
         Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
     }
 

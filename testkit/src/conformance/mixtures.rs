@@ -262,6 +262,40 @@ pub fn recorded_messages_wait_for_credit<H: Harness>(harness: H) {
     }
 }
 
+/// Credit that is owed and not worth a record of itself is paid to a replay that waits for it: one that needs all there is, of
+/// messages or of bytes, goes on again and again.
+pub fn a_replay_gets_all_the_credit_that_there_is<H: Harness>(harness: H) {
+    const LEN: u64 = 512;
+    let mut world = World::with(harness, 2, |setup| {
+        setup.config.credits = 4;
+        setup.config.credit_bytes = 4 * LEN;
+    });
+    let log = Log::default();
+    let received = log.clone();
+    let probe = Probe::new("all", move |scope, message| {
+        received.arrived(scope.me(), "all", &message);
+        scope.consumed(message.credit());
+    });
+    world.register(Rank(0), Probe::new("all", |_, _| {}).flow(Flow::Credited));
+    let protocol = world.register(Rank(1), probe.flow(Flow::Credited));
+    let memory = world.memory(4 * THIRD.max(LEN));
+    let send =
+        |len| Recorded { op: Op::Send, target: Rank(1), info: Vec::new(), fixed: false, from: 0, to: 0, len };
+    let mut expected = 0;
+    for len in [8, LEN] {
+        let [one, all] =
+            [1, 4].map(|count| store(&world, descriptors(&memory, protocol, &vec![send(len); count])));
+        for (id, messages) in [(one, 1), (all, 4), (all, 4), (one, 1), (one, 1), (all, 4)] {
+            let ticket = started(&world, id, None);
+            expected += messages;
+            world.until("all arrive", |_| log.len() == expected);
+            if let Some(ticket) = ticket {
+                assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+            }
+        }
+    }
+}
+
 /// Words that were recorded behind each other, and may arrive together: each is handled once and in order, whatever the
 /// handlers of others do.
 pub fn recorded_words_pass_those_whose_handler_panics<H: Harness>(harness: H) {

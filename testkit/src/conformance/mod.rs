@@ -177,6 +177,7 @@ macro_rules! conformance_suite {
             mixtures::long_messages_cross_with_puts,
             mixtures::rows_of_recorded_words_go_where_each_says,
             mixtures::recorded_messages_wait_for_credit,
+            mixtures::a_replay_gets_all_the_credit_that_there_is,
             mixtures::recorded_words_pass_those_whose_handler_panics,
             mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,
             fifos::fifos_keep_their_own_order_and_mix_with_all_others,

@@ -2,6 +2,7 @@
 //! has all of it, and the replays behind it to that target do after it. So the FIFO, through which credit and answers go
 //! the other way, never waits for credit.
 
+use super::super::peer::Waiter;
 use super::super::{Scope, State};
 use super::PatternError;
 use super::store::Need;
@@ -139,7 +140,8 @@ impl Scope<'_> {
                     continue;
                 }
                 let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
-                if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() {
+                let has_bytes = parked.got > 0;
+                if out.credits > 0 && (has_bytes || out.bytes > 0) && out.waiters.is_empty() {
                     out.credits -= 1;
                     out.bytes -= bytes as i64;
                     parked.got += 1;
@@ -150,7 +152,8 @@ impl Scope<'_> {
                     Err(Fault::OutOfMemory(_)) => return Ok(false),
                     ticket => ticket?,
                 };
-                self.state.peer(index).outgoing[need.protocol.index()].waiters.push_back((ticket, bytes));
+                let waiter = Waiter { ticket, bytes, has_bytes };
+                self.state.wait_for_credit(index, need.protocol.index(), waiter);
                 parked.waiter = Some(ticket);
             }
             (parked.need, parked.got) = (parked.need + 1, 0);
