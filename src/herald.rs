@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(6);
 const SUCCESSION: Duration = Duration::from_secs(40);
 /// How long whoever leaves meanwhile waits for a successor who could tell the others.
 const FAREWELL: Duration = Duration::from_secs(4);
+/// How long to wait before whoever is to serve the news, and did not answer, is asked again.
+const AGAIN: Duration = Duration::from_millis(500);
 /// How often to ask for one.
 const ASK: Duration = Duration::from_millis(20);
 
@@ -57,7 +59,7 @@ impl Herald {
         let HeraldParts { bulletin, server, devices, shape, ports, serving } = parts;
         let socket = TcpStream::from_std(bulletin.socket()?)?;
         let (farewell, leaving) = oneshot::channel::<Return>();
-        let ear = Ear { bulletin, socket, server, devices, shape, ports, serving };
+        let ear = Ear { bulletin, socket, server, named: None, devices, shape, ports, serving };
         Ok(Herald { task: tokio::spawn(ear.listen(leaving)), farewell })
     }
 
@@ -82,6 +84,8 @@ struct Ear {
     /// The bulletin's.
     socket: TcpStream,
     server: Option<Rank>,
+    /// Who is to serve them from here on, and could not be reached yet.
+    named: Option<(Rank, SocketAddr)>,
     devices: Vec<Arc<TcpDevice>>,
     shape: JobShape,
     ports: Option<RangeInclusive<u16>>,
@@ -159,6 +163,13 @@ impl Ear {
                     Ok(Vec::new())
                 }
                 news = hear(&self.socket, &mut self.bulletin) => news,
+                () = tokio::time::sleep(AGAIN), if self.named.is_some() => {
+                    if let Some((rank, place)) = self.named {
+                        let Some(ear) = self.follow(rank, place).await else { return };
+                        self = ear;
+                    }
+                    self.bulletin.read()
+                }
             };
         }
     }
@@ -188,7 +199,12 @@ impl Ear {
                             }
                             // Who was named before serves them from here on: whoever was busy for long reads both at once.
                             let named = matches!(next, Next::There { .. });
-                            return if named { next } else { Next::Nowhere };
+                            // If nobody could be reached so far, one of those that stand by will serve them.
+                            return match self.bulletin.has_successors() {
+                                _ if named => next,
+                                true => Next::Lost,
+                                false => Next::Nowhere,
+                            };
                         }
                     }
                 }
@@ -233,22 +249,24 @@ impl Ear {
 
     /// Stands by to serve the news to the others.
     async fn stand_by(self, duty: Duty) -> Option<Ear> {
-        let Ear { bulletin, socket, server, devices, shape, ports, serving } = self;
+        let Ear { bulletin, socket, server, named, devices, shape, ports, serving } = self;
         // Where the others reach this rank anyway.
-        let device = devices.first()?.clone();
-        let (address, range) = (device.address().ip(), ports.clone());
-        let whereabouts: Whereabouts = Arc::new(move |rank| device.peer_address(Rank(rank)));
+        let (address, range) = (devices.first()?.address().ip(), ports.clone());
+        // Each client of a rank has a port of its own, until that is left.
+        let all = devices.clone();
+        let whereabouts: Whereabouts =
+            Arc::new(move |rank| all.iter().filter_map(|device| device.peer_address(Rank(rank))).collect());
         let standing = move || bulletin.stand_by(duty, address, range, whereabouts);
         match tokio::task::spawn_blocking(standing).await.ok()? {
             Ok((rendezvous, bulletin)) => {
                 tracing::debug!(place = %rendezvous.address(), "stands by to serve the news of the other ranks");
                 *lock(&serving) = Some(rendezvous);
-                let socket = heard_through(&bulletin)?;
-                Some(Ear { bulletin, socket, server: None, devices, shape, ports, serving })
+                let (bulletin, socket) = heard_through(bulletin)?;
+                Some(Ear { bulletin, socket, server: None, named: None, devices, shape, ports, serving })
             }
             Err((error, bulletin)) => {
                 tracing::warn!(%error, "this rank cannot serve the news of the other ranks");
-                Some(Ear { bulletin: *bulletin?, socket, server, devices, shape, ports, serving })
+                Some(Ear { bulletin: *bulletin?, socket, server, named, devices, shape, ports, serving })
             }
         }
     }
@@ -256,20 +274,20 @@ impl Ear {
     /// Hears the news from whoever serves them after their server has ended without a word. Who wants to leave waits for a
     /// moment, so that the others can be told.
     async fn succession(self, farewell: &mut Farewell) -> Option<Ear> {
-        let Ear { mut bulletin, socket: _, server: _, devices, shape, ports, serving } = self;
+        let Ear { mut bulletin, socket: _, server: _, named: _, devices, shape, ports, serving } = self;
         let mut until = Instant::now() + SUCCESSION;
         loop {
             let look = move || (bulletin.find_successor(), bulletin);
             let (found, before) = tokio::task::spawn_blocking(look).await.ok()?;
             match found {
                 Succession::Found(bulletin) => {
-                    let (bulletin, server) = (*bulletin, None);
-                    let socket = heard_through(&bulletin)?;
-                    return Some(Ear { bulletin, socket, server, devices, shape, ports, serving });
+                    let (bulletin, socket) = heard_through(*bulletin)?;
+                    let (server, named) = (None, None);
+                    return Some(Ear { bulletin, socket, server, named, devices, shape, ports, serving });
                 }
                 Succession::Later if Instant::now() < until => {}
                 Succession::Later | Succession::Nobody => {
-                    tracing::warn!("there are no more news of the other ranks");
+                    tracing::info!("there are no more news of the other ranks");
                     return None;
                 }
             }
@@ -289,25 +307,40 @@ impl Ear {
 
     /// Hears the news from another rank from here on.
     async fn follow(self, rank: Rank, place: SocketAddr) -> Option<Ear> {
-        let Ear { bulletin, socket, server, devices, shape, ports, serving } = self;
+        let Ear { bulletin, socket, server, named: _, devices, shape, ports, serving } = self;
         match tokio::task::spawn_blocking(move || bulletin.follow(place)).await.ok()? {
             Ok(bulletin) => {
-                let socket = heard_through(&bulletin)?;
-                Some(Ear { bulletin, socket, server: Some(rank), devices, shape, ports, serving })
+                let (bulletin, socket) = heard_through(bulletin)?;
+                Some(Ear {
+                    bulletin,
+                    socket,
+                    server: Some(rank),
+                    named: None,
+                    devices,
+                    shape,
+                    ports,
+                    serving,
+                })
             }
             Err((error, bulletin)) => {
                 tracing::warn!(%error, %rank, %place, "the rank that serves the news cannot be reached");
-                Some(Ear { bulletin: *bulletin, socket, server, devices, shape, ports, serving })
+                // It may be stopped, and go on: whoever has named it does not do so again.
+                let named = Some((rank, place));
+                Some(Ear { bulletin: *bulletin, socket, server, named, devices, shape, ports, serving })
             }
         }
     }
 }
 
-fn heard_through(bulletin: &Bulletin) -> Option<TcpStream> {
-    let socket = bulletin.socket().and_then(TcpStream::from_std);
-    socket
-        .inspect_err(|error| tracing::warn!(%error, "the news of the other ranks cannot be listened to"))
-        .ok()
+fn heard_through(bulletin: Bulletin) -> Option<(Bulletin, TcpStream)> {
+    match bulletin.socket().and_then(TcpStream::from_std) {
+        Ok(socket) => Some((bulletin, socket)),
+        Err(error) => {
+            tracing::warn!(%error, "the news of the other ranks cannot be listened to");
+            bulletin.give_up();
+            None
+        }
+    }
 }
 
 /// Waits for something to come.

@@ -32,6 +32,7 @@ fn be_a_rank() {
         Ok("forsaken") => runtime.block_on(forsaken_rank()),
         Ok("orphan") => runtime.block_on(orphan_rank()),
         Ok("deaf") => runtime.block_on(deaf_rank()),
+        Ok("stopped") => runtime.block_on(succession::stopped_rank()),
         Ok("parent") => runtime.block_on(parent_rank()),
         Ok("mortal") => runtime.block_on(succession::mortal_rank()),
         Ok("revenant") => runtime.block_on(succession::revenant_rank()),

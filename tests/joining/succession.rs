@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// How many ranks are killed while they serve the news, one after the other.
 const DEATHS: &str = "POSTHASTE_TEST_DEATHS";
 
+/// For how many seconds the rank is stopped that is the next to serve the news.
+const STOPPED: &str = "POSTHASTE_TEST_STOPPED";
+
 /// What this rank logs: it is printed, and it is killed when it has said enough.
 #[derive(Clone, Copy)]
 struct Log;
@@ -23,7 +26,15 @@ impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let line = String::from_utf8_lossy(bytes);
         let deaths: u32 = std::env::var(DEATHS).map_or(0, |deaths| deaths.parse().unwrap());
-        if line.contains("stands by to serve the news rank=") && deaths > 0 {
+        if std::env::var(STOPPED).is_ok() {
+            // The first that is asked, and not one that a later server asks.
+            if let Some((_, rank)) = line.split_once("stands by to serve the news rank=")
+                && let go = std::env::var(GO).unwrap()
+                && !std::path::Path::new(&go).exists()
+            {
+                std::fs::write(go, rank.split_whitespace().next().unwrap()).unwrap();
+            }
+        } else if line.contains("stands by to serve the news rank=") && deaths > 0 {
             // The first server, once its successors are known.
             if STANDBYS.fetch_add(1, Ordering::SeqCst) == 2 {
                 is_killed();
@@ -93,6 +104,48 @@ pub async fn mortal_rank() -> posthaste::Result<()> {
     let sent = tokio::time::timeout(Duration::from_secs(20), word.send(last, "late")).await;
     let error = sent.expect("it is known to be dead").unwrap_err();
     println!("rank {me} cannot send: {}", error == Fault::PeerLost(last).into());
+    job.leave().await
+}
+
+/// The next to serve the news is stopped when rank 0 leaves; all hear of the end of one that they never met.
+pub async fn stopped_rank() -> posthaste::Result<()> {
+    log();
+    let job = posthaste::join().await?;
+    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
+    job.on_error(move |fault| {
+        // Whoever has heard enough listens no more.
+        let _ = sender.send(fault);
+    });
+    // Some stand by then.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let next: u32 = std::fs::read_to_string(std::env::var(GO).unwrap()).unwrap().parse().unwrap();
+    let (me, stopped) = (job.rank(), std::env::var(STOPPED).unwrap());
+    let dies = Rank(if next == 5 { 4 } else { 5 });
+    if me == Rank(0) {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        return job.leave().await;
+    }
+    if me == Rank(next) {
+        let go_on = format!("sleep {stopped}; kill -CONT {}", std::process::id());
+        let mut other = Command::new("sh").args(["-c", &go_on]).spawn().unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP).unwrap();
+        other.wait().unwrap();
+    }
+    if me == dies {
+        // Behind the end of rank 0, which waits for ten seconds.
+        tokio::time::sleep(Duration::from_secs(14)).await;
+        std::process::exit(0);
+    }
+    loop {
+        let heard = tokio::time::timeout(Duration::from_secs(30), faults.recv()).await;
+        let fault = heard.expect("news").expect("a fault");
+        println!("rank {me} heard {fault:?}");
+        if fault == Fault::PeerLost(dies) {
+            break;
+        }
+    }
+    // All have heard it before any of them leaves.
+    tokio::time::sleep(Duration::from_secs(8)).await;
     job.leave().await
 }
 
@@ -246,4 +299,38 @@ fn fault_ranks_come_again_when_another_serves_the_news() {
         let said = said.lock().unwrap();
         assert!(output.status.success() && said.contains(&expected), "{expected}:\n{said}{}", text(output));
     }
+}
+
+fn stopped(test: &str, seconds: u64) {
+    let go = std::env::temp_dir().join(format!("stopped-{seconds}-{}", std::process::id()));
+    let outputs = super::job(test, 6, |_, command| {
+        command.env(ROLE, "stopped").env("POSTHASTE_DEVICE", "tcp");
+        command.env(STOPPED, seconds.to_string()).env(GO, &go);
+    });
+    let next: u32 = std::fs::read_to_string(&go).unwrap().parse().unwrap();
+    std::fs::remove_file(&go).unwrap();
+    let dies = if next == 5 { 4 } else { 5 };
+    for rank in (1..6).filter(|rank| *rank != dies) {
+        let (expected, output) =
+            (format!("rank {rank} heard PeerLost(Rank({dies}))"), text(&outputs[rank as usize]));
+        assert!(
+            outputs[rank as usize].status.success() && output.contains(&expected),
+            "{expected}:\n{output}"
+        );
+        for living in (1..6).filter(|living| *living != dies) {
+            assert!(!output.contains(&format!("PeerLost(Rank({living}))")), "it lives:\n{output}");
+        }
+    }
+}
+
+#[test]
+fn fault_news_go_on_when_whoever_is_to_serve_them_next_is_stopped() {
+    be_a_rank();
+    stopped("succession::fault_news_go_on_when_whoever_is_to_serve_them_next_is_stopped", 4);
+}
+
+#[test]
+fn fault_news_go_on_without_whoever_was_to_serve_them_next() {
+    be_a_rank();
+    stopped("succession::fault_news_go_on_without_whoever_was_to_serve_them_next", 20);
 }

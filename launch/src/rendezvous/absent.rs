@@ -2,6 +2,7 @@
 //!
 //! A closed port is a proof: the kernel answers for a process that is stopped or busy, and not for one that has ended.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 
-/// Where a rank listens as long as it lives, if that is known.
-pub type Whereabouts = Arc<dyn Fn(u32) -> Option<SocketAddr> + Send + Sync>;
+/// Where a rank listens, as far as that is known: at one place at least as long as it lives.
+pub type Whereabouts = Arc<dyn Fn(u32) -> Vec<SocketAddr> + Send + Sync>;
 
 /// How long those who live have to come before they are looked for, and then the pause between two looks.
 const FIRST: Duration = Duration::from_millis(300);
@@ -39,13 +40,15 @@ pub(crate) struct Absent {
     next: Instant,
     /// A look that is under way.
     look: Option<Receiver<Vec<(u32, Sign)>>>,
+    /// The last rank that was looked for: those behind it are next.
+    last: u32,
     /// Since when whose hosts do not answer.
     silent: Vec<(u32, Instant)>,
 }
 
 impl Absent {
     pub(crate) fn new(whereabouts: Whereabouts, now: Instant) -> Self {
-        Self { whereabouts, next: now + FIRST, look: None, silent: Vec::new() }
+        Self { whereabouts, next: now + FIRST, look: None, last: u32::MAX, silent: Vec::new() }
     }
 
     /// When to call [`look`](Self::look) again.
@@ -72,8 +75,7 @@ impl Absent {
             return Vec::new();
         }
         self.next = now + PAUSE;
-        let known = |rank: u32| Some((rank, (self.whereabouts)(rank)?));
-        let places: Vec<(u32, SocketAddr)> = expected.filter_map(known).take(MOST).collect();
+        let places = self.places(expected);
         if !places.is_empty() {
             let (sender, receiver) = channel();
             let thread = std::thread::Builder::new().name("absent".into());
@@ -86,10 +88,38 @@ impl Absent {
         Vec::new()
     }
 
+    /// Where those listen that are to be looked for next.
+    fn places(&mut self, expected: impl Iterator<Item = u32>) -> Vec<(u32, SocketAddr)> {
+        let mut ranks: Vec<u32> = expected.collect();
+        ranks.sort_unstable();
+        // As many that live and do not come are no reason not to look for others.
+        let first = ranks.partition_point(|rank| *rank <= self.last);
+        ranks.rotate_left(first);
+        let known = ranks.into_iter().map(|rank| (rank, (self.whereabouts)(rank)));
+        let mut places = Vec::new();
+        for (rank, listens) in known.filter(|(_, listens)| !listens.is_empty()).take(MOST) {
+            places.extend(listens.into_iter().map(|place| (rank, place)));
+            self.last = rank;
+        }
+        places
+    }
+
     fn judge(&mut self, signs: &[(u32, Sign)], now: Instant) -> Vec<u32> {
         let before = std::mem::take(&mut self.silent);
-        let mut ended = Vec::new();
+        // One that has closed some of its places has not ended.
+        let mut ranks: BTreeMap<u32, Sign> = BTreeMap::new();
         for (rank, sign) in signs {
+            let known = ranks.entry(*rank).or_insert(*sign);
+            *known = match (*known, *sign) {
+                (Sign::Alive, _) | (_, Sign::Alive) => Sign::Alive,
+                (Sign::Silent, _) | (_, Sign::Silent) => Sign::Silent,
+                (Sign::Ended, Sign::Ended) => Sign::Ended,
+            };
+        }
+        // Those that were not looked at this time are as silent as they were.
+        self.silent.extend(before.iter().filter(|(rank, _)| !ranks.contains_key(rank)));
+        let mut ended = Vec::new();
+        for (rank, sign) in &ranks {
             let since = before.iter().find(|(other, _)| other == rank).map_or(now, |(_, since)| *since);
             match sign {
                 Sign::Alive => {}
@@ -184,12 +214,42 @@ mod tests {
     #[test]
     fn silence_is_an_end_only_when_it_lasts() {
         let now = Instant::now();
-        let mut absent = Absent::new(Arc::new(|_| None), now);
+        let mut absent = Absent::new(Arc::new(|_| Vec::new()), now);
         let after = |seconds| now + Duration::from_secs(seconds);
         assert!(absent.judge(&[(1, Sign::Silent), (2, Sign::Silent)], now).is_empty());
         assert!(absent.judge(&[(1, Sign::Alive), (2, Sign::Silent)], after(3)).is_empty());
         assert_eq!(absent.judge(&[(1, Sign::Silent), (2, Sign::Silent)], after(6)), [2]);
         assert_eq!(absent.judge(&[(1, Sign::Silent), (4, Sign::Ended)], after(7)), [4]);
         assert_eq!(absent.judge(&[(1, Sign::Silent)], after(11)), [1]);
+    }
+
+    #[test]
+    fn a_rank_has_not_ended_as_long_as_one_of_its_places_is_open() {
+        let now = Instant::now();
+        let mut absent = Absent::new(Arc::new(|_| Vec::new()), now);
+        let signs =
+            [(1, Sign::Ended), (1, Sign::Alive), (2, Sign::Ended), (2, Sign::Ended), (3, Sign::Alive)];
+        assert_eq!(absent.judge(&signs, now), [2]);
+        assert!(absent.judge(&[(4, Sign::Ended), (4, Sign::Silent)], now).is_empty());
+        // What was not looked at meanwhile stays silent.
+        assert!(absent.judge(&[(1, Sign::Alive)], now + Duration::from_secs(1)).is_empty());
+        assert_eq!(absent.judge(&[(4, Sign::Silent)], now + Duration::from_secs(6)), [4]);
+    }
+
+    #[test]
+    fn all_are_looked_for_in_turn_however_many_do_not_come() {
+        let place = SocketAddr::from(([127, 0, 0, 1], 9));
+        // Of every third nobody knows where it listens.
+        let known = move |rank: u32| if rank % 3 == 0 { Vec::new() } else { vec![place] };
+        let mut absent = Absent::new(Arc::new(known), Instant::now());
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..4 {
+            let ranks: Vec<u32> = absent.places(1..300).into_iter().map(|(rank, _)| rank).collect();
+            assert_eq!(ranks.len(), MOST);
+            seen.extend(ranks);
+        }
+        assert!((1..300).filter(|rank| rank % 3 != 0).all(|rank| seen.contains(&rank)));
+        assert!(absent.places(std::iter::empty()).is_empty());
+        assert_eq!(absent.places(7..9), [(7, place), (8, place)]);
     }
 }

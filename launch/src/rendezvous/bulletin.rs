@@ -20,6 +20,8 @@ use crate::rendezvous::wire::{
 
 /// How long the server may take to take a message of a few bytes.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a rank that stands by asks its own server for its seat.
+const OWN_TRIES: usize = 5;
 
 /// News of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -301,17 +303,33 @@ impl Bulletin {
                 return Err((error, told.is_ok().then(|| Box::new(self))));
             }
         };
-        // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
-        if let Err(error) = self.serving(place) {
-            return Err((error, None));
-        }
         let gathering = Gathering::taken_over(seat.size, &duty.gone, duty.roster);
         let (key, job) = (seat.key.clone(), seat.job);
         let standing = Standing::new(self, place, whereabouts);
-        let server = Rendezvous::start(listener, key, job, gathering, Some(standing))
-            .map_err(|error| (error, None))?;
-        let own = hear_at(place, &seat).map_err(|error| (error, None))?;
-        Ok((server, own))
+        let server = match Rendezvous::start(listener, key, job, gathering, Some(standing)) {
+            Ok(server) => server,
+            Err((error, standing)) => {
+                let mut bulletin = standing.map(|standing| Box::new(standing.into_bulletin()));
+                if bulletin.as_mut().is_some_and(|bulletin| bulletin.say(Kind::Serving, &[]).is_err()) {
+                    bulletin = None;
+                }
+                return Err((error, bulletin));
+            }
+        };
+        // A thread of this process answers, which was stopped if it takes long.
+        let mut own = hear_at(place, &seat);
+        for _ in 1..OWN_TRIES {
+            if own.is_ok() {
+                break;
+            }
+            own = hear_at(place, &seat);
+        }
+        Ok((server, own.map_err(|error| (error, None))?))
+    }
+
+    /// Nothing is heard through it any more, and that is not the end of its rank.
+    pub fn give_up(mut self) {
+        self.moved();
     }
 
     /// Hears the news from whoever serves them from here on. Blocks for a moment.
@@ -361,6 +379,12 @@ impl Bulletin {
     /// Says where this rank stands by.
     pub(crate) fn serving(&mut self, place: SocketAddr) -> io::Result<()> {
         self.say(Kind::Serving, place.to_string().as_bytes())
+    }
+
+    /// Whether another rank is known that stands by.
+    #[must_use]
+    pub fn has_successors(&self) -> bool {
+        self.standbys.iter().any(|(rank, _)| *rank != self.seat.rank)
     }
 
     /// Says that this rank hears the news elsewhere.

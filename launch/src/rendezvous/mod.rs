@@ -84,7 +84,7 @@ impl Rendezvous {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let job = job.map_or_else(JobId::random, Ok)?;
-        Self::start(listener, key, job, Gathering::new(size), None)
+        Self::start(listener, key, job, Gathering::new(size), None).map_err(|(error, _)| error)
     }
 
     fn start(
@@ -93,21 +93,38 @@ impl Rendezvous {
         job: JobId,
         gathering: Gathering,
         standing: Option<Standing>,
-    ) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        // Again, with room for all ranks at once: the standard library asks for less.
-        rustix::net::listen(&listener, BACKLOG)?;
-        let address = listener.local_addr()?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    ) -> Result<Self, (io::Error, Option<Standing>)> {
+        let prepared = listener.set_nonblocking(true).and_then(|()| {
+            // Again, with room for all ranks at once: the standard library asks for less.
+            rustix::net::listen(&listener, BACKLOG)?;
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok((listener.local_addr()?, bell))
+        });
+        let (address, bell) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((error, standing)),
+        };
         let stop = Arc::new(Stop {
             bell,
             stopping: AtomicBool::new(false),
             ended: Mutex::default(),
             served_by: AtomicU32::new(NO_RANK),
         });
-        let server = Server::new(listener, Arc::clone(&stop), job, key, gathering, standing);
-        let thread = std::thread::Builder::new().name("rendezvous".into()).spawn(move || server.run())?;
-        Ok(Self { address, job, stop, thread: Some(thread) })
+        let (other, (give, take)) = (Arc::clone(&stop), std::sync::mpsc::channel());
+        let run = move || {
+            if let Ok(standing) = take.recv() {
+                Server::new(listener, other, job, key, gathering, standing).run();
+            }
+        };
+        // What it stands by with is given to a thread that is there, and back where there is none.
+        let thread = match std::thread::Builder::new().name("rendezvous".into()).spawn(run) {
+            Ok(thread) => thread,
+            Err(error) => return Err((error, standing)),
+        };
+        match give.send(standing) {
+            Ok(()) => Ok(Self { address, job, stop, thread: Some(thread) }),
+            Err(unsent) => Err((io::ErrorKind::BrokenPipe.into(), unsent.0)),
+        }
     }
 
     /// As [`serve`](Self::serve), on that address; port 0 takes any.
@@ -132,7 +149,8 @@ impl Rendezvous {
     ) -> io::Result<Self> {
         Self::check_room(size).map_err(io::Error::other)?;
         let listener = handover::listen(address, ports)?;
-        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[], None), None)?;
+        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[], None), None)
+            .map_err(|(error, _)| error)?;
         told.pass_on(0);
         Ok(told)
     }

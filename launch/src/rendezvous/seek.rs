@@ -36,7 +36,13 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
     };
     match visit.attempt(&place.to_string(), place) {
         // One that was only cut off serves those who stayed with it, and nobody else.
-        Ok(client) if client.generation() <= generation => Answer::Dead,
+        Ok(mut client) if client.generation() <= generation => {
+            // There it has a seat now, and leaves it without having ended.
+            if let Some(bulletin) = client.bulletin_of_job_met_at(seat.met_at) {
+                bulletin.give_up();
+            }
+            Answer::Dead
+        }
         Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at) {
             Some(mut bulletin) => {
                 bulletin.is_served_by(rank);

@@ -132,6 +132,9 @@ impl Server {
 
     pub(crate) fn run(mut self) {
         let now = Instant::now();
+        if let Some(standing) = &mut self.standing {
+            standing.announce();
+        }
         // Something may have come behind the duty.
         if self.standing.is_some() && self.stand(true, now) {
             return;

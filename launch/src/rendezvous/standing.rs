@@ -67,6 +67,17 @@ impl Standing {
         }
     }
 
+    /// Says where it stands by.
+    pub(crate) fn announce(&mut self) {
+        // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
+        self.lost |= self.before.serving(self.place).is_err();
+    }
+
+    /// What it would have followed, of one that has not begun.
+    pub(crate) fn into_bulletin(self) -> Bulletin {
+        self.before
+    }
+
     /// The connection to the server, to be polled.
     pub(crate) fn before(&self) -> Option<&Bulletin> {
         (!self.lost).then_some(&self.before)
@@ -217,8 +228,12 @@ impl Server {
                 return;
             };
             let again = matches!(news.last(), Some(Notice::StandBy(_)));
+            // It was to serve, and did not for so long that the server has ended: another may do so by now.
+            let too_late = news.contains(&Notice::Closed);
             for notice in news {
-                self.hear_notice(notice, now);
+                if !too_late || !matches!(notice, Notice::Move { .. }) {
+                    self.hear_notice(notice, now);
+                }
             }
             if !again {
                 return;
@@ -227,7 +242,8 @@ impl Server {
     }
 
     fn hear_notice(&mut self, notice: Notice, now: Instant) {
-        let Some(standing) = &mut self.standing else { return };
+        // This rank serves since what stood before that: those who come to it are to hear of this as well.
+        let Some(standing) = &mut self.standing else { return self.heard(notice) };
         match notice {
             Notice::Ended(_) | Notice::Died(_) | Notice::Left(_) | Notice::Arrived { .. } => {
                 self.heard(notice)
@@ -253,15 +269,14 @@ impl Server {
                 });
             }
             Notice::Move { .. } => {}
-            // Another is to serve, and is being asked: read with that together, if this host was busy for long.
-            Notice::Closed if standing.named => {
+            // As a rule nobody is left who would serve, and whoever comes again finds this rank. But somebody else may be asked to
+            // serve, and be stopped, and others may stand by as well: not all of them are to serve.
+            Notice::Closed => {
                 standing.lost = true;
                 if let Some(server) = standing.before.server() {
                     self.heard(Notice::Left(server));
                 }
             }
-            // Nobody is left who would serve; whoever comes again finds this rank.
-            Notice::Closed => self.take_over(now),
         }
     }
 
