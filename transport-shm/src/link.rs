@@ -287,7 +287,10 @@ impl Link {
             _ => Fault::PeerLost(rank),
         };
         tracing::debug!(me = %self.me, %rank, %fault, "process ended");
-        for (_, listener) in lock(&self.listeners).iter() {
+        // Not under the lock: what a listener leads to may be a user's, who closes or opens a client.
+        let listeners: Vec<PeerNews> =
+            lock(&self.listeners).iter().map(|(_, listener)| listener.clone()).collect();
+        for listener in listeners {
             let cause = matches!(fault, Fault::PeerLost(_)).then_some(LossCause::Exited);
             listener(rank, PeerEvent::Down { fault, incarnation: 0, cause });
         }
@@ -487,6 +490,10 @@ mod tests {
             ClientId(0),
             Arc::new(move |rank, event| {
                 sender.send((rank, event)).expect("the test waits");
+                // Another client may be closed meanwhile, and be waited for.
+                if let Some(link) = seeing.upgrade() {
+                    std::thread::spawn(move || link.forget(ClientId(9))).join().expect("no panic");
+                }
                 // What a context that is told does: it rings others, and whoever rings looks around.
                 if let Some(link) = seeing.upgrade() {
                     link.glanced.store(0, Ordering::Relaxed);

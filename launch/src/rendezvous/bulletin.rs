@@ -305,7 +305,7 @@ impl Bulletin {
         };
         let gathering = Gathering::taken_over(seat.size, &duty.gone, duty.roster);
         let (key, job) = (seat.key.clone(), seat.job);
-        let standing = Standing::new(self, place, whereabouts);
+        let standing = Box::new(Standing::new(self, place, whereabouts));
         let server = match Rendezvous::start(listener, key, job, gathering, Some(standing)) {
             Ok(server) => server,
             Err((error, standing)) => {

@@ -92,8 +92,8 @@ impl Rendezvous {
         key: JobKey,
         job: JobId,
         gathering: Gathering,
-        standing: Option<Standing>,
-    ) -> Result<Self, (io::Error, Option<Standing>)> {
+        standing: Option<Box<Standing>>,
+    ) -> Result<Self, (io::Error, Option<Box<Standing>>)> {
         let prepared = listener.set_nonblocking(true).and_then(|()| {
             // Again, with room for all ranks at once: the standard library asks for less.
             rustix::net::listen(&listener, BACKLOG)?;
@@ -110,10 +110,10 @@ impl Rendezvous {
             ended: Mutex::default(),
             served_by: AtomicU32::new(NO_RANK),
         });
-        let (other, (give, take)) = (Arc::clone(&stop), std::sync::mpsc::channel());
+        let (other, (give, take)) = (Arc::clone(&stop), std::sync::mpsc::channel::<Option<Box<Standing>>>());
         let run = move || {
             if let Ok(standing) = take.recv() {
-                Server::new(listener, other, job, key, gathering, standing).run();
+                Server::new(listener, other, job, key, gathering, standing.map(|standing| *standing)).run();
             }
         };
         // What it stands by with is given to a thread that is there, and back where there is none.

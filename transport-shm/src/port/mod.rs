@@ -12,6 +12,9 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 use tx::Tx;
 
+/// Packets that are taken of a lane before others have their turn, whatever the budget: a budget for all lanes is not for the
+/// only one whose writer goes on writing.
+const MOST_OF_A_LANE: usize = 1 << 13;
 /// Lanes polled at once as a rule; beyond that, quiet ones wait for their bits.
 const POLLED_LANES: usize = 8;
 /// A heavy fence that costs as much is not made for every sleep.
@@ -83,11 +86,11 @@ impl Port for ShmPort {
         }
         let mut events = 0;
         if let [only] = *rx.inbox.polled() {
-            events += rx.drain(only, budget, tx, sink);
+            events += rx.drain(only, budget.min(MOST_OF_A_LANE), tx, sink);
         } else if !rx.inbox.polled().is_empty() {
             // Every lane gets an equal share, and another one is first each time.
             let lanes = rx.inbox.polled().len();
-            let share = (budget / lanes).max(8);
+            let share = (budget / lanes).clamp(8, MOST_OF_A_LANE);
             rx.next = (rx.next + 1) % lanes;
             for at in 0..lanes {
                 let source = rx.inbox.polled()[(rx.next + at) % lanes];
