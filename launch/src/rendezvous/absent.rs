@@ -240,7 +240,7 @@ mod tests {
     fn all_are_looked_for_in_turn_however_many_do_not_come() {
         let place = SocketAddr::from(([127, 0, 0, 1], 9));
         // Of every third nobody knows where it listens.
-        let known = move |rank: u32| if rank % 3 == 0 { Vec::new() } else { vec![place] };
+        let known = move |rank: u32| if rank.is_multiple_of(3) { Vec::new() } else { vec![place] };
         let mut absent = Absent::new(Arc::new(known), Instant::now());
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..4 {
