@@ -185,9 +185,11 @@ impl Place {
         clients.left.insert(id) && clients.left == clients.taken
     }
 
-    /// A client could not be opened: it may be tried again.
-    pub fn give_back(&self, id: ClientId) {
-        lock(&self.clients).taken.remove(&id);
+    /// A client could not be opened: it may be tried again. Whether all others that were handed out have left meanwhile, of which
+    /// nobody could tell before.
+    pub fn give_back(&self, id: ClientId) -> bool {
+        let mut clients = lock(&self.clients);
+        clients.taken.remove(&id) && !clients.left.is_empty() && clients.left == clients.taken
     }
 
     /// The devices of a client that nobody has taken yet.

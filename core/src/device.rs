@@ -379,6 +379,12 @@ pub trait Port: Inject + Send {
 
 /// Where a port puts what it finds.
 pub trait Sink {
+    /// An endpoint's connection has ended, and packets of it are still here of which one was held: what can be kept of them is to
+    /// be taken now. They are offered again behind this.
+    fn ends(&mut self, source: Endpoint) {
+        let _ = source;
+    }
+
     /// A packet has arrived; `inject` is the same port's sending half.
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict;
 

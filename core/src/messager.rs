@@ -133,6 +133,8 @@ pub struct Client {
     restarts: Arc<Restarts>,
     losses: Arc<Losses>,
     driver_thread: bool,
+    /// Whether it is closed: of several who close it one does, and the others wait for that.
+    closed: tokio::sync::Mutex<bool>,
 }
 
 /// Why ranks count as lost, with the incarnation that was.
@@ -243,6 +245,7 @@ impl Client {
             restarts,
             losses: Arc::default(),
             driver_thread,
+            closed: tokio::sync::Mutex::new(false),
         })
     }
 
@@ -620,6 +623,10 @@ impl Messager for Client {
     }
 
     async fn close(&self) {
+        let mut closed = self.closed.lock().await;
+        if *closed {
+            return;
+        }
         // Before all else: contexts that are owned and idle depart when their owners look.
         self.gates.close_all();
         // Nobody is told of the leave, and so takes memory back that this side may have reached, as long as anything of this
@@ -647,5 +654,6 @@ impl Messager for Client {
         self.contexts.iter().for_each(Handle::retire);
         let told = (lock(&self.errors).take(), lock(&self.restarts.handler).take());
         drop((told, self.controls.retire()));
+        *closed = true;
     }
 }

@@ -338,6 +338,12 @@ pub trait Protocol: Send + Sync {
         false
     }
 
+    /// Whether its messages with a cookie are requests, which end with an answer. False: the cookie is the protocol's own, and
+    /// nothing is answered in its stead.
+    fn takes_requests(&self) -> bool {
+        true
+    }
+
     /// The first packet of a message has arrived: where is the message to go?
     fn accept(&self, _scope: &mut Scope<'_>, _first: &FirstPacket<'_>) -> Accept {
         Accept::Whole

@@ -408,6 +408,10 @@ struct RouteSink<'a> {
 }
 
 impl Sink for RouteSink<'_> {
+    fn ends(&mut self, source: Endpoint) {
+        self.sink.ends(source);
+    }
+
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict {
         self.sink.packet(&mut RouteInject { inject, others: &mut self.others }, packet)
     }

@@ -309,7 +309,8 @@ impl Fifo {
         Ok(self.ask(|scope, id| scope.clear_fifo_crossed(id)).await?)
     }
 
-    /// Waits until the free space has grown to the threshold since the flag was cleared.
+    /// Waits until the free space has grown to the threshold since the flag was cleared. A FIFO without one, as
+    /// [`FifoOptions`] have it, or with one of 0, never does: there is always as much.
     ///
     /// # Errors
     /// If its context is closed.

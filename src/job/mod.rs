@@ -62,8 +62,9 @@ impl Job {
     async fn with_client(place: Arc<Place>, id: ClientId) -> Result<Job, JoinError> {
         let devices = place.take_client(id)?;
         let opened = Job::open_client(place.clone(), id, devices).await;
-        if opened.is_err() {
-            place.give_back(id);
+        if opened.is_err() && place.give_back(id) {
+            let ended = tokio::task::spawn_blocking(move || place.end()).await;
+            ended.map_err(|_| JoinError::Runtime("the runtime was shut down while leaving"))?;
         }
         opened
     }

@@ -179,3 +179,52 @@ fn fault_what_is_begun_after_the_leave_ends_with_an_error() {
         assert!(matches!(registered, Err(posthaste::RegisterError::Closed)));
     });
 }
+
+#[test]
+fn fault_a_client_that_is_left_by_two_of_its_clones_takes_no_other_one_with_it() {
+    run(2, options().clients(2), async |job| {
+        let second = job.client(1).await.unwrap();
+        let echo = job.service("echo", |number: u64| async move { number }).unwrap();
+        job.barrier().await.unwrap();
+        second.barrier().await.unwrap();
+        let (one, two) = tokio::join!(second.clone().leave(), second.clone().leave());
+        one.and(two).unwrap();
+        second.leave().await.unwrap();
+        let other = Rank(1 - job.rank().0);
+        for number in 0..20 {
+            // Asleep between them: somebody has to ring.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(soon("an answer", echo.call(other, number)).await, Ok(number));
+        }
+        assert_eq!(job.stats().peers_lost, 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
+    const MESSAGES: u64 = 2;
+    run(2, options().body_leaves(), async |job| {
+        if job.rank() == Rank(1) {
+            let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
+            for number in 0..MESSAGES {
+                // The second is more than is set aside for a name that the receiver does not know yet: the device keeps it.
+                late.send(Rank(0), sealed(number, 600_000)).await.unwrap();
+            }
+            return job.leave().await.unwrap();
+        }
+        // Names that are not registered are refused behind a rank's first barrier.
+        soon("its leave", async {
+            while job.stats().peers_lost == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let late = move |m: Message, _: &mut Scope| count.add(u64::from(unseal(&m.bytes()).is_some()));
+        let _late = job.register("late", late).unwrap();
+        soon("what was sent", arrived.reach(MESSAGES)).await;
+        job.leave().await.unwrap();
+    });
+}

@@ -280,3 +280,69 @@ fn fault_a_program_that_a_rank_executes_inherits_nothing_of_the_job() {
         exercise(&job).await;
     });
 }
+
+#[test]
+fn fault_collective_operations_go_on_beside_too_many_answers() {
+    run(2, options().env("POSTHASTE_ANSWER_BYTES", "100k"), async |job| {
+        let big = job.service_inline("big", |_, _| Ok(vec![0_u8; 64 << 10].into())).unwrap();
+        let ring = job.world().schedule(posthaste::Algorithm::Ring);
+        let (mine, sum) = (vec![1_u64; 5000], posthaste::Reduce::sum());
+        job.barrier().await.unwrap();
+        let mut busy = 0;
+        for _ in 0..20 {
+            if job.rank() == Rank(1) {
+                let calls = futures::future::join_all((0..60).map(|_| big.call_bytes(Rank(0), "")));
+                let (answers, sums) = futures::join!(calls, soon("the sums", ring.all_reduce(&mine, &sum)));
+                assert!(sums.unwrap().iter().all(|sum| *sum == 2));
+                for answer in answers {
+                    match answer {
+                        Ok(answer) => assert_eq!(answer.as_bytes().len(), 64 << 10),
+                        Err(error) => {
+                            assert_eq!(error, posthaste::CallError::Fault(Fault::Busy(Rank(0))));
+                            busy += 1;
+                        }
+                    }
+                }
+            } else {
+                let sums = soon("the sums", ring.all_reduce(&mine, &sum)).await.unwrap();
+                assert!(sums.iter().all(|sum| *sum == 2));
+            }
+        }
+        if job.rank() == Rank(1) {
+            assert!(busy > 0 || TRANSPORT != Transport::Tcp, "there were too many");
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_messages_that_are_kept_for_long_keep_no_credit_of_others() {
+    const CREDITS: u64 = 16;
+    run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
+        let (begun, go) = (job.counter(), std::sync::Arc::new(tokio::sync::Notify::new()));
+        let count = begun.clone();
+        let work = job
+            .register_spawned("work", 1000, move |message: posthaste::OwnedMessage| {
+                let (count, go) = (count.clone(), go.clone());
+                async move {
+                    count.add(1);
+                    // The first two end at once, the others when the last has come.
+                    match message.read::<u64>(0).unwrap() {
+                        0 | 1 => {}
+                        CREDITS => (0..CREDITS).for_each(|_| go.notify_one()),
+                        _ => go.notified().await,
+                    }
+                }
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..=CREDITS {
+                soon("credit", work.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+            }
+        } else {
+            soon("all of them", begun.reach(CREDITS + 1)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -39,6 +39,7 @@ fn be_a_rank() {
         // Not like others: nothing but the end of its input may end it.
         Ok("agent") => std::process::exit(posthaste_launch::run_agent()),
         Ok("late") => hosts::late(),
+        Ok("moved") => moved_rank(runtime),
         Ok("head") => hosts::head(),
         Ok("wanderer") => runtime.block_on(hosts::wanderer_rank()),
         Ok("phoenix") => runtime.block_on(phoenix_rank()),
@@ -145,6 +146,20 @@ async fn deaf_rank() -> posthaste::Result<()> {
         lost |= fault == posthaste::Fault::PeerLost(Rank(3));
     }
     job.leave().await
+}
+
+/// Leaves in another runtime than that in which it has joined, which has ended by then.
+fn moved_rank(runtime: tokio::runtime::Runtime) -> posthaste::Result<()> {
+    let job = runtime.block_on(async {
+        let job = posthaste::join().await?;
+        job.barrier().await?;
+        Ok::<_, posthaste::Error>(job)
+    })?;
+    drop(runtime);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let left = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), job.leave()).await });
+    println!("left: {}", left.is_ok());
+    Ok(())
 }
 
 /// Starts a program that joins, too, as any program of this library may be.
@@ -366,6 +381,17 @@ fn fault_news_go_on_for_a_rank_that_was_busy_when_the_one_that_serves_them_left(
                 text(output)
             );
         }
+    }
+}
+
+#[test]
+fn fault_a_job_is_left_though_the_runtime_that_drove_it_has_ended() {
+    be_a_rank();
+    let outputs = job("fault_a_job_is_left_though_the_runtime_that_drove_it_has_ended", 2, |_, command| {
+        command.env(ROLE, "moved").env("POSTHASTE_DEVICE", "tcp");
+    });
+    for output in outputs {
+        assert!(output.status.success() && text(&output).contains("left: true"), "{}", text(&output));
     }
 }
 

@@ -427,6 +427,42 @@ fn m_d27_a_replay_gets_the_credit_that_its_receiver_has_not_told_of() {
 }
 
 #[test]
+fn m_d27_a_replay_that_has_all_the_bytes_is_not_behind_who_waits_for_them() {
+    run(2, options().env("POSTHASTE_CREDIT_BYTES", "65536"), async |job| {
+        let (say, mut all) = job.stream("say").unwrap();
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let source = job.region(32 << 10).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let peer = Rank(1);
+            say.send(peer, vec![0; 64 << 10]).await.unwrap();
+            let halves = job
+                .record(|r| {
+                    r.send(&say, peer, &source)?;
+                    r.send(&say, peer, &source)
+                })
+                .await
+                .unwrap();
+            let mut replay = Box::pin(halves.replay().into_future());
+            assert!(futures::poll!(&mut replay).is_pending());
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            let mut send = Box::pin(say.send(peer, "behind").into_future());
+            assert!(futures::poll!(&mut send).is_pending());
+            window.put(peer, 0, 1).await.unwrap();
+            let (replay, send) = soon("both", async { futures::join!(replay, send) }).await;
+            replay.unwrap();
+            send.unwrap();
+        } else {
+            soon("the word", window.wait_until(0, |word| word == 1)).await.unwrap();
+            for len in [64 << 10, 32 << 10, 32 << 10, 6] {
+                assert_eq!(soon("a message", all.recv()).await.unwrap().len(), len);
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
 fn m_d29_recorded_collectives_are_replayed_with_new_values_each_time() {
     run(5, options(), async |job| {
         use posthaste::Reduce;

@@ -16,7 +16,7 @@ use posthaste_core::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What a rank was given to take part: the arena, the read end of its own doorbell, the write ends of those of its node.
 #[derive(Debug)]
@@ -110,6 +110,7 @@ impl Host {
             caps,
             segment_at,
             heap: Mutex::new(Heap::new(segment_at, segment_len)),
+            open: AtomicBool::new(false),
         })
     }
 
@@ -127,6 +128,8 @@ pub struct ShmDevice {
     caps: Caps,
     segment_at: u64,
     heap: Mutex<Heap>,
+    /// Its client is one of those that are open.
+    open: AtomicBool,
 }
 
 impl std::fmt::Debug for ShmDevice {
@@ -223,12 +226,17 @@ impl Device for ShmDevice {
                 tasks.push(tokio::spawn(pass_on(self.host.link.bell.clone(), self.host.bells.clone())));
             }
         }
+        self.open.store(true, Ordering::Release);
         Ok(())
     }
 
     async fn close(&self) {
         // The listener leads back to the ports, which keep this alive.
         self.host.link.forget(self.client);
+        // Others may be open: each counts once.
+        if !self.open.swap(false, Ordering::AcqRel) {
+            return;
+        }
         if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.host.link.arena.leave(self.host.link.me);
             for task in lock(&self.host.watch).drain(..) {

@@ -20,6 +20,8 @@ use thiserror::Error;
 const LISTENER: u64 = u64::MAX;
 /// Connections accepted in a row before the others get their turn.
 const ACCEPTS: usize = 64;
+/// Looks at what is ready before others have their turn: a flood may bring more at each of them.
+const TURNS: usize = 4;
 /// How long to leave the listener alone when the system has no descriptor to spare.
 const BREATHE: Duration = Duration::from_millis(50);
 
@@ -122,7 +124,8 @@ impl Gate {
         if self.closed_until.is_some_and(|until| until <= now) {
             self.closed_until = None;
         }
-        loop {
+        // A flood may bring as much meanwhile, again and again.
+        for _ in 0..TURNS {
             let mut ready = std::mem::take(&mut self.ready);
             let more = self.watch.look(|found| ready.push((found.key, found.ended)));
             let mut knocks = false;

@@ -591,7 +591,7 @@ impl Hub {
             door.knock();
         }
         let (hub, linger) = (self.clone(), self.times.linger);
-        let timer = runtime.spawn(async move {
+        let mut timer = runtime.spawn(async move {
             tokio::time::sleep(linger).await;
             hub.given_up.store(true, Ordering::Release);
             hub.moved.notify_waiters();
@@ -604,7 +604,11 @@ impl Hub {
             if closed || self.given_up.load(Ordering::Acquire) {
                 break;
             }
-            moved.await;
+            tokio::select! {
+                () = moved => {}
+                // The time is up; or the runtime has ended in which the ports are driven, and nobody waits for anything there.
+                _ = &mut timer => break,
+            }
         }
         timer.abort();
         self.abort();

@@ -91,8 +91,11 @@ impl Scope<'_> {
         let peer = self.state.peer(index);
         let bytes = size_of::<Parked>() + cost(&packet.body.source());
         // The first one always fits.
+        // Of a sender that has ended nothing more comes than what the device has already.
+        let ends = peer.ends;
         if let Some(aside) = &mut peer.aside
             && aside.bytes + bytes > LIMIT
+            && !ends
         {
             if !std::mem::replace(&mut aside.full, true) {
                 let source = packet.source;

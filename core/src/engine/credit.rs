@@ -85,13 +85,13 @@ impl Scope<'_> {
 
     /// Whether what is owed in a protocol of the peer's is worth a record. To a sender who waits that is any part of what it
     /// may send, as there may be no more: but of a stream in which it always waits no fewer than a quarter of those that are
-    /// still to be consumed.
+    /// still to be consumed, or all before this side sleeps.
     fn due(&self, wanted: &[u16], number: usize, messages: u32, bytes: u64, held: Held) -> bool {
         let config = self.state.config;
         messages >= (config.credits / 2).max(1)
             || messages > 0
                 && (bytes >= config.credit_bytes / 2
-                    || messages >= held.messages / 4 && wanted.contains(&(number as u16)))
+                    || (held.all_owed || messages >= held.messages / 4) && wanted.contains(&(number as u16)))
     }
 
     pub(super) fn owes_credit(&self, index: usize) -> bool {
@@ -101,6 +101,32 @@ impl Scope<'_> {
                 matches!(incoming, Incoming::Resolved { messages, bytes, held, .. }
                     if self.due(&peer.wanted, number, *messages, *bytes, *held))
             })
+    }
+
+    /// All that is owed to senders who wait, before this side sleeps: what else they have sent may be kept for ever. Returns to how
+    /// many something was paid.
+    pub(super) fn pay_who_waits(&mut self) -> usize {
+        let mut paid = 0;
+        let mut wanting = std::mem::take(&mut self.state.wanting);
+        wanting.retain(|&index| {
+            let peer = self.state.peer(index);
+            for number in peer.wanted.clone() {
+                let held = match peer.incoming.get_mut(usize::from(number)) {
+                    Some(Incoming::Resolved { messages, held, .. }) if *messages > 0 => held,
+                    _ => continue,
+                };
+                // What is held does not count then.
+                held.all_owed = true;
+            }
+            paid += self.pay_credit(index);
+            if self.owes_credit(index) {
+                // There was no room for the word.
+                self.state.mark_busy(index);
+            }
+            !self.state.peer(index).wanted.is_empty()
+        });
+        self.state.wanting.append(&mut wanting);
+        paid
     }
 
     /// Sends what is said of credit, past all that is queued: of a FIFO that is never empty nothing would be paid.
@@ -148,7 +174,10 @@ impl Scope<'_> {
             crate::failpoint!("credit.return.after");
             let peer = self.state.peer(index);
             peer.wanted.retain(|wanted| usize::from(*wanted) != number);
-            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } = &mut peer.incoming[number] {
+            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, held, .. } =
+                &mut peer.incoming[number]
+            {
+                held.all_owed = false;
                 *owed -= messages;
                 *owed_bytes -= bytes;
             }
@@ -204,7 +233,12 @@ impl State {
     /// itself it pays when that is worth a record, and no more may come.
     pub(super) fn wait_for_credit(&mut self, index: usize, number: usize, waiter: Waiter) {
         let out = &mut self.peer(index).outgoing[number];
-        out.waiters.push_back(waiter);
+        if waiter.has_bytes {
+            // It goes on with what it has begun: whoever is behind may wait for the bytes that it holds.
+            out.waiters.push_front(waiter);
+        } else {
+            out.waiters.push_back(waiter);
+        }
         if out.waiters.len() == 1 {
             self.ask_for_credit(index, number);
         }

@@ -58,6 +58,12 @@ pub(super) struct Dispatcher<'a> {
 }
 
 impl Sink for Dispatcher<'_> {
+    #[cold]
+    fn ends(&mut self, source: Endpoint) {
+        let index = self.state.shape.index(source);
+        self.state.peer(index).ends = true;
+    }
+
     #[inline]
     fn word(
         &mut self,
@@ -427,7 +433,8 @@ impl Scope<'_> {
     }
 
     fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
-        if message.cookie != 0 && self.is_asked_too_much(&message, flow) {
+        let asks = message.cookie != 0 && protocol.takes_requests();
+        if asks && self.is_asked_too_much(&message, flow) {
             return;
         }
         let _span = self.traced(&message);
@@ -480,7 +487,9 @@ impl Scope<'_> {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
-        if arrived.cookie != 0 {
+        let asks =
+            || self.state.registry.get(arrived.protocol).is_none_or(|protocol| protocol.takes_requests());
+        if arrived.cookie != 0 && asks() {
             let to = ReplyTo::new(arrived.source, arrived.life, arrived.cookie);
             self.reply(to, Err(Fault::RemotePanicked(me)));
         }

@@ -117,6 +117,8 @@ pub struct State {
     pub(crate) known_protocols: u64,
     /// The client has declared that all its protocols are registered.
     pub(crate) ready: bool,
+    /// Endpoint indices of those who wait for credit here.
+    pub(crate) wanting: Vec<usize>,
     /// Endpoint indices with packets that were set aside, or with controls that are not registered.
     pub(crate) aside: Vec<usize>,
     /// The registry's version, that of the controls, and whether the client was ready, when those were last looked at.
@@ -256,6 +258,7 @@ impl Engine {
             registry: parts.registry,
             known_protocols: 0,
             ready: false,
+            wanting: Vec::new(),
             aside: Vec::new(),
             aside_seen: None,
             controls: parts.controls,
@@ -440,6 +443,10 @@ impl Engine {
         }
         if !self.state.leaving.is_empty() {
             // Nor for what was found behind the last look.
+            return false;
+        }
+        if !self.state.wanting.is_empty() && self.scope().pay_who_waits() > 0 {
+            // It has to be on its way first.
             return false;
         }
         let waiting = !self.state.busy.is_empty();

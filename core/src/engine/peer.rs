@@ -35,6 +35,8 @@ pub(crate) struct Peer {
     pub asks: Vec<u16>,
     /// The peer's protocols in which it waits for credit.
     pub wanted: Vec<u16>,
+    /// It has ended in order: what it has sent is set aside whatever its length.
+    pub ends: bool,
     /// By the peer's protocol numbers.
     pub incoming: Vec<Incoming>,
     /// The message that is arriving in fragments.
@@ -119,6 +121,8 @@ pub(crate) enum Incoming {
 pub(crate) struct Held {
     pub messages: u32,
     pub bytes: u64,
+    /// Whoever sends them waits, and is to be paid whatever is owed.
+    pub all_owed: bool,
 }
 
 /// A message that arrives in fragments.
@@ -154,6 +158,7 @@ impl Peer {
             outgoing: Vec::new(),
             asks: Vec::new(),
             wanted: Vec::new(),
+            ends: false,
             incoming: Vec::new(),
             assembly: None,
             unflushed: false,

@@ -125,6 +125,9 @@ impl Scope<'_> {
         }
         if !peer.wanted.contains(&number) {
             peer.wanted.push(number);
+            if !self.state.wanting.contains(&index) {
+                self.state.wanting.push(index);
+            }
         }
         if self.pay_credit(index) == 0 && self.owes_credit(index) {
             self.state.mark_busy(index);

@@ -1,7 +1,9 @@
 //! Typed messages: how they are encoded, and the hash by which two ranks notice that they mean different types.
 
+mod bounded;
 mod shape;
 
+use bounded::{Bounded, Parts};
 use posthaste_core::CallError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -102,13 +104,17 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CallError> {
 /// Decodes with postcard.
 ///
 /// # Errors
-/// If the bytes are not those of a value, or more.
+/// If the bytes are not those of a value, or more; if options, sequences, structures and variants are more than 256 deep within
+/// each other, as a list may be whose elements own the next one; or if there are far more elements than bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CallError> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => {
-            Err(CallError::Codec { what: "decode", reason: format!("{} bytes too many", rest.len()) })
-        }
-        Err(error) => Err(CallError::Codec { what: "decode", reason: error.to_string() }),
+    let fail = |reason: String| CallError::Codec { what: "decode", reason };
+    let parts = Parts::of(bytes.len());
+    let mut deserializer = postcard::Deserializer::from_bytes(bytes);
+    let value = T::deserialize(Bounded::new(&mut deserializer, &parts))
+        .map_err(|error| fail(parts.why().map_or_else(|| error.to_string(), str::to_owned)))?;
+    match deserializer.finalize() {
+        Ok([]) => Ok(value),
+        Ok(rest) => Err(fail(format!("{} bytes too many", rest.len()))),
+        Err(error) => Err(fail(error.to_string())),
     }
 }

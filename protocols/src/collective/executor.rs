@@ -94,6 +94,11 @@ impl Protocol for Registered {
         true
     }
 
+    // Tags of parts.
+    fn takes_requests(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let source = message.source.rank;

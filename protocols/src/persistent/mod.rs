@@ -293,7 +293,7 @@ impl Persistent {
         len: usize,
     ) -> Result<PersistentAllToAll<T>, PersistentError> {
         let (members, me, bytes) = (group.members(), group.rank(), bytes_of::<T>(len)?);
-        let data = self.region(members.len() * bytes).await?;
+        let data = self.region(bytes_of::<T>(len.saturating_mul(members.len()))?).await?;
         let key = self.enter(group.id(), Inbox::of_all(members, members[me], bytes));
         // From here on, dropping it takes it from the board.
         let mut core = Core::new(self, key, data, Tree::default());

@@ -70,6 +70,8 @@ pub(crate) struct RxLink {
     pub held: bool,
     /// The other side has ended its stream, or the connection is broken.
     pub ended: bool,
+    /// The sink was told so.
+    ends: bool,
     /// The error with which the connection broke, if it did.
     pub broken: Option<ErrorKind>,
     /// It has said that nothing follows.
@@ -117,6 +119,7 @@ impl RxLink {
             ready: true,
             held: false,
             ended: false,
+            ends: false,
             broken: None,
             left: false,
             long: false,
@@ -160,6 +163,12 @@ impl RxLink {
                 Ok(Parsed::Enough) => {
                     self.ready = true;
                     break None;
+                }
+                Ok(Parsed::Held) if self.ended && !self.ends => {
+                    // It has ended in order, perhaps, and what it has said counts.
+                    self.ends = true;
+                    sink.ends(self.source);
+                    continue;
                 }
                 Ok(Parsed::Held) => {
                     self.held = true;

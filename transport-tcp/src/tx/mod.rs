@@ -30,6 +30,8 @@ const fn worth_writing(outgoing: usize) -> usize {
 }
 /// Bytes that were asked for and are not here, with which a further get is in no hurry.
 const ASKED: u64 = 256 << 10;
+/// Pieces of a long put that follow each other before others have their turn.
+const PIECES: usize = 16;
 
 /// The sending half.
 pub(crate) struct Tx {
@@ -195,12 +197,17 @@ impl Tx {
             }
             // A long put goes on as soon as there is room for its next piece.
             let mut again = worked;
-            while again && !link.blocked && link.can_write() {
+            for _ in 0..PIECES {
+                if !again || link.blocked || !link.can_write() {
+                    break;
+                }
                 again = link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
                 if !link.is_flushed() {
                     link.flush();
                 }
             }
+            // Nobody sleeps meanwhile, and others have their turn.
+            moved += usize::from(again && !link.blocked && link.can_write());
             let room = link.out.len() < before || worked;
             if room && std::mem::take(&mut link.wanted) {
                 moved += 1;

@@ -102,17 +102,31 @@ impl Scope<'_> {
                     self.state.peer(index).parked.push_front(front);
                     return moved;
                 }
-                Ok(true) => {
-                    if let Some(ticket) = Ticket::from_word(front.jump.ticket) {
-                        self.state.part_waits(ticket, false);
-                    }
-                    self.place_jump(index, &front.jump);
+                Ok(true) => self.place_jump(index, &front.jump),
+                Err(fault) => {
+                    self.give_back(index, &front);
+                    self.state.finish_descriptor(&front.jump, Err(fault));
                 }
-                Err(fault) => self.state.finish_descriptor(&front.jump, Err(fault)),
             }
             moved += 1;
         }
         moved
+    }
+
+    /// The credit that a run has which cannot go on is others' again.
+    fn give_back(&mut self, index: usize, parked: &Parked) {
+        let Some(part) = self.state.part_of(parked.jump.ticket) else { return };
+        let needs = self.state.patterns.sections[part.section].runs[part.run].needs.clone();
+        for (at, need) in needs.iter().enumerate().take(parked.need + 1) {
+            let messages = if at < parked.need { need.messages } else { parked.got };
+            let Some(out) = self.state.peer(index).outgoing.get_mut(need.protocol.index()) else { continue };
+            if out.flow == Flow::Inline || messages == 0 {
+                continue;
+            }
+            out.credits += messages;
+            out.bytes += need.bytes as i64;
+            self.state.hand_out_credit(index, need.protocol.index());
+        }
     }
 
     /// Whether the run has all its credit now.
@@ -141,7 +155,8 @@ impl Scope<'_> {
                 }
                 let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
                 let has_bytes = parked.got > 0;
-                if out.credits > 0 && (has_bytes || out.bytes > 0) && out.waiters.is_empty() {
+                // A run that has its bytes goes on before those who may wait for them.
+                if out.credits > 0 && (has_bytes || out.bytes > 0 && out.waiters.is_empty()) {
                     out.credits -= 1;
                     out.bytes -= bytes as i64;
                     parked.got += 1;

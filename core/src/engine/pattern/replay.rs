@@ -187,15 +187,21 @@ impl Scope<'_> {
 
     /// A run takes its place: in the FIFO that its replay goes through, or in that of its target.
     pub(super) fn place_jump(&mut self, index: usize, jump: &Descriptor) {
-        let Some(fifo) = self.state.fifo_of(jump.ticket) else { return self.queue_jump(index, jump) };
-        if self.queue_in_fifo(fifo, jump) {
-            if let Some(ticket) = Ticket::from_word(jump.ticket) {
+        let ticket = Ticket::from_word(jump.ticket);
+        if let Some(fifo) = self.state.fifo_of(jump.ticket) {
+            // Whoever flushes goes by what waits outside of the targets' FIFOs.
+            if let Some(ticket) = ticket {
                 self.state.part_waits(ticket, true);
             }
-        } else {
+            if self.queue_in_fifo(fifo, jump) {
+                return;
+            }
             // It was closed meanwhile.
-            self.queue_jump(index, jump);
         }
+        if let Some(ticket) = ticket {
+            self.state.part_waits(ticket, false);
+        }
+        self.queue_jump(index, jump);
     }
 
     /// A run takes its place in the FIFO of its target.
