@@ -2,7 +2,10 @@
 
 use crate::support::{Random, barrier_before_death, options, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
-use posthaste::{Collective, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError, Window};
+use posthaste::{
+    Collective, CollectiveError, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError,
+    Window,
+};
 use std::time::{Duration, Instant};
 
 fn fault_of(error: &Error) -> Fault {
@@ -411,6 +414,35 @@ fn fault_members_that_make_different_persistent_collectives_are_told_and_go_on()
         let mut values = [1, me as u64];
         sums.run(&mut values).await.unwrap();
         assert_eq!(values, [3, 3]);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_member_that_cannot_make_a_persistent_collective_tells_the_others() {
+    use posthaste::persistent::PersistentError;
+    run(3, options(), async |job| {
+        let (world, me) = (job.world(), job.rank().index());
+        let sum = posthaste::Reduce::sum();
+        let lost = |error: &PersistentError| {
+            matches!(error, PersistentError::Collective(CollectiveError::Fault(Fault::OutOfMemory(_))))
+        };
+        for len in [usize::MAX, usize::MAX / 16] {
+            let len = if me == 1 { len } else { 4 };
+            let made = soon("a word", job.persistent().all_reduce::<u64>(&world, len, &sum)).await;
+            let error = made.map(drop).unwrap_err();
+            assert!(me == 1 || lost(&error), "{error}");
+            let made = soon("a word", job.persistent().all_to_all::<u64>(&world, len)).await;
+            let error = made.map(drop).unwrap_err();
+            assert!(me == 1 || lost(&error), "{error}");
+        }
+        // The next ones are the same for all.
+        let mut sums = job.persistent().all_reduce::<u64>(&world, 2, &sum).await.unwrap();
+        let mut exchange = job.persistent().all_to_all::<u64>(&world, 1).await.unwrap();
+        let (mut values, mut taken) = ([1, me as u64], [9; 3]);
+        soon("the sums", sums.run(&mut values)).await.unwrap();
+        soon("the exchange", exchange.run(&[me as u64; 3], &mut taken)).await.unwrap();
+        assert_eq!((values, taken), ([3, 3], [0, 1, 2]));
         job.barrier().await.unwrap();
     });
 }

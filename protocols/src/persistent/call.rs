@@ -1,6 +1,7 @@
 //! What the members of a group call for, and that they call for the same.
 
 use super::PersistentError;
+use crate::collective::CollectiveError;
 use crate::group::Group;
 use posthaste_core::Fault;
 
@@ -75,16 +76,24 @@ impl PersistentCall {
     }
 }
 
+/// What a member tells in place of a call that it could not prepare for.
+const COULD_NOT: [u64; 3] = [u64::MAX; 3];
+
 /// Bytes of so many values.
 pub(super) fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
     let bytes = len.checked_mul(size_of::<T>());
     bytes.ok_or(Fault::OutOfMemory("no memory has so many bytes as the values of this persistent collective"))
 }
 
-/// Ends when all members have come here with the same call.
-pub(super) async fn agree(group: &Group, ours: PersistentCall) -> Result<(), PersistentError> {
-    let words = group.all_gather(&ours.to_words()).await?;
+/// Ends when all members have come here with the same call, and are ready for it; `None`: this one could not get ready.
+pub(super) async fn agree(group: &Group, ours: Option<PersistentCall>) -> Result<(), PersistentError> {
+    let words = group.all_gather(&ours.map_or(COULD_NOT, PersistentCall::to_words)).await?;
+    let Some(ours) = ours else { return Ok(()) };
     let (calls, _) = words.as_chunks::<3>();
+    if calls.contains(&COULD_NOT) {
+        let fault = Fault::OutOfMemory("another member could not make its part of a persistent collective");
+        return Err(CollectiveError::Fault(fault).into());
+    }
     let calls = group.members().iter().zip(calls.iter().map(|words| PersistentCall::from_words(*words)));
     let other = calls.into_iter().find(|(_, theirs)| *theirs != ours);
     other.map_or(Ok(()), |(&rank, theirs)| Err(PersistentError::Mismatch { rank, theirs, ours }))

@@ -163,8 +163,8 @@ impl Persistent {
     /// same order on all members.
     ///
     /// # Errors
-    /// If its messages cannot be recorded, memory cannot be had, the members call for different ones
-    /// ([`PersistentError::Mismatch`], on all of them), or they cannot agree because a rank is lost.
+    /// If its messages cannot be recorded or memory cannot be had (the other members then get [`Fault::OutOfMemory`]), the members
+    /// call for different ones ([`PersistentError::Mismatch`], on all of them), or they cannot agree because a rank is lost.
     ///
     /// # Cancel safety
     /// Not cancel safe: the others wait for this rank.
@@ -191,8 +191,8 @@ impl Persistent {
         len: usize,
         operation: &Reduce<T>,
     ) -> Result<PersistentAllReduce<T>, PersistentError> {
-        let call = PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes: bytes_of::<T>(len)? };
-        let core = self.make(group, call).await?;
+        let call = |bytes| PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes };
+        let core = self.make(group, bytes_of::<T>(len).map(call)).await?;
         Ok(PersistentAllReduce { core, operation: operation.clone(), len })
     }
 
@@ -229,8 +229,8 @@ impl Persistent {
         if root >= group.size() {
             return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
         }
-        let call = PersistentCall { kind: PersistentKind::Broadcast, root, bytes: bytes_of::<T>(len)? };
-        let core = self.make(group, call).await?;
+        let call = |bytes| PersistentCall { kind: PersistentKind::Broadcast, root, bytes };
+        let core = self.make(group, bytes_of::<T>(len).map(call)).await?;
         Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
     }
 
@@ -260,7 +260,7 @@ impl Persistent {
     /// ```
     pub async fn barrier(&self, group: &Group) -> Result<PersistentBarrier, PersistentError> {
         let call = PersistentCall { kind: PersistentKind::Barrier, root: 0, bytes: 0 };
-        Ok(PersistentBarrier { core: self.make(group, call).await? })
+        Ok(PersistentBarrier { core: self.make(group, Ok(call)).await? })
     }
 
     /// Makes an exchange of `len` values between any two members of a group: collective, in the same order on all members.
@@ -292,9 +292,23 @@ impl Persistent {
         group: &Group,
         len: usize,
     ) -> Result<PersistentAllToAll<T>, PersistentError> {
-        let (members, me, bytes) = (group.members(), group.rank(), bytes_of::<T>(len)?);
-        let data = self.region(bytes_of::<T>(len.saturating_mul(members.len()))?).await?;
-        let key = self.enter(group.id(), Inbox::of_all(members, members[me], bytes));
+        let key = self.name(group);
+        let call = |bytes| PersistentCall { kind: PersistentKind::AllToAll, root: 0, bytes };
+        let call = bytes_of::<T>(len).map(call);
+        let made = match call {
+            Ok(PersistentCall { bytes, .. }) => self.prepare_exchange(group, key, bytes).await,
+            Err(fault) => Err(fault.into()),
+        };
+        let core = settle(group, call.ok(), made).await?;
+        let (members, me) = (group.members().into(), group.rank());
+        Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
+    }
+
+    async fn prepare_exchange(&self, group: &Group, key: Key, bytes: usize) -> Result<Core, PersistentError> {
+        let (members, me) = (group.members(), group.rank());
+        let all = bytes_of::<u8>(bytes.saturating_mul(members.len()))?;
+        let data = self.region(all).await?;
+        self.enter(key, Inbox::of_all(members, members[me], bytes));
         // From here on, dropping it takes it from the board.
         let mut core = Core::new(self, key, data, Tree::default());
         core.others = (1..members.len()).map(|step| members[(me + step) % members.len()]).collect();
@@ -308,30 +322,42 @@ impl Persistent {
             });
             core.down = Some(section.await?);
         }
-        // Nobody sends before all know of it.
-        agree(group, PersistentCall { kind: PersistentKind::AllToAll, root: 0, bytes }).await?;
-        let members = members.into();
-        Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
+        Ok(core)
     }
 
     async fn region(&self, len: usize) -> Result<Region, PersistentError> {
         Ok(Region::allocate(&self.client, len.max(1)).await.map_err(PatternError::from)?)
     }
 
-    /// Names a persistent collective of a group, and takes what comes for it.
-    fn enter(&self, group: u64, inbox: Inbox) -> Key {
-        let mut board = lock(&self.board);
-        let key = (group, board.next_of(group));
-        board.inboxes.insert(key, inbox);
-        key
+    /// Names a persistent collective of a group: all members count alike, also those that come to nothing.
+    fn name(&self, group: &Group) -> Key {
+        (group.id(), lock(&self.board).next_of(group.id()))
     }
 
-    async fn make(&self, group: &Group, call: PersistentCall) -> Result<Core, PersistentError> {
+    /// Takes what comes for a persistent collective.
+    fn enter(&self, key: Key, inbox: Inbox) {
+        lock(&self.board).inboxes.insert(key, inbox);
+    }
+
+    async fn make(
+        &self,
+        group: &Group,
+        call: Result<PersistentCall, Fault>,
+    ) -> Result<Core, PersistentError> {
+        let key = self.name(group);
+        let made = match call {
+            Ok(call) => self.prepare(group, key, call).await,
+            Err(fault) => Err(fault.into()),
+        };
+        settle(group, call.ok(), made).await
+    }
+
+    async fn prepare(&self, group: &Group, key: Key, call: PersistentCall) -> Result<Core, PersistentError> {
         let PersistentCall { kind, root, bytes: len } = call;
         let one_way = kind == PersistentKind::Broadcast;
         let tree = Tree::new(group.members(), group.rank(), root);
         let data = self.region(len).await?;
-        let key = self.enter(group.id(), Inbox::new(tree.clone(), group.members(), len));
+        self.enter(key, Inbox::new(tree.clone(), group.members(), len));
         let mut core = Core::new(self, key, data, tree);
         let (message, data, handle) = (&self.message, &core.data, &self.handle);
         if let Some((parent, child)) = core.tree.parent {
@@ -349,10 +375,19 @@ impl Persistent {
             });
             core.down = Some(section.await?);
         }
-        // Nobody sends before all know of it.
-        agree(group, call).await?;
         Ok(core)
     }
+}
+
+/// Nobody sends before all know of it; and who could not get ready tells those who have.
+async fn settle(
+    group: &Group,
+    call: Option<PersistentCall>,
+    made: Result<Core, PersistentError>,
+) -> Result<Core, PersistentError> {
+    let agreed = agree(group, call.filter(|_| made.is_ok())).await;
+    let core = made?;
+    agreed.map(|()| core)
 }
 
 /// What all persistent collectives are.
