@@ -77,14 +77,9 @@ async fn rank() -> posthaste::Result<()> {
 /// Rank 0, which serves the meeting, leaves at once; the others, which nobody talks to, hear of it.
 async fn forsaken_rank() -> posthaste::Result<()> {
     let job = posthaste::join().await?;
-    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
-    job.on_error(move |fault| {
-        // Whoever has heard enough listens no more.
-        let _ = sender.send(fault);
-    });
+    let mut heard = Heard::of(&job);
     if job.rank() != Rank(0) {
-        let fault = tokio::time::timeout(Duration::from_secs(40), faults.recv()).await;
-        println!("rank {} heard {:?}", job.rank(), fault.expect("news").expect("a fault"));
+        heard.next(40).await;
     }
     job.leave().await
 }
@@ -92,23 +87,18 @@ async fn forsaken_rank() -> posthaste::Result<()> {
 /// The ranks that serve the news leave one after the other; the others, which have never met each other, go on being told.
 async fn orphan_rank() -> posthaste::Result<()> {
     let job = posthaste::join().await?;
-    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
-    job.on_error(move |fault| {
-        // Whoever has heard enough listens no more.
-        let _ = sender.send(fault);
-    });
+    let mut heard = Heard::of(&job);
     let me = job.rank();
     // Rank 0 leaves at once; 1 when it has heard that, and 2 then; 3 dies when all of them have left.
-    let heard = if me.0 < 3 {
+    let leave_before = if me.0 < 3 {
         me.0
     } else if me == Rank(3) {
         3
     } else {
         4
     };
-    for _ in 0..heard {
-        let fault = tokio::time::timeout(Duration::from_secs(60), faults.recv()).await;
-        println!("rank {me} heard {:?}", fault.expect("news").expect("a fault"));
+    for _ in 0..leave_before {
+        heard.next(60).await;
     }
     // So that whoever left has not served the others only because they left together.
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -119,14 +109,35 @@ async fn orphan_rank() -> posthaste::Result<()> {
     job.leave().await
 }
 
+/// What a rank hears of the others.
+struct Heard {
+    me: Rank,
+    faults: tokio::sync::mpsc::UnboundedReceiver<posthaste::Fault>,
+}
+
+impl Heard {
+    fn of(job: &posthaste::Job) -> Heard {
+        let (sender, faults) = tokio::sync::mpsc::unbounded_channel();
+        job.on_error(move |fault| {
+            // Whoever has heard enough listens no more.
+            let _ = sender.send(fault);
+        });
+        Heard { me: job.rank(), faults }
+    }
+
+    /// The next that it hears, in so many seconds at most.
+    async fn next(&mut self, within: u64) -> posthaste::Fault {
+        let heard = tokio::time::timeout(Duration::from_secs(within), self.faults.recv()).await;
+        let fault = heard.expect("news").expect("a fault");
+        println!("rank {} heard {fault:?}", self.me);
+        fault
+    }
+}
+
 /// Rank 0, which serves the news, leaves while rank 4 is busy for longer than it waits for anybody; rank 3 dies then.
 async fn deaf_rank() -> posthaste::Result<()> {
     let job = posthaste::join().await?;
-    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
-    job.on_error(move |fault| {
-        // Whoever has heard enough listens no more.
-        let _ = sender.send(fault);
-    });
+    let mut heard = Heard::of(&job);
     match job.rank().0 {
         0 => return job.leave().await,
         3 => {
@@ -139,9 +150,7 @@ async fn deaf_rank() -> posthaste::Result<()> {
     // Others may leave before they are heard to have heard it.
     let (mut closed, mut lost) = (false, false);
     while !(closed && lost) {
-        let fault = tokio::time::timeout(Duration::from_secs(60), faults.recv()).await;
-        let fault = fault.expect("news").expect("a fault");
-        println!("rank {} heard {fault:?}", job.rank());
+        let fault = heard.next(60).await;
         closed |= fault == posthaste::Fault::PeerClosed(Rank(0));
         lost |= fault == posthaste::Fault::PeerLost(Rank(3));
     }

@@ -1,6 +1,6 @@
 //! The rank that serves the news of the others is killed, and another serves them from then on.
 
-use super::{GO, ROLE, be_a_rank, command, ended, port, text, told_under, torch};
+use super::{GO, Heard, ROLE, be_a_rank, command, ended, port, text, told_under, torch};
 use posthaste::{Fault, Rank};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -73,23 +73,13 @@ fn log() {
 pub async fn mortal_rank() -> posthaste::Result<()> {
     log();
     let job = posthaste::join().await?;
-    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
-    job.on_error(move |fault| {
-        // Whoever has heard enough listens no more.
-        let _ = sender.send(fault);
-    });
+    let mut heard = Heard::of(&job);
     let word = job.register("word", |_, _| {})?;
     let (me, size) = (job.rank(), job.size() as u32);
     let deaths: usize = std::env::var(DEATHS).unwrap().parse().unwrap();
     let mut dead = BTreeSet::new();
-    let mut next = async || {
-        let heard = tokio::time::timeout(Duration::from_secs(30), faults.recv()).await;
-        let fault = heard.expect("news").expect("a fault");
-        println!("rank {me} heard {fault:?}");
-        fault
-    };
     while dead.len() < deaths {
-        match next().await {
+        match heard.next(30).await {
             Fault::PeerLost(rank) => dead.insert(rank.0),
             other => panic!("nobody leaves: {other:?}"),
         };
@@ -100,7 +90,7 @@ pub async fn mortal_rank() -> posthaste::Result<()> {
         std::future::pending::<()>().await;
     }
     // Others that have heard it may leave meanwhile.
-    while next().await != Fault::PeerLost(last) {}
+    while heard.next(30).await != Fault::PeerLost(last) {}
     let sent = tokio::time::timeout(Duration::from_secs(20), word.send(last, "late")).await;
     let error = sent.expect("it is known to be dead").unwrap_err();
     println!("rank {me} cannot send: {}", error == Fault::PeerLost(last).into());
@@ -111,11 +101,7 @@ pub async fn mortal_rank() -> posthaste::Result<()> {
 pub async fn stopped_rank() -> posthaste::Result<()> {
     log();
     let job = posthaste::join().await?;
-    let (sender, mut faults) = tokio::sync::mpsc::unbounded_channel();
-    job.on_error(move |fault| {
-        // Whoever has heard enough listens no more.
-        let _ = sender.send(fault);
-    });
+    let mut heard = Heard::of(&job);
     // Some stand by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let next: u32 = std::fs::read_to_string(std::env::var(GO).unwrap()).unwrap().parse().unwrap();
@@ -136,14 +122,7 @@ pub async fn stopped_rank() -> posthaste::Result<()> {
         tokio::time::sleep(Duration::from_secs(14)).await;
         std::process::exit(0);
     }
-    loop {
-        let heard = tokio::time::timeout(Duration::from_secs(30), faults.recv()).await;
-        let fault = heard.expect("news").expect("a fault");
-        println!("rank {me} heard {fault:?}");
-        if fault == Fault::PeerLost(dies) {
-            break;
-        }
-    }
+    while heard.next(30).await != Fault::PeerLost(dies) {}
     // All have heard it before any of them leaves.
     tokio::time::sleep(Duration::from_secs(8)).await;
     job.leave().await

@@ -90,12 +90,11 @@ impl Scope<'_> {
     pub(super) fn set_aside(&mut self, index: usize, packet: &mut Packet<'_>) -> Verdict {
         let peer = self.state.peer(index);
         let bytes = size_of::<Parked>() + cost(&packet.body.source());
-        // The first one always fits.
-        // Of a sender that has ended nothing more comes than what the device has already.
-        let ends = peer.ends;
+        // The first one always fits, and of a sender that has ended nothing more comes than what the device has already.
+        let is_bounded = !peer.ends;
         if let Some(aside) = &mut peer.aside
+            && is_bounded
             && aside.bytes + bytes > LIMIT
-            && !ends
         {
             if !std::mem::replace(&mut aside.full, true) {
                 let source = packet.source;

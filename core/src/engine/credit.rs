@@ -83,15 +83,15 @@ impl Scope<'_> {
         true
     }
 
-    /// Whether what is owed in a protocol of the peer's is worth a record. To a sender who waits that is any part of what it
-    /// may send, as there may be no more: but of a stream in which it always waits no fewer than a quarter of those that are
-    /// still to be consumed, or all before this side sleeps.
+    /// Whether what is owed in a protocol of the peer's is worth a record. If the peer waits, there may be no more to come: a
+    /// quarter of what is still to be consumed is enough then, lest a stream in which it always waits takes a record a message;
+    /// [`pay_who_waits`](Self::pay_who_waits) pays the rest.
     fn due(&self, wanted: &[u16], number: usize, messages: u32, bytes: u64, held: Held) -> bool {
         let config = self.state.config;
         messages >= (config.credits / 2).max(1)
             || messages > 0
                 && (bytes >= config.credit_bytes / 2
-                    || (held.all_owed || messages >= held.messages / 4) && wanted.contains(&(number as u16)))
+                    || messages >= held.messages / 4 && wanted.contains(&(number as u16)))
     }
 
     pub(super) fn owes_credit(&self, index: usize) -> bool {
@@ -103,24 +103,16 @@ impl Scope<'_> {
             })
     }
 
-    /// All that is owed to senders who wait, before this side sleeps: what else they have sent may be kept for ever. Returns to how
-    /// many something was paid.
+    /// Pays senders who wait all that they are owed, before this side sleeps: what else they have sent may be kept for ever.
+    /// Returns how many records that took.
     pub(super) fn pay_who_waits(&mut self) -> usize {
         let mut paid = 0;
         let mut wanting = std::mem::take(&mut self.state.wanting);
         wanting.retain(|&index| {
-            let peer = self.state.peer(index);
-            for number in peer.wanted.clone() {
-                let held = match peer.incoming.get_mut(usize::from(number)) {
-                    Some(Incoming::Resolved { messages, held, .. }) if *messages > 0 => held,
-                    _ => continue,
-                };
-                // What is held does not count then.
-                held.all_owed = true;
-            }
-            paid += self.pay_credit(index);
-            if self.owes_credit(index) {
-                // There was no room for the word.
+            let (now, room) = self.pay(index, true);
+            paid += now;
+            if !room {
+                // It is tried again when there is some.
                 self.state.mark_busy(index);
             }
             !self.state.peer(index).wanted.is_empty()
@@ -139,8 +131,8 @@ impl Scope<'_> {
     pub(super) fn pump_asks(&mut self, index: usize) -> usize {
         let mut told = 0;
         while let Some(number) = self.state.peer(index).asks.last().copied() {
-            let (zero, asks) = (0.into(), 1.into());
-            let ask = wire::Grant { bytes: zero, messages: 0.into(), index: number.into(), asks };
+            let ask =
+                wire::Grant { bytes: 0.into(), messages: 0.into(), index: number.into(), asks: 1.into() };
             // The peer has to hear of the protocol first.
             if !self.state.peer(index).is_announced(ProtocolId(number)) || !self.sends_grant(index, &ask) {
                 break;
@@ -152,13 +144,19 @@ impl Scope<'_> {
     }
 
     pub(super) fn pay_credit(&mut self, index: usize) -> usize {
+        self.pay(index, false).0
+    }
+
+    /// Pays what is due, or also whatever is owed in protocols in which the peer waits. Returns how many records that took, and
+    /// whether there was room for all of them.
+    fn pay(&mut self, index: usize, to_who_waits: bool) -> (usize, bool) {
         let mut paid = 0;
         let count = self.state.peer(index).incoming.len();
         for number in 0..count {
-            let peer = self.state.peer(index);
+            let Some(peer) = &self.state.peers[index] else { break };
             let Incoming::Resolved { messages, bytes, held, .. } = peer.incoming[number] else { continue };
-            let Some(peer) = &self.state.peers[index] else { return paid };
-            if !self.due(&peer.wanted, number, messages, bytes, held) {
+            let waits = || to_who_waits && messages > 0 && peer.wanted.contains(&(number as u16));
+            if !self.due(&peer.wanted, number, messages, bytes, held) && !waits() {
                 continue;
             }
             crate::failpoint!("credit.return.before");
@@ -169,21 +167,18 @@ impl Scope<'_> {
                 asks: 0.into(),
             };
             if !self.sends_grant(index, &grant) {
-                break;
+                return (paid, false);
             }
             crate::failpoint!("credit.return.after");
             let peer = self.state.peer(index);
             peer.wanted.retain(|wanted| usize::from(*wanted) != number);
-            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, held, .. } =
-                &mut peer.incoming[number]
-            {
-                held.all_owed = false;
+            if let Incoming::Resolved { messages: owed, bytes: owed_bytes, .. } = &mut peer.incoming[number] {
                 *owed -= messages;
                 *owed_bytes -= bytes;
             }
             paid += 1;
         }
-        paid
+        (paid, true)
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Peer {
     pub asks: Vec<u16>,
     /// The peer's protocols in which it waits for credit.
     pub wanted: Vec<u16>,
-    /// It has ended in order: what it has sent is set aside whatever its length.
+    /// Its connection has ended: what it has sent is set aside whatever its length.
     pub ends: bool,
     /// By the peer's protocol numbers.
     pub incoming: Vec<Incoming>,
@@ -121,8 +121,6 @@ pub(crate) enum Incoming {
 pub(crate) struct Held {
     pub messages: u32,
     pub bytes: u64,
-    /// Whoever sends them waits, and is to be paid whatever is owed.
-    pub all_owed: bool,
 }
 
 /// A message that arrives in fragments.

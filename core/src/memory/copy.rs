@@ -324,6 +324,14 @@ mod tests {
         start.div_ceil(4)..(start + len) / 4
     }
 
+    /// What a peer does that writes them.
+    fn store_one_after_the_other(halves: &[AtomicU32]) -> bool {
+        for value in [SECOND, FIRST] {
+            halves.iter().for_each(|half| half.store(value, Ordering::Relaxed));
+        }
+        true
+    }
+
     /// Copies each range while another thread does something to its halves; whether that was in order.
     fn beside(
         other: impl Fn(&[AtomicU32]) -> bool + Sync,
@@ -371,49 +379,33 @@ mod tests {
 
     #[test]
     fn aligned_halves_of_words_are_read_as_a_whole() {
-        beside(
-            |halves| {
-                for value in [SECOND, FIRST] {
-                    halves.iter().for_each(|half| half.store(value, Ordering::Relaxed));
-                }
-                true
-            },
-            |(start, len), all, _| {
-                let mut target = [0u8; 256];
-                // SAFETY: inside both; others make atomic stores only.
-                unsafe { copy_from_shared(target.as_mut_ptr(), all.as_ptr().cast::<u8>().add(start), len) };
-                halves((start, len)).all(|half| {
-                    let bytes = &target[half * 4 - start..][..4];
-                    is_whole(u32::from_ne_bytes(bytes.try_into().expect("four")))
-                })
-            },
-        );
+        beside(store_one_after_the_other, |(start, len), all, _| {
+            let mut target = [0u8; 256];
+            // SAFETY: inside both; others make atomic stores only.
+            unsafe { copy_from_shared(target.as_mut_ptr(), all.as_ptr().cast::<u8>().add(start), len) };
+            halves((start, len)).all(|half| {
+                let bytes = &target[half * 4 - start..][..4];
+                is_whole(u32::from_ne_bytes(bytes.try_into().expect("four")))
+            })
+        });
     }
 
     #[test]
     fn halves_of_both_are_moved_as_a_whole_where_they_lie_differently() {
         let mut target: Vec<AtomicU64> = (0..34).map(|_| AtomicU64::new(0)).collect();
         for shift in 1..8 {
-            beside(
-                |halves| {
-                    for value in [SECOND, FIRST] {
-                        halves.iter().for_each(|half| half.store(value, Ordering::Relaxed));
-                    }
-                    true
-                },
-                |(start, len), all, _| {
-                    let (from, to) = (all.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
-                    let begin = (start + shift) % 8;
-                    // SAFETY: inside both; others make atomic stores to the source only, and nobody else has the target.
-                    unsafe { copy_shared(to.add(begin), from.add(start), len) };
-                    halves((start, len)).all(|half| {
-                        // SAFETY: inside of the target.
-                        let half: [u8; 4] =
-                            std::array::from_fn(|byte| unsafe { *to.add(begin + half * 4 - start + byte) });
-                        is_whole(u32::from_ne_bytes(half))
-                    })
-                },
-            );
+            beside(store_one_after_the_other, |(start, len), all, _| {
+                let (from, to) = (all.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
+                let begin = (start + shift) % 8;
+                // SAFETY: inside both; others make atomic stores to the source only, and nobody else has the target.
+                unsafe { copy_shared(to.add(begin), from.add(start), len) };
+                halves((start, len)).all(|half| {
+                    // SAFETY: inside of the target.
+                    let half: [u8; 4] =
+                        std::array::from_fn(|byte| unsafe { *to.add(begin + half * 4 - start + byte) });
+                    is_whole(u32::from_ne_bytes(half))
+                })
+            });
         }
     }
 

@@ -128,6 +128,15 @@ macro_rules! visit {
     )*};
 }
 
+macro_rules! visit_with {
+    ($($method:ident: $access:ident;)*) => {$(
+        fn $method<A: $access<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+            let access = self.around(access);
+            self.inner.$method(access)
+        }
+    )*};
+}
+
 impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
     type Value = V::Value;
 
@@ -166,29 +175,12 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
         self.inner.visit_unit()
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        let deserializer = self.around(deserializer);
-        self.inner.visit_some(deserializer)
-    }
-
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        let deserializer = self.around(deserializer);
-        self.inner.visit_newtype_struct(deserializer)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        let access = self.around(access);
-        self.inner.visit_seq(access)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        let access = self.around(access);
-        self.inner.visit_map(access)
-    }
-
-    fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        let access = self.around(access);
-        self.inner.visit_enum(access)
+    visit_with! {
+        visit_some: Deserializer;
+        visit_newtype_struct: Deserializer;
+        visit_seq: SeqAccess;
+        visit_map: MapAccess;
+        visit_enum: EnumAccess;
     }
 }
 

@@ -138,8 +138,8 @@ impl Memory {
     ) -> Result<Asked, RmaError> {
         let protocol = self.layouts(part.rank)?.id();
         let (info, within) = request(part, from, first, first + bytes).get_info(program);
-        let carried = if within { Carried::Owned(Bytes::new()) } else { Carried::Owned(program.clone()) };
-        Ok(Asked { stage: self.ask(protocol, part.rank, info, carried)?, first, bytes })
+        let payload = if within { Bytes::new() } else { program.clone() };
+        Ok(Asked { stage: self.ask(protocol, part.rank, info, Carried::Owned(payload))?, first, bytes })
     }
 
     /// Sends a request.
