@@ -26,7 +26,9 @@ mod records;
 mod rendezvous;
 mod restart;
 mod rma;
+mod scope;
 mod send;
+mod state;
 mod streamed;
 mod watch;
 
@@ -37,32 +39,29 @@ pub use fifos::{FifoError, FifoId, FifoOptions, FifoStatus};
 pub use gates::{Gates, Held};
 pub use pattern::{PatternError, ReplayId, ReplayStart, record_info};
 pub use rma::{Rma, Turn};
+pub use scope::Scope;
 pub use send::{Payload, SendArgs, Sent, Wait};
+pub use state::State;
 pub use watch::Watched;
 
-use crate::caps::Caps;
 use crate::control::Controls;
-use crate::device::{Inject, Memory, PeerEvent, Port, SourceTable};
-use crate::error::{Fault, SendError};
+use crate::device::{Memory, PeerEvent, Port, SourceTable};
+use crate::error::Fault;
 use crate::exposed::Exposed;
-use crate::ids::{Endpoint, JobShape, ProtocolId, Rank};
+use crate::ids::{Endpoint, JobShape, Rank};
 use crate::protocol::{Credit, Protocol, Registry};
 use crate::route::RouteCaps;
-use crate::slot::{Completer, Outcome, SlotPool, Ticket};
+use crate::slot::{Outcome, SlotPool, Ticket};
 use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::timer::TimerWheel;
-use crate::wire;
 use dispatch::Dispatcher;
-use peer::Peer;
 use slab::Slab;
 
 /// More packets than most devices keep of one endpoint.
 const PACKETS_OF_A_LANE: usize = 1 << 13;
 /// Times that so many are taken from every lane, before a peer that still has packets is no further waited for.
 const DRAINS: usize = 256;
-/// Timers that nobody waits for may be so many, however few are waited for.
-const FEW_TIMERS: usize = 64;
 
 /// Something another thread wants done under the token.
 pub enum Work {
@@ -95,78 +94,6 @@ impl std::fmt::Debug for Work {
 /// Called with every asynchronous error that no future waits for (D17).
 pub type ErrorHandler = Arc<dyn Fn(Fault) + Send + Sync>;
 
-/// Everything of a context that is not the device's.
-pub struct State {
-    pub(crate) me: Endpoint,
-    pub(crate) shape: JobShape,
-    /// What the devices of all ranks can do.
-    pub(crate) caps: Caps,
-    pub(crate) routes: RouteCaps,
-    pub(crate) config: EngineConfig,
-    /// By endpoint index: puts and gets go over sends.
-    pub(crate) over_send: Box<[bool]>,
-    pub(crate) peers: Vec<Option<Box<Peer>>>,
-    /// By rank: the latest incarnation that this context was told of.
-    pub(crate) incarnations: Box<[u32]>,
-    /// Endpoint indices with something queued or owed.
-    pub(crate) busy: Vec<usize>,
-    /// Ranks that have said goodbye: [`LEAVING`](queue::LEAVING) is in `busy` then.
-    leaving: Vec<Rank>,
-    pub(crate) registry: Arc<Registry>,
-    /// Protocols that are known to be registered.
-    pub(crate) known_protocols: u64,
-    /// The client has declared that all its protocols are registered.
-    pub(crate) ready: bool,
-    /// Endpoint indices of those who wait for credit here.
-    pub(crate) wanting: Vec<usize>,
-    /// Endpoint indices with packets that were set aside, or with controls that are not registered.
-    pub(crate) aside: Vec<usize>,
-    /// The registry's version, that of the controls, and whether the client was ready, when those were last looked at.
-    pub(crate) aside_seen: Option<(u64, u64, bool)>,
-    pub(crate) controls: std::sync::Arc<Controls>,
-    pub(crate) table: SourceTable,
-    pub(crate) patterns: pattern::PatternStore,
-    pub(crate) replaying: pattern::Replays,
-    fifos: fifos::Fifos,
-    pub(crate) slots: Arc<SlotPool>,
-    pub(crate) completer: Completer,
-    pub(crate) timers: TimerWheel,
-    /// How many of them were waited for when somebody looked last.
-    timers_wanted: usize,
-    pub(crate) stats: Stats,
-    pub(crate) gates: Arc<Gates>,
-    pub(crate) memory: std::sync::Arc<dyn Memory>,
-    /// Memory of this rank that no device has.
-    pub(crate) exposed: std::sync::Arc<Exposed>,
-    /// What waits in a queue for its turn.
-    turns: Slab<Turn>,
-    pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
-    /// Until when landings were last seen in use, while a timer is set for that.
-    landings_seen: Option<u64>,
-    /// Entries of the table of remote memory that are given up once nothing that waits names them.
-    retired: Vec<(Rank, usize)>,
-    /// Messages up to this length in bytes go in one packet.
-    pub(crate) eager: usize,
-    /// Room for what is read out of shared memory to go into a packet.
-    pub(crate) scratch: Vec<u8>,
-    /// Memory that tasks wait on.
-    watches: watch::Watches,
-    pub(crate) closed: bool,
-    /// It has said goodbye.
-    departed: bool,
-    /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside or too
-    /// many answers waiting, or this side left. Who hands out several looks at this alone between them.
-    interruptions: u64,
-    straight: dispatch::Straight,
-    pub(crate) errors: Option<ErrorHandler>,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("me", &self.me).field("stats", &self.stats).finish_non_exhaustive()
-    }
-}
-
 /// A port and the state around it.
 pub struct Engine {
     port: Box<dyn Port>,
@@ -190,18 +117,6 @@ impl std::fmt::Debug for Engine {
             .field("state", &self.state)
             .field("armed", &self.armed)
             .finish_non_exhaustive()
-    }
-}
-
-/// The right to use the engine, for as long as one call: to send, to answer, to complete. Handlers get one.
-pub struct Scope<'a> {
-    pub(crate) inject: &'a mut dyn Inject,
-    pub(crate) state: &'a mut State,
-}
-
-impl std::fmt::Debug for Scope<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scope").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -535,186 +450,5 @@ impl Engine {
 fn caught(what: &str, run: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
         tracing::error!("{what} panicked");
-    }
-}
-
-impl State {
-    #[inline]
-    pub(crate) fn index_of(&self, target: Endpoint) -> Result<usize, SendError> {
-        if target.rank.0 >= self.shape.ranks || target.context.0 >= self.shape.contexts {
-            return Err(self.unknown(target));
-        }
-        Ok(self.shape.index(target))
-    }
-
-    /// What there is not of an endpoint.
-    #[cold]
-    pub(crate) fn unknown(&self, target: Endpoint) -> SendError {
-        let JobShape { ranks: size, contexts, .. } = self.shape;
-        match target.rank.0 < size {
-            true => SendError::UnknownContext { context: target.context, contexts },
-            false => SendError::UnknownRank { rank: target.rank, size },
-        }
-    }
-
-    #[inline]
-    pub(crate) fn peer(&mut self, index: usize) -> &mut Peer {
-        let (shape, incarnations) = (self.shape, &self.incarnations);
-        self.peers[index].get_or_insert_with(|| {
-            let endpoint = shape.endpoint(index);
-            Box::new(Peer::new(endpoint, incarnations.get(endpoint.rank.index()).copied().unwrap_or(0)))
-        })
-    }
-
-    /// Whether the peer broke the rules: nothing that it sends counts any more.
-    pub(crate) fn is_cut_off(&self, index: usize) -> bool {
-        let fault = self.peers.get(index).and_then(|peer| peer.as_ref()?.fault);
-        matches!(fault, Some(Fault::PeerCorrupt(_)))
-    }
-
-    /// A context of the rank has said goodbye. The others may have sent something before they do, which lies in lanes of
-    /// their own: that counts, too.
-    pub(crate) fn leaves(&mut self, rank: Rank) {
-        // It may say so for each context. What it says once it is gone, or over and over, counts for nothing.
-        let gone = |peer: &peer::Peer| peer.endpoint.rank == rank && peer.fault.is_some();
-        if self.leaving.contains(&rank) || self.peers.iter().flatten().any(|peer| gone(peer)) {
-            return;
-        }
-        self.leaving.push(rank);
-        self.busy.push(queue::LEAVING);
-    }
-
-    pub(crate) fn mark_busy(&mut self, index: usize) {
-        let peer = self.peer(index);
-        if !peer.busy {
-            peer.busy = true;
-            self.busy.push(index);
-        }
-    }
-}
-
-impl Scope<'_> {
-    /// This endpoint.
-    #[must_use]
-    pub fn me(&self) -> Endpoint {
-        self.state.me
-    }
-
-    /// The job.
-    #[must_use]
-    pub fn shape(&self) -> JobShape {
-        self.state.shape
-    }
-
-    /// What can be done with every rank.
-    #[must_use]
-    pub fn caps(&self) -> &Caps {
-        &self.state.caps
-    }
-
-    /// What can be done with that rank.
-    #[must_use]
-    pub fn caps_of(&self, rank: Rank) -> &Caps {
-        self.state.routes.of(rank)
-    }
-
-    /// Counters of this context.
-    pub fn stats(&mut self) -> &mut Stats {
-        &mut self.state.stats
-    }
-
-    /// The tables that descriptors point into.
-    pub fn table(&mut self) -> &mut SourceTable {
-        &mut self.state.table
-    }
-
-    /// Why a rank cannot be reached any more, if so.
-    #[must_use]
-    pub fn fault_of(&self, rank: Rank) -> Option<Fault> {
-        if self.state.closed {
-            return Some(Fault::Shutdown);
-        }
-        let index = self.state.index_of(Endpoint::new(rank, self.state.me.context)).ok()?;
-        self.state.peers[index].as_ref().and_then(|peer| peer.fault)
-    }
-
-    /// All protocols that this client will have are registered: from now on unknown ones are refused.
-    pub fn declare_ready(&mut self) {
-        self.state.ready = true;
-    }
-
-    /// Borrows page memory of the device to be filled and sent without a copy.
-    pub fn loan(&mut self, len: usize) -> Option<crate::device::Loan> {
-        self.inject.loan(len)
-    }
-
-    /// A slot for an operation of the caller's own; `peer`: whose loss ends it.
-    ///
-    /// # Errors
-    /// If the context is closed or has said goodbye, the peer is gone, or all slots are in use.
-    pub fn operation(&mut self, peer: Option<Rank>) -> Result<Ticket, Fault> {
-        if let Some(fault) = peer.and_then(|rank| self.fault_of(rank)) {
-            return Err(fault);
-        }
-        if self.state.closed || self.state.departed {
-            return Err(Fault::Shutdown);
-        }
-        self.state.completer.alloc(peer).ok_or(Fault::OutOfMemory("all completion slots are in use"))
-    }
-
-    /// Ends an operation.
-    pub fn complete(&mut self, ticket: Ticket, outcome: Outcome) -> bool {
-        self.state.completer.complete(ticket, outcome)
-    }
-
-    /// Nobody waits for the ticket.
-    pub fn detach(&mut self, ticket: Ticket) {
-        self.state.slots.detach(ticket);
-    }
-
-    /// Notes that the ticket is that of a request in a protocol, so that its answer gives the credit back.
-    pub fn note_request(&mut self, ticket: Ticket, protocol: ProtocolId, bytes: usize) {
-        self.state.completer.set_note(ticket, send::request_note(protocol, bytes));
-    }
-
-    /// Sets a deadline, in milliseconds of the context's clock.
-    ///
-    /// Nobody tells of an operation that ends before its deadline: its timer stays for a while. When there are twice as many as
-    /// operations waited for them the last time somebody looked, those that nobody waits for are taken out.
-    pub fn deadline(&mut self, at: u64, ticket: Ticket) {
-        let State { timers, timers_wanted, completer, .. } = &mut *self.state;
-        timers.set(at, ticket);
-        if timers.len() > 2 * (*timers_wanted).max(FEW_TIMERS) {
-            timers.retain(|ticket| ticket == rendezvous::LANDINGS || completer.is_pending(ticket));
-            *timers_wanted = timers.len();
-        }
-    }
-
-    /// Timers that are set.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn timers(&self) -> usize {
-        self.state.timers.len()
-    }
-
-    /// A protocol that was registered after the last look at the table.
-    #[cold]
-    pub(crate) fn outgoing_protocol(&mut self, id: ProtocolId) -> Result<(), SendError> {
-        self.state.known_protocols = self.state.registry.version();
-        if id.index() as u64 >= self.state.known_protocols {
-            Err(SendError::Unregistered(id))
-        } else {
-            Ok(())
-        }
-    }
-
-    /// The peer that a device found to break the rules is cut off.
-    pub fn cut_off(&mut self, rank: Rank) {
-        self.state.peer_down(rank, Fault::PeerCorrupt(rank));
-    }
-
-    #[inline(always)]
-    pub(crate) fn wire_id(id: ProtocolId) -> ProtocolId {
-        ProtocolId(wire::FIRST_USER + id.0)
     }
 }

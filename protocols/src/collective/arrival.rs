@@ -1,10 +1,11 @@
 //! A part of an operation arrives: the operation may be under way, on the boards, still to be called, or over.
 
 use super::executor::{Guard, Hub};
+use super::group_state::{Early, Notice, Slot};
 use super::outlet::Way;
 use super::part::Part;
 use super::stage::Reference;
-use super::state::{Early, Notice, Slot, State};
+use super::state::State;
 use super::wire::Tag;
 use posthaste_core::device::Body;
 use posthaste_core::memory::SharedSlice;

@@ -2,10 +2,10 @@
 
 use super::executor::{Begun, Call, Hub};
 use super::flat::{Looking, fold_parts, leave};
+use super::group_state::{Choice, MOST_UNDER_WAY};
 use super::plan::Unfit;
 use super::reduce::Combiner;
 use super::stage::Outcome;
-use super::state::{Choice, MOST_UNDER_WAY};
 use crate::group::Inner;
 use crate::operation::Pending;
 use posthaste_core::context::{Face, Posted, poll_look};

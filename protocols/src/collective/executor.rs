@@ -4,6 +4,9 @@
 //! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
 use super::buffers::Buffers;
+use super::group_state::{
+    Choice, GroupState, MOST_UNDER_WAY, Membership, Notice, Op, Slot, WINDOW, value_of,
+};
 use super::layout::Layout;
 use super::outlet::{Outlet, Way};
 use super::part::Part;
@@ -13,9 +16,7 @@ use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
 use super::stage::{Area, LEAST_LENT, MOST_STAGED};
 use super::staged::Share;
-use super::state::{
-    Choice, GroupState, MOST_UNDER_WAY, Membership, Notice, Op, Slot, State, WINDOW, value_of,
-};
+use super::state::State;
 use super::wire::{Record, parse_part_info};
 use crate::window::WindowHome;
 use posthaste_core::protocol::{Incoming, Protocol};

@@ -11,13 +11,13 @@
 
 use super::call::{CollectiveError, InFlight, Stage, Started};
 use super::executor::{Call, Guard, Hub};
+use super::group_state::{Choice, Slot};
 use super::layout::{Layout, Lengths};
 use super::near::GroupBoard;
 use super::reduce::Combiner;
 use super::run::Input;
 use super::schedule::Kind;
 use super::staged::Staged;
-use super::state::{Choice, Slot};
 use super::wire;
 use super::{Algorithm, plan::Plan};
 use crate::group::{Group, Inner};

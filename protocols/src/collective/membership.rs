@@ -1,8 +1,9 @@
 //! How groups come to be, as the hub sees it.
 
 use super::executor::Hub;
+use super::group_state::{GroupState, Membership};
 use super::outlet::Way;
-use super::state::{GroupState, Known, MOST_OFFERED, Membership, Offer, State, Unclaimed};
+use super::state::{Known, MOST_OFFERED, Offer, State, Unclaimed};
 use super::wire::{Origin, Record};
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};

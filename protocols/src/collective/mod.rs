@@ -17,6 +17,7 @@ mod buffers;
 mod call;
 mod executor;
 mod flat;
+mod group_state;
 mod layout;
 mod lend;
 mod membership;
@@ -44,6 +45,6 @@ pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
 pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};
 
 pub(crate) use executor::Hub;
+pub(crate) use group_state::{Choice, Membership};
 pub(crate) use near::{GroupBoard, MOST_NEAR};
-pub(crate) use state::{Choice, Membership};
 pub(crate) use wire::Origin;

@@ -6,9 +6,10 @@
 //! look, the parts go as messages.
 
 use super::executor::{Guard, Hub};
+use super::group_state::{Early, GroupState, Slot, WINDOW};
 use super::outlet::Way;
 use super::stage::Stages;
-use super::state::{Early, GroupState, Slot, State, WINDOW};
+use super::state::State;
 use super::wire::Record;
 use crate::exchange::Key;
 use crate::window::WindowHome;

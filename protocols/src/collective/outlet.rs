@@ -1,8 +1,9 @@
 //! The way out: parts and records of collective operations, and what waits when a peer has no room.
 
 use super::executor::Hub;
+use super::group_state::{GroupState, Notice, WINDOW};
 use super::run::{Outgoing, Sent as RunSent};
-use super::state::{GroupState, Notice, Peer, WINDOW};
+use super::state::Peer;
 use super::wire::{Origin, PART_INFO, Record, Tag, put_part_info};
 use bytes::Bytes;
 use posthaste_core::context::Shared;

@@ -1,9 +1,10 @@
 //! What comes besides the parts of operations: who is how far, who is ready, what is broken.
 
 use super::executor::{Guard, Hub};
+use super::group_state::{Early, Notice, Slot, WINDOW};
 use super::outlet::Way;
 use super::part::Part;
-use super::state::{Early, Notice, Slot, State, WINDOW};
+use super::state::State;
 use super::wire::Record;
 use bytes::Bytes;
 use posthaste_core::device::Body;

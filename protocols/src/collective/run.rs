@@ -4,13 +4,13 @@
 //! a slice a step is done as soon as those are done that it waits for. What arrives before its turn is kept; what is
 //! combined is combined in the order of the plan, so that the result does not depend on timing.
 
+use super::group_state::Notice;
 use super::layout::{Layout, input_is_own_block};
 use super::part::{Kept, Part, combine, read};
 use super::plan::{Plan, Step, Task};
 use super::reduce::Combiner;
 use super::schedule::{Action, Kind};
 use super::stage::{Lent, Reference};
-use super::state::Notice;
 use bytes::Bytes;
 use posthaste_core::device::Body;
 use std::collections::HashMap;

@@ -2,13 +2,13 @@
 //! what a sequential oracle says, in whatever order messages arrive.
 
 use super::algorithm::Algorithm;
+use super::group_state::Notice;
 use super::layout::{Layout, Lengths};
 use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Reduce;
 use super::run::{Input, Outgoing, Run, Sent};
 use super::schedule::{Kind, Place, Program, Schedule};
-use super::state::Notice;
 use bytes::Bytes;
 use posthaste_core::Rank;
 use posthaste_core::device::Body;

@@ -9,8 +9,8 @@
 //! are. What is lent to others stays as it is until their boards say that the operation has ended for them. A member that
 //! has no room in its stage asks whether its parts may come as messages; nobody else need know.
 
+use super::group_state::GroupState;
 use super::near::Near;
-use super::state::GroupState;
 use crate::window::WindowHome;
 use posthaste_core::memory::SharedSlice;
 use std::any::Any;

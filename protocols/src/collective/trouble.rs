@@ -2,8 +2,9 @@
 //! up.
 
 use super::executor::{Guard, Hub};
+use super::group_state::Slot;
 use super::outlet::Way;
-use super::state::{Peer, Slot, State};
+use super::state::{Peer, State};
 use super::wire::{self, Record};
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;

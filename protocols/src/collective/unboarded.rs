@@ -2,11 +2,12 @@
 
 use super::executor::{Begun, Guard, Hub};
 use super::flat::{EXCHANGE, OnBoard, layout_of};
+use super::group_state::{GroupState, Op, Slot};
 use super::outlet::Way;
 use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::run::{Input, Outgoing, Run, Sent};
-use super::state::{GroupState, Op, Slot, State};
+use super::state::State;
 use crate::group::Inner;
 use crate::operation::Pending;
 use posthaste_core::blackboard::{Entry, MOST_BYTES};
