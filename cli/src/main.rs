@@ -68,6 +68,8 @@ fn show_warnings() {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
     let shown = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::stderr().is_terminal();
+    // Nobody may read them any more.
+    let shown = shown.log_internal_errors(false);
     shown.with_ansi(colours).without_time().with_target(false).compact().init();
 }
 

@@ -1,7 +1,7 @@
 //! `posthaste info --job`: in a job, by which device each of its ranks reaches each other.
 
 use crate::run::fail;
-use crate::say::say;
+use crate::say::{complain, say};
 use comfy_table::{Table, presets};
 use posthaste::{Error, Job, JoinError, Rank};
 use serde_json::json;
@@ -18,9 +18,9 @@ pub fn main(as_json: bool) -> i32 {
     match runtime.block_on(show(as_json)) {
         Ok(()) => 0,
         Err(Error::Join(JoinError::NoJob)) => {
-            eprintln!(
-                "posthaste: this process is not part of a job: start it as one, with \
-                 `posthaste run -n 4 -- posthaste info --job` or by your launcher"
+            complain(
+                "this process is not part of a job: start it as one, with \
+                 `posthaste run -n 4 -- posthaste info --job` or by your launcher",
             );
             2
         }

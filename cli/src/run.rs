@@ -1,5 +1,6 @@
 //! `posthaste run`: starts a program as the ranks of a job, on this host or on several.
 
+use crate::say::complain;
 use clap::value_parser;
 use posthaste::launcher::{JobOutcome, Launch, LaunchError, prepare};
 use posthaste_launch::Hosts;
@@ -86,16 +87,16 @@ const USAGE: i32 = 2;
 pub fn main(args: &Args) -> i32 {
     let Some((program, arguments)) = args.command.split_first() else { return USAGE };
     if let Some(option) = program.to_str().filter(|program| program.starts_with('-')) {
-        eprintln!(
-            "posthaste: there is no option {option}; `posthaste run --help` lists them, and a program of that name is started as ./{option}"
-        );
+        complain(format_args!(
+            "there is no option {option}; `posthaste run --help` lists them, and a program of that name is started as ./{option}"
+        ));
         return USAGE;
     }
     if args.device == Some(Device::Shm) && args.nodes > 1 {
-        eprintln!(
-            "posthaste: --device shm reaches no rank of another node, and --nodes {} makes several: leave one of the two out",
+        complain(format_args!(
+            "--device shm reaches no rank of another node, and --nodes {} makes several: leave one of the two out",
             args.nodes
-        );
+        ));
         return USAGE;
     }
     let hosts = match args.hosts.as_ref().map(|_| args.listed()).transpose() {
@@ -126,7 +127,7 @@ pub fn main(args: &Args) -> i32 {
     match outcome {
         Ok(outcome) => {
             if !outcome.success() {
-                eprintln!("posthaste: {outcome}");
+                complain(outcome.to_string());
             }
             outcome.exit_code()
         }
@@ -154,7 +155,9 @@ fn code_of(error: &LaunchError) -> i32 {
     match error {
         LaunchError::Spawn { source, .. } => match source.kind() {
             ErrorKind::NotFound => 127,
-            ErrorKind::PermissionDenied => 126,
+            // It is there, and no program, or may not be run.
+            ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 126,
+            _ if source.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error()) => 126,
             _ => 1,
         },
         LaunchError::Invalid(_) | LaunchError::Env(_) => USAGE,
@@ -173,6 +176,6 @@ pub fn fail(error: &dyn Error, code: i32) -> i32 {
         }
         cause = error.source();
     }
-    eprintln!("posthaste: {line}");
+    complain(line);
     code
 }

@@ -1,7 +1,7 @@
 //! Lines on standard output, as a program in a pipeline prints them.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{ErrorKind, Write, stderr, stdout};
 
 /// Of a program that nobody reads any more: as if SIGPIPE had ended it.
 const UNREAD: i32 = 141;
@@ -13,7 +13,12 @@ pub fn say(line: impl Display) {
         if error.kind() == ErrorKind::BrokenPipe {
             std::process::exit(UNREAD);
         }
-        eprintln!("posthaste: cannot write to standard output: {error}");
+        complain(format_args!("cannot write to standard output: {error}"));
         std::process::exit(1);
     }
+}
+
+/// Prints what is wrong as a line on standard error, which nobody may read any more.
+pub fn complain(line: impl Display) {
+    let _ = writeln!(stderr(), "posthaste: {line}");
 }

@@ -117,3 +117,56 @@ fn ranks_that_fail_are_started_again_as_often_as_was_said() {
     let out = run(&["-n", "2", "--restart", "1", "--device", "shm", "--", "/bin/true"]);
     assert!(!out.status.success() && text(&out.stderr).contains("sockets"), "{}", text(&out.stderr));
 }
+
+#[test]
+fn whoever_reads_slowly_gets_all_that_ranks_have_printed() {
+    let script = "head -c 200000 /dev/zero | tr '\\0' x | fold -w99";
+    let mut running = Command::new(PROGRAM)
+        .args(["run", "--label", "-n", "1", "--", "/bin/sh", "-c", script])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Longer than a process that a rank has left behind is waited for.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let mut printed = Vec::new();
+    std::io::Read::read_to_end(&mut running.stdout.take().unwrap(), &mut printed).unwrap();
+    assert!(running.wait().unwrap().success());
+    let printed = text(&printed);
+    assert_eq!(printed.lines().map(|line| line.strip_prefix("[0] ").unwrap().len()).sum::<usize>(), 200_000);
+}
+
+#[test]
+fn a_signal_that_was_ignored_when_the_launcher_was_started_ends_nothing() {
+    let script =
+        "trap '' HUP; exec \"$0\" run -n 1 -- /bin/sh -c 'grep SigIgn /proc/self/status; sleep 1; echo done'";
+    let running = Command::new("/bin/sh")
+        .args(["-c", script, PROGRAM])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let pid = rustix::process::Pid::from_child(&running);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    let out = running.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}: {}", out.status, text(&out.stderr));
+    let printed = text(&out.stdout);
+    let mask = printed.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    assert!(u64::from_str_radix(mask, 16).unwrap() & 1 != 0, "{printed}");
+    assert!(printed.ends_with("done\n"), "{printed}");
+}
+
+#[test]
+fn the_exit_code_is_the_ranks_though_nobody_reads_what_is_said() {
+    let mut running = Command::new(PROGRAM)
+        .args(["run", "-n", "1", "--", "/bin/sh", "-c", "sleep 0.3; exit 3"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(running.stderr.take());
+    assert_eq!(running.wait().unwrap().code(), Some(3));
+    // What is no program, and what is not there.
+    for (program, code) in [("/dev/null/x", 126), ("/etc/passwd", 126), ("/nonexistent", 127)] {
+        assert_eq!(run(&["-n", "1", "--", program]).status.code(), Some(code), "{program}");
+    }
+}

@@ -28,6 +28,36 @@ pub struct Hearing {
     pub last: std::time::Duration,
 }
 
+/// Has the system look at least so often whether the other host of a TCP connection still answers, however long nothing was
+/// sent for want of room there, or nothing acknowledged. False where it cannot be told so: it looks ever more rarely then, at
+/// last every two minutes.
+pub fn look_at_least(socket: impl std::os::fd::AsFd, every: std::time::Duration) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // Linux 6.15, `TCP_RTO_MAX_MS`.
+        const LONGEST_PAUSE_MS: libc::c_int = 44;
+        let every = every.as_millis().clamp(1_000, 120_000) as libc::c_int;
+        let fd = socket.as_fd().as_raw_fd();
+        // SAFETY: the descriptor is open as long as it is borrowed; the kernel reads one integer.
+        let result = unsafe {
+            libc::setsockopt(
+                fd,
+                libc::IPPROTO_TCP,
+                LONGEST_PAUSE_MS,
+                (&raw const every).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        result == 0
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (socket, every);
+        false
+    }
+}
+
 /// Asks when the other host of a TCP connection was last heard of. Hosts answer for their processes, so that a process
 /// that is stopped, or reads nothing, is not silent. `None`: the system does not tell.
 #[must_use]

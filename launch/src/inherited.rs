@@ -44,6 +44,13 @@ impl InheritedFds {
         if env.fds.is_some() { Ok(Self::adopt(env)?) } else { fetch_from_broker(env) }
     }
 
+    /// Keeps the doorbells of those that share this memory, of the ranks to whom they belong, in that order.
+    pub fn keep_of(&mut self, ranks: &[u32], shares: &[bool]) {
+        let ring = std::mem::take(&mut self.ring);
+        let of_sharers = |(_, rank): &(OwnedFd, &u32)| shares.get(**rank as usize) == Some(&true);
+        self.ring = ring.into_iter().zip(ranks).filter(of_sharers).map(|(bell, _)| bell).collect();
+    }
+
     /// Checks descriptors that came from elsewhere than from the numbers in the environment.
     pub(crate) fn verify(&self, place: u32) -> Result<(), AdoptError> {
         let ring = self.ring.iter().map(|fd| (fd, Role::Ring));

@@ -110,6 +110,19 @@ pub enum MeetingError {
         /// What was seen, and what to do.
         problem: String,
     },
+    /// The rank was part of the job, which goes on, and has left it in order.
+    #[error(
+        "rank {rank} was at {place} as {first} and has left the job in order; only a rank that died may come again: give \
+         the next job a place of its own, or let the ranks of this one end"
+    )]
+    LeftBefore {
+        /// The rank.
+        rank: u32,
+        /// Where.
+        place: String,
+        /// Who it was before.
+        first: String,
+    },
     /// Whoever serves the meeting, or whoever came to it, has another key than this rank.
     #[error(
         "whoever serves the meeting at {place} has another key than rank {rank}: all ranks of a job need one key, and each \

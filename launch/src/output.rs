@@ -2,8 +2,12 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use crate::job::lock;
 
@@ -46,6 +50,12 @@ const LONGEST_LINE: usize = 64 << 10;
 /// is dead, but a process that it left behind may hold its output open.
 const SUCCESSION: Duration = Duration::from_millis(500);
 
+/// As many bytes as a pipe holds at most, unless its system has been told otherwise: what a rank has printed before its end is
+/// among so many that are read after it.
+const MOST_IN_A_PIPE: u64 = 1 << 20;
+/// How often whoever waits for the readers looks at them.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// One that reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reader {
@@ -55,6 +65,18 @@ struct Reader {
     number: u64,
     /// Another one of the same stream has waited for it in vain.
     given_up: bool,
+    /// Since when it waits for something to read; none while what it has read is passed on, however slow that is taken.
+    idle: Option<Instant>,
+    /// Bytes that were read.
+    read: u64,
+}
+
+impl Reader {
+    /// Whether what it reads is no rank's any more: all of those have ended by `end`, when it had read so many bytes.
+    fn is_left_behind(&self, end: Instant, before: u64, most: Duration) -> bool {
+        let idle = self.idle.is_some_and(|since| since.max(end).elapsed() >= most);
+        idle || self.read - before > MOST_IN_A_PIPE
+    }
 }
 
 #[derive(Debug, Default)]
@@ -131,16 +153,36 @@ impl Readers {
             .unwrap_or_default()
     }
 
-    /// Waits until every stream has ended; a process that a rank left behind may hold one open for longer.
-    pub(crate) fn wait(&self, most: Duration) {
+    /// Waits, after the end of all ranks, until every stream has ended, however slowly what is printed is taken. A process that a
+    /// rank left behind may hold one open: it is waited for no longer than `most`. Nor is anything once `stop` says so.
+    pub(crate) fn wait(&self, most: Duration, stop: impl Fn() -> bool) {
         // Who waits for one that does not end reads after that time.
         let most = most + SUCCESSION;
-        let active = lock(&self.active);
-        let left = self.ended.wait_timeout_while(active, most, |active| !active.readers.is_empty());
-        if left.is_ok_and(|(active, _)| !active.readers.is_empty()) {
-            tracing::warn!(
-                "a process left behind by a rank still holds its output; no longer waiting for it"
-            );
+        let (end, mut active) = (Instant::now(), lock(&self.active));
+        let before: Vec<(u64, u64)> =
+            active.readers.iter().map(|reader| (reader.number, reader.read)).collect();
+        let left_behind = |reader: &Reader| {
+            let before = before.iter().find(|(number, _)| *number == reader.number);
+            reader.is_left_behind(end, before.map_or(0, |(_, read)| *read), most)
+        };
+        while !active.readers.is_empty() && !stop() {
+            if active.readers.iter().all(left_behind) {
+                tracing::warn!(
+                    "a process left behind by a rank still holds its output; no longer waiting for it"
+                );
+                return;
+            }
+            let Ok((next, _)) = self.ended.wait_timeout(active, LOOK) else { return };
+            active = next;
+        }
+    }
+
+    /// Notes what a reader does: it waits for something to read, or has read so many bytes.
+    fn note(&self, number: u64, read: Option<usize>) {
+        let mut active = lock(&self.active);
+        if let Some(reader) = active.readers.iter_mut().find(|reader| reader.number == number) {
+            reader.idle = if read.is_none() { Some(Instant::now()) } else { None };
+            reader.read += read.unwrap_or(0) as u64;
         }
     }
 
@@ -168,7 +210,8 @@ impl Readers {
         let reader = {
             let mut active = lock(&self.active);
             active.begun += 1;
-            let reader = Reader { rank, stream, number: active.begun, given_up: false };
+            let number = active.begun;
+            let reader = Reader { rank, stream, number, given_up: false, idle: None, read: 0 };
             active.readers.push(reader);
             reader
         };
@@ -179,7 +222,10 @@ impl Readers {
                 readers.succeed(reader);
                 let mut buffer = vec![0; 8 << 10];
                 loop {
-                    match from.read(&mut buffer) {
+                    readers.note(reader.number, None);
+                    let read = from.read(&mut buffer);
+                    readers.note(reader.number, Some(*read.as_ref().unwrap_or(&0)));
+                    match read {
                         Ok(0) => break,
                         Ok(count) => sink(readers, Some(&buffer[..count])),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -209,18 +255,35 @@ impl Drop for Reading {
     }
 }
 
-fn write_all(to: &mut impl Write, text: &[u8]) -> io::Result<()> {
-    to.write_all(text)?;
-    to.flush()
-}
-
 /// Writes to this process's own stream, and at once. A launcher whose own output is closed goes on reading, or the ranks
 /// would wait for ever.
 pub(crate) fn print(stream: Stream, text: &[u8]) {
-    let _ = match stream {
-        Stream::Out => write_all(&mut io::stdout().lock(), text),
-        Stream::Err => write_all(&mut io::stderr().lock(), text),
-    };
+    // What other parts of the program have printed comes before it, and nothing of theirs in its midst.
+    match stream {
+        Stream::Out => {
+            let mut stdout = io::stdout().lock();
+            let _ = stdout.flush();
+            write_all(&stdout, text);
+        }
+        Stream::Err => write_all(&io::stderr().lock(), text),
+    }
+}
+
+/// Whoever shares the open file may have made it one that never waits, as remote shells do.
+fn write_all(to: &impl AsFd, mut text: &[u8]) {
+    while !text.is_empty() {
+        match rustix::io::write(to, text) {
+            Ok(count) => text = &text[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let waited = poll(&mut [PollFd::new(to, PollFlags::OUT)], None);
+                if !matches!(waited, Ok(_) | Err(Errno::INTR)) {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
 }
 
 /// Puts a label before each line of a stream that comes in pieces.
@@ -304,7 +367,7 @@ mod tests {
         readers.capture(1, Stream::Err, &b"aside"[..]).unwrap();
         readers.capture(1, Stream::Out, &b"second "[..]).unwrap();
         readers.capture(1, Stream::Out, &b"third"[..]).unwrap();
-        readers.wait(Duration::from_secs(100));
+        readers.wait(Duration::from_secs(100), || false);
         assert_eq!(readers.captured(1, Stream::Out), b"first second third");
         assert_eq!(readers.captured(1, Stream::Err), b"aside");
     }
@@ -330,9 +393,63 @@ mod tests {
         readers.capture(0, Stream::Out, Stuck(third)).unwrap();
         readers.capture(0, Stream::Out, &b"fourth"[..]).unwrap();
         // The launcher has no rank left, and looks once more what was printed.
-        readers.wait(Duration::from_millis(300));
+        readers.wait(Duration::from_millis(300), || false);
         assert_eq!(readers.captured(0, Stream::Out), b"second fourth");
         drop((end, end_of_third));
+    }
+
+    #[test]
+    fn whoever_takes_what_is_printed_slowly_gets_all_of_it() {
+        let readers = Readers::new(1);
+        let taken = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&taken);
+        let slow = Relay(Arc::new(move |_, _, bytes: &[u8]| {
+            std::thread::sleep(Duration::from_millis(300));
+            *lock(&count) += bytes.len();
+        }));
+        readers.relay(0, Stream::Out, &[7; 40_000][..], slow).unwrap();
+        // Each piece takes longer than a process that was left behind is waited for.
+        readers.wait(Duration::ZERO, || false);
+        assert_eq!(*lock(&taken), 40_000);
+    }
+
+    #[test]
+    fn what_goes_on_printing_when_all_ranks_have_ended_is_not_waited_for() {
+        /// Never ends.
+        struct Endless;
+        impl Read for Endless {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                Ok(buffer.len())
+            }
+        }
+        let readers = Readers::new(2);
+        let nowhere = Relay(Arc::new(|_, _, _: &[u8]| {}));
+        readers.relay(0, Stream::Out, Endless, nowhere).unwrap();
+        readers.wait(Duration::from_secs(3600), || false);
+        // Is stuck where it passes on what it has read.
+        let (_end, stuck) = std::sync::mpsc::channel::<()>();
+        let stuck = Mutex::new(stuck);
+        let stuck = Relay(Arc::new(move |_, _, _: &[u8]| assert!(lock(&stuck).recv().is_err())));
+        readers.relay(1, Stream::Out, &b"text"[..], stuck).unwrap();
+        // Whoever is told to end does not wait for it.
+        let began = Instant::now();
+        readers.wait(Duration::from_secs(3600), || began.elapsed() > Duration::from_millis(100));
+    }
+
+    #[test]
+    fn what_is_printed_waits_where_its_reader_does_though_the_file_never_does() {
+        let (from, to) = rustix::pipe::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&to, true).unwrap();
+        let text: Vec<u8> = (0..1_000_000).map(|at| (at % 251) as u8).collect();
+        let read = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let mut all = Vec::new();
+            std::fs::File::from(from).read_to_end(&mut all).unwrap();
+            all
+        });
+        write_all(&to, &text);
+        drop(to);
+        assert!(read.join().unwrap() == text, "some of it was lost");
     }
 
     #[test]

@@ -37,12 +37,22 @@ pub(crate) struct Forwarded {
 pub(crate) fn forward_to(job: Weak<dyn Target>) -> io::Result<()> {
     let mut listening = lock(&LISTENING);
     if !*listening {
-        let signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
+        let ignored = ignored();
+        let wanted = [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2];
+        let taken = wanted.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        let signals = SignalsInfo::<WithOrigin>::new(taken)?;
         std::thread::Builder::new().name("signals".into()).spawn(move || listen(signals))?;
         *listening = true;
     }
     lock(&JOBS).push(job);
     Ok(())
+}
+
+/// The signals that whoever started this process had ignored, as `nohup` does: they stay so, here and in the ranks.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 fn listen(mut signals: SignalsInfo<WithOrigin>) {

@@ -328,7 +328,7 @@ impl Launch {
             readers,
             began: Instant::now(),
             deadline: None,
-            interrupted: false,
+            interrupted: None,
         };
         let (sender, started) = mpsc::channel();
         let thread = std::thread::Builder::new().name("supervisor".into());

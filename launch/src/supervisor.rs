@@ -23,6 +23,7 @@ use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Output, Readers, Stream};
 use crate::placement::Placement;
+use crate::signals::Forwarded;
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
@@ -54,9 +55,14 @@ pub(crate) struct Supervisor {
     pub(crate) began: Instant,
     /// When the ranks that still run get SIGKILL.
     pub(crate) deadline: Option<Instant>,
-    /// Whether the launcher has been told to end.
-    pub(crate) interrupted: bool,
+    /// When the launcher was first told to end.
+    pub(crate) interrupted: Option<Instant>,
 }
+
+/// The signals by which a launcher is told to end.
+const ENDING: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
+/// Two of them within that time are one request.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Supervisor {
     /// Starts the ranks, reports that, and stays until all have ended.
@@ -67,7 +73,7 @@ impl Supervisor {
                 // The caller waits for this, so it is there.
                 let _ = started.send(Ok(()));
                 self.supervise();
-                self.readers.wait(self.launch.grace.max(Duration::from_millis(100)));
+                self.finish_output();
             }
             Err(error) => {
                 lock(&self.shared.state).signal_all(Signal::KILL);
@@ -79,9 +85,21 @@ impl Supervisor {
         drop(done);
     }
 
+    /// Waits for what ranks have printed, unless the launcher is told to end meanwhile.
+    fn finish_output(&self) {
+        let told_to_end = || {
+            let state = lock(&self.shared.state);
+            let ends = |forwarded: &Forwarded| ENDING.contains(&forwarded.signal);
+            state.abort || state.forwarded.iter().any(ends)
+        };
+        self.readers.wait(self.launch.grace.max(Duration::from_millis(100)), told_to_end);
+    }
+
     /// Starts the ranks that have no delay.
     fn start_first(&mut self) -> Result<(), LaunchError> {
         for rank in 0..self.env.size {
+            // A Ctrl-C gives up those that are left.
+            self.take_requests();
             if self.waits(rank) && !self.launch.delays.contains_key(&rank) {
                 self.start(rank).map_err(|source| LaunchError::Spawn {
                     rank,
@@ -124,14 +142,16 @@ impl Supervisor {
             if !forwarded.to_group {
                 state.signal_all(signal);
             }
-            if ![Signal::INT, Signal::TERM, Signal::HUP].contains(&signal) {
+            if !ENDING.contains(&signal) {
                 continue;
             }
             ending = true;
-            if self.interrupted && signal != Signal::HUP {
+            // Some send it to a process and then to its group: that is one request.
+            let again = self.interrupted.is_some_and(|first| first.elapsed() > AT_ONCE);
+            if again && signal != Signal::HUP {
                 state.signal_all(Signal::KILL);
             }
-            self.interrupted = true;
+            self.interrupted.get_or_insert_with(Instant::now);
         }
         drop(state);
         if ending {
@@ -336,7 +356,8 @@ impl Supervisor {
         let most = self.launch.restarts.unwrap_or(0);
         {
             let mut state = lock(&self.shared.state);
-            let ending = self.deadline.is_some() || self.interrupted || state.abort || state.ended_early;
+            let ending =
+                self.deadline.is_some() || self.interrupted.is_some() || state.abort || state.ended_early;
             if ending || self.restarts[rank as usize] >= most {
                 return false;
             }

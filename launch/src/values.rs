@@ -61,11 +61,12 @@ pub(crate) fn ports(text: &str) -> Option<RangeInclusive<u16>> {
     (first <= last).then_some(first..=last)
 }
 
-/// The name of a network interface, or an address; whether there is one is found out where it is used.
+/// The name of a network interface, or an address; whether there is one is found out where it is used. An address that means
+/// something on one link alone (`fe80::1%eth0`) is none: other hosts cannot be told of it.
 pub(crate) fn interface(text: &str) -> Option<String> {
-    let named =
-        (1..=15).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    let address = || text.split('%').next().is_some_and(|address| address.parse::<IpAddr>().is_ok());
+    let named = (1..=15).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%".contains(&byte));
+    let address = || text.parse::<IpAddr>().is_ok();
     (named || text.len() <= 64 && address()).then(|| text.to_owned())
 }
 

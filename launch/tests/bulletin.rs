@@ -103,6 +103,6 @@ fn after_the_meeting_a_rank_that_died_comes_again_and_the_others_hear_of_it() {
     // Who has left in order does not come again.
     late.leave().unwrap();
     assert_eq!(news(&mut zero), [Notice::Left(2)]);
-    let left = meet(&address, 2, 3, &key(7), 5000).unwrap_err().to_string();
+    let left = meet(&address, 2, 3, &key(7), 500).unwrap_err().to_string();
     assert!(left.contains("has left the job in order"), "{left}");
 }

@@ -300,7 +300,7 @@ fn settings_need_no_job() {
         ("POSTHASTE_CORES", "7"),
         ("POSTHASTE_DEVICE", "tcp"),
         ("POSTHASTE_TCP_MODE", "handshake-only"),
-        ("POSTHASTE_TCP_INTERFACE", "fe80::1%eth0"),
+        ("POSTHASTE_TCP_INTERFACE", "fe80::1"),
         ("POSTHASTE_TCP_PORTS", "5000-5009"),
         ("POSTHASTE_TCP_TIMEOUT", "0.25"),
         ("POSTHASTE_JOIN_TIMEOUT", "90"),
@@ -317,7 +317,7 @@ fn settings_need_no_job() {
     assert_eq!((read.memory_limit, read.segment), (Some(3 << 30), Some(64 << 10)));
     assert_eq!(read.driver, Driver::Thread);
     assert_eq!((read.device, read.tcp_mode), (DeviceChoice::Tcp, Some(TcpMode::HandshakeOnly)));
-    assert_eq!((read.tcp_interface.as_deref(), read.tcp_ports), (Some("fe80::1%eth0"), Some(5000..=5009)));
+    assert_eq!((read.tcp_interface.as_deref(), read.tcp_ports), (Some("fe80::1"), Some(5000..=5009)));
     assert_eq!((read.tcp_timeout, read.join_timeout), (Duration::from_millis(250), Duration::from_secs(90)));
     assert_eq!((read.oversend, read.rendezvous_bytes), (true, Some(256 << 10)));
     assert_eq!(read.key_file, Some("/run/secrets/key".into()));

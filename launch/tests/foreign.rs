@@ -91,6 +91,13 @@ fn no_launcher_is_none() {
         &[][..],
         BATCH,
         &[("SLURM_JOB_ID", "5"), ("SLURM_NTASKS", "3")],
+        // The shell of `salloc`, which is a step of its own.
+        &[
+            ("SLURM_JOB_ID", "5"),
+            ("SLURM_STEP_ID", "4294967290"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+        ],
         &[("RANK", "general")],
         &[("RANK", "3")],
         &[("WORLD_SIZE", "3")],

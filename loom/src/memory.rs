@@ -79,6 +79,10 @@ impl Words for Memory {
     fn swap(&self, index: usize, value: u64) -> u64 {
         self.atomic(index).swap(value, Ordering::SeqCst)
     }
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64 {
+        let word = self.atomic(index);
+        word.compare_exchange(current, value, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|had| had)
+    }
     fn fetch_or(&self, index: usize, bits: u64) -> u64 {
         self.atomic(index).fetch_or(bits, Ordering::SeqCst)
     }

@@ -11,7 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError};
 
 /// Everything of a send but its payload.
 #[derive(Clone, Debug)]
@@ -175,12 +175,15 @@ enum State {
     Posted(Posted<(Step, Option<Buffer>)>),
     Queued(Pending),
     Later(Pending),
+    /// It has failed.
+    Ended,
 }
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             State::Line(_) => f.write_str("Line"),
+            State::Ended => f.write_str("Ended"),
             State::Start(wait) => f.debug_tuple("Start").field(wait).finish(),
             State::Posted(posted) => f.debug_tuple("Posted").field(posted).finish(),
             State::Queued(pending) => f.debug_tuple("Queued").field(pending).finish(),
@@ -369,7 +372,10 @@ impl<'f, F: Face> SendMessage<'f, F> {
         let _turn = match line.as_ref().map(|line| line.try_acquire()).transpose() {
             Ok(turn) => turn,
             // One before it is under way.
-            Err(_) => return Err(TrySendError::Full(buffer)),
+            Err(TryAcquireError::NoPermits) => return Err(TrySendError::Full(buffer)),
+            Err(TryAcquireError::Closed) => {
+                return Err(TrySendError::Failed { error: Fault::Shutdown.into(), payload: buffer });
+            }
         };
         try_now(self.face, &self.envelope, buffer)
     }
@@ -447,8 +453,12 @@ impl<'f, F: Face> SendMessage<'f, F> {
     fn step_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         let Some(mut slow) = self.slow.take() else { return Poll::Ready(Err(Fault::Shutdown.into())) };
         let result = self.go_on(&mut slow, cx);
-        if result.is_ready() {
+        if let Poll::Ready(result) = &result {
             slow.turn = None;
+            if result.is_err() {
+                // Who keeps a send that has failed keeps nothing that others wait for.
+                slow.state = State::Ended;
+            }
         }
         self.slow = Some(slow);
         result
@@ -498,6 +508,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
                     self.buffer = buffer;
                     step
                 }
+                State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
                 State::Queued(pending) => {
                     return ready!(pending.poll(self.face, cx)).map(|_| ()).map_err(SendError::from).into();
                 }

@@ -3,6 +3,7 @@
 use crate::handler::ActiveMessage;
 use crate::message::{Message, OwnedMessage};
 use futures::{FutureExt, Stream};
+use posthaste_core::budget;
 use posthaste_core::context::{Face, poll_until};
 use posthaste_core::engine::Work;
 use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
@@ -280,17 +281,24 @@ where
             };
             let (handler, state, contexts) =
                 (self.handler.clone(), self.state.clone(), self.contexts.clone());
+            let running = move |(message, credit, context): Waiting| {
+                let (handle, state) = (contexts[context].clone(), state.clone());
+                (message, Running { handle, credit, state, counts: true })
+            };
+            // It counts from here on: of a runtime that has ended, the task is dropped before it begins.
+            let first = running(next);
             self.runtime.spawn(async move {
-                let mut next = Some(next);
-                while let Some((message, credit, context)) = next {
-                    let (handle, state) = (contexts[context].clone(), state.clone());
-                    let running = Running { handle, credit, state, counts: true };
+                let mut next = Some(first);
+                while let Some((message, its)) = next {
+                    // Handlers that are ready at once let other tasks have their turn.
+                    std::future::poll_fn(budget::proceed).await;
                     // A panic ends this message's handler, not the ones that wait behind it.
                     let handled = AssertUnwindSafe(async { handler(message).await }).catch_unwind().await;
                     if handled.is_err() {
                         tracing::error!("a spawned message handler panicked");
                     }
-                    next = running.next();
+                    budget::spend(budget::MESSAGE);
+                    next = its.next().map(&running);
                 }
             });
         }

@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 
 /// How long a rank that took the place over may take to find out that the one that comes again has ended before.
 const RESUME: Duration = Duration::from_secs(10);
+/// How long rank 0 talks to whoever has its place before it looks whether that is free.
+const TURN: Duration = Duration::from_secs(2);
+/// And pauses before it talks to it again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// This process's place in the job of that launcher.
 pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
@@ -56,13 +60,27 @@ fn keep(
         let place = std::slice::from_ref(&appointment.place);
         let seat = Rendezvous::meet(place, rank, size, key, until)?;
         let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
-        let whereabouts = Whereabouts::Beyond(seat.address().map_err(lost)?);
-        return Ok((Box::new(seat), whereabouts));
+        let here = whereabouts(&appointment.place, Some(seat.address().map_err(lost)?));
+        return Ok((Box::new(seat), here));
     }
     Rendezvous::check_room(size)?;
-    let server = match serve(appointment, key) {
-        Ok(server) => server,
-        Err(refused) => return resume(appointment, key, until).ok_or(refused),
+    let mut patience = until.min(Instant::now() + RESUME);
+    let server = loop {
+        let refused = match serve(appointment, key) {
+            Ok(server) => break server,
+            Err(refused) => refused,
+        };
+        match resume(appointment, key, until) {
+            Ok(resumed) => return Ok(resumed),
+            // Ranks of the program that they were before this one are still at it.
+            Err(MeetingError::LeftBefore { .. }) => patience = until,
+            Err(MeetingError::WrongKey { .. }) => return Err(refused),
+            Err(error) => tracing::debug!(%error, "whoever has the place is not of this job"),
+        }
+        if Instant::now() >= patience {
+            return Err(refused);
+        }
+        std::thread::sleep(AGAIN);
     };
     server.pass_on(rank);
     // By its address: the name may mean something else to this rank's resolver.
@@ -70,28 +88,37 @@ fn keep(
     let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until)?);
     // The others come to this host by the place's address, unless its own resolver takes the name for itself.
     let resolved = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next());
-    let whereabouts = match (loopback(&appointment.place), resolved) {
+    let here = whereabouts(&appointment.place, resolved);
+    Ok((Box::new(Host { seat, _server: server }), here))
+}
+
+/// Who else comes to a place, which this rank finds at that address.
+fn whereabouts(place: &str, found: Option<SocketAddr>) -> Whereabouts {
+    match (loopback(place), found) {
         (Some(_), _) => Whereabouts::OneHost,
+        // A host often takes its own name for itself, where others do not.
         (None, Some(address)) if !address.ip().is_loopback() => Whereabouts::Beyond(address),
         _ => Whereabouts::Anywhere,
-    };
-    Ok((Box::new(Host { seat, _server: server }), whereabouts))
+    }
 }
 
 /// Goes to the place that this rank is to serve, and that somebody else has: if that is a rank of the same job, this one was
-/// part of it before and died. None if it is anybody else.
+/// part of it before and died.
 fn resume(
     appointment: &Appointment,
     key: &JobKey,
     until: Instant,
-) -> Option<(Box<dyn Meeting>, Whereabouts)> {
+) -> Result<(Box<dyn Meeting>, Whereabouts), MeetingError> {
     let place = std::slice::from_ref(&appointment.place);
-    let until = until.min(Instant::now() + RESUME);
-    let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until);
-    let seat = seat.inspect_err(|error| tracing::debug!(%error, "whoever has the place is not of this job"));
-    let seat = seat.ok().filter(|seat| seat.incarnation() > 0)?;
-    let whereabouts = Whereabouts::Beyond(seat.address().ok()?);
-    Some((Box::new(seat), whereabouts))
+    let until = until.min(Instant::now() + TURN);
+    let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until)?;
+    let refused =
+        |problem: &str| MeetingError::Refused { place: place.join(""), problem: problem.to_owned() };
+    if seat.incarnation() == 0 {
+        return Err(refused("it has not heard of this rank before"));
+    }
+    let found = seat.address().map_err(|error| refused(&error.to_string()))?;
+    Ok((Box::new(seat), whereabouts(&appointment.place, Some(found))))
 }
 
 /// Serves the place of an appointment: on all interfaces, unless it is named by a loopback address.
@@ -149,5 +176,27 @@ impl Meeting for Host {
 
     fn bulletin(&mut self) -> Option<Bulletin> {
         self.seat.bulletin()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_takes_its_own_name_for_itself_listens_where_others_reach_it() {
+        let own = SocketAddr::from(([127, 0, 1, 1], 29_500));
+        let far = SocketAddr::from(([192, 0, 2, 7], 29_500));
+        for (place, found, listens) in [
+            ("node1:29500", Some(own), "Anywhere"),
+            ("node1:29500", Some(far), "Beyond"),
+            ("node1:29500", None, "Anywhere"),
+            ("localhost:29500", Some(own), "OneHost"),
+            ("127.0.0.1:29500", Some(own), "OneHost"),
+            ("192.0.2.7:29500", Some(far), "Beyond"),
+        ] {
+            let here = format!("{:?}", whereabouts(place, found));
+            assert!(here.starts_with(listens), "{place}: {here}");
+        }
     }
 }

@@ -198,12 +198,26 @@ pub(crate) async fn join_given(given: Given, party: Party) -> Result<Place, Join
     if party.incarnation() > 0 {
         return join_again(party, shape, job, &key, &whereabouts, settings, None).await;
     }
-    let neighbours = nodes.iter().filter(|node| Some(*node) == nodes.get(rank.index())).count();
+    let own = nodes.get(rank.index()).copied();
+    let group: Vec<u32> =
+        (0..).zip(&nodes).filter(|(_, node)| Some(**node) == own).map(|(rank, _)| rank).collect();
+    let (mut party, mut nodes, mut fds) = (party, nodes, fds);
+    if restart {
+        // A rank that died before it came here left its memory to nobody: whoever comes in its place has none.
+        let (gathered, by_rank) = party.gather("whether it has its host's memory", &fds.is_some()).await?;
+        if by_rank.contains(&false) {
+            nodes = nodes_of_sharers(shape.ranks, &by_rank, |rank| nodes.get(rank as usize));
+            if let Some(fds) = &mut fds {
+                fds.keep_of(&group, &by_rank);
+            }
+        }
+        party = gathered;
+    }
     let (nodes, fds) = match fds {
         Some(fds) => (nodes, fds),
         None => ((0..shape.ranks).collect(), alone(shape, &settings)?),
     };
-    let place = Place::new(rank, shape, nodes, fds, neighbours, settings, 0)?;
+    let place = Place::new(rank, shape, nodes, fds, group.len(), settings, 0)?;
     let news = News::OfMeeting(None);
     let finish = Finish { job, key: &key, whereabouts: &whereabouts, news, restart };
     finish.run(place, party).await
@@ -324,13 +338,7 @@ pub(crate) async fn join_found(
         Some(fds) => fds,
         None => alone(shape, &settings)?,
     };
-    // A node is named by its lowest rank that shares.
-    let shares = |other: &u32| shared.by_rank.get(*other as usize) == Some(&true);
-    let node_of = |other: u32| {
-        let mut of_host = (0..size).filter(|third| host(*third) == host(other));
-        if shares(&other) { of_host.find(shares).unwrap_or(other) } else { other }
-    };
-    let nodes: Vec<u32> = (0..size).map(node_of).collect();
+    let nodes = nodes_of_sharers(size, &shared.by_rank, host);
     let whereabouts = match whereabouts {
         Some(place) => place,
         None if one_host => Whereabouts::OneHost,
@@ -339,6 +347,16 @@ pub(crate) async fn join_found(
     let place = Place::new(Rank(rank), shape, nodes, fds, group.len(), settings, 0)?;
     let finish = Finish { job, key: &key, whereabouts: &whereabouts, news, restart: false };
     finish.run(place, party).await
+}
+
+/// The node of each rank, named by its lowest rank that shares the memory of its host; whoever shares none is one of its own.
+fn nodes_of_sharers<H: PartialEq>(size: u32, by_rank: &[bool], host: impl Fn(u32) -> H) -> Vec<u32> {
+    let shares = |other: &u32| by_rank.get(*other as usize) == Some(&true);
+    let node_of = |other: u32| {
+        let mut of_host = (0..size).filter(|third| host(*third) == host(other));
+        if shares(&other) { of_host.find(shares).unwrap_or(other) } else { other }
+    };
+    (0..size).map(node_of).collect()
 }
 
 /// Who shares a host's memory.
@@ -384,9 +402,7 @@ async fn share(
     // Everybody has what it wanted.
     drop(broker);
     if let Some(fds) = &mut fds {
-        let ring = std::mem::take(&mut fds.ring);
-        let shares = |rank: &u32| by_rank.get(*rank as usize) == Some(&true);
-        fds.ring = ring.into_iter().zip(group).filter(|(_, rank)| shares(rank)).map(|(fd, _)| fd).collect();
+        fds.keep_of(group, &by_rank);
     }
     Ok((party, Shared { fds, by_rank }))
 }

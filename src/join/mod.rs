@@ -16,6 +16,7 @@ use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
 use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, MeetingError, Rendezvous, Settings};
 use std::cell::Cell;
+use std::io::Write;
 use std::sync::Once;
 use std::time::Instant;
 
@@ -84,7 +85,8 @@ pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
         .await
         .map_err(|_| JoinError::Runtime("the runtime was shut down while the ranks were running"))?;
     if !outcome.success() {
-        eprintln!("{outcome}");
+        // Nobody may read it any more.
+        let _ = writeln!(std::io::stderr(), "{outcome}");
     }
     std::process::exit(outcome.exit_code());
 }

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ pub struct Proxy {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
     passed: Arc<Mutex<Vec<Arc<Passed>>>>,
+    cuts: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -66,7 +67,8 @@ impl Proxy {
         let address = listener.local_addr().expect("it is bound");
         let ended = Arc::new(AtomicBool::new(false));
         let passed = Arc::new(Mutex::new(Vec::new()));
-        let (stop, seen) = (ended.clone(), passed.clone());
+        let cuts = Arc::new(AtomicU64::new(0));
+        let (stop, seen, counted) = (ended.clone(), passed.clone(), cuts.clone());
         std::thread::spawn(move || {
             for (number, client) in listener.incoming().enumerate() {
                 if stop.load(Ordering::Acquire) {
@@ -75,16 +77,22 @@ impl Proxy {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(target)) else { continue };
                 let record = Arc::new(Passed::default());
                 seen.lock().expect("no panic under this lock").push(record.clone());
-                pass(client, server, plan(number as u64), record);
+                pass(client, server, plan(number as u64), record, &counted);
             }
         });
-        Proxy { address, ended, passed }
+        Proxy { address, ended, passed, cuts }
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How often a connection was ended because its plan said so.
+    #[must_use]
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Relaxed)
     }
 
     /// What has passed so far, by connection.
@@ -105,15 +113,16 @@ impl Drop for Proxy {
     }
 }
 
-fn pass(client: TcpStream, server: TcpStream, plan: Plan, record: Arc<Passed>) {
+fn pass(client: TcpStream, server: TcpStream, plan: Plan, record: Arc<Passed>, cuts: &Arc<AtomicU64>) {
     let ends = Arc::new((client, server));
     for stream in [&ends.0, &ends.1] {
         // Small parts are to travel as such; a stream that is broken already needs no option.
         let _ = stream.set_nodelay(true);
     }
     let (theirs, up) = (ends.clone(), record.clone());
-    std::thread::spawn(move || follow(&theirs, true, &plan.up, &up.up));
-    std::thread::spawn(move || follow(&ends, false, &plan.down, &record.down));
+    let (their_cuts, cuts) = (cuts.clone(), cuts.clone());
+    std::thread::spawn(move || follow(&theirs, true, &plan.up, &up.up, &their_cuts));
+    std::thread::spawn(move || follow(&ends, false, &plan.down, &record.down, &cuts));
 }
 
 /// Ends both sides of a connection.
@@ -128,7 +137,13 @@ fn end(ends: &(TcpStream, TcpStream), cut: Cut) {
     }
 }
 
-fn follow(ends: &(TcpStream, TcpStream), up: bool, course: &Course, record: &Mutex<Vec<u8>>) {
+fn follow(
+    ends: &(TcpStream, TcpStream),
+    up: bool,
+    course: &Course,
+    record: &Mutex<Vec<u8>>,
+    cuts: &AtomicU64,
+) {
     let (mut from, mut to) = if up { (&ends.0, &ends.1) } else { (&ends.1, &ends.0) };
     let mut passed = 0u64;
     let mut buffer = vec![0; 64 << 10];
@@ -136,6 +151,7 @@ fn follow(ends: &(TcpStream, TcpStream), up: bool, course: &Course, record: &Mut
         let mut most = course.split.unwrap_or(buffer.len()).clamp(1, buffer.len());
         if let Some((at, cut)) = course.cut {
             if passed >= at {
+                cuts.fetch_add(1, Ordering::Relaxed);
                 if cut == Cut::Stall {
                     return;
                 }

@@ -1,7 +1,8 @@
 //! Clients that leave while their process lives on.
 
-use crate::support::{options, run, run_as, soon};
+use crate::support::{options, run, run_as, soon, until};
 use posthaste::{CallError, ContextId, Fault, Message, Rank, Scope};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -176,4 +177,33 @@ fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() 
 fn fault_a_client_has_not_left_before_all_of_its_contexts_have() {
     let test = "clients::fault_a_client_has_not_left_before_all_of_its_contexts_have";
     the_owner_does_not_poll(test, 2, ContextId(1));
+}
+
+#[test]
+fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
+    run(3, options().clients(2).killed(2).body_leaves(), async |job| {
+        let second = job.client(1).await.unwrap();
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        second.on_error(move |fault| faults.lock().unwrap().push(fault));
+        let echo = second.service("echo", |number: u64| async move { number }).unwrap();
+        second.barrier().await.unwrap();
+        job.leave().await.unwrap();
+        second.barrier().await.unwrap();
+        let (me, gone) = (second.rank(), Rank(2));
+        if me != gone {
+            for number in 0..20 {
+                // Long enough for the other to sleep.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                assert_eq!(soon("an answer", echo.call(Rank(1 - me.0), number)).await, Ok(number));
+            }
+        }
+        second.barrier().await.unwrap();
+        if me == gone {
+            let pid = rustix::process::getpid();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        until("the death", || told.lock().unwrap().contains(&Fault::PeerLost(gone))).await;
+        second.leave().await.unwrap();
+    });
 }

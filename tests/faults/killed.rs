@@ -6,8 +6,8 @@ use crate::support::{
 };
 use posthaste::launcher::RankEnd;
 use posthaste::{
-    ActiveMessage, Bytes, CallError, Fault, Job, LossCause, Message, Rank, RmaError, Scope, SendError,
-    Service, Window,
+    ActiveMessage, Bytes, CallError, Fault, Job, LossCause, Message, PatternError, Rank, RmaError, Scope,
+    SendError, Service, Window,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,9 +18,10 @@ fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-/// How often something is done, usually and in the soak form.
-fn rounds(usual: u64, soak: u64) -> u64 {
-    if std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1") { soak } else { usual }
+/// How often something is done: as often as is promised over shared memory and in the soak form, else a tenth of that.
+fn rounds(all: u64) -> u64 {
+    let soak = std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1");
+    if soak || crate::TRANSPORT == Transport::Shm { all } else { all.div_ceil(10) }
 }
 
 fn seed() -> u64 {
@@ -62,6 +63,13 @@ fn fault_of_call(error: CallError) -> Fault {
 fn fault_of_rma(error: RmaError) -> Fault {
     match error {
         RmaError::Fault(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+fn fault_of_pattern(error: PatternError) -> Fault {
+    match error {
+        PatternError::Fault(fault) => fault,
         other => panic!("{other}"),
     }
 }
@@ -194,14 +202,12 @@ async fn survive(job: Job, victims: u32) {
 
 #[test]
 fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed() {
-    kill_at_random(rounds(7, 200), |options| {
-        run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await)
-    });
+    kill_at_random(rounds(67), |options| run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await));
 }
 
 #[test]
 fn fault_ranks_killed_at_random_times_with_time_to_spare() {
-    kill_at_random(rounds(7, 200), |options| {
+    kill_at_random(rounds(67), |options| {
         let paced = options.env("POSTHASTE_TEST_PACED", "1");
         run(2 + VICTIMS, paced, async |job| survive(job, VICTIMS).await)
     });
@@ -283,6 +289,10 @@ fn failpoints() -> Vec<String> {
     names
 }
 
+/// What words are multiples of.
+const TICK: u64 = 0x9e37_79b1;
+/// Messages of a pattern.
+const RECORDED: usize = 64;
 /// Bytes of what is put and got that no device takes in one go.
 const BULK: usize = 3 << 20;
 
@@ -336,6 +346,12 @@ async fn pass_through_everything(job: Job) {
             count.add(1);
         })
         .unwrap();
+    // One word each, which goes a way of its own.
+    let tick = job
+        .register("tick", move |m: Message, _: &mut Scope| {
+            assert!(m.read::<u64>(0).is_some_and(|word| word % TICK == 0), "a corrupt word");
+        })
+        .unwrap();
     job.ready();
     come_in_turn(&job, victim, &traffic).await;
     let consumer = tokio::spawn(async move {
@@ -378,6 +394,53 @@ async fn pass_through_everything(job: Job) {
             }),
         ));
     }
+    // Short messages that are recorded and replayed together, and long ones of which one page serves all.
+    let source = job.region(64 * RECORDED).await.unwrap();
+    for at in 0..RECORDED {
+        source.write(64 * at, &sealed(at as u64, 64)).unwrap();
+    }
+    for to in job.ranks().filter(|to| *to != me) {
+        let (job, source, message, tick) =
+            (job.clone(), source.clone(), traffic.message.clone(), tick.clone());
+        tasks.push((
+            to,
+            tokio::spawn(async move {
+                let pattern = job.record(|r| {
+                    (0..RECORDED).try_for_each(|at| r.send(&message, to, source.slice(at * 64..at * 64 + 64)))
+                });
+                // Nothing is sent yet.
+                let pattern = pattern.await.unwrap();
+                for number in 0..60 {
+                    pattern.replay().await.map_err(fault_of_pattern)?;
+                    tick.send(to, (number * TICK).to_ne_bytes()).await.map_err(fault_of_send)?;
+                }
+                Ok(())
+            }),
+        ));
+    }
+    let echo = traffic.echo.clone();
+    let everybody = tokio::spawn({
+        let (message, to) = (traffic.message.clone(), job.ranks().filter(|to| *to != me).collect::<Vec<_>>());
+        async move {
+            for number in 0..60u64 {
+                let sent = message.multicast(to.iter().copied(), Bytes::from(sealed(number, 30_000))).await;
+                for (rank, error) in sent.err().map(|error| error.failed).unwrap_or_default() {
+                    assert_eq!((rank, fault_of_send(error)), (victim, Fault::PeerLost(victim)));
+                }
+                for to in &to {
+                    match echo.call_bytes(*to, number.to_ne_bytes()).await {
+                        Ok(word) => {
+                            assert_eq!(word.as_bytes(), number.to_ne_bytes(), "a corrupt reply of rank {to}")
+                        }
+                        Err(error) => {
+                            assert_eq!((*to, fault_of_call(error)), (victim, Fault::PeerLost(victim)))
+                        }
+                    }
+                }
+            }
+        }
+    });
+    soon("the multicasts", everybody).await.unwrap();
     for (to, task) in tasks {
         match soon("the traffic", task).await.unwrap() {
             Ok(()) => {}
@@ -390,6 +453,10 @@ async fn pass_through_everything(job: Job) {
         let end = Instant::now() + Duration::from_secs(20);
         while Instant::now() < end {
             for to in job.ranks().filter(|to| *to != me) {
+                // One like the other: a page that has come back takes the next.
+                for _ in 0..4 {
+                    traffic.message.send(to, sealed(0, 5000)).await.unwrap();
+                }
                 if let Some(bulk) = &bulk {
                     let sent = sealed(0, BULK);
                     let puts = (0..8).map(|_| bulk.put_slice(to, me.index() * BULK, &sent).into_future());
@@ -458,7 +525,7 @@ fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
 fn fault_all_ranks_killed_leave_nothing_behind() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let mut random = Random(if rank { 0 } else { seed() });
-    for _ in 0..rounds(10, 50) {
+    for _ in 0..rounds(50) {
         let delay = Duration::from_micros(random.below(20_000));
         let mut options = options().body_leaves().during(move |job| {
             wait_for(job, 0, "ready");

@@ -228,3 +228,35 @@ fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
         job.leave().await.unwrap();
     });
 }
+
+#[test]
+fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
+    run(2, options().body_leaves(), async |job| {
+        // More than is set aside, and as much as is on its way whether anybody takes it or not.
+        let messages = if job.caps_of(Rank(1 - job.rank().0)).mappable { 40 } else { 15 };
+        if job.rank() == Rank(1) {
+            let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
+            for number in 0..messages {
+                late.send(Rank(0), sealed(number, 100_000)).await.unwrap();
+            }
+            return job.leave().await.unwrap();
+        }
+        soon("its leave", async {
+            while job.stats().peers_lost == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        // Its process ends, too.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let late = move |m: Message, _: &mut Scope| {
+            assert_eq!(unseal(&m.bytes()), Some(count.value()));
+            count.add(1);
+        };
+        let _late = job.register("late", late).unwrap();
+        soon("what was sent", arrived.reach(messages)).await;
+        job.leave().await.unwrap();
+    });
+}

@@ -1,6 +1,8 @@
 //! Ranks that died and were started again under their number.
 
-use crate::support::{Options, Random, barrier_before_death, options, run, soon, text_of, until, wait_for};
+use crate::support::{
+    Options, Random, Transport, barrier_before_death, options, run, soon, text_of, until, wait_for,
+};
 use posthaste::{
     CallError, Element, Error, Fault, Group, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope,
     SendError,
@@ -205,7 +207,8 @@ fn fault_an_answer_to_the_old_incarnation_never_reaches_the_new() {
 
 /// How often a rank is killed and started again.
 fn kills() -> u32 {
-    if std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1") { 1000 } else { 30 }
+    let soak = std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1");
+    if soak || crate::TRANSPORT == Transport::Shm { 1000 } else { 100 }
 }
 
 /// What a process holds: resident KiB, descriptors, mappings.

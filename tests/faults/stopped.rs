@@ -189,3 +189,60 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn fault_a_rank_that_is_met_for_the_first_time_is_not_kept_waiting_by_one_that_is_stopped() {
+    let stop = options().workers(2).during(|job| {
+        wait_for(job, 1, "ready");
+        job.signal(1, Signal::STOP).unwrap();
+        wait_for(job, 0, "done");
+        job.signal(1, Signal::CONT).unwrap();
+    });
+    run(4, stop, async |job| {
+        let (stopped, other) = (Rank(1), Rank(3));
+        let received = job.counter();
+        let add = received.clone();
+        let news = job
+            .register("news", move |m: Message, _: &mut Scope| {
+                // Slower than who sends: its lane is full now and then.
+                std::thread::sleep(Duration::from_millis(if m.len() == 1024 { 2 } else { 0 }));
+                add.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == stopped {
+            println!("ready");
+        }
+        if job.rank() == Rank(0) {
+            // Until it is stopped, and there is no room any more.
+            let flood = {
+                let news = news.clone();
+                async move {
+                    let mut sent = 0u64;
+                    while tokio::time::timeout(Duration::from_millis(300), news.send(stopped, vec![1; 900]))
+                        .await
+                        .is_ok()
+                    {
+                        sent += 1;
+                    }
+                    sent
+                }
+            };
+            flood.await;
+            let waits = tokio::spawn({
+                let news = news.clone();
+                async move { news.send(stopped, vec![1; 900]).await }
+            });
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let others = (0..64).map(|_| news.send(other, vec![2; 1024]));
+            soon("a rank that is not stopped", futures::future::try_join_all(others)).await.unwrap();
+            println!("done");
+            soon("the one that was", waits).await.unwrap().unwrap();
+        }
+        if job.rank() == other {
+            soon("what was sent to it", received.reach(64)).await;
+        }
+        job.fence().await.unwrap();
+        job.barrier().await.unwrap();
+    });
+}

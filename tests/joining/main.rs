@@ -7,6 +7,7 @@
 mod fork;
 mod hosts;
 mod kubernetes;
+mod sequels;
 #[path = "../../launch/tests/slurm/mod.rs"]
 mod slurm;
 mod succession;
@@ -39,6 +40,10 @@ fn be_a_rank() {
         // Not like others: nothing but the end of its input may end it.
         Ok("agent") => std::process::exit(posthaste_launch::run_agent()),
         Ok("late") => hosts::late(),
+        Ok("first") => runtime.block_on(sequels::first_rank()),
+        Ok("hasty") => sequels::hasty_rank(&runtime),
+        Ok("leaver") => runtime.block_on(sequels::leaver_rank()),
+        Ok("keeper") => runtime.block_on(sequels::keeper_rank()),
         Ok("moved") => moved_rank(runtime),
         Ok("head") => hosts::head(),
         Ok("wanderer") => runtime.block_on(hosts::wanderer_rank()),

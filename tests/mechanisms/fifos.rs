@@ -158,3 +158,31 @@ fn m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them() {
         }
     });
 }
+
+#[test]
+fn a_fifo_that_is_deactivated_keeps_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let (data, mut datas) = job.stream("data").unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let fifo = job.fifo(FifoOptions::default()).await.unwrap();
+            soon("the first", fifo.send(&data, Rank(1), "first")).await.unwrap();
+            soon("the drain", fifo.drain()).await.unwrap();
+            let mut waits = Box::pin(fifo.send(&data, Rank(1), "second"));
+            let early = tokio::time::timeout(std::time::Duration::from_millis(50), &mut waits).await;
+            assert!(early.is_err(), "{early:?}");
+            fifo.deactivate().await.unwrap();
+            job.barrier().await.unwrap();
+            let refused = soon("the refusal", waits).await;
+            assert!(matches!(refused, Err(PatternError::Fifo(FifoError::Inactive))), "{refused:?}");
+            soon("the credit", data.send(Rank(1), "third")).await.unwrap();
+        } else {
+            job.barrier().await.unwrap();
+            for expected in ["first", "third"] {
+                let message = soon("a message", datas.recv()).await.unwrap();
+                assert_eq!(message.into_bytes(), expected);
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -283,3 +283,74 @@ fn flush_and_fence_wait_until_handlers_have_run() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn fault_what_a_task_takes_while_its_driver_sleeps_is_paid_for() {
+    const CREDITS: u64 = 16;
+    run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
+        let (data, mut datas) = job.stream("data").unwrap();
+        let (go, mut goes) = job.stream("go").unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..=CREDITS {
+                soon("credit", data.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+            }
+            go.send(Rank(1), "").await.unwrap();
+        } else {
+            // Nothing comes any more, and the driver sleeps.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(datas.recv().await.is_some());
+            // Which comes behind what waits for the credit of that one.
+            assert!(soon("the next step", goes.recv()).await.is_some());
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_send_that_has_failed_and_is_kept_keeps_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let (data, mut datas) = job.stream("data").unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            data.send(Rank(1), "first").await.unwrap();
+            let mut failed = data.send(Rank(1), "second").deadline(Duration::from_millis(20));
+            assert!((&mut failed).await.is_err());
+            job.barrier().await.unwrap();
+            soon("the credit", data.send(Rank(1), "third")).await.unwrap();
+            drop(failed);
+        } else {
+            job.barrier().await.unwrap();
+            for expected in ["first", "third"] {
+                let message = soon("a message", datas.recv()).await.unwrap();
+                assert_eq!(message.into_bytes(), expected);
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn messages_for_handlers_whose_runtime_has_ended_keep_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
+        let other = std::thread::scope(|scope| {
+            let job = &job;
+            scope
+                .spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                    runtime.block_on(async {
+                        job.register_spawned("work", 2, |_: OwnedMessage| async {}).unwrap()
+                    })
+                })
+                .join()
+                .unwrap()
+        });
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..40u64 {
+                soon("credit", other.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}

@@ -8,46 +8,53 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use tokio::io::unix::AsyncFd;
 
-/// The read end of this rank's pipe, on the runtime that first polled it.
+/// The read end of this rank's pipe.
 pub(crate) struct Bell {
-    pipe: OnceLock<AsyncFd<OwnedFd>>,
-    unclaimed: posthaste_core::sync::Mutex<Option<OwnedFd>>,
+    pipe: OwnedFd,
+    /// On the runtime of the one context that there is.
+    own: OnceLock<AsyncFd<OwnedFd>>,
 }
+
+/// The pipe, on the runtime of one of those who read it.
+pub(crate) type Ear = AsyncFd<OwnedFd>;
 
 impl Bell {
     pub fn new(pipe: OwnedFd) -> Self {
-        Self { pipe: OnceLock::new(), unclaimed: posthaste_core::sync::Mutex::new(Some(pipe)) }
+        Self { pipe, own: OnceLock::new() }
     }
 
-    /// Registers with the current runtime.
+    /// Registers with the current runtime, for one context that polls it itself.
     pub fn start(&self) -> std::io::Result<()> {
-        if self.pipe.get().is_none()
-            && let Some(pipe) = posthaste_core::sync::lock(&self.unclaimed).take()
-        {
-            // Another thread cannot have set it: the pipe was here to be taken.
-            let _ = self.pipe.set(crate::reactor::register(pipe)?);
+        if self.own.get().is_none() {
+            // Of two that start it at once one is enough.
+            let _ = self.own.set(self.listen()?);
         }
         Ok(())
     }
 
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let Some(pipe) = self.pipe.get() else { return Poll::Pending };
-        loop {
-            let mut ready = ready!(pipe.poll_read_ready(cx))?;
-            let mut bytes = [0u8; 64];
-            match rustix::io::read(pipe.get_ref(), &mut bytes) {
-                Ok(0) => return Poll::Ready(Err(ErrorKind::UnexpectedEof.into())),
-                Ok(count) => {
-                    // Fewer than asked for: the pipe is empty, and the next ring is a new edge.
-                    if count < bytes.len() {
-                        ready.clear_ready();
-                    }
-                    return Poll::Ready(Ok(()));
+    /// Registers with the current runtime.
+    pub fn listen(&self) -> std::io::Result<Ear> {
+        crate::reactor::register(self.pipe.try_clone()?)
+    }
+}
+
+fn poll_pipe(pipe: &Ear, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    loop {
+        let mut ready = ready!(pipe.poll_read_ready(cx))?;
+        let mut bytes = [0u8; 64];
+        match rustix::io::read(pipe.get_ref(), &mut bytes) {
+            Ok(0) => return Poll::Ready(Err(ErrorKind::UnexpectedEof.into())),
+            Ok(count) => {
+                // Fewer than asked for: the pipe is empty, and the next ring is a new edge.
+                if count < bytes.len() {
+                    ready.clear_ready();
                 }
-                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
+                return Poll::Ready(Ok(()));
             }
+            // Another one that reads it was first.
+            Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Poll::Ready(Err(error.into())),
         }
     }
 }
@@ -57,11 +64,14 @@ pub(crate) struct OwnBell(pub Arc<Bell>);
 
 impl Doorbell for OwnBell {
     fn poll_ring(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.0.poll(cx)
+        match self.0.own.get() {
+            Some(pipe) => poll_pipe(pipe, cx),
+            None => Poll::Pending,
+        }
     }
 }
 
-/// The bell of one of several contexts, passed on by a task that reads the pipe for all.
+/// The bell of one of several contexts, passed on by tasks that read the pipe for all.
 #[derive(Default)]
 pub(crate) struct SharedBell {
     rung: AtomicBool,
@@ -87,10 +97,11 @@ impl Doorbell for SharedBell {
     }
 }
 
-/// Passes rings of the pipe on to all contexts, for ever.
-pub(crate) async fn pass_on(bell: Arc<Bell>, contexts: Vec<Arc<SharedBell>>) {
+/// Passes rings of the pipe on to all contexts, for ever. Every open client has one who does, in a runtime of its own: a ring
+/// is passed on by whichever of them reads it.
+pub(crate) async fn pass_on(pipe: Ear, contexts: Vec<Arc<SharedBell>>) {
     loop {
-        if let Err(error) = std::future::poll_fn(|cx| bell.poll(cx)).await {
+        if let Err(error) = std::future::poll_fn(|cx| poll_pipe(&pipe, cx)).await {
             tracing::warn!(%error, "doorbell broken");
             return;
         }

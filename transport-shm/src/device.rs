@@ -36,7 +36,6 @@ pub struct Host {
     link: Arc<Link>,
     bells: Vec<Arc<SharedBell>>,
     open: AtomicUsize,
-    watch: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Host {
@@ -83,7 +82,7 @@ impl Host {
         } else {
             Vec::new()
         };
-        Ok(Arc::new(Host { link: Arc::new(link), bells, open: AtomicUsize::new(0), watch: Mutex::default() }))
+        Ok(Arc::new(Host { link: Arc::new(link), bells, open: AtomicUsize::new(0) }))
     }
 
     /// The device of one client.
@@ -111,6 +110,7 @@ impl Host {
             segment_at,
             heap: Mutex::new(Heap::new(segment_at, segment_len)),
             open: AtomicBool::new(false),
+            tasks: Mutex::default(),
         })
     }
 
@@ -130,6 +130,8 @@ pub struct ShmDevice {
     heap: Mutex<Heap>,
     /// Its client is one of those that are open.
     open: AtomicBool,
+    /// Who passes rings on and notices ends, in the runtime in which it was opened: the runtimes of other clients may end.
+    tasks: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for ShmDevice {
@@ -210,21 +212,22 @@ impl Device for ShmDevice {
     async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
         let os =
             |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
-        let first = self.host.open.fetch_add(1, Ordering::AcqRel) == 0;
-        if first && let Err(error) = self.host.link.bell.start() {
-            self.host.open.fetch_sub(1, Ordering::AcqRel);
-            return Err(os(error));
+        let link = &self.host.link;
+        let ear = match self.host.bells.is_empty() {
+            true => link.bell.start().map(|()| None),
+            false => link.bell.listen().map(Some),
+        };
+        let ear = ear.map_err(os)?;
+        let poll = link.ear().map_err(os)?;
+        self.host.open.fetch_add(1, Ordering::AcqRel);
+        link.listen(self.client, news);
+        let mut tasks = lock(&self.tasks);
+        tasks.push(tokio::spawn(link.clone().watch_all(poll)));
+        if link.may_miss_rings {
+            tasks.push(tokio::spawn(link.clone().ring_now_and_then()));
         }
-        self.host.link.listen(self.client, news);
-        if first {
-            let mut tasks = lock(&self.host.watch);
-            tasks.push(tokio::spawn(self.host.link.clone().watch_all()));
-            if self.host.link.may_miss_rings {
-                tasks.push(tokio::spawn(self.host.link.clone().ring_now_and_then()));
-            }
-            if !self.host.bells.is_empty() {
-                tasks.push(tokio::spawn(pass_on(self.host.link.bell.clone(), self.host.bells.clone())));
-            }
+        if let Some(ear) = ear {
+            tasks.push(tokio::spawn(pass_on(ear, self.host.bells.clone())));
         }
         self.open.store(true, Ordering::Release);
         Ok(())
@@ -237,11 +240,9 @@ impl Device for ShmDevice {
         if !self.open.swap(false, Ordering::AcqRel) {
             return;
         }
+        lock(&self.tasks).drain(..).for_each(|task| task.abort());
         if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.host.link.arena.leave(self.host.link.me);
-            for task in lock(&self.host.watch).drain(..) {
-                task.abort();
-            }
         }
     }
 }

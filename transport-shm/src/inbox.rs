@@ -48,12 +48,20 @@ pub struct Inbox<W, X> {
     polled: Vec<usize>,
     /// Senders may not see that a lane is no longer polled: all that were met stay so.
     keeps: bool,
+    /// How often it has gone to sleep.
+    sleeps: u64,
 }
 
 impl<W: Words, X> Inbox<W, X> {
     /// No lanes yet; they are found through the block of the endpoint.
     pub fn new(ready: ReadySet<W>, sources: usize) -> Self {
-        Self { ready, lanes: (0..sources).map(|_| None).collect(), polled: Vec::new(), keeps: false }
+        Self {
+            ready,
+            lanes: (0..sources).map(|_| None).collect(),
+            polled: Vec::new(),
+            keeps: false,
+            sleeps: 0,
+        }
     }
 
     /// From now on every lane that was met is looked at whenever this endpoint is awake: the fences of this process are not
@@ -100,7 +108,7 @@ impl<W: Words, X> Inbox<W, X> {
     /// to keep for a lane that is met for the first time.
     #[inline]
     pub fn collect(&mut self, mut memory: impl FnMut(usize) -> (W, W, X)) {
-        let Inbox { ready, lanes, polled, keeps } = self;
+        let Inbox { ready, lanes, polled, keeps, .. } = self;
         ready.collect(|source| promote(lanes, polled, source, *keeps, &mut memory));
     }
 
@@ -186,9 +194,10 @@ impl<W: Words, X> Inbox<W, X> {
         true
     }
 
-    fn ask_for_rings(&self) {
+    fn ask_for_rings(&mut self) {
         self.ask_for_notice();
-        self.ready.arm();
+        self.sleeps += 1;
+        self.ready.arm(self.sleeps);
     }
 
     fn ask_for_notice(&self) {

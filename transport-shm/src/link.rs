@@ -1,7 +1,7 @@
 //! What all clients and contexts of a process share: the arena, the bells of the peers, and who is gone.
 
 use crate::arena::{Arena, Fences, Life, Presence};
-use crate::bell::{Bell, ring};
+use crate::bell::{Bell, Ear, ring};
 use crate::lane::{CONTROL_BYTES, GRANT_COUNT, LightFence, return_grant};
 use crate::pages::Page;
 use crate::ready::{self, ReadySet};
@@ -10,7 +10,8 @@ use posthaste_core::memory::{SharedSlice, SharedWords};
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ClientId, ContextId, DeviceError, Endpoint, Fault, LossCause, Rank, Sysdep};
 use rustix::event::epoll;
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,6 +29,13 @@ const UNRUNG: Duration = Duration::from_millis(2);
 
 /// A pidfd is told from a bell's pipe by this bit of the epoll data.
 const PIDFD: u64 = 1 << 63;
+
+/// The same end of a pipe in a description of its own: whether it waits is a flag of the description, which is common to all
+/// who inherited it. Where there is no `/proc`, or nobody reads any more, it stays as it is.
+fn described_anew(pipe: OwnedFd, access: OFlags) -> OwnedFd {
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    rustix::fs::open(path, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap_or(pipe)
+}
 
 /// The process's part in the arena.
 pub(crate) struct Link {
@@ -65,7 +73,8 @@ impl Link {
     ) -> Result<Link, DeviceError> {
         let personality = sysdep.personality();
         let me = personality.rank;
-        let mut ring = ring.into_iter();
+        let bell = described_anew(bell, OFlags::RDONLY);
+        let mut ring = ring.into_iter().map(|pipe| described_anew(pipe, OFlags::WRONLY));
         let ranks = (0..personality.shape.ranks).map(Rank);
         let ring: Vec<Option<OwnedFd>> =
             ranks.map(|rank| if personality.is_local(rank) { ring.next() } else { None }).collect();
@@ -131,7 +140,7 @@ impl Link {
             found = true;
         });
         if found {
-            self.news.notify_one();
+            self.news.notify_waiters();
         }
     }
 
@@ -189,7 +198,7 @@ impl Link {
             // The caller may hold the progress token, under which the listeners must not be called.
             Life::Ended => {
                 lock(&self.ended).push(rank);
-                self.news.notify_one();
+                self.news.notify_waiters();
             }
             // The pipe is all there is.
             Life::Unknown => {}
@@ -197,15 +206,14 @@ impl Link {
         true
     }
 
-    /// Waits for peers to go and tells the listeners, for ever.
-    pub async fn watch_all(self: Arc<Self>) {
-        let poll = match self.poll.try_clone().and_then(crate::reactor::register) {
-            Ok(poll) => poll,
-            Err(error) => {
-                tracing::error!(%error, "peers cannot be watched: their deaths will not be noticed");
-                return;
-            }
-        };
+    /// What tells of ends, on the current runtime.
+    pub fn ear(&self) -> std::io::Result<Ear> {
+        self.poll.try_clone().and_then(crate::reactor::register)
+    }
+
+    /// Waits for peers to go and tells the listeners, for ever. Every open client has one who does; an end is told by whichever
+    /// of them is first.
+    pub async fn watch_all(self: Arc<Self>, poll: Ear) {
         let mut pause = FIRST_LOOK;
         loop {
             // Also those that this rank never talks to: it may be waiting to hear from them.
@@ -213,10 +221,14 @@ impl Link {
             for rank in 0..self.ring.len() {
                 all &= self.watch(Rank(rank as u32));
             }
+            let mut news = std::pin::pin!(self.news.notified());
+            // What is found from here on wakes this one; what was found before is told here.
+            news.as_mut().enable();
+            self.take_events();
             let event = async {
                 tokio::select! {
                     ready = poll.readable() => ready.map(|mut ready| ready.clear_ready()),
-                    () = self.news.notified() => Ok(()),
+                    () = news => Ok(()),
                 }
             };
             let event = match all {
@@ -357,17 +369,13 @@ impl ClientLink {
     /// rank's memory has committed the blocks of all of them ([`Rouser`]).
     pub fn ring_for_memory(&self, rank: Rank) {
         for context in 0..self.link.arena.layout().shape.contexts {
-            if self.ready_set(Endpoint::new(rank, ContextId(context))).claim_ring_for_memory() {
-                self.link.ring(rank);
-            }
+            self.ready_set(Endpoint::new(rank, ContextId(context))).ring_for_memory(|| self.link.ring(rank));
         }
     }
 
     /// Rings the endpoint if it sleeps.
     pub fn ring_if_asleep(&self, endpoint: Endpoint) {
-        if self.ready_set(endpoint).claim_ring() {
-            self.link.ring(endpoint.rank);
-        }
+        self.ready_set(endpoint).ring_if_asleep(|| self.link.ring(endpoint.rank));
     }
 }
 
@@ -393,9 +401,7 @@ impl Rouse for Rouser {
     fn rouse(&self) {
         // Between the write and the look at *armed*; partner: the heavy fence of the endpoint that goes to sleep.
         self.link.fence.issue();
-        if self.block.claim_ring_for_memory() {
-            self.link.ring(self.rank);
-        }
+        self.block.ring_for_memory(|| self.link.ring(self.rank));
     }
 
     fn sign(&self) -> Option<SharedSlice> {
@@ -479,6 +485,22 @@ mod tests {
         let (bell, own) = pipe();
         let ring = std::iter::once(own).chain((1..ranks).map(|_| pipe().1)).collect();
         Link::new(arena, bell, ring, sysdep).expect("a link")
+    }
+
+    #[test]
+    fn a_bell_never_waits_though_whoever_shares_its_description_says_so() {
+        let (bell, own) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
+        let common = own.try_clone().expect("a descriptor");
+        let own = described_anew(own, OFlags::WRONLY);
+        rustix::io::ioctl_fionbio(&common, false).expect("its flag is cleared");
+        // Far more than fits.
+        for _ in 0..200_000 {
+            ring(&own);
+        }
+        drop((bell, common));
+        // What nobody reads any more stays as it is.
+        let broken = described_anew(own, OFlags::WRONLY);
+        ring(&broken);
     }
 
     #[test]

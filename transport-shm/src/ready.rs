@@ -29,31 +29,40 @@ impl<W: Words> ReadySet<W> {
         Self { block, words: sources.div_ceil(64) }
     }
 
-    /// A sender whose reader wants to be told: sets the lane's bit; true if the reader sleeps and this caller is the
-    /// one to ring it.
+    /// A sender whose reader wants to be told: sets the lane's bit, and rings the reader if it sleeps.
     ///
     /// Both steps are sequentially consistent: either the reader that goes to sleep sees the bit, or this side sees it
     /// armed. A bit that this side has set before and the reader has not taken yet need not be set again: the record was
     /// published with a light fence behind it, so a reader that has taken the bit meanwhile and falls asleep either shows
     /// that here or finds the record when it looks once more behind its heavy fence.
-    pub fn announce(&self, source: usize) -> bool {
+    pub fn announce(&self, source: usize, ring: impl FnOnce()) {
         if self.block.load(BITS + source / 64, Ordering::Relaxed) & 1 << (source % 64) != 0 {
-            return false;
+            return;
         }
         self.block.fetch_or(BITS + source / 64, 1 << (source % 64));
-        self.block.load(ARMED, Ordering::SeqCst) != 0 && self.claim_ring()
+        self.ring_out_of(self.block.load(ARMED, Ordering::SeqCst), ring);
     }
 
-    /// Whether the endpoint sleeps and this caller is the one to ring it. What the endpoint would have to see has been
-    /// published before, with a light fence behind it.
-    pub fn claim_ring(&self) -> bool {
-        self.block.load(ARMED, Ordering::Relaxed) != 0 && self.block.swap(ARMED, 0) != 0
+    /// Rings the endpoint if it sleeps. What it would have to see has been published before, with a light fence behind it.
+    pub fn ring_if_asleep(&self, ring: impl FnOnce()) {
+        self.ring_out_of(self.block.load(ARMED, Ordering::Relaxed), ring);
     }
 
     /// The same of what was written to the endpoint's memory at once, which it wants to be told of only if tasks wait there.
     #[inline]
-    pub fn claim_ring_for_memory(&self) -> bool {
-        self.block.load(WATCHING, Ordering::Relaxed) != 0 && self.claim_ring()
+    pub fn ring_for_memory(&self, ring: impl FnOnce()) {
+        if self.block.load(WATCHING, Ordering::Relaxed) != 0 {
+            self.ring_if_asleep(ring);
+        }
+    }
+
+    /// Rings first and says then that it did, of that sleep: whoever is stopped before it has rung has taken no promise that
+    /// others rely on, and who is stopped behind it takes none of a later sleep.
+    fn ring_out_of(&self, sleep: u64, ring: impl FnOnce()) {
+        if sleep != 0 {
+            ring();
+            self.block.compare_exchange(ARMED, sleep, 0);
+        }
     }
 
     /// From the next sleep on, whether writers of memory ring. Shown before that sleep is armed.
@@ -85,12 +94,13 @@ impl<W: Words> ReadySet<W> {
         (0..self.words).any(|word| self.block.load(BITS + word, Ordering::Relaxed) != 0)
     }
 
-    /// From now on senders ring. Must be followed by a heavy fence and a last look, be it later.
-    pub fn arm(&self) {
-        self.block.store(ARMED, 1, Ordering::Relaxed);
+    /// From now on senders ring; `sleep` is the number of this sleep, not 0. Must be followed by a heavy fence and a last look,
+    /// be it later.
+    pub fn arm(&self, sleep: u64) {
+        self.block.store(ARMED, sleep, Ordering::Relaxed);
     }
 
-    /// Whether nobody has taken the promise of a ring since it was armed.
+    /// Whether nobody has said that it has rung since it was armed.
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.block.load(ARMED, Ordering::Relaxed) != 0

@@ -4,14 +4,14 @@ use crate::config::Limits;
 use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
 use crate::hub::{Hub, Settled};
 use crate::socket;
-use posthaste_core::{ContextId, Endpoint, Fault, LossCause};
+use posthaste_core::{ContextId, Endpoint, Fault};
 use std::io;
 use std::net::{SocketAddr, TcpStream as Socket};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -26,6 +26,11 @@ enum AttemptError {
     Refused,
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
+    /// The system connects, and the process says nothing, as one that is stopped.
+    #[error("it does not answer")]
+    Silent,
+    #[error("it did not answer")]
+    Late,
     #[error("it is not wanted any more")]
     GivenUp,
 }
@@ -49,12 +54,12 @@ impl AttemptError {
 
 /// Connects a context with an endpoint, trying again until it is settled one way or the other, or the time is up.
 pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, number: u64) {
-    let deadline = Instant::now() + hub.times.connect;
+    let mut deadline = Instant::now() + hub.times.connect;
     let mut pause = FIRST_PAUSE;
     let mut last = None;
     while hub.is_dialing(context, peer, number) {
-        match timeout_at(deadline, round(&hub, context, peer, number)).await {
-            Ok(Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel })) => {
+        match round(&hub, context, peer, number, deadline).await {
+            Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel }) => {
                 posthaste_core::failpoint!("tcp.dial.accepted");
                 if hub.accepted(context, peer, number) {
                     hub.deliver(context, Settled { peer, incarnation, stream: Arc::new(stream), channel });
@@ -62,20 +67,20 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
                 return;
             }
             // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
-            Ok(Ok(Round { verdict: Verdict::Yield, .. })) => {}
-            Ok(Ok(Round { verdict: Verdict::Spent, .. })) => {
-                return over(&hub, context, peer, number, Fault::PeerLost(peer.rank));
+            Ok(Round { verdict: Verdict::Yield, .. }) => {}
+            Ok(Round { verdict: Verdict::Spent, .. }) => {
+                return hub.attempt_failed(context, peer, number, Fault::PeerLost(peer.rank));
             }
-            Ok(Ok(Round { verdict: Verdict::Leaving, .. })) => {
-                return over(&hub, context, peer, number, Fault::PeerClosed(peer.rank));
+            Ok(Round { verdict: Verdict::Leaving, .. }) => {
+                return hub.attempt_failed(context, peer, number, Fault::PeerClosed(peer.rank));
             }
             // The rank was started again meanwhile: whoever wants that one makes an attempt of its own.
-            Ok(Err(AttemptError::GivenUp)) => return,
+            Err(AttemptError::GivenUp) => return,
             // A closed port is a proof that nobody is there any more; who leaves hears no other news of that.
-            Ok(Err(error)) if hub.is_closing() && error.is_refusal() => {
-                return over(&hub, context, peer, number, Fault::PeerClosed(peer.rank));
+            Err(error) if hub.is_closing() && error.is_refusal() => {
+                return hub.attempt_failed(context, peer, number, Fault::PeerClosed(peer.rank));
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 if let Some(more) = hub.log.pass() {
                     if error.is_exhaustion() {
                         let remedy = "raise the limit of open files (RLIMIT_NOFILE, `ulimit -n`)";
@@ -84,24 +89,24 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
                         tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
                     }
                 }
-                last = Some(error);
-            }
-            Err(_) => {
-                let why = last.map_or_else(|| "it did not answer".to_owned(), |error| error.to_string());
-                tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time");
-                return over(&hub, context, peer, number, Fault::PeerLost(peer.rank));
+                if matches!(error, AttemptError::Silent) {
+                    // A process that ends takes its port with it: one that is stopped may go on.
+                    deadline = Instant::now() + hub.times.connect;
+                }
+                // Of those who wait without end, what they waited for before says more.
+                let why = match error {
+                    AttemptError::Late => last.take().unwrap_or(error),
+                    error => error,
+                };
+                if Instant::now() >= deadline {
+                    tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time");
+                    return hub.attempt_failed(context, peer, number, Fault::PeerLost(peer.rank));
+                }
+                last = Some(why);
             }
         }
-        sleep(pause).await;
+        sleep_until(deadline.min(Instant::now() + pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
-fn over(hub: &Hub, context: ContextId, peer: Endpoint, number: u64, fault: Fault) {
-    let incarnation = hub.incarnation_of(peer.rank);
-    // The peer's own attempt may have been accepted meanwhile.
-    if hub.is_dialing(context, peer, number) {
-        hub.ended(context, peer, incarnation, fault, LossCause::Unreachable);
     }
 }
 
@@ -114,14 +119,22 @@ struct Round {
     channel: Channel,
 }
 
-async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Result<Round, AttemptError> {
-    let target = hub.book.wait(peer.rank).await;
+async fn round(
+    hub: &Hub,
+    context: ContextId,
+    peer: Endpoint,
+    number: u64,
+    deadline: Instant,
+) -> Result<Round, AttemptError> {
+    let target = timeout_at(deadline, hub.book.wait(peer.rank)).await.map_err(|_| AttemptError::Late)?;
     // What is in the book may be of an incarnation that this attempt is not for.
     if !hub.is_dialing(context, peer, number) {
         return Err(AttemptError::GivenUp);
     }
-    let shaken = async {
-        let mut stream = connect(target.address, &hub.limits).await?;
+    let soon = || deadline.min(Instant::now() + hub.times.handshake);
+    let connected = timeout_at(soon(), connect(target.address, &hub.limits)).await;
+    let mut stream = connected.map_err(|_| AttemptError::Late)??;
+    let shaken = async move {
         stream.set_nodelay(true)?;
         posthaste_core::failpoint!("tcp.dial.connected");
         let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
@@ -134,11 +147,12 @@ async fn round(hub: &Hub, context: ContextId, peer: Endpoint, number: u64) -> Re
         posthaste_core::failpoint!("tcp.dial.proven");
         Ok::<_, AttemptError>((stream, channel))
     };
-    let late = |_| AttemptError::Io(io::ErrorKind::TimedOut.into());
-    let (mut stream, mut channel) = timeout(hub.times.handshake, shaken).await.map_err(late)??;
-    // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another.
+    let (mut stream, mut channel) = timeout_at(soon(), shaken).await.map_err(|_| AttemptError::Silent)??;
+    // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another,
+    // and has its time though that of all attempts be over.
     let mut verdict = [0; VERDICT_LEN];
-    read(&mut stream, &mut verdict).await?;
+    let last = deadline.max(Instant::now() + hub.times.handshake);
+    timeout_at(last, read(&mut stream, &mut verdict)).await.map_err(|_| AttemptError::Late)??;
     let verdict = channel.heard(&verdict)?;
     let stream = stream.into_std()?;
     socket::prepare(&stream, &hub.times, &hub.limits)?;

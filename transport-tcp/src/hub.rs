@@ -347,9 +347,32 @@ impl Hub {
         fault: Fault,
         cause: LossCause,
     ) {
+        self.ended_unless(context, peer, incarnation, fault, cause, |_| false);
+    }
+
+    /// An attempt to connect has come to nothing. The peer's own may have been accepted meanwhile: that is the pair's
+    /// connection then.
+    pub fn attempt_failed(&self, context: ContextId, peer: Endpoint, attempt: u64, fault: Fault) {
+        let incarnation = self.incarnation_of(peer.rank);
+        let others = |stage: Option<&Stage>| stage != Some(&Stage::Dialing(attempt));
+        self.ended_unless(context, peer, incarnation, fault, LossCause::Unreachable, others);
+    }
+
+    fn ended_unless(
+        &self,
+        context: ContextId,
+        peer: Endpoint,
+        incarnation: u64,
+        fault: Fault,
+        cause: LossCause,
+        otherwise: impl FnOnce(Option<&Stage>) -> bool,
+    ) {
         let mut cause = Some(cause).filter(|_| matches!(fault, Fault::PeerLost(_)));
         let told = {
             let mut table = lock(&self.table);
+            if otherwise(table.stages.get(&(context, self.shape.index(peer)))) {
+                return;
+            }
             if table.ranks[peer.rank.index()].restarted.is_some_and(|restarted| restarted != incarnation) {
                 // It is gone already, and another in its place.
                 return;

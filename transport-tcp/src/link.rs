@@ -146,6 +146,8 @@ pub(crate) struct TxLink {
     pub leave: Leave,
     /// Looks at it, in a row, between which nobody had anything for it.
     pub quiet: u8,
+    /// Looks at it since this side closes.
+    pub looks: u8,
 }
 
 impl TxLink {
@@ -182,6 +184,7 @@ impl TxLink {
             answering: Answering::default(),
             leave: Leave::No,
             quiet: 0,
+            looks: 0,
         }
     }
 
@@ -203,17 +206,25 @@ impl TxLink {
             return;
         }
         // After its last frame a rank confirms nothing: what the peer still puts ends with the connection.
-        if self.told != self.applied && self.leave == Leave::No && self.out.passed() >= self.told_until {
-            self.told = self.applied;
-            for (first, count) in std::mem::take(&mut self.absent) {
-                self.out.small().extend_from_slice(Header::control(ABSENT, 8, first).as_bytes());
-                self.out.small().extend_from_slice(&count.to_le_bytes());
-            }
-            self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
-            self.told_until = self.out.passed() + self.out.len() as u64;
-            posthaste_core::failpoint!("tcp.done.due");
+        if self.leave == Leave::No && self.out.passed() >= self.told_until {
+            self.confirm();
         }
         self.write(&[]);
+    }
+
+    /// What is to be said of the peer's puts joins what waits.
+    pub fn confirm(&mut self) {
+        if self.told == self.applied {
+            return;
+        }
+        self.told = self.applied;
+        for (first, count) in std::mem::take(&mut self.absent) {
+            self.out.small().extend_from_slice(Header::control(ABSENT, 8, first).as_bytes());
+            self.out.small().extend_from_slice(&count.to_le_bytes());
+        }
+        self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
+        self.told_until = self.out.passed() + self.out.len() as u64;
+        posthaste_core::failpoint!("tcp.done.due");
     }
 
     /// Writes as much as the kernel takes of what waits, and of `last` after it, of which what waits may be the head: nothing
@@ -234,6 +245,16 @@ impl TxLink {
             Err(error) => {
                 tracing::debug!(peer = %self.peer, %error, "writing failed");
                 self.broken = true;
+                let ended = [
+                    ErrorKind::BrokenPipe,
+                    ErrorKind::ConnectionReset,
+                    ErrorKind::ConnectionAborted,
+                    ErrorKind::NotConnected,
+                ];
+                if !ended.contains(&error.kind()) {
+                    // What is no end of the connection would not be read as one: nothing more can be said over it.
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                }
                 0
             }
         }

@@ -55,6 +55,13 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
             keepalive
         };
         socket.set_tcp_keepalive(&keepalive)?;
+        // Keep-alive does not probe while something waits for room at the other side; the persist timer does.
+        #[cfg(unix)]
+        if !posthaste_core::reactor::look_at_least(stream, third) {
+            tracing::debug!(
+                "the end of a host that had no room is noticed late: this system has no TCP_RTO_MAX_MS"
+            );
+        }
     }
     Ok(())
 }

@@ -30,7 +30,12 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
     let mut waiting = HashMap::new();
     loop {
         hub.has_connections().await;
+        let began = Instant::now();
         tokio::time::sleep(pause).await;
+        if began.elapsed() > pause + ANSWER {
+            // This process, or its whole machine, stood still: that is no silence of others.
+            waiting.clear();
+        }
         waiting = look(&hub, &waiting);
     }
 }

@@ -23,15 +23,30 @@ fn a_vanished_host_is_noticed() {
     if std::env::var_os(CHILD).is_some() {
         return vanish();
     }
+    in_a_namespace("a_vanished_host_is_noticed");
+}
+
+/// The same of one that has no room: nothing is sent to it, and its kernel is asked now and then whether there is some again.
+#[cfg_attr(feature = "portable", ignore = "the kernel decides by itself, in its own time")]
+#[test]
+fn a_host_that_vanishes_while_it_has_no_room_is_noticed() {
+    if std::env::var_os(CHILD).is_some() {
+        return vanish_without_room();
+    }
+    in_a_namespace("a_host_that_vanishes_while_it_has_no_room_is_noticed");
+}
+
+/// Runs a test once more in a network namespace of its own.
+fn in_a_namespace(test: &str) {
     let possible = Command::new("unshare").args(["-n", "ip", "link", "set", "lo", "up"]).output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no network namespace can be made here");
+        eprintln!("skipped: {test}: no network namespace can be made here");
         return;
     }
     let program = std::env::current_exe().expect("tests know their program");
     let run = Command::new("unshare")
-        .args(["-n", "sh", "-c", "ip link set lo up && exec \"$0\" --exact a_vanished_host_is_noticed"])
-        .arg(program)
+        .args(["-n", "sh", "-c", "ip link set lo up && exec \"$0\" --exact \"$1\""])
+        .args([program.as_os_str(), test.as_ref()])
         .env(CHILD, "1")
         .output()
         .expect("it was possible before");
@@ -68,6 +83,49 @@ fn vanish() {
         let causes = [1, 2].map(|rank| members[0].client.loss_of(Rank(rank)));
         assert_eq!(causes, [Some(LossCause::Silent); 2]);
         assert!(took > silence / 2, "a moment without an answer is no silence: {took:?}");
+    });
+}
+
+fn vanish_without_room() {
+    let _dog =
+        Watchdog::start("vanish without room", Duration::from_secs(90), || "nobody noticed".to_owned());
+    let runtime = support::runtime();
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(2));
+    let of = |rank: u32| {
+        let mut config = config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
+        config.times.silence = Duration::from_secs(2);
+        config
+    };
+    // Nobody drives rank 1.
+    let inside = runtime.enter();
+    let device = Arc::new(TcpDevice::new(of(1), book.clone()).expect("a free port"));
+    let stopped = support::client(device, Rank(1), shape, Default::default());
+    for name in ["echo", "log", "silent"] {
+        stopped.register(Arc::new(Probe::recording(name, &Log::default()))).expect("the name is free");
+    }
+    open_without_driver(&stopped);
+    drop(inside);
+    runtime.block_on(async {
+        let zero = support::job::Member::open(of(0), book, &Log::default()).await;
+        // By then a kernel that is left alone asks every 13 seconds, and ever more rarely.
+        let until = tokio::time::Instant::now() + Duration::from_secs(14);
+        loop {
+            let send = zero.send(1, LOG, &[], &[5; 100_000], false);
+            match tokio::time::timeout_at(until, send).await {
+                Ok(outcome) => drop(outcome.expect("it lives")),
+                Err(_) => break,
+            }
+        }
+        assert!(zero.errors().is_empty(), "{:?}", zero.errors());
+        let down = Command::new("ip").args(["link", "set", "lo", "down"]).status();
+        assert!(down.is_ok_and(|status| status.success()));
+        let start = Instant::now();
+        // A watchdog: it is due after two to five seconds, and would take twelve by itself.
+        let told = tokio::time::timeout(Duration::from_secs(10), zero.told(1)).await;
+        eprintln!("noticed after {:?}", start.elapsed());
+        assert_eq!(told.expect("it is noticed"), [Fault::PeerLost(Rank(1))]);
+        assert_eq!(zero.client.loss_of(Rank(1)), Some(LossCause::Silent));
     });
 }
 

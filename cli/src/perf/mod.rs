@@ -13,7 +13,7 @@ mod rivals;
 mod table;
 
 use crate::limits::{self, LimitArgs};
-use crate::say::say;
+use crate::say::{self, complain, say};
 use benches::{Bench, Limit};
 use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -176,7 +176,7 @@ pub fn main(args: &Args) -> i32 {
     match measured {
         Ok(code) => code,
         Err(problem) => {
-            eprintln!("posthaste perf: {problem}");
+            complain(format_args!("perf: {problem}"));
             2
         }
     }
@@ -215,7 +215,8 @@ fn measure_all(args: &Args) -> Result<i32, String> {
         ProgressBar::new(plans.len() as u64).with_style(style)
     };
     let complain = |plan: &Plan, problem: &str| {
-        progress.suspend(|| eprintln!("posthaste perf: {} {}: {problem}", plan.bench.name, plan.size));
+        progress
+            .suspend(|| say::complain(format_args!("perf: {} {}: {problem}", plan.bench.name, plan.size)));
     };
     let mut rows = Vec::new();
     let mut failed = 0;
@@ -261,7 +262,7 @@ fn find_rivals() -> Result<Rivals, String> {
         return Err(format!("--rivals: none is installed. {}", rivals.missing.join("; ")));
     }
     for why in &rivals.missing {
-        eprintln!("posthaste perf: without {why}");
+        complain(format_args!("perf: without {why}"));
     }
     Ok(rivals)
 }

@@ -31,7 +31,7 @@ use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -40,6 +40,8 @@ use tokio::sync::Semaphore;
 const BUDGET: usize = 256;
 /// Sleeping tasks of an owned context that are remembered.
 const PARKED: usize = 1024;
+/// And once more of them have turned out to wait.
+const MOST_PARKED: usize = 1 << 16;
 /// Who has sent much takes as long to write as much again: a spin that began with a long message lasts longer, by the
 /// time in which a slow sender writes so many bytes.
 const BYTES_PER_NS: u64 = 4;
@@ -86,6 +88,8 @@ pub struct Shared {
     owned: AtomicBool,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
     parked: Mutex<Vec<Waker>>,
+    /// How many of them are kept. Changed with `parked` locked.
+    most_parked: AtomicUsize,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
@@ -148,6 +152,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             owned: AtomicBool::new(false),
             parked: Mutex::new(Vec::new()),
+            most_parked: AtomicUsize::new(PARKED),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
             waits: AtomicU32::new(0),
@@ -207,8 +212,15 @@ impl Shared {
         if parked.last().is_some_and(|last| last.will_wake(waker)) {
             return;
         }
-        // Wakers of one task need not compare equal, so the list is bounded by waking all of them too early.
-        let early = if parked.len() >= PARKED { std::mem::take(&mut *parked) } else { Vec::new() };
+        // Wakers of one task need not compare equal, so the list is bounded by waking all of them too early. If they come back,
+        // so many wait, and there is room for all of them the next time.
+        let most = self.most_parked.load(Ordering::Relaxed);
+        let early = if parked.len() >= most {
+            self.most_parked.store((2 * most).min(MOST_PARKED), Ordering::Relaxed);
+            std::mem::take(&mut *parked)
+        } else {
+            Vec::new()
+        };
         parked.push(waker.clone());
         drop(parked);
         early.into_iter().for_each(Waker::wake);

@@ -26,8 +26,13 @@ impl Scope<'_> {
             *bytes += credit.bytes;
             held.messages = held.messages.saturating_sub(1);
             held.bytes = held.bytes.saturating_sub(credit.bytes);
-            if self.pay_credit(index) == 0 && self.owes_credit(index) {
-                self.state.mark_busy(index);
+            if self.pay_credit(index) == 0 {
+                if self.owes_credit(index) {
+                    self.state.mark_busy(index);
+                } else if self.state.peer(index).wanted.contains(&number) {
+                    // The sender waits for what is not worth a record yet: that is paid before this side sleeps.
+                    self.state.restless = true;
+                }
             }
         }
     }

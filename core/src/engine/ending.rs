@@ -47,9 +47,18 @@ impl State {
         self.completer.fail(Some(rank), fault);
         self.stats.peers_lost += 1;
         for protocol in self.registry.snapshot() {
-            protocol.on_peer_down(rank, fault);
+            super::caught("what a protocol does when a peer is gone", || protocol.on_peer_down(rank, fault));
         }
         self.report(fault);
+    }
+
+    /// Nothing more is sent by that rank than what the devices have; whether anything ever was.
+    pub(super) fn ends(&mut self, rank: Rank) -> bool {
+        let mut any = false;
+        for peer in self.peers.iter_mut().flatten().filter(|peer| peer.endpoint.rank == rank) {
+            any |= !std::mem::replace(&mut peer.ends, true);
+        }
+        any
     }
 
     pub(super) fn drop_queue(&mut self, index: usize, fault: Fault) {
@@ -95,7 +104,7 @@ impl State {
         self.watches.look(true);
         self.completer.fail(None, Fault::Shutdown);
         for protocol in self.registry.snapshot() {
-            protocol.on_close();
+            super::caught("what a protocol does at the end", || protocol.on_close());
         }
     }
 

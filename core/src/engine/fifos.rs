@@ -344,13 +344,15 @@ impl Scope<'_> {
         payload: Payload<'p>,
         wait: Wait,
     ) -> Result<SendResult<'p>, FifoError> {
-        let extra = self.state.fifos.of(id)?;
-        if !extra.active {
-            return Err(FifoError::Inactive);
-        }
-        if extra.fifo.free() < LONGEST {
+        let takes = match self.state.fifos.of(id) {
+            Ok(extra) if extra.active => Ok(extra.fifo.free() >= LONGEST),
+            Ok(_) => Err(FifoError::Inactive),
+            Err(error) => Err(error),
+        };
+        if takes != Ok(true) {
             // What was promised goes to others meanwhile.
             self.state.ungrant(wait);
+            takes?;
             return Ok(match self.operation(Some(args.target.rank)) {
                 Ok(ticket) => {
                     self.state.fifos.of(id)?.room.push_back(ticket);
@@ -385,7 +387,10 @@ impl Scope<'_> {
         }
         let ticket = match self.operation(Some(args.target.rank)) {
             Ok(ticket) => ticket,
-            Err(fault) => return Err((fault.into(), payload)),
+            Err(fault) => {
+                self.return_credit(index, args.protocol, len as u64);
+                return Err((fault.into(), payload));
+            }
         };
         let mut descriptor = Descriptor {
             op: Op::Send,
@@ -525,6 +530,11 @@ impl Scope<'_> {
         if front.op == Op::Send && front.region != u32::from(self.state.peer(index).life) {
             // The rank was started again while it waited here.
             return Some(Some(Err(Fault::PeerLost(front.rank))));
+        }
+        if front.op == Op::Jump && self.state.departed {
+            // What was recorded may write into memory that others take back when they hear of this side's leave.
+            self.state.give_turn(index, key);
+            return Some(Some(Err(Fault::Shutdown)));
         }
         if !self.state.is_announced(index, front) {
             return None;

@@ -202,6 +202,7 @@ impl Engine {
             watches: watch::Watches::default(),
             closed: false,
             departed: false,
+            restless: false,
             interruptions: 0,
             straight: dispatch::Straight::NONE,
             errors: parts.errors,
@@ -346,13 +347,17 @@ impl Engine {
     fn peer_down(&mut self, rank: Rank, fault: Fault) {
         // What the peer sent while it lived is delivered first.
         self.drain(rank);
+        if matches!(fault, Fault::PeerClosed(_)) && self.state.ends(rank) {
+            // It left in order: what it sent counts, also what the device holds for a name that is not registered yet.
+            self.drain(rank);
+        }
         self.port.peer_down(rank);
         self.state.peer_down(rank, fault);
     }
 
     /// Prepares for sleep; false if there is something to do after all. `now` in milliseconds.
     pub fn arm(&mut self, now: u64) -> bool {
-        if self.state.fifos.more {
+        if self.state.fifos.more || std::mem::take(&mut self.state.restless) {
             // Nobody rings for what waits for its turn only.
             return false;
         }
@@ -404,11 +409,12 @@ impl Engine {
         self.armed && !self.sleeps_too_deep()
     }
 
-    /// Whether something has come to wait for room after the sleeper has asked to be rung for messages only.
+    /// Whether something has come to wait for room after the sleeper has asked to be rung for messages only, or is to be done
+    /// for which nobody rings.
     #[inline]
     #[must_use]
     pub fn sleeps_too_deep(&self) -> bool {
-        self.armed && !self.armed_for_room && !self.state.busy.is_empty()
+        self.armed && (self.state.restless || !self.armed_for_room && !self.state.busy.is_empty())
     }
 
     /// Wakes operations whose deadline has passed: their futures end them. Settles a sleep that has lasted. `now` in

@@ -137,6 +137,8 @@ pub(crate) struct Assembly {
     pub refuse: Option<Fault>,
     /// Its handler panicked at the first packet: it was answered and its credit given back.
     pub settled: bool,
+    /// Its protocol is not for now: it is set aside when it is whole.
+    pub aside: bool,
 }
 
 impl Peer {

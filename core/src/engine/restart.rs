@@ -30,7 +30,8 @@ impl Engine {
         let registry = self.state.registry.clone();
         let mut scope = self.scope();
         for protocol in registry.snapshot() {
-            protocol.on_peer_up(&mut scope, rank, incarnation);
+            let told = || protocol.on_peer_up(&mut scope, rank, incarnation);
+            super::caught("what a protocol does when a rank is started again", told);
         }
     }
 }

@@ -165,6 +165,10 @@ impl Scope<'_> {
         if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
             self.unsent(index, args.protocol, &sent);
         }
+        if matches!(wait, Wait::Room(..)) {
+            // It may not have taken the place that it had been promised.
+            self.state.hand_out_room(index);
+        }
         sent
     }
 
@@ -196,6 +200,12 @@ impl Scope<'_> {
         };
         self.state.stats.messages_sent -= 1;
         self.state.stats.bytes_sent -= len;
+        self.return_credit(index, protocol, len);
+    }
+
+    /// Credit that a send has taken goes back.
+    #[cold]
+    pub(super) fn return_credit(&mut self, index: usize, protocol: ProtocolId, len: u64) {
         let out = &mut self.state.peer(index).outgoing[protocol.index()];
         if out.flow != Flow::Inline {
             out.credits += 1;

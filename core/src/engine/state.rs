@@ -77,6 +77,8 @@ pub struct State {
     pub(crate) closed: bool,
     /// It has said goodbye.
     pub(super) departed: bool,
+    /// Something was left to be done before this side sleeps, or sleeps on, for which nobody rings.
+    pub(super) restless: bool,
     /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside or too
     /// many answers waiting, or this side left. Who hands out several looks at this alone between them.
     pub(super) interruptions: u64,

@@ -36,12 +36,17 @@ impl Scope<'_> {
             landing: None,
             refuse: None,
             settled: false,
+            aside: false,
         };
         if protocol.0 >= wire::FIRST_USER {
-            let behind = self.state.peer(index).has_aside();
+            // Of a sender that has ended nothing more comes: what is not for now is taken in, and set aside as a whole.
+            let (behind, ends) = (self.state.peer(index).has_aside(), self.state.peer(index).ends);
             match self.resolve(index, protocol) {
                 Resolution::Local(local, _) if behind && !self.state.overtakes(local) => {
-                    return Some(Verdict::Hold);
+                    if !ends {
+                        return Some(Verdict::Hold);
+                    }
+                    assembly.aside = true;
                 }
                 Resolution::Local(local, flow) => {
                     if !self.holds_one_more(index, protocol, flow, total) {
@@ -63,6 +68,7 @@ impl Scope<'_> {
                         });
                     }
                 }
+                Resolution::Hold if ends => assembly.aside = true,
                 Resolution::Hold => return Some(Verdict::Hold),
                 Resolution::Refused(why) => {
                     assembly.into = Accept::Discard;
@@ -110,7 +116,7 @@ impl Scope<'_> {
         let Some(assembly) = self.state.peer(index).assembly.take() else { return };
         let source = self.state.shape.endpoint(index);
         let life = self.state.peer(index).life;
-        let Assembly { protocol, cookie, info, total, into, whole, refuse, settled, .. } = assembly;
+        let Assembly { protocol, cookie, info, total, into, whole, refuse, settled, aside, .. } = assembly;
         if let Some(fault) = refuse {
             self.refuse(index, protocol, cookie, fault);
             return;
@@ -120,6 +126,12 @@ impl Scope<'_> {
             return;
         }
         match into {
+            Accept::Whole if aside => {
+                let whole = Bytes::from(whole);
+                let mut packet = Packet::plain(source, protocol, cookie, Body::Owned(&whole));
+                packet.info = info.as_bytes();
+                self.set_aside(index, &mut packet);
+            }
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
                     let whole = Bytes::from(whole);

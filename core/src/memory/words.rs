@@ -17,6 +17,8 @@ pub trait Words: Clone {
     fn store(&self, index: usize, value: u64, order: Ordering);
     /// Replaces a word, sequentially consistent.
     fn swap(&self, index: usize, value: u64) -> u64;
+    /// Replaces a word by another value if it has this one, sequentially consistent. Returns what it had.
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64;
     /// Sets bits of a word, sequentially consistent.
     fn fetch_or(&self, index: usize, bits: u64) -> u64;
     /// Copies private bytes to the words from `index` on, relaxed.
@@ -94,6 +96,11 @@ impl Words for SharedWords {
         self.at(index).swap(value, Ordering::SeqCst)
     }
     #[inline]
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64 {
+        let result = self.at(index).compare_exchange(current, value, Ordering::SeqCst, Ordering::SeqCst);
+        result.unwrap_or_else(|had| had)
+    }
+    #[inline]
     fn fetch_or(&self, index: usize, bits: u64) -> u64 {
         self.at(index).fetch_or(bits, Ordering::SeqCst)
     }
@@ -149,6 +156,11 @@ impl Words for SharedSlice {
     #[inline]
     fn swap(&self, index: usize, value: u64) -> u64 {
         self.word(index * 8).swap(value, Ordering::SeqCst)
+    }
+    #[inline]
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64 {
+        let word = self.word(index * 8);
+        word.compare_exchange(current, value, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|had| had)
     }
     #[inline]
     fn fetch_or(&self, index: usize, bits: u64) -> u64 {

@@ -134,7 +134,14 @@ impl Sysdep for LinuxSysdep {
     fn heavy_fence(&self) {
         if self.asymmetric {
             self.fences.measure(|| {
-                membarrier::global_expedited();
+                if !membarrier::global_expedited() {
+                    // It worked when this process joined. Who relies on it makes no fence of his own: nothing that follows
+                    // would be sound.
+                    tracing::error!(
+                        "membarrier is refused now, as by a filter that was installed after joining a job"
+                    );
+                    std::process::abort();
+                }
                 if self.dearer > Duration::ZERO {
                     let since = Instant::now();
                     while since.elapsed() < self.dearer {
@@ -264,7 +271,7 @@ mod membarrier {
         call(REGISTER_GLOBAL_EXPEDITED) == 0
     }
 
-    pub fn global_expedited() {
-        call(GLOBAL_EXPEDITED);
+    pub fn global_expedited() -> bool {
+        call(GLOBAL_EXPEDITED) == 0
     }
 }

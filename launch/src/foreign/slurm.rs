@@ -28,6 +28,8 @@ const DISTRIBUTION: &str = "SLURM_DISTRIBUTION";
 const PORTS: &str = "SLURM_STEP_RESV_PORTS";
 const JOB: &str = "SLURM_JOB_ID";
 
+/// From here on steps are none of tasks: the shell of an allocation, its batch script, a container's prolog (`slurm/slurm.h`).
+const NO_STEPS: u32 = 0xffff_fff0;
 /// Below the ports that kernels give out by themselves, and above those of well-known services.
 const FIRST_PORT: u64 = 15_000;
 const PORT_COUNT: u64 = 15_000;
@@ -36,6 +38,9 @@ pub(super) fn detect(env: Env<'_>) -> Result<Option<Appointment>, ForeignError> 
     let remedy = "start the program with srun, which sets both, or unset SLURM_STEP_ID to run without a job";
     let reader = Reader { env, launcher: LAUNCHER, remedy };
     let Some(present) = reader.first_set(&[STEP]) else { return Ok(None) };
+    if reader.get(STEP).and_then(|step| step.parse::<u32>().ok()).is_some_and(|step| step >= NO_STEPS) {
+        return Ok(None);
+    }
     let size_name = if reader.is_set(SIZE) || !reader.is_set(SIZE_OF_JOB) { SIZE } else { SIZE_OF_JOB };
     let claim = reader.claim(RANK, size_name, &present)?;
     let place = match overridden(&reader)? {

@@ -116,9 +116,10 @@ pub(super) fn shortened(text: &str) -> String {
     shown
 }
 
-/// Whether this could be the name or address of a host. The resolver has the last word.
+/// Whether this could be the name or address of a host. The resolver has the last word. An address of one link (`fe80::1%eth0`)
+/// is none: it means nothing on other hosts.
 pub(super) fn is_host(text: &str) -> bool {
-    let name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%".contains(&byte);
+    let name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
     (1..=255).contains(&text.len()) && text.bytes().all(name)
 }
 

@@ -10,7 +10,7 @@ use crate::hosts::order::{Order, encode_end, encode_failure, encode_pid};
 use crate::hosts::wire::{GREETING, Kind, VERSION, read_frame, write_frame};
 use crate::job::{RunningJob, Shared};
 use crate::outcome::RankEnd;
-use crate::output::{Relay, Stream};
+use crate::output::{Relay, Stream, print};
 use crate::signals::{Forwarded, Target};
 use crate::spawn::Launch;
 use crate::supervisor::Reaped;
@@ -23,7 +23,7 @@ pub fn run_agent() -> i32 {
     match serve() {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("posthaste agent: {error}");
+            print(Stream::Err, format!("posthaste agent: {error}\n").as_bytes());
             1
         }
     }

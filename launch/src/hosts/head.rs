@@ -1,6 +1,6 @@
 //! The launcher of a job on several hosts.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::key::{JobId, JobKey};
 use crate::outcome::{Cause, Failure, JobOutcome, RankEnd};
 use crate::output::Output;
 use crate::placement::{Part, Placement};
-use crate::rendezvous::{Obituary, Rendezvous};
+use crate::rendezvous::{Obituary, Rendezvous, listen};
 use crate::settings::Settings;
 use crate::signals::{self, Forwarded, Target};
 use crate::spawn::{Checked, Launch, system};
@@ -53,7 +53,12 @@ impl Launch {
         let listed = used.iter().map(|node| &hosts.hosts[*node as usize]);
         let address =
             own_address(listed, hosts.interface.as_deref(), &settings).map_err(LaunchError::Invalid)?;
-        let place = Rendezvous::bind(SocketAddr::new(address, 0), self.ranks, key.clone(), Some(job))
+        // Of each agent the pipes to and from its remote shell.
+        Rendezvous::check_room_beside(self.ranks, 3 * used.len() as u64)
+            .map_err(|error| LaunchError::Invalid(error.to_string()))?;
+        let listener = listen(address, settings.tcp_ports.clone());
+        let place = listener
+            .and_then(|listener| Rendezvous::serve(listener, self.ranks, key.clone(), Some(job)))
             .map_err(system("serve a place where the ranks meet"))?;
         let part = |node| Part {
             job,
@@ -139,15 +144,44 @@ fn own_address<'a>(
     if let Some(wanted) = interface.or(settings.tcp_interface.as_deref()) {
         return address_of(wanted).map_err(told);
     }
-    let Some(far) = hosts.into_iter().find(|host| !host.is_local()) else {
-        return Ok(Ipv4Addr::LOCALHOST.into());
-    };
-    let name = far.name.rsplit('@').next().unwrap_or_default();
-    let name = name.trim_start_matches('[').trim_end_matches(']');
     let advice = "name the interface at which the hosts reach this one";
-    let found = (name, 22).to_socket_addrs().map_err(|error| format!("host {name}: {error}; {advice}"))?;
-    let facing = found.into_iter().find_map(|place| address_facing(place).ok());
-    facing.ok_or_else(|| format!("no interface leads to host {name}; {advice}"))
+    for far in hosts.into_iter().filter(|host| !host.is_local()) {
+        let name = far.name.rsplit('@').next().unwrap_or_default();
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        let found =
+            (name, 22).to_socket_addrs().map_err(|error| format!("host {name}: {error}; {advice}"))?;
+        let facing = found.into_iter().find_map(|place| address_facing(place).ok());
+        let facing = facing.ok_or_else(|| format!("no interface leads to host {name}; {advice}"))?;
+        // This host by its own name, which others do not take for themselves.
+        if !facing.is_loopback() {
+            return Ok(facing);
+        }
+    }
+    Ok(Ipv4Addr::LOCALHOST.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    #[test]
+    fn the_others_reach_this_host_though_it_is_listed_first_by_its_own_name() {
+        let own = Hosts::parse("127.0.1.1\nlocalhost\n").expect("two hosts").hosts;
+        let mut named = own.clone();
+        // A name that this host takes for itself.
+        named[0].name = "LOCALHOST".into();
+        assert!(!named[0].is_local(), "it is not seen by the name alone");
+        let address = |hosts: &[Host]| own_address(hosts.iter(), None, &Settings::default());
+        assert_eq!(address(&own), Ok(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(address(&named), Ok(Ipv4Addr::LOCALHOST.into()));
+        named.extend(Hosts::parse("192.0.2.1").expect("a host").hosts);
+        match address_facing(SocketAddr::from(([192, 0, 2, 1], 22))) {
+            Ok(facing) => assert_eq!(address(&named), Ok(facing)),
+            // No network leads anywhere.
+            Err(_) => assert!(address(&named).unwrap_err().contains("192.0.2.1")),
+        }
+    }
 }
 
 /// A job on several hosts while it runs.

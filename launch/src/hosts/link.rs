@@ -1,10 +1,10 @@
 //! The head's connection to one agent.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ use crate::output::{Labeller, Output, Stream, print};
 
 /// How long a remote shell may take to end once its agent has.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long to wait for the last words of a remote shell that has ended.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What the head hears of an agent, or of the one who started it.
 pub(crate) enum Event {
@@ -43,6 +46,8 @@ pub(crate) struct Link {
     input: Arc<Mutex<Option<ChildStdin>>>,
     pub(crate) started: bool,
     pub(crate) over: bool,
+    /// Its sender is dropped when all that the remote shell has said besides has been passed on.
+    said: Receiver<()>,
 }
 
 impl Link {
@@ -61,11 +66,29 @@ impl Link {
         command.args(args).arg(&host).args(&hosts.agent);
         // The terminal's Ctrl-C is the head's to pass on: a remote shell that it ends would take its ranks along unasked.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A remote shell may have streams that it is given never wait, also for those who share them with it.
+        command.stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let input = Arc::new(Mutex::new(child.stdin.take()));
-        let output = child.stdout.take();
-        let link = Self { host, child, input: Arc::clone(&input), started: false, over: false };
-        let Some(output) = output else { return Err(io::Error::other("a pipe is missing")) };
+        let (output, errors) = (child.stdout.take(), child.stderr.take());
+        let (saying, said) = channel();
+        let link = Self { host, child, input: Arc::clone(&input), started: false, over: false, said };
+        let (Some(output), Some(mut errors)) = (output, errors) else {
+            return Err(io::Error::other("a pipe is missing"));
+        };
+        let passes_on = std::thread::Builder::new().name(format!("errors of agent {node}"));
+        passes_on.spawn(move || {
+            let _until_its_end: Sender<()> = saying;
+            let mut buffer = vec![0; 8 << 10];
+            loop {
+                match errors.read(&mut buffer) {
+                    Ok(0) => return,
+                    Ok(count) => print(Stream::Err, &buffer[..count]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(_) => return,
+                }
+            }
+        })?;
         let reader = std::thread::Builder::new().name(format!("agent {node}"));
         reader.spawn(move || {
             let why = match listen(node, output, &input, order, printing, &events) {
@@ -94,6 +117,8 @@ impl Link {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             if let Ok(Some(status)) = self.child.try_wait() {
+                // What it has left behind may hold the stream open.
+                let _all_or_enough = self.said.recv_timeout(LAST_WORDS);
                 return Some(status);
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -89,6 +89,7 @@ pub(crate) fn meet(
     let news_by = visit.began + if comes == Comes::Again { NEWS } else { Duration::ZERO };
     let mut pause = PAUSES.0;
     let mut last = String::from("no address is given");
+    let mut left_before = None;
     loop {
         for place in places {
             for address in visit.resolve(place).unwrap_or_else(|problem| {
@@ -102,15 +103,26 @@ pub(crate) fn meet(
                     {
                         last = error.to_string();
                     }
+                    // The job that it has left may be over soon, and the next one of these ranks begin.
+                    Err(Attempt::Over(error @ MeetingError::LeftBefore { .. })) => {
+                        left_before = Some(error);
+                        continue;
+                    }
                     Err(Attempt::Over(error)) => return Err(error),
                     Err(Attempt::Again(problem)) => last = format!("{address}: {problem}"),
-                    Err(Attempt::Closed) => last = format!("{address}: connection refused"),
+                    Err(Attempt::Closed) => {
+                        left_before = None;
+                        last = format!("{address}: connection refused");
+                    }
                     Err(Attempt::Later { .. }) => last = format!("{address}: nobody serves it yet"),
                 }
             }
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || places.is_empty() {
+            if let Some(error) = left_before {
+                return Err(error);
+            }
             let problem = format!(
                 "{last}, tried for {:.1} s; start whoever serves it, see that this host reaches it, or raise \
                  POSTHASTE_JOIN_TIMEOUT",

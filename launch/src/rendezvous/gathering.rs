@@ -143,10 +143,10 @@ impl Gathering {
                 *incarnation = incarnation.saturating_add(1);
                 Ok(*incarnation)
             }
-            Seat::Left(first, true) if again => Err(Failure::Refused(format!(
-                "rank {} was here as {first} and has left the job in order; only a rank that died may come again",
-                hello.rank
-            ))),
+            // The others may be at the end of it, and the job of the next program of the same ranks begins thereafter.
+            Seat::Left(first, true) if again => {
+                Err(Failure::LeftBefore { rank: hello.rank, first: first.clone() })
+            }
             Seat::Taken(first) => {
                 Err(Failure::ClaimedTwice { rank: hello.rank, first: first.clone(), second: who.to_owned() })
             }
@@ -367,7 +367,7 @@ mod tests {
         // Who has left in order has left.
         gathering.leave(0, true);
         let left = gathering.join(hello(0), "again").unwrap_err();
-        assert!(matches!(&left, Failure::Refused(why) if why.contains("left the job in order")), "{left:?}");
+        assert!(matches!(&left, Failure::LeftBefore { rank: 0, .. }), "{left:?}");
         assert_eq!(gathering.failure(), None);
     }
 

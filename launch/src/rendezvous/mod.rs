@@ -51,6 +51,7 @@ use standing::Standing;
 pub use absent::Whereabouts;
 pub use bulletin::{Bulletin, Duty, NotServed, Notice, Succession};
 pub use client::RendezvousClient;
+pub(crate) use handover::listen;
 
 /// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
 const SPARE_DESCRIPTORS: u64 = 32;
@@ -170,7 +171,12 @@ impl Rendezvous {
     /// # Errors
     /// [`MeetingError::DescriptorLimit`], which names the limit.
     pub fn check_room(size: u32) -> Result<(), MeetingError> {
-        let more = u64::from(size) + SPARE_DESCRIPTORS;
+        Self::check_room_beside(size, 0)
+    }
+
+    /// As [`check_room`](Self::check_room), beside so many others.
+    pub(crate) fn check_room_beside(size: u32, others: u64) -> Result<(), MeetingError> {
+        let more = u64::from(size) + others + SPARE_DESCRIPTORS;
         room_for(more).map_err(|(needed, limit)| MeetingError::DescriptorLimit { size, needed, limit })
     }
 

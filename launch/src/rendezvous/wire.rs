@@ -237,6 +237,11 @@ pub(crate) enum Failure {
         who: String,
     },
     Refused(String),
+    /// It has left the job in order, which goes on.
+    LeftBefore {
+        rank: u32,
+        first: String,
+    },
     /// Nobody serves here yet. Whoever stands by here may still hear the server.
     Later {
         hears: bool,
@@ -274,6 +279,11 @@ impl Failure {
                 body.extend_from_slice(&u32::from(*hears).to_le_bytes());
                 6
             }
+            Self::LeftBefore { rank, first } => {
+                body.extend_from_slice(&rank.to_le_bytes());
+                put_text(&mut body, first);
+                7
+            }
         };
         message(Kind::Failed, code, 0, &body)
     }
@@ -299,6 +309,7 @@ impl Failure {
             4 => Self::Ended { rank: take_word(&mut rest)?, who: take_text(&mut rest)? },
             5 => Self::Refused(take_text(&mut rest)?),
             6 => Self::Later { hears: take_word(&mut rest)? != 0 },
+            7 => Self::LeftBefore { rank: take_word(&mut rest)?, first: take_text(&mut rest)? },
             _ => return None,
         };
         rest.is_empty().then_some(failure)
@@ -315,6 +326,7 @@ impl Failure {
             Self::Size { rank, size, said } => MeetingError::Size { rank, size, said },
             Self::Ended { rank, who } => MeetingError::Ended { rank, who, place },
             Self::Refused(problem) => MeetingError::Refused { place, problem },
+            Self::LeftBefore { rank, first } => MeetingError::LeftBefore { rank, place, first },
             Self::Later { .. } => {
                 MeetingError::Refused { place, problem: "it does not serve the meeting yet".into() }
             }
@@ -432,6 +444,7 @@ mod tests {
             Failure::Ended { rank: 7, who: String::new() },
             Failure::Refused("no".into()),
             Failure::Later { hears: true },
+            Failure::LeftBefore { rank: 7, first: "p7".into() },
         ] {
             let bytes = failure.encode();
             let (header, body) = bytes.split_at(HEADER);
@@ -447,7 +460,7 @@ mod tests {
                     assert_eq!(Failure::decode(header.first, &body[..cut]), None, "cut at {cut}");
                 }
             }
-            for code in [0, 7, u32::MAX] {
+            for code in [0, 8, u32::MAX] {
                 assert_eq!(Failure::decode(code, body), None);
             }
         }

@@ -39,6 +39,11 @@ impl Words for Plain {
         std::mem::replace(&mut self.0.borrow_mut()[index], value)
     }
 
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64 {
+        let word = &mut self.0.borrow_mut()[index];
+        if *word == current { std::mem::replace(word, value) } else { *word }
+    }
+
     fn fetch_or(&self, index: usize, bits: u64) -> u64 {
         let word = &mut self.0.borrow_mut()[index];
         std::mem::replace(word, *word | bits)

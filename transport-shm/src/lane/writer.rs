@@ -118,18 +118,18 @@ impl<W: Words> Producer<W> {
         if cookie == 0 {
             ring.store(at + 2, 0, Ordering::Relaxed);
             ring.store(at + 1, payload, Ordering::Relaxed);
-            posthaste_core::failpoint!("lane.push.written");
+            posthaste_core::failpoint!("lane.word.written");
             // As in `push`.
             ring.store(at, header, Ordering::Release);
         } else {
             ring.store(at + 3, 0, Ordering::Relaxed);
             ring.store(at + 1, cookie, Ordering::Relaxed);
             ring.store(at + 2, payload, Ordering::Relaxed);
-            posthaste_core::failpoint!("lane.push.written");
+            posthaste_core::failpoint!("lane.word.written.cookie");
             ring.store(at, header | COOKIE_BIT, Ordering::Release);
         }
         self.tail = tail + bytes;
-        posthaste_core::failpoint!("lane.push.published");
+        posthaste_core::failpoint!("lane.word.published");
         self.fetch_ahead(bytes);
         true
     }

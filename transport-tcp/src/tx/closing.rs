@@ -8,10 +8,12 @@ use zerocopy::IntoBytes;
 
 /// Looks at a link, in a row, after which nobody is taken to have anything for it any more.
 const QUIET: u8 = 2;
+/// And looks altogether, if nothing waits for room: of a rank that goes on asking, the answers have no end.
+const MANY: u8 = 64;
 
 impl Tx {
-    /// The device closes: what is quiet and flushed is ended in order. Returns true when no link is left that has
-    /// something to send.
+    /// The device closes: what is quiet is ended in order, behind what waits to be written. Returns true when no link is left
+    /// that has something to send.
     pub fn close(&mut self) -> bool {
         let mut closed = self.local.is_empty();
         for index in 0..self.links.len() {
@@ -29,10 +31,13 @@ impl Tx {
                 Leave::No => {
                     closed = false;
                     link.quiet = link.quiet.saturating_add(1);
+                    link.looks = link.looks.saturating_add(1);
+                    let quiet = link.quiet > QUIET || (link.looks >= MANY && !link.wanted);
                     let rank = self.hub.shape.endpoint(index).rank;
                     // What another context has sent there must not find the door closed.
                     let all_there = !self.hub.is_connecting_to(rank);
-                    if link.quiet > QUIET && link.is_flushed() && link.job.is_none() && all_there {
+                    if quiet && link.job.is_none() && all_there {
+                        link.confirm();
                         link.out.small().extend_from_slice(Header::control(LEAVE, 0, 0).as_bytes());
                         link.leave = Leave::Said;
                         self.touch(index);
@@ -59,9 +64,7 @@ impl Tx {
             match link.leave {
                 // What is quiet waits for connections that another context is making; their end is told at the door.
                 Leave::No => {
-                    link.job.is_none()
-                        && (link.is_flushed() || !link.blocked)
-                        && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
+                    link.job.is_none() && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
                 }
                 Leave::Said => link.is_flushed() || link.broken,
                 Leave::Done => false,

@@ -5,6 +5,7 @@ mod svg;
 use super::benches::{BENCHES, Bench};
 use super::rivals::Rivals;
 use super::{Args, Device, Face, Plan, Runtime, jobs};
+use crate::say::complain;
 use indicatif::ProgressBar;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -174,7 +175,7 @@ fn theirs(
         go_on()?;
         let (figures, wrong) = rivals.measure(args, plan(sweep, size, bench)?);
         for why in wrong {
-            eprintln!("posthaste perf: {} {size}: {why}", sweep.file);
+            complain(format_args!("perf: {} {size}: {why}", sweep.file));
         }
         for series in &mut all {
             series.points.extend(figures.get(&series.label).map(|figure| (size as f64, *figure)));

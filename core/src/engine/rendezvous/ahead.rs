@@ -63,6 +63,7 @@ impl Assembly {
             landing: Some(landing),
             refuse: None,
             settled: false,
+            aside: false,
         }
     }
 }

@@ -193,6 +193,7 @@ impl Scope<'_> {
         while now < front.len && stop == Stop::Done {
             if now - sent >= AT_A_TIME {
                 self.state.peer(index).rendezvous().moved += 1;
+                self.state.restless = true;
                 stop = Stop::Full;
                 break;
             }

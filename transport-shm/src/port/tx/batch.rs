@@ -76,7 +76,7 @@ impl Tx {
         let Ok(Some(slot)) = self.slot(index, batch.bytes()) else { return Ok(0) };
         let memory = self.memory.slice(slot.page().offset, batch.bytes());
         let filled = memory.and_then(|memory| fill(batch, run, source, memory));
-        posthaste_core::failpoint!("grant.written");
+        posthaste_core::failpoint!("grant.batch.written");
         let header = Header {
             kind: KIND_BATCH,
             info_len: 0,
@@ -97,7 +97,7 @@ impl Tx {
             return Ok(0);
         }
         lane.grants.grant(slot, lane.producer.tail());
-        posthaste_core::failpoint!("grant.sent");
+        posthaste_core::failpoint!("grant.batch.sent");
         Ok(run.len())
     }
 }

@@ -164,6 +164,8 @@ impl Tx {
         posthaste_core::failpoint!("lane.create.committed");
         let (control, ring) = home.lane(home.me, to);
         let producer = Producer::open(control, ring);
+        // Before anything is in it: who reads that knows whether to ring, though this side may sleep already.
+        producer.set_waiting(home.waits_for_room.load(Ordering::Relaxed));
         posthaste_core::failpoint!("lane.create.open");
         tracing::debug!(me = %home.me, %to, "lane opened");
         home.link.watch(to.rank);
@@ -190,9 +192,7 @@ impl Tx {
     #[cold]
     fn announce(home: &ClientLink, lane: &TxLane) {
         let me = home.link.arena.layout().shape.index(home.me);
-        if lane.ready.announce(me) {
-            home.link.ring(lane.rank);
-        }
+        lane.ready.announce(me, || home.link.ring(lane.rank));
         home.link.watch(lane.rank);
     }
 

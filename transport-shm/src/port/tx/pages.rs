@@ -50,14 +50,14 @@ impl Tx {
         }
         let Some(slot) = lane.grants.take(len, pool) else { return false };
         let memory = memory.slice(slot.page().offset, len).map(|memory| lane.write(memory, bytes));
-        posthaste_core::failpoint!("grant.written");
+        posthaste_core::failpoint!("grant.page.written");
         let copy = must_copy(lane, pool);
         // A page lies in the pool, and there was room a moment ago.
         if memory.is_none() || !lane.name(header, cookie, &[], slot, copy) {
             lane.grants.put_back(slot, pool);
             return false;
         }
-        posthaste_core::failpoint!("grant.sent");
+        posthaste_core::failpoint!("grant.page.sent");
         if lane.producer.reader_wants_notice(*fence) {
             self.announce_to(index);
         }
@@ -108,13 +108,13 @@ impl Tx {
             (Payload::Shared(slice), Some(memory)) => memory.copy_from(slice),
             _ => {}
         }
-        posthaste_core::failpoint!("grant.written");
+        posthaste_core::failpoint!("grant.page.written");
         let Tx { lanes, pool, .. } = self;
         let Some(lane) = &mut lanes[index] else { return Ok(false) };
         let copy = must_copy(lane, pool);
         let sent = lane.name(header, head.cookie, head.info, slot, copy);
         if sent {
-            posthaste_core::failpoint!("grant.sent");
+            posthaste_core::failpoint!("grant.page.sent");
             if lane.producer.reader_wants_notice(self.fence) {
                 self.announce_to(index);
             }

@@ -1,0 +1,131 @@
+//! What came before: another program of the same ranks, or a process that died before it was part of the job.
+
+use super::{GO, ROLE, be_a_rank, command, job, text};
+use posthaste::launcher::{self, Launch, Output};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The first of two programs; the second one is a plain rank. The rank that is named takes its time to leave the first.
+pub async fn first_rank() -> posthaste::Result<()> {
+    let first = posthaste::join().await?;
+    let me = first.rank();
+    first.barrier().await?;
+    if std::env::var(GO).as_deref() == Ok(me.0.to_string().as_str()) {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+    }
+    first.leave().await?;
+    let mut second = Command::new(std::env::current_exe()?);
+    second.args(std::env::args_os().skip(1)).env(ROLE, "rank").env_remove(GO);
+    let ended = second.stdin(Stdio::null()).status()?;
+    assert!(ended.success(), "the second program of rank {me}: {ended}");
+    Ok(())
+}
+
+/// Both programs of all ranks find each other, though one rank takes its time to leave the first.
+fn both_programs_meet(test: &str, slow: u32) {
+    let outputs = job(test, 3, |_, command| {
+        command.env(ROLE, "first").env(GO, slow.to_string()).env("POSTHASTE_DEVICE", "tcp");
+    });
+    for (rank, output) in outputs.iter().enumerate() {
+        let expected = format!("rank {rank} of 3 by ");
+        assert!(output.status.success() && text(output).contains(&expected), "{}", text(output));
+    }
+}
+
+#[test]
+fn the_next_program_of_the_same_ranks_waits_for_the_end_of_the_one_before() {
+    be_a_rank();
+    both_programs_meet("sequels::the_next_program_of_the_same_ranks_waits_for_the_end_of_the_one_before", 0);
+}
+
+#[test]
+fn the_next_program_waits_for_ranks_to_which_the_place_of_the_one_before_was_passed_on() {
+    be_a_rank();
+    let test = "sequels::the_next_program_waits_for_ranks_to_which_the_place_of_the_one_before_was_passed_on";
+    both_programs_meet(test, 2);
+}
+
+#[test]
+fn a_host_whose_own_name_is_a_loopback_address_is_found_by_it() {
+    be_a_rank();
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let resolved = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), 1));
+    if !resolved.is_ok_and(|mut found| found.next().is_some_and(|address| address.ip().is_loopback())) {
+        eprintln!("skipped: a_host_whose_own_name_is_a_loopback_address_is_found_by_it: {name} is none here");
+        return;
+    }
+    let test = "sequels::a_host_whose_own_name_is_a_loopback_address_is_found_by_it";
+    let outputs = job(test, 3, |_, command| {
+        command.env("MASTER_ADDR", &name).env("POSTHASTE_DEVICE", "tcp");
+    });
+    if outputs.iter().any(|output| text(output).contains("POSTHASTE_TCP_INTERFACE")) {
+        eprintln!(
+            "skipped: a_host_whose_own_name_is_a_loopback_address_is_found_by_it: no network leads anywhere"
+        );
+        return;
+    }
+    for (rank, output) in outputs.iter().enumerate() {
+        let expected = format!("rank {rank} of 3 by ");
+        assert!(output.status.success() && text(output).contains(&expected), "{}", text(output));
+    }
+}
+
+/// Its first process ends before it is part of the job.
+pub fn hasty_rank(runtime: &tokio::runtime::Runtime) -> posthaste::Result<()> {
+    if std::env::var("POSTHASTE_RANK").as_deref() == Ok("1") && std::env::var_os("POSTHASTE_FDS").is_some() {
+        std::process::exit(1);
+    }
+    runtime.block_on(super::rank())
+}
+
+#[test]
+fn fault_a_rank_that_died_before_it_was_part_of_the_job_is_started_again_and_met() {
+    be_a_rank();
+    let own =
+        command("sequels::fault_a_rank_that_died_before_it_was_part_of_the_job_is_started_again_and_met");
+    let launch = Launch::program(own.get_program()).args(own.get_args()).env(ROLE, "hasty").restart(1);
+    let launch = launcher::prepare(launch, 3, 1, 1).unwrap();
+    let running = launch.stdout(Output::Capture).stderr(Output::Capture).spawn().unwrap();
+    let outcome = running.wait_timeout(Duration::from_secs(90)).expect("the job ends");
+    let said: Vec<String> = (0..3)
+        .map(|rank| {
+            let (out, err) = running.output(rank);
+            String::from_utf8_lossy(&[out, err].concat()).into_owned()
+        })
+        .collect();
+    assert!(outcome.success(), "{outcome}:\n{}", said.concat());
+    for (rank, ways) in ["shm,tcp,shm", "tcp,shm,tcp", "shm,tcp,shm"].iter().enumerate() {
+        assert!(said[rank].contains(&format!("rank {rank} of 3 by {ways}")), "{}", said.concat());
+    }
+}
+
+#[test]
+fn a_rank_that_left_is_told_so_when_the_others_stay() {
+    be_a_rank();
+    let test = "sequels::a_rank_that_left_is_told_so_when_the_others_stay";
+    let outputs = job(test, 2, |rank, command| {
+        command.env(ROLE, if rank == 0 { "keeper" } else { "leaver" }).env("POSTHASTE_DEVICE", "tcp");
+    });
+    let said = text(&outputs[1]);
+    assert!(said.contains("rank 1 was at") && said.contains("has left the job in order"), "{said}");
+    assert!(outputs[0].status.success(), "{}", text(&outputs[0]));
+}
+
+/// Leaves, and comes again while rank 0 stays.
+pub async fn leaver_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    job.barrier().await?;
+    job.leave().await?;
+    let mut second = Command::new(std::env::current_exe()?);
+    second.args(std::env::args_os().skip(1)).env(ROLE, "rank").env("POSTHASTE_JOIN_TIMEOUT", "1");
+    second.stdin(Stdio::null()).status()?;
+    Ok(())
+}
+
+/// Stays for a while when the other has left.
+pub async fn keeper_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    job.barrier().await?;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    job.leave().await
+}
