@@ -6,7 +6,7 @@
 //! ways to copy are tried out.
 
 use super::contest::contest;
-use super::copy::Copier;
+use super::copy::{Copier, spread_by};
 use super::process::{Mapping, Peer, now_ns};
 use super::{LimitArgs, LimitError, Measurement};
 use std::hint::black_box;
@@ -104,25 +104,16 @@ pub(super) fn strided(args: &LimitArgs, shared: bool) -> Result<Measurement, Lim
 
 /// # Safety
 /// `count` blocks of a multiple of 8 bytes are readable at `from`, and twice as many writable at `to`; as
-/// [`Copier::copy`] where that is the way.
+/// [`Copier::spread`] where that is the way.
 #[inline(never)]
 unsafe fn spread(from: *const u8, to: *mut u8, block: usize, count: usize, way: Way) {
-    // The most frequent block is one word: a loop of its own, as one would write it.
-    if block == 8 {
-        for at in 0..count {
-            // SAFETY: the caller's promise.
-            unsafe { to.cast::<u64>().add(2 * at).write(from.cast::<u64>().add(at).read()) };
-        }
-        return;
-    }
-    for at in 0..count {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (from, to) = (from.add(at * block), to.add(2 * at * block));
-            match way {
-                Way::Words => words(from.cast(), to.cast(), block / 8),
-                Way::Whole(copier) => copier.copy(from, to, block),
-            }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match way {
+            Way::Words => spread_by(from, to, (block, count), |from, to, len| {
+                words(from.cast(), to.cast(), len / 8);
+            }),
+            Way::Whole(copier) => copier.spread(from, to, block, count),
         }
     }
 }

@@ -66,10 +66,89 @@ impl Copier {
                 } else {
                     x86::stream256(source, target, len);
                 }
+                x86::settle();
             },
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!(),
         }
+    }
+
+    /// Copies `count` blocks of a multiple of 64 bytes, which lie side by side, to every second place.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::copy`], of `count` blocks at `source` and twice as many at `target`.
+    #[inline(always)]
+    pub(super) unsafe fn spread(self, source: *const u8, target: *mut u8, block: usize, count: usize) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's promise; `all` offers it only where the processor has it.
+            Self::Avx512 => unsafe { x86::spread512(source, target, block, count) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Avx2 => unsafe { x86::spread256(source, target, block, count) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Stream => unsafe {
+                if is_x86_feature_detected!("avx512f") {
+                    x86::spread_past512(source, target, block, count);
+                } else {
+                    x86::spread_past256(source, target, block, count);
+                }
+                x86::settle();
+            },
+            // SAFETY: the caller's promise.
+            Self::Memcpy => unsafe {
+                spread_by(source, target, (block, count), |from, to, len| {
+                    std::ptr::copy_nonoverlapping(from, to, len);
+                });
+            },
+            // SAFETY: as above.
+            _ => unsafe {
+                spread_by(source, target, (block, count), |from, to, len| self.copy(from, to, len));
+            },
+        }
+    }
+}
+
+/// Calls `copy` with the source, the target and the length of each of `count` blocks, which go to every second place. What
+/// lengths are measured as a rule the compiler knows: their copies are some moves and no loop.
+///
+/// # Safety
+///
+/// `count` blocks are readable at `source`, and twice as many writable at `target`.
+#[inline(always)]
+pub(super) unsafe fn spread_by(
+    source: *const u8,
+    target: *mut u8,
+    (block, count): (usize, usize),
+    copy: impl Fn(*const u8, *mut u8, usize),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match block {
+            8 => each(source, target, 8, count, copy),
+            64 => each(source, target, 64, count, copy),
+            1024 => each(source, target, 1024, count, copy),
+            _ => each(source, target, block, count, copy),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`spread_by`].
+#[inline(always)]
+unsafe fn each(
+    source: *const u8,
+    target: *mut u8,
+    block: usize,
+    count: usize,
+    copy: impl Fn(*const u8, *mut u8, usize),
+) {
+    for at in 0..count {
+        // SAFETY: the caller's promise.
+        unsafe { copy(source.add(at * block), target.add(2 * at * block), block) };
     }
 }
 
@@ -237,6 +316,7 @@ mod x86 {
         unsafe { super::copy_and_sum_by_rows(source, message, at, len, lag) }
     }
 
+    #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn copy512(source: *const u8, target: *mut u8, len: usize) {
         // All loads of a block before its stores, eight registers of them.
@@ -272,6 +352,7 @@ mod x86 {
         }
     }
 
+    #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn copy256(source: *const u8, target: *mut u8, len: usize) {
         let mut i = 0;
@@ -301,6 +382,8 @@ mod x86 {
     /// The loop over registers of so many bytes.
     macro_rules! stream {
         ($name:ident, $feature:literal, $bytes:literal, $zero:ident, $load:ident, $store:ident) => {
+            /// What is stored is there for others after [`settle`].
+            #[inline]
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $name(source: *const u8, target: *mut u8, len: usize) {
                 let mut i = 0;
@@ -328,11 +411,35 @@ mod x86 {
                     }
                     i += now;
                 }
-                _mm_sfence();
             }
         };
     }
 
     stream!(stream256, "avx2", 32, _mm256_setzero_si256, _mm256_loadu_si256, _mm256_stream_si256);
     stream!(stream512, "avx512f", 64, _mm512_setzero_si512, _mm512_loadu_si512, _mm512_stream_si512);
+
+    /// Orders the stores that bypass the caches before those that follow.
+    #[inline]
+    pub(super) fn settle() {
+        // SAFETY: an instruction of every x86-64 processor, which only waits.
+        unsafe { _mm_sfence() };
+    }
+
+    /// The loop over blocks, with a copy that is part of it.
+    macro_rules! spread {
+        ($name:ident, $feature:literal, $copy:ident) => {
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $name(source: *const u8, target: *mut u8, block: usize, count: usize) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    super::spread_by(source, target, (block, count), |from, to, len| $copy(from, to, len));
+                }
+            }
+        };
+    }
+
+    spread!(spread256, "avx2", copy256);
+    spread!(spread512, "avx512f", copy512);
+    spread!(spread_past256, "avx2", stream256);
+    spread!(spread_past512, "avx512f", stream512);
 }
