@@ -30,11 +30,19 @@ fn benches(device: &str) -> Vec<String> {
     text(&out.stdout).lines().map(str::to_owned).collect()
 }
 
+/// Rows that take seconds, however few are asked for.
+const SLOW: [&str; 2] = ["idle_cpu", "neighbour_delay"];
+
 /// Measures each of them once, with few ranks where there may be many.
 fn figures_of(device: &str, picked: impl Fn(usize) -> bool) {
     let names = benches(device);
     assert!(names.len() > 15, "{names:?}");
-    for name in names.iter().enumerate().filter(|(at, _)| picked(*at)).map(|(_, name)| name) {
+    let picked = names.iter().enumerate().filter(|(at, _)| picked(*at)).map(|(_, name)| name.as_str());
+    figures(device, picked.filter(|name| !SLOW.contains(name)));
+}
+
+fn figures<'n>(device: &str, names: impl Iterator<Item = &'n str>) {
+    for name in names {
         let out = perf(&["--bench", name, "--device", device, "--ranks", "3"]).args(BRIEF).output().unwrap();
         assert!(out.status.success(), "{name}: {}", text(&out.stderr));
         let rows = rows(&out);
@@ -43,11 +51,8 @@ fn figures_of(device: &str, picked: impl Fn(usize) -> bool) {
             let number = |name: &str| row[name].as_f64();
             let value = number("value").unwrap();
             // A rank that is idle, or a peer that is silent, may cost nothing at all.
-            let least = if ["idle_cpu", "memory_silent", "memory_talking"].contains(&name.as_str()) {
-                0.0
-            } else {
-                1e-9
-            };
+            let least =
+                if ["idle_cpu", "memory_silent", "memory_talking"].contains(&name) { 0.0 } else { 1e-9 };
             assert!((least..1e9).contains(&value), "{row}");
             assert_eq!(row["against"].is_null(), row["limit"].is_null(), "{row}");
             if let Some(limit) = number("limit") {
@@ -76,6 +81,57 @@ fn every_row_over_shared_memory_has_a_figure_and_its_limit_3() {
 #[test]
 fn every_row_over_tcp_has_a_figure_and_its_limit() {
     figures_of("tcp", |_| true);
+}
+
+#[test]
+fn an_idle_job_is_measured_for_five_seconds_at_least() {
+    let start = Instant::now();
+    figures("tcp", ["idle_cpu"].into_iter());
+    assert!(start.elapsed() > Duration::from_secs(5));
+}
+
+#[test]
+fn an_idle_job_over_shared_memory_has_a_figure() {
+    figures("shm", ["idle_cpu"].into_iter());
+}
+
+#[test]
+fn a_ticker_beside_tasks_has_a_figure_and_its_limit() {
+    figures("shm", ["neighbour_delay"].into_iter());
+}
+
+#[test]
+fn what_the_project_asks_for_is_there() {
+    let (shm, tcp) = (benches("shm"), benches("tcp"));
+    let asked = "am_latency call_latency call_typed_latency put_rate get_rate put_bandwidth get_bandwidth replay replay_64 \
+        puts_awaited puts_awaited_64 puts_joined puts_joined_64 replay_sends replay_sends_64 sends_awaited sends_awaited_64 \
+        sends_joined sends_joined_64 strided_put strided_put_or_pack strided_both_or_pack neighbour_delay idle_cpu loss \
+        loss_busy long_bandwidth oversend_put_rate oversend_get_rate";
+    for name in asked.split_whitespace() {
+        assert!(shm.iter().any(|there| there == name), "{name}: {shm:?}");
+    }
+    for name in ["am_latency", "call_latency", "put_bandwidth", "get_bandwidth", "loss", "loss_busy"] {
+        assert!(tcp.iter().any(|there| there == name), "{name}: {tcp:?}");
+    }
+}
+
+#[test]
+fn both_faces_and_both_runtimes_are_measured() {
+    let faces = |device: &str, names: &str, more: &[&str]| {
+        let args = ["--device", device, "--bench", names, "--seconds", "0.05", "--no-limits", "--json"];
+        let out = perf(&args).args(more).output().unwrap();
+        assert!(out.status.success(), "{names}: {}", text(&out.stderr));
+        let rows = rows(&out);
+        assert_eq!(rows.len(), 3 * names.split(',').count(), "{rows:?}");
+        let kinds = [("handle", "current_thread"), ("context", "current_thread"), ("handle", "multi_thread")];
+        for (row, (face, runtime)) in rows.iter().zip(kinds.into_iter().cycle()) {
+            assert_eq!((row["face"].as_str(), row["runtime"].as_str()), (Some(face), Some(runtime)), "{row}");
+            assert!(row["value"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    };
+    faces("shm", "call_latency,call_typed_latency,put_latency,put_rate,get_rate", &[]);
+    faces("shm", "put_bandwidth,get_bandwidth", &["--sizes", "65536"]);
+    faces("tcp", "put_bandwidth,get_bandwidth", &["--sizes", "65536"]);
 }
 
 #[test]
@@ -254,12 +310,17 @@ fn is_well_formed(document: &str) -> bool {
 fn sweeps_are_written_as_pictures() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("pictures");
-    let sizes = ["--sizes", "4096,16384", "--seconds", "0.05"];
-    let out = perf(&["--plot", target.to_str().unwrap()]).args(sizes).output().unwrap();
-    assert!(out.status.success(), "{}", text(&out.stderr));
-    let written = text(&out.stdout);
-    assert_eq!(written.lines().count(), 4, "{written}");
-    for path in written.lines() {
+    let plot = |device: &str| {
+        let args = ["--device", device, "--sizes", "4096,16384", "--seconds", "0.05"];
+        let out = perf(&["--plot", target.to_str().unwrap()]).args(args).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let (shm, tcp) = (plot("shm"), plot("tcp"));
+    assert_eq!(shm.lines().count(), 4, "{shm}");
+    let names: Vec<_> = tcp.lines().map(|path| Path::new(path).file_name().unwrap()).collect();
+    assert_eq!(names, ["latency_tcp.svg", "bandwidth_tcp.svg"]);
+    for path in shm.lines().chain(tcp.lines()) {
         let picture = std::fs::read_to_string(path).unwrap();
         assert!(is_well_formed(&picture), "{path}: {picture}");
         assert!(picture.starts_with("<svg ") && picture.matches("<polyline").count() == 2, "{path}");

@@ -12,6 +12,8 @@ use std::time::Duration;
 use tokio::time::{Instant, interval};
 
 const PERIOD: Duration = Duration::from_millis(1);
+/// The 99th percentile of fewer ticks would be one of a few.
+const LEAST: usize = 1000;
 
 pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
     pin(args.cores[0])?;
@@ -19,7 +21,7 @@ pub(super) fn run(args: &LimitArgs) -> Result<Measurement, LimitError> {
         .enable_time()
         .build()
         .map_err(|_| LimitError::Argument("Tokio has no runtime for ticker_alone"))?;
-    let ticks = ((args.seconds / PERIOD.as_secs_f64()) as usize).max(20);
+    let ticks = ((args.seconds / PERIOD.as_secs_f64()) as usize).max(LEAST);
     let mut lateness = Vec::with_capacity(ticks);
     runtime.block_on(async {
         let mut ticker = interval(PERIOD);

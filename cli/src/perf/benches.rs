@@ -118,6 +118,8 @@ const fn over_send(bench: Bench) -> Bench {
     Bench { limit: Some(Limit::Native), env: &[("POSTHASTE_OVERSEND", "always")], ..plain(bench) }
 }
 
+/// Every message asks for its place and goes straight there, where a long one would as a rule be copied in and out.
+const RENDEZVOUS: &[(&str, &str)] = &[("POSTHASTE_RENDEZVOUS_BYTES", "1M")];
 const ENCRYPTED: &[(&str, &str)] = &[("POSTHASTE_TCP_MODE", "encrypted")];
 /// More ranks than cores.
 const CROWDS: &[u32] = &[4, 8, 16];
@@ -125,6 +127,7 @@ const CROWDS: &[u32] = &[4, 8, 16];
 /// Whose ranks send a word, or count something.
 const OF_ONE_SIZE: &[&str] = &[
     "call_latency",
+    "call_typed_latency",
     "am_rate",
     "am_rate_awaited",
     "put_latency",
@@ -140,7 +143,9 @@ const OF_ONE_SIZE: &[&str] = &[
     "memory_silent",
     "memory_talking",
     "loss",
+    "loss_busy",
     "oversend_put_rate",
+    "oversend_get_rate",
     "join",
 ];
 
@@ -149,15 +154,16 @@ const OF_ONE_SIZE: &[&str] = &[
 pub const BENCHES: &[Bench] = &[
     against("pingpong_two_lines", 1.35, bench("am_latency", &[8], "us")),
     twice("pingpong_two_lines", 1.5, bench("call_latency", &[8], "us")),
+    Bench { limit: Some(Limit::Bare("pingpong_two_lines", 2.0)), ..bench("call_typed_latency", &[8], "us") },
     at_best(25.0, fast("am_rate", &[8], "M/s")),
     at_best(15.0, fast("am_rate_awaited", &[8], "M/s")),
     against("two_copy_pipeline", 0.95, fast("am_bandwidth", &[4 * K, 64 * K, M, 4 * M], "GB/s")),
     against("pingpong_two_lines", 4.0, bench("loan_latency", &[M], "us")),
     against("pingpong_two_lines", 1.2, bench("put_latency", &[8], "us")),
-    at_best(60.0, plain(fast("put_rate", &[8], "M/s"))),
-    at_best(60.0, plain(fast("get_rate", &[8], "M/s"))),
-    against("memcpy_to_shared", 0.95, plain(fast("put_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s"))),
-    against("memcpy_from_shared", 0.95, plain(fast("get_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s"))),
+    at_best(60.0, fast("put_rate", &[8], "M/s")),
+    at_best(60.0, fast("get_rate", &[8], "M/s")),
+    against("memcpy_to_shared", 0.95, fast("put_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s")),
+    against("memcpy_from_shared", 0.95, fast("get_bandwidth", &[4 * K, 64 * K, M, 16 * M], "GB/s")),
     against("descriptor_loop", 2.0, bench("replay", &[8, K], "us")),
     against("descriptor_loop", 2.0, counting(64, runs("replay", bench("replay_64", &[8, K], "us")))),
     beside("descriptor_loop", plain(bench("puts_awaited", &[8, K], "us"))),
@@ -171,7 +177,9 @@ pub const BENCHES: &[Bench] = &[
     beside("descriptor_loop",
         counting(64, runs("replay_sends_acked", plain(bench("replay_sends_acked_64", &[8, K], "us"))))),
     beside("descriptor_loop", plain(bench("sends_awaited", &[8, K], "us"))),
+    beside("descriptor_loop", counting(64, runs("sends_awaited", plain(bench("sends_awaited_64", &[8, K], "us"))))),
     beside("descriptor_loop", plain(bench("sends_joined", &[8, K], "us"))),
+    beside("descriptor_loop", counting(64, runs("sends_joined", plain(bench("sends_joined_64", &[8, K], "us"))))),
     against("lanes", 2.0, counting(7, ranks(&[8], bench("multicast", &[8], "us")))),
     against("lanes", 1.3, counting(7, ranks(&[8], bench("multicast", &[64 * K], "us")))),
     against("pingpong_two_lines", 1.6, bench("barrier", &[0], "us")),
@@ -184,6 +192,8 @@ pub const BENCHES: &[Bench] = &[
     against("strided_copy", 0.8, counting(1024, plain(fast("strided_put", &[8, 64, K], "GB/s")))),
     at_best(1.5, instead_of("strided_packed", counting(1024,
         runs("strided_put", plain(fast("strided_put_or_pack", &[8, 64, K], "GB/s")))))),
+    at_best(1.5, instead_of("strided_both_packed", counting(1024,
+        runs("strided_both", plain(fast("strided_both_or_pack", &[8, 64, K], "GB/s")))))),
     against("layout_strided", 0.6, counting(1024, ranks(&[1], plain(fast("layout_strided", &[8, 64, K], "GB/s"))))),
     against("layout_irregular", 0.6, counting(1024, ranks(&[1], plain(fast("layout_irregular", &[8], "GB/s"))))),
     against("layout_transpose", 0.6, ranks(&[1], plain(fast("layout_transpose", &[8], "GB/s")))),
@@ -198,9 +208,11 @@ pub const BENCHES: &[Bench] = &[
     at_best(1.0, ranks(&[33], plain(bench("memory_silent", &[0], "KiB")))),
     at_best(64.0, ranks(&[33], plain(bench("memory_talking", &[0], "KiB")))),
     at_best(50.0, ranks(&[101], plain(bench("loss", &[0], "ms")))),
-    against("two_copy_pipeline", 1.0,
-        runs("am_bandwidth", plain(fast("long_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s")))),
+    at_best(50.0, ranks(&[101], plain(bench("loss_busy", &[0], "ms")))),
+    Bench { env: RENDEZVOUS, ..against("two_copy_pipeline", 1.0,
+        plain(fast("long_bandwidth", &[M, 4 * M, 16 * M, 64 * M], "GB/s"))) },
     over_send(runs("put_rate", fast("oversend_put_rate", &[8], "M/s"))),
+    over_send(runs("get_rate", fast("oversend_get_rate", &[8], "M/s"))),
     over_send(runs("put_bandwidth", fast("oversend_put_bandwidth", &[64 * K, M], "GB/s"))),
     over_send(runs("get_bandwidth", fast("oversend_get_bandwidth", &[64 * K, M], "GB/s"))),
     Bench { limit: Some(Limit::Started), ..ranks(&[64], plain(bench("join", &[0], "s"))) },
@@ -209,8 +221,8 @@ pub const BENCHES: &[Bench] = &[
     tcp(twice("tcp_pingpong", 1.1, bench("call_latency", &[8], "us"))),
     tcp(at_best(4.0, fast("am_rate", &[8], "M/s"))),
     tcp(against("tcp_stream", 0.95, fast("am_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),
-    tcp(against("tcp_stream", 0.95, plain(fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s")))),
-    tcp(against("tcp_stream", 0.95, plain(fast("get_bandwidth", &[64 * K, M, 4 * M], "GB/s")))),
+    tcp(against("tcp_stream", 0.95, fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),
+    tcp(against("tcp_stream", 0.95, fast("get_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),
     tcp(Bench { env: ENCRYPTED,
         ..against("tcp_aead_stream", 0.9, runs("am_bandwidth", fast("encrypted_am_bandwidth", &[M], "GB/s"))) }),
     tcp(at_best(0.667, instead_of("puts_joined", bench("replay", &[8, K], "us")))),
@@ -232,12 +244,18 @@ pub const BENCHES: &[Bench] = &[
     tcp(beside("tcp_stream", plain(fast("all_reduce_bandwidth", &[M, 8 * M], "GB/s")))),
     tcp(at_best(1.0, ranks(&[8], plain(bench("idle_cpu", &[0], "%"))))),
     tcp(at_best(100.0, ranks(&[33], plain(bench("loss", &[0], "ms"))))),
+    tcp(at_best(100.0, ranks(&[33], plain(bench("loss_busy", &[0], "ms"))))),
 ];
 
 impl Bench {
     /// Those of a device.
     pub fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
         BENCHES.iter().filter(move |bench| bench.device == device)
+    }
+
+    /// Whether what its ranks are told besides leaves it what others do, too.
+    pub fn has_counterparts(&self) -> bool {
+        self.env.is_empty() || self.env == RENDEZVOUS
     }
 
     /// Whether its size is part of what it is.

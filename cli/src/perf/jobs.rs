@@ -62,8 +62,8 @@ pub fn start_processes(plan: Plan) -> Result<f64, String> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// The benchmark whose ranks are killed, all but the first.
-const DYING: &str = "loss";
+/// The benchmarks whose ranks are killed, all but the first.
+const DYING: &[&str] = &["loss", "loss_busy"];
 
 /// Standard output and standard error of a rank.
 type Said = (Vec<u8>, Vec<u8>);
@@ -97,7 +97,7 @@ pub fn run_program(args: &Args, plan: Plan, name: &str, env: &[(&str, &str)]) ->
         .stdout(Output::Capture)
         .stderr(Output::Capture)
         .forward_signals(true)
-        .keep_going(name == DYING)
+        .keep_going(DYING.contains(&name))
         .spawn()
         .map_err(|error| error.to_string())?;
     let limit = Duration::from_secs_f64(args.seconds * 20.0 + 120.0);
@@ -109,9 +109,10 @@ pub fn run_program(args: &Args, plan: Plan, name: &str, env: &[(&str, &str)]) ->
             .map(|rank| String::from_utf8_lossy(&pick(job.output(rank))).into_owned())
             .collect::<String>()
     };
-    let ended_well = match name {
-        DYING => outcome.ranks.first() == Some(&RankEnd::Exit(0)),
-        _ => outcome.success(),
+    let ended_well = if DYING.contains(&name) {
+        outcome.ranks.first() == Some(&RankEnd::Exit(0))
+    } else {
+        outcome.success()
     };
     if !ended_well {
         return Err(format!("{outcome}\n{}", said(|(_, stderr)| stderr)));

@@ -35,7 +35,7 @@ pub struct Args {
     /// Ranks of the benchmarks that can have more than two.
     #[arg(long)]
     ranks: Option<u32>,
-    /// Seconds to measure each row.
+    /// Seconds to measure each row (idle_cpu takes 5 at least, and neighbour_delay 1,000 ticks of a millisecond).
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     /// The benchmarks of this device, with its ranks reaching each other through it.

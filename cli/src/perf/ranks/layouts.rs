@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::limits;
-use posthaste::datatype::{Datatype, Layout, Machine, redistribute};
-use std::sync::atomic::{AtomicU64, Ordering};
+use posthaste::datatype::{Datatype, Layout, redistribute};
 
 /// Bytes of a block where the size is that of all blocks.
 const BLOCK: usize = 1024;
@@ -26,35 +25,70 @@ fn is_spread(spread: &[u8], data: &[u8], block: usize) -> bool {
     data.chunks(block).zip(spread.chunks(2 * block)).all(|(block, there)| there.starts_with(block))
 }
 
+/// The clock of operations that move so many bytes each: GB/s, the median of batches.
+struct Pace {
+    bytes: usize,
+    /// Operations of a batch, and how many of them are still to be begun.
+    count: usize,
+    left: usize,
+    time: Duration,
+    start: Instant,
+    batch: Instant,
+    samples: Vec<f64>,
+}
+
+impl Pace {
+    fn new(bytes: usize, time: Duration) -> Self {
+        let (count, now) = (((4 << 20) / bytes).clamp(4, 1000), Instant::now());
+        Self { bytes, count, left: count, time, start: now, batch: now, samples: Vec::new() }
+    }
+
+    /// Whether there is to be another operation.
+    fn goes_on(&mut self) -> bool {
+        if self.left == 0 {
+            let seconds = self.batch.elapsed().as_secs_f64();
+            self.samples.push((self.count * self.bytes) as f64 / seconds / 1e9);
+            if self.start.elapsed() >= self.time {
+                return false;
+            }
+            self.left = self.count;
+            self.batch = Instant::now();
+        }
+        self.left -= 1;
+        true
+    }
+
+    fn figure(&mut self) -> f64 {
+        median(&mut self.samples)
+    }
+}
+
 impl<F: ContextFace> Bench<F> {
-    /// GB/s of an operation that moves so many bytes, the median of batches.
+    /// GB/s of an operation that moves so many bytes.
     async fn paced<O>(&self, bytes: usize, mut operation: impl FnMut() -> O) -> Result<f64>
     where
         O: Future<Output = Result<()>>,
     {
-        let mut samples = Vec::new();
-        let count = ((4 << 20) / bytes).clamp(4, 1000);
-        let start = Instant::now();
-        while start.elapsed() < self.time {
-            let batch = Instant::now();
-            for _ in 0..count {
-                operation().await?;
-            }
-            samples.push((count * bytes) as f64 / batch.elapsed().as_secs_f64() / 1e9);
+        let mut pace = Pace::new(bytes, self.time);
+        while pace.goes_on() {
+            operation().await?;
         }
-        Ok(median(&mut samples))
+        Ok(pace.figure())
     }
 
-    /// A put of contiguous bytes to blocks of the peer's memory, awaited.
-    pub(super) async fn strided_put(&self) -> Result<()> {
+    /// A put to blocks of the peer's memory, awaited: of contiguous bytes, or of blocks as well.
+    pub(super) async fn strided_put(&self, from_blocks: bool) -> Result<()> {
         let (block, bytes) = (self.size, self.size * self.count);
         let window = self.job.shmalloc::<u8>(2 * bytes).await?;
-        let (from, to) = (contiguous(bytes)?, strided(self.count, block)?);
+        let (packed, spread) = (contiguous(bytes)?, strided(self.count, block)?);
+        let (packed, spread) = (Layout::new(&packed, 1), Layout::new(&spread, 1));
         let data = pattern(bytes);
         self.barrier().await?;
         if self.leads() {
-            let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
-            let put = || async { Ok(self.drive(window.put_typed(self.peer, &to, &data, &from)).await?) };
+            let mut blocks = vec![0; 2 * bytes];
+            redistribute(&mut blocks, &spread, &data, &packed)?;
+            let (source, from) = if from_blocks { (&blocks, &spread) } else { (&data, &packed) };
+            let put = || async { Ok(self.drive(window.put_typed(self.peer, &spread, source, from)).await?) };
             figure(self.paced(bytes, put).await?);
             let there = window.get_slice(self.peer, 0, 2 * bytes).await?;
             assert!(is_spread(&there, &data, block), "a put was damaged");
@@ -62,44 +96,53 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await
     }
 
-    /// What it would take without: packed here, put, unpacked by the peer when it is told, which tells back.
-    pub(super) async fn strided_packed(&self) -> Result<()> {
+    /// The same without layouts at the peer: put to staging memory with a signal, and unpacked by the peer, which signals back.
+    /// Bytes that are contiguous already are not packed before.
+    pub(super) async fn strided_packed(&self, from_blocks: bool) -> Result<()> {
+        // The words that count what has come, and that mean "stop".
+        let (count, end) = (0, 1);
         let (block, bytes) = (self.size, self.size * self.count);
         let staging = self.job.shmalloc::<u8>(bytes).await?;
+        let window = self.job.shmalloc::<u8>(2 * bytes).await?;
+        let signals = self.job.shmalloc::<u64>(2).await?;
         let (packed, spread) = (contiguous(bytes)?, strided(self.count, block)?);
         let (packed, spread) = (Layout::new(&packed, 1), Layout::new(&spread, 1));
-        let (ready, arrived, last) = self.counting("ready")?;
-        let (done, unpacked, _) = self.counting("done")?;
         let data = pattern(bytes);
         self.barrier().await?;
+        let mut round = 0;
         if self.leads() {
-            // The same work as the other side has, in mirror image.
-            let mut source = vec![0; 2 * bytes];
-            redistribute(&mut source, &spread, &data, &packed)?;
-            let rounds = AtomicU64::new(0);
-            let put = || async {
-                let round = rounds.fetch_add(1, Ordering::Relaxed) + 1;
-                let mut buffer = vec![0; bytes];
-                let mut machine = Machine::new(&spread)?;
-                machine.gather(&source, &mut buffer)?;
-                staging.put_bytes(self.peer, 0, buffer.into()).await?;
-                ready.send(self.peer, round.to_ne_bytes()).await?;
-                unpacked.reach_on(&self.face, round).await;
-                Ok(())
-            };
-            figure(self.paced(bytes, put).await?);
-            ready.send(self.peer, STOP.to_ne_bytes()).await?;
+            let (mut blocks, mut buffer) = (vec![0; 2 * bytes], vec![0; bytes]);
+            redistribute(&mut blocks, &spread, &data, &packed)?;
+            let mut pace = Pace::new(bytes, self.time);
+            while pace.goes_on() {
+                round += 1;
+                let source = if from_blocks {
+                    redistribute(&mut buffer, &packed, &blocks, &spread)?;
+                    &buffer
+                } else {
+                    &data
+                };
+                staging.put_signal(self.peer, 0, source, signals.signal_add(count, 1)).await?;
+                signals.wait_until_on(&self.face, count, |unpacked| unpacked >= round).await?;
+            }
+            figure(pace.figure());
+            signals.put(self.peer, end, STOP).await?;
+            signals.add(self.peer, count, 1).await?;
+            let there = window.get_slice(self.peer, 0, 2 * bytes).await?;
+            assert!(is_spread(&there, &data, block), "what was unpacked is damaged");
         } else {
-            let mut target = vec![0; 2 * bytes];
-            for round in 1.. {
-                arrived.reach_on(&self.face, round).await;
-                if last.load(Ordering::Relaxed) == STOP {
+            let gone = || failed("the window is gone");
+            let staged = staging.own_memory().ok_or_else(gone)?;
+            let target = window.own_memory().ok_or_else(gone)?;
+            loop {
+                round += 1;
+                signals.wait_until_on(&self.face, count, |arrived| arrived >= round).await?;
+                if signals.load(end) == Some(STOP) {
                     break;
                 }
-                target = staging.get_typed(self.me, &packed, target, &spread).await?;
-                done.send(self.peer, round.to_ne_bytes()).await?;
+                redistribute(target, &spread, staged, &packed)?;
+                signals.add(self.peer, count, 1).await?;
             }
-            assert!(is_spread(&target, &data, block), "what was unpacked is damaged");
         }
         self.barrier().await
     }

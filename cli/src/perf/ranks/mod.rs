@@ -16,7 +16,8 @@ use patterns::Sends;
 use posthaste::components::core::Face as ContextFace;
 use posthaste::datatype::Thresholds;
 use posthaste::{
-    ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, TrySendError,
+    ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, ServiceOptions,
+    TrySendError,
 };
 use std::time::{Duration, Instant};
 
@@ -137,9 +138,11 @@ impl<F: ContextFace> Bench<F> {
             "am_latency" if self.size == 8 => self.am_latency().await,
             "am_latency" => self.am_latency_of_bytes().await,
             "call_latency" => self.call_latency().await,
+            "call_typed_latency" => self.call_typed_latency().await,
             "am_rate" => self.am_rate(false).await,
             "am_rate_awaited" => self.am_rate(true).await,
-            "am_bandwidth" => self.am_bandwidth().await,
+            "am_bandwidth" => self.am_bandwidth(false).await,
+            "long_bandwidth" => self.am_bandwidth(true).await,
             "loan_latency" => self.loan_latency().await,
             "put_latency" => self.put_latency().await,
             "put_rate" => self.put_rate().await,
@@ -166,8 +169,10 @@ impl<F: ContextFace> Bench<F> {
             "all_reduce_bandwidth" => self.all_reduce(true).await,
             "all_to_all" => self.all_to_all().await,
             "broadcast_bandwidth" => self.broadcast().await,
-            "strided_put" => self.strided_put().await,
-            "strided_packed" => self.strided_packed().await,
+            "strided_put" => self.strided_put(false).await,
+            "strided_packed" => self.strided_packed(false).await,
+            "strided_both" => self.strided_put(true).await,
+            "strided_both_packed" => self.strided_packed(true).await,
             "typed_put_bandwidth" => self.typed_put_bandwidth().await,
             "typed_direct" => self.typed_between(Thresholds::default()).await,
             "typed_staged" => self.typed_between(ALWAYS_STAGED).await,
@@ -178,6 +183,7 @@ impl<F: ContextFace> Bench<F> {
             "gups" => self.updates().await,
             "put_signal" => self.put_signal().await,
             "loss" => self.loss().await,
+            "loss_busy" => self.loss_busy().await,
             _ => Err(std::io::Error::other("no such benchmark").into()),
         }
     }

@@ -1,7 +1,7 @@
 //! What ranks cost that do little, and how their end is noticed.
 
 use super::*;
-use posthaste::{CallError, Fault};
+use posthaste::{CallError, Fault, RmaError, SendError};
 
 impl<F: ContextFace> Bench<F> {
     /// Processor time of idle ranks, in percent of one core, all together.
@@ -9,7 +9,7 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await?;
         tokio::time::sleep(Duration::from_millis(200)).await;
         let before = cpu_seconds();
-        let time = self.time.max(Duration::from_secs(1));
+        let time = self.time.max(IDLE_LEAST);
         tokio::time::sleep(time).await;
         let used = (cpu_seconds() - before) / time.as_secs_f64() * 100.0;
         let all = self.job.all_gather(&used.to_ne_bytes()).await?;
@@ -41,33 +41,74 @@ impl<F: ContextFace> Bench<F> {
         all_ready.reach_on(&self.face, self.job.size() as u64 - 1).await;
         let mut times = Vec::new();
         for rank in self.job.ranks().skip(1) {
-            let pid = i32::from_ne_bytes(pids[rank.index()][..4].try_into().unwrap_or_default());
-            let pid =
-                rustix::process::Pid::from_raw(pid).ok_or_else(|| failed("a rank told no process id"))?;
             let request = tokio::time::timeout(PATIENCE, never.call(rank, 1));
-            let kill = async {
-                // Long enough for the request to be there and for this rank to have gone to sleep.
-                tokio::time::sleep(Duration::from_millis(3)).await;
-                let killed = Instant::now();
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).map(|()| killed)
-            };
             let waited = async {
                 let end = request.await;
                 (end, Instant::now())
             };
-            let (killed, (end, ended)) = futures::join!(kill, waited);
+            let (killed, (end, ended)) = futures::join!(kill(&pids[rank.index()]), waited);
             let lost = CallError::Fault(Fault::PeerLost(rank));
             match end {
                 Ok(Err(error)) if error == lost => {
-                    times.push(
-                        ended.duration_since(killed.map_err(std::io::Error::from)?).as_secs_f64() * 1e3,
-                    );
+                    times.push(ended.duration_since(killed?).as_secs_f64() * 1e3);
                 }
                 end => return Err(failed(format!("a request to a killed rank ended so: {end:?}"))),
             }
         }
-        times.sort_by(f64::total_cmp);
-        figure(times[(times.len() * 99).div_ceil(100) - 1]);
+        figure(last_hundredth(&mut times));
+        Ok(())
+    }
+
+    /// The same amid traffic: messages, puts and requests of this rank to the victim are under way, several of each kind, and
+    /// those of others. From the kill to the end of the last of this rank's, with an error.
+    pub(super) async fn loss_busy(&self) -> Result<()> {
+        let window = self.drive(self.job.shmalloc::<u8>(PIECE)).await?;
+        let echo =
+            self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
+        let (message, ..) = self.counting("message")?;
+        let (aim, aimed, victim) = self.counting("aim")?;
+        let (over, all_over, _) = self.counting("over")?;
+        let (ready, all_ready, _) = self.counting("ready")?;
+        let payload = Bytes::from(vec![5; PIECE]);
+        let (message, window, echo, payload) = (&message, &window, &echo, &payload);
+        let talk = |to: Rank| async move {
+            let lost = Fault::PeerLost(to);
+            let all = (0..UNDER_WAY).map(|_| async move {
+                futures::try_join!(
+                    until(SendError::Fault(lost), || message.send(to, payload.clone())),
+                    until(RmaError::Fault(lost), || window.put_slice(to, 0, payload)),
+                    until(CallError::Fault(lost), || echo.call_bytes(to, payload.clone())),
+                )
+            });
+            let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(all)).await;
+            all.map_err(|_| failed("operations towards a killed rank do not end"))?.map(drop)
+        };
+        let pids = self.job.all_gather(&std::process::id().to_ne_bytes()).await?;
+        if !self.leads() {
+            ready.send(Rank(0), 0u64.to_ne_bytes()).await?;
+            for round in 1.. {
+                aimed.reach_on(&self.face, round).await;
+                talk(Rank(victim.load(std::sync::atomic::Ordering::Relaxed) as u32)).await?;
+                over.send(Rank(0), round.to_ne_bytes()).await?;
+            }
+        }
+        all_ready.reach_on(&self.face, self.job.size() as u64 - 1).await;
+        let (mut times, mut others) = (Vec::new(), 0);
+        for rank in self.job.ranks().skip(1) {
+            for other in self.job.ranks().skip(rank.index() + 1).take(OTHERS) {
+                aim.send(other, u64::from(rank.0).to_ne_bytes()).await?;
+                others += 1;
+            }
+            let talked = async {
+                talk(rank).await?;
+                Result::<_>::Ok(Instant::now())
+            };
+            let (killed, ended) = futures::join!(kill(&pids[rank.index()]), talked);
+            times.push(ended?.duration_since(killed?).as_secs_f64() * 1e3);
+            let over = tokio::time::timeout(PATIENCE, all_over.reach_on(&self.face, others)).await;
+            over.map_err(|_| failed("another rank's operations towards a killed one do not end"))?;
+        }
+        figure(last_hundredth(&mut times));
         Ok(())
     }
 
@@ -100,8 +141,49 @@ impl<F: ContextFace> Bench<F> {
     }
 }
 
-/// How long a request that a rank cannot answer any more is waited for.
+/// How long what a rank cannot answer any more is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long ranks are idle at least: what they do once in a while is to be in it.
+const IDLE_LEAST: Duration = Duration::from_secs(5);
+/// Bytes of a message, a put and a request of the traffic towards a rank that is killed, and how many of each are under way.
+const PIECE: usize = 1024;
+const UNDER_WAY: usize = 4;
+/// Who else talks to it.
+const OTHERS: usize = 2;
+
+/// Kills the process whose id was told, in a while; when.
+async fn kill(told: &[u8]) -> Result<Instant> {
+    let pid = told.first_chunk().map_or(0, |pid| i32::from_ne_bytes(*pid));
+    let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| failed("a rank told no process id"))?;
+    // Long enough for what is under way to be there, and for whoever only waits to have gone to sleep.
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    let killed = Instant::now();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).map_err(std::io::Error::from)?;
+    Ok(killed)
+}
+
+/// Carries out an operation again and again, until it ends with this error.
+async fn until<O, T, E>(end: E, operation: impl Fn() -> O) -> Result<()>
+where
+    O: Future<Output = std::result::Result<T, E>>,
+    E: PartialEq + std::fmt::Debug,
+{
+    loop {
+        match operation().await {
+            Ok(_) => {}
+            Err(error) if error == end => return Ok(()),
+            Err(error) => {
+                return Err(failed(format!("an operation towards a killed rank ended so: {error:?}")));
+            }
+        }
+    }
+}
+
+/// The 99th percentile.
+fn last_hundredth(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[(times.len() * 99).div_ceil(100) - 1]
+}
 
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

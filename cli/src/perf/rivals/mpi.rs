@@ -10,10 +10,10 @@ use std::time::Duration;
 const SOURCE: &str = include_str!("mpi.c");
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
 
-/// An implementation that can be installed.
 /// Arguments, and what the environment says besides.
 type CommandLine = (Vec<String>, Vec<(&'static str, &'static str)>);
 
+/// An implementation that can be installed.
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
@@ -127,15 +127,18 @@ impl Mpi {
 
 /// What the program calls a row, and how many operations make a batch of it.
 fn counterpart(plan: Plan) -> Option<(&'static str, usize)> {
+    if !plan.bench.has_counterparts() {
+        return None;
+    }
     let several = (8 << 20) / plan.size.max(1);
     Some(match subject(plan) {
         "am_latency" => ("latency", 1),
         "am_rate" => ("rate", 1000),
-        "am_bandwidth" if plan.bench.env.is_empty() => ("bandwidth", several.clamp(8, 256)),
-        "put_rate" if plan.bench.env.is_empty() => ("put_rate", 1000),
+        "am_bandwidth" | "long_bandwidth" => ("bandwidth", several.clamp(8, 256)),
+        "put_rate" => ("put_rate", 1000),
         "get_rate" => ("get_rate", 1000),
-        "put_bandwidth" if plan.bench.env.is_empty() => ("put_bandwidth", several.clamp(4, 64)),
-        "get_bandwidth" if plan.bench.env.is_empty() => ("get_bandwidth", several.clamp(4, 64)),
+        "put_bandwidth" => ("put_bandwidth", several.clamp(4, 64)),
+        "get_bandwidth" => ("get_bandwidth", several.clamp(4, 64)),
         "replay" | "replay_sends_acked" => ("persistent", plan.bench.count),
         "barrier" => ("barrier", 1),
         "all_reduce" => ("all_reduce", 1),

@@ -46,13 +46,13 @@ impl Ucx {
 
     /// What it comes to for a row, if it has a counterpart.
     pub fn measure(&self, args: &Args, plan: Plan) -> Option<Result<f64, String>> {
-        if plan.ranks != 2 || !plan.bench.env.is_empty() {
+        if plan.ranks != 2 || !plan.bench.has_counterparts() {
             return None;
         }
         let (test, column) = match subject(plan) {
             "am_latency" => ("ucp_am_lat", Column::Latency),
             "am_rate" => ("ucp_am_bw", Column::Rate),
-            "am_bandwidth" => ("ucp_am_bw", Column::Bandwidth),
+            "am_bandwidth" | "long_bandwidth" => ("ucp_am_bw", Column::Bandwidth),
             "put_latency" => ("ucp_put_lat", Column::Latency),
             "put_rate" => ("ucp_put_bw", Column::Rate),
             "get_rate" => ("ucp_get", Column::Rate),
