@@ -15,8 +15,10 @@ use std::time::Duration;
 
 /// Round trips per batch.
 const ROUNDS: u64 = 500;
-/// Bytes per batch of a stream, at least: long against the acknowledgement at its end.
+/// Bytes per batch of a stream, as a rule: long against the acknowledgement at its end.
 const BATCH: usize = 32 << 20;
+/// Messages per batch of a stream, at most: short ones are as many calls.
+const CALLS: usize = 20_000;
 /// Lengths of sealed records.
 const RECORDS: [usize; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const TAG: usize = 16;
@@ -123,7 +125,7 @@ pub(super) fn stream(args: &LimitArgs) -> Result<Measurement, LimitError> {
             far.write_all(&theirs[size - 1..]).map_err(system("write"))?;
         }
     })?;
-    let count = (BATCH / size).max(4);
+    let count = (BATCH / size).clamp(4, CALLS);
     let winner = contest(&[()], args.seconds, |()| {
         let start = now_ns();
         near.write_all(&order(0, count as u64)).map_err(system("write"))?;

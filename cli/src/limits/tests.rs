@@ -53,6 +53,7 @@ fn memcpy_from_shared() {
 fn tcp() {
     figure("tcp_pingpong", 8, "us");
     figure("tcp_stream", 64 << 10, "GB/s");
+    figure("tcp_stream", 8, "GB/s");
     figure("tcp_aead_stream", 1 << 20, "GB/s");
 }
 
