@@ -106,7 +106,13 @@ fn alone(name: &str) {
 #[track_caller]
 fn on_two_nodes(name: &str) {
     let (_, args, last) = EXAMPLES.iter().find(|(other, ..)| *other == name).unwrap();
-    let launch = Launch::program(example(name)).args(*args).nodes(2);
+    let said = under_a_launcher(Launch::program(example(name)).args(*args).nodes(2));
+    assert!(said.lines().last().unwrap_or_default().contains(last), "{said}");
+}
+
+/// Under a launcher, on four ranks; what rank 0 says.
+#[track_caller]
+fn under_a_launcher(launch: Launch) -> String {
     let launch = launch.stdout(launcher::Output::Capture).stderr(launcher::Output::Capture);
     let shape = JobShape { ranks: 4, clients: 1, contexts: 1 };
     let settings = Settings::parse([]).unwrap();
@@ -115,8 +121,8 @@ fn on_two_nodes(name: &str) {
     let (outs, errs): (Vec<_>, Vec<_>) =
         (0..4).map(|rank| job.output(rank)).map(|(out, err)| (text(&out), text(&err))).unzip();
     assert!(outcome.ranks.iter().all(|end| *end == RankEnd::Exit(0)), "{outcome}\n{outs:?}{errs:?}");
-    assert!(outs[0].lines().last().unwrap_or_default().contains(last), "{outs:?}{errs:?}");
     assert!(errs.iter().all(String::is_empty), "{errs:?}");
+    outs.into_iter().next().unwrap()
 }
 
 #[test]
@@ -149,13 +155,19 @@ fn word_count() {
     let file = dir.path().join("text");
     std::fs::write(&file, "one two two three three three ".repeat(10_000)).unwrap();
     let file = file.to_str().unwrap();
-    for ranks in ["1", "2", "3", "4"] {
+    for ranks in ["1", "2", "3", "4", "33", "64"] {
         let output = run(&example("word_count"), &["--ranks", ranks, file]);
         let out = text(&output.stdout);
         assert!(output.status.success(), "{}", text(&output.stderr));
         let lines: Vec<&str> = out.lines().map(str::trim).collect();
         assert_eq!(lines[..3], ["30000  three", "20000  two", "10000  one"]);
         assert_eq!(lines[4], "total 60000 words: matches the sequential count");
+    }
+    // The same program on two nodes, and with all traffic over sockets.
+    let launch = || Launch::program(example("word_count")).args([file]);
+    for launch in [launch().nodes(2), launch().tcp(true).env("POSTHASTE_DEVICE", "tcp")] {
+        let said = under_a_launcher(launch);
+        assert!(said.contains("total 60000 words: matches the sequential count"), "{said}");
     }
     let output = run(&example("word_count"), &["/nonexistent/text"]);
     assert_eq!(output.status.code(), Some(2));

@@ -99,6 +99,9 @@ impl fmt::Display for PatternId {
 impl Rank {
     /// The next rank of a ring of `size` ranks.
     ///
+    /// # Panics
+    /// If `size` is 0.
+    ///
     /// ```
     /// use posthaste_core::Rank;
     /// assert_eq!(Rank(3).next(4), Rank(0));
@@ -109,6 +112,9 @@ impl Rank {
     }
 
     /// The previous rank of a ring of `size` ranks.
+    ///
+    /// # Panics
+    /// If `size` is 0.
     ///
     /// # Examples
     /// ```

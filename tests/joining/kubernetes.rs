@@ -29,7 +29,7 @@ fn pods_of_a_headless_service_are_a_job() {
     let apart = ["--net", "--mount", "sh", "-c", &script];
     let possible = Command::new("unshare").args(apart).arg("true").output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: {test}: this machine lets nobody make namespaces");
+        super::slurm::skipped(test, "this machine lets nobody make namespaces");
         return;
     }
     let own = std::env::current_exe().unwrap();

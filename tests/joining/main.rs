@@ -468,7 +468,7 @@ fn m_d03_a_rank_in_other_namespaces_is_reached_over_sockets() {
     // A mount namespace of its own, as a container has one.
     let allowed = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
     if !allowed.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this machine lets nobody make namespaces");
+        slurm::skipped(test, "this machine lets nobody make namespaces");
         return;
     }
     let port = port();
@@ -536,7 +536,7 @@ fn shared_memory_alone_does_not_reach_everywhere() {
     let test = "shared_memory_alone_does_not_reach_everywhere";
     let rooms = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
     if !rooms.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this machine lets nobody make namespaces");
+        slurm::skipped(test, "this machine lets nobody make namespaces");
         return;
     }
     let port = port();
@@ -561,7 +561,8 @@ fn under(launcher: &str, arguments: &[&str], test: &str, ranks: usize) {
 /// What ranks say under a launcher; none if it is not installed.
 fn told_under(launcher: &str, arguments: &[&str], rank: Command) -> Option<Output> {
     if Command::new(launcher).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("skipped: {launcher} is not installed");
+        let test = rank.get_args().next().and_then(OsStr::to_str).unwrap_or_default();
+        slurm::skipped(test, &format!("{launcher} is not installed"));
         return None;
     }
     Some(ended(vec![started_by(launcher, arguments, &rank).spawn().unwrap()]).remove(0))

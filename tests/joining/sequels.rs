@@ -1,6 +1,6 @@
 //! What came before: another program of the same ranks, or a process that died before it was part of the job.
 
-use super::{GO, ROLE, be_a_rank, command, job, text};
+use super::{GO, ROLE, be_a_rank, command, job, slurm, text};
 use posthaste::launcher::{self, Launch, Output};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -48,21 +48,17 @@ fn the_next_program_waits_for_ranks_to_which_the_place_of_the_one_before_was_pas
 #[test]
 fn a_host_whose_own_name_is_a_loopback_address_is_found_by_it() {
     be_a_rank();
+    let test = "sequels::a_host_whose_own_name_is_a_loopback_address_is_found_by_it";
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let resolved = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), 1));
     if !resolved.is_ok_and(|mut found| found.next().is_some_and(|address| address.ip().is_loopback())) {
-        eprintln!("skipped: a_host_whose_own_name_is_a_loopback_address_is_found_by_it: {name} is none here");
-        return;
+        return slurm::skipped(test, &format!("{name} is none here"));
     }
-    let test = "sequels::a_host_whose_own_name_is_a_loopback_address_is_found_by_it";
     let outputs = job(test, 3, |_, command| {
         command.env("MASTER_ADDR", &name).env("POSTHASTE_DEVICE", "tcp");
     });
     if outputs.iter().any(|output| text(output).contains("POSTHASTE_TCP_INTERFACE")) {
-        eprintln!(
-            "skipped: a_host_whose_own_name_is_a_loopback_address_is_found_by_it: no network leads anywhere"
-        );
-        return;
+        return slurm::skipped(test, "no network leads anywhere");
     }
     for (rank, output) in outputs.iter().enumerate() {
         let expected = format!("rank {rank} of 3 by ");

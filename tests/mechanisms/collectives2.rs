@@ -1,6 +1,6 @@
 //! Collective operations on groups, between processes.
 
-use crate::support::{Random, options, run, soon};
+use crate::support::{Random, Transport, driven_by_thread, options, run, soon};
 use posthaste::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
 use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
 use std::future::Future;
@@ -88,11 +88,36 @@ fn m_d23_eight_megabytes() {
 }
 
 #[test]
-fn m_d23_seventeen_ranks() {
-    run(17, options(), async |job| {
-        for (seed, algorithm) in Algorithm::ALL.into_iter().enumerate() {
-            soon("17 ranks", all_kinds(&job.world().schedule(algorithm), 3, seed as u64)).await;
+fn m_d23_every_schedule_on_groups_of_1_to_33_ranks() {
+    const RANKS: usize = 33;
+    // Over sockets, and where each rank has a thread more, some of the sizes.
+    let all = crate::TRANSPORT == Transport::Shm && !driven_by_thread();
+    let sizes: Vec<usize> = if all { (1..=RANKS).collect() } else { vec![1, 6, 9, 17] };
+    let ranks = *sizes.last().unwrap();
+    run(ranks as u32, options(), async |job| {
+        for size in sizes {
+            // Not in their order, and not all of them.
+            let members: Vec<Rank> = (0..size).map(|at| Rank(((at * 5 + size) % ranks) as u32)).collect();
+            if !members.contains(&job.rank()) {
+                continue;
+            }
+            let group = soon("a group", job.collectives().subset(&members)).await.unwrap();
+            for (at, len) in [0, 1, 7, 300].into_iter().enumerate() {
+                for algorithm in Algorithm::ALL {
+                    let seed = (size * 100 + at * 10) as u64 + algorithm as u64;
+                    let chosen = group.schedule(algorithm);
+                    assert!(soon("all kinds", all_kinds(&chosen, len, seed)).await > 1);
+                }
+                assert_eq!(soon("all kinds", all_kinds(&group, len, size as u64)).await, 9);
+            }
         }
+    });
+}
+
+#[test]
+fn m_d23_a_mebibyte_of_each_of_eight_ranks() {
+    run(8, options(), async |job| {
+        assert_eq!(soon("1 MiB", all_kinds(&job.world(), 1 << 17, 7)).await, 9);
     });
 }
 

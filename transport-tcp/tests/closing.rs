@@ -14,7 +14,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::config;
-use support::job::{LOG, Member};
+use support::job::{Access, LOG, MEMORY, Member, job};
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 2 };
 
@@ -250,4 +250,27 @@ async fn a_port_whose_messages_wait_for_their_connection_sleeps() {
     assert!(refused > 3, "everything fits");
     assert!(port.arm(true), "it goes on looking");
     device.abort();
+}
+
+/// Whose answers never all fit into the kernel's buffers, because the others go on asking, leaves in order all the same.
+#[tokio::test]
+async fn a_leave_is_told_while_others_go_on_getting() {
+    let _watchdog = Watchdog::start("a leave amid gets", Duration::from_secs(60), || "it hangs".to_owned());
+    let limits = Limits { socket_buffers: Some(16 << 10), ..Limits::default() };
+    let (members, _log) = job(2, Mode::HandshakeOnly, limits).await;
+    let [zero, one] = &members[..] else { unreachable!("there are two") };
+    let gets = || async {
+        loop {
+            if let Err(fault) = one.access(zero, 0, 0, Access::Get(MEMORY)).await {
+                return fault;
+            }
+        }
+    };
+    let leave = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        zero.client.close().await;
+    };
+    let (a, b, c, d, ()) = tokio::join!(gets(), gets(), gets(), gets(), leave);
+    assert_eq!([a, b, c, d], [Fault::PeerClosed(Rank(0)); 4]);
+    assert_eq!(one.told(1).await, [Fault::PeerClosed(Rank(0))]);
 }
