@@ -5,7 +5,7 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{
-    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
+    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin, Place,
 };
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
@@ -62,6 +62,12 @@ impl Inner {
     /// The rank in the job of a member.
     pub fn rank_of(&self, place: usize) -> Option<Rank> {
         self.membership.members.get(place).copied()
+    }
+
+    /// Whether a schedule does that kind of operation for any member.
+    pub fn is_offered_to_any(&self, kind: Kind, root: usize, choice: &Choice) -> bool {
+        let (size, nodes) = (self.size(), &self.membership.nodes);
+        (0..size).any(|rank| choice.schedule().program(kind, &Place { rank, size, root, nodes }).is_some())
     }
 }
 
@@ -160,6 +166,8 @@ impl Collectives {
         let home = WindowHome::new(client, exchange, layouts).ok_or(RegisterError::Closed)?;
         let home = Arc::new(home);
         self.hub.set_home(&home);
+        let hub = Arc::downgrade(&self.hub);
+        exchange.set_never(move |key| hub.upgrade().is_some_and(|hub| hub.never_makes(key)));
         let windows = Some(home);
         Ok(Collectives { windows, ..self })
     }
@@ -328,10 +336,10 @@ impl Group {
         membership: Arc<Membership>,
     ) -> Group {
         let hosts = Hosts::of(&membership.nodes);
-        let first_lives = |home: &Arc<WindowHome>| home.are_first_incarnations(&membership.members);
         let near = hosts == Hosts::One
             && (2..=MOST_NEAR).contains(&membership.size())
-            && windows.as_ref().is_some_and(first_lives);
+            && windows.is_some()
+            && hub.are_first_incarnations(&membership.members);
         let (hub, handle, windows) = (hub.clone(), handle.clone(), windows.clone());
         tracing::debug!(me = %handle.me(), group = at, members = membership.size(), near, "group made");
         Group {

@@ -1,5 +1,6 @@
 //! Small collective operations of members that share memory: by boards, by messages, and by both at once.
 
+#[allow(dead_code, reason = "these tests need a part of it")]
 mod near;
 mod support;
 

@@ -6,10 +6,11 @@ mod near;
 mod support;
 
 use futures::future::join_all;
-use near::{fault_of, wait, warm};
+use near::{fault_of, soon, wait, warm};
 use posthaste_core::{Collective, Fault, Rank};
-use posthaste_protocols::collective::Algorithm;
+use posthaste_protocols::collective::{Action, Algorithm, Blocks, Kind, Place, Program, Route, Schedule};
 use posthaste_protocols::{CollectiveError, Group, InFlight, Reduce};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::{Setup, run};
 
@@ -159,4 +160,221 @@ fn as_many_operations_as_can_be_told_apart_may_be_under_way() {
         // Nothing was told to the other, and there is room again.
         assert_eq!(sum(3).await.unwrap(), [6]);
     });
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    vec![1; len]
+}
+
+/// What rank 0 calls, and what all others call.
+type Different = [fn(&Group) -> InFlight<Vec<u8>>; 2];
+
+/// One gives so many bytes to rank 1 and awaits none, or awaits so many from rank 0.
+fn exchange(group: &Group, gives: usize, awaits: usize) -> InFlight<Vec<u8>> {
+    match group.rank() {
+        0 => group.all_to_all_v(&bytes(gives), &[0, gives], &[0, 0]),
+        _ => group.all_to_all_v(&[0u8; 0], &[0, 0], &[awaits, 0]),
+    }
+}
+
+#[test]
+fn calls_that_differ_are_told_apart_where_no_message_tells_of_them() {
+    let different: [Different; 7] = [
+        // The sender waits for a receiver that waits for a short message.
+        [|group| group.broadcast(0, &bytes(20_000)), |group| group.broadcast(0, &bytes(8_000))],
+        [|group| group.scatter(0, &bytes(40_000), 20_000), |group| group.scatter(0, &[], 8_000)],
+        // Everybody sends, or nobody does.
+        [|group| group.broadcast(0, &bytes(20_000)), |group| group.broadcast(1, &bytes(20_000))],
+        [|group| group.broadcast(1, &bytes(1)), |group| group.broadcast(0, &bytes(1))],
+        // What all agree upon is nothing but that blocks differ in length.
+        [|group| exchange(group, 20 << 10, 8 << 10), |group| exchange(group, 20 << 10, 8 << 10)],
+        [|group| exchange(group, 128 << 10, 256 << 10), |group| exchange(group, 128 << 10, 256 << 10)],
+        [|group| exchange(group, 256 << 10, 128 << 10), |group| exchange(group, 256 << 10, 128 << 10)],
+    ];
+    for (number, [ours, theirs]) in different.into_iter().enumerate() {
+        for late in [0, 60] {
+            run(2, Setup::new(), async |member| {
+                let world = member.collectives.world();
+                let group = world.split(Some(0), 0).await.unwrap().unwrap();
+                wait(late * (member.rank.index() ^ (number % 2))).await;
+                let call = if member.rank.0 == 0 { ours } else { theirs };
+                let fault = fault_of(soon(&format!("pair {number}"), call(&group)).await);
+                assert!(matches!(fault, Fault::CollectiveMismatch { .. }), "pair {number}: {fault}");
+                world.barrier().await.unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_a_busy_member_is_answered_in_the_end() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        for (number, len) in [1, 20_000].into_iter().enumerate() {
+            if member.rank.index() == number {
+                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+            }
+            assert_eq!(world.broadcast(0, &bytes(len)).await.unwrap(), bytes(len));
+            let gathered = world.gather(2, &bytes(len)).await.unwrap();
+            assert_eq!(gathered, (member.rank.0 == 2).then(|| bytes(3 * len)));
+        }
+    });
+}
+
+#[test]
+fn a_group_that_one_member_refuses_to_use_again_and_again_goes() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let group = world.split(Some(0), 0).await.unwrap().unwrap();
+        warm(&group).await;
+        if member.rank.0 == 1 {
+            for _ in 0..2 {
+                assert!(group.all_to_all(&[0u64; 7]).await.is_err());
+            }
+            let slots = || format!("{:?}", member.collectives).matches("group, next operation").count();
+            assert_eq!(slots(), 2);
+            drop(group);
+            wait(100).await;
+            assert_eq!(slots(), 1, "the world alone is left");
+        } else {
+            assert!(soon("a barrier", group.barrier()).await.is_err());
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+/// A schedule that is none on one rank.
+#[derive(Debug)]
+struct Odd {
+    program: Option<Program>,
+}
+
+impl Schedule for Odd {
+    fn name(&self) -> &str {
+        "odd"
+    }
+
+    fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+        match place.rank {
+            1 => self.program.clone(),
+            _ => Algorithm::Binomial.program(kind, place),
+        }
+    }
+}
+
+#[test]
+fn mistakes_of_one_member_are_told_to_the_others() {
+    type Wrong = fn(&Group) -> InFlight<Vec<u64>>;
+    let wrong: [Wrong; 3] = [
+        |group| group.broadcast(3, &[0]),
+        |group| group.custom_schedule(Arc::new(Odd { program: None })).broadcast(0, &[0]),
+        |group| {
+            let mut route = Route::default();
+            route.receive(0, 7, Blocks::one(0), Action::Store);
+            let odd = Odd { program: Some(Program::new(1, route)) };
+            group.custom_schedule(Arc::new(odd)).broadcast(0, &[0])
+        },
+    ];
+    for (number, wrong) in wrong.into_iter().enumerate() {
+        run(3, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            if member.rank.0 == 1 {
+                let refused = soon("a refusal", wrong(&group)).await;
+                assert!(!matches!(refused, Ok(_) | Err(CollectiveError::Fault(_))), "{number}: {refused:?}");
+            } else {
+                let told = Fault::CollectiveRefused { rank: Rank(1), call: Collective::Broadcast(8) };
+                let waits = soon("a broadcast", group.broadcast(1, &[0u64])).await;
+                assert_eq!(fault_of(waits), told, "{number}");
+            }
+            world.barrier().await.unwrap();
+        });
+    }
+}
+
+/// Offers nothing.
+#[derive(Debug)]
+struct Nothing;
+
+impl Schedule for Nothing {
+    fn name(&self) -> &str {
+        "nothing"
+    }
+
+    fn program(&self, _: Kind, _: &Place<'_>) -> Option<Program> {
+        None
+    }
+}
+
+#[test]
+fn an_operation_that_nobody_is_offered_breaks_nothing() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        assert!(world.schedule(Algorithm::Ring).barrier().await.is_err());
+        assert!(world.custom_schedule(Arc::new(Nothing)).barrier().await.is_err());
+        wait(50).await;
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_group_for_which_one_member_has_no_number_is_broken_for_all() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let mut own = Vec::new();
+        if member.rank.0 == 1 {
+            while let Ok(group) = member.collectives.on_the_fly(&[Rank(1)]) {
+                own.push(group);
+            }
+        }
+        let split = soon("a split", world.split(Some(0), 0)).await;
+        if member.rank.0 == 1 {
+            assert_eq!(split.err(), Some(CollectiveError::TooManyGroups));
+        } else {
+            let group = split.unwrap().unwrap();
+            let fault = fault_of(soon("a barrier", group.barrier()).await);
+            assert!(matches!(fault, Fault::OutOfMemory(_)), "{fault}");
+        }
+        drop(own);
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn lengths_that_no_memory_has_are_refused_and_told() {
+    type Long = fn(&Group) -> InFlight<Vec<u8>>;
+    let long: [Long; 4] = [
+        |group| group.scatter(0, &[], usize::MAX >> 1),
+        |group| group.scatter(0, &[], 1 << 60),
+        |group| group.all_to_all_v(&[], &[0; 3], &[1 << 60, 0, 0]),
+        |group| group.schedule(Algorithm::TwoLevel).scatter(0, &[], 1 << 62),
+    ];
+    for (number, long) in long.into_iter().enumerate() {
+        run(3, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            match member.rank.0 {
+                1 => {
+                    let fault = fault_of(soon("an operation", long(&group)).await);
+                    assert!(matches!(fault, Fault::OutOfMemory(_)), "{number}: {fault}");
+                }
+                _ => {
+                    let waits = soon("a broadcast", group.broadcast(1, &[0u8])).await;
+                    assert!(waits.is_err(), "{number}");
+                }
+            }
+            world.barrier().await.unwrap();
+        });
+    }
+    for len in [usize::MAX, 1 << 60] {
+        run(2, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            match member.rank.0 {
+                1 => assert!(soon("an operation", group.broadcast_bytes(0, len, None)).await.is_err()),
+                _ => assert!(soon("a broadcast", group.broadcast(1, &[0u8])).await.is_err()),
+            }
+            world.barrier().await.unwrap();
+        });
+    }
 }

@@ -2,6 +2,7 @@
 //! and both in one operation.
 
 mod laid;
+#[allow(dead_code, reason = "these tests need a part of it")]
 mod near;
 mod support;
 

@@ -6,6 +6,7 @@ use super::call::{CollectiveError, InFlight};
 use super::executor::Call;
 use super::group_state::Choice;
 use super::layout::{CHUNK, Layout, Lengths};
+use super::plan::Unfit;
 use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
@@ -186,6 +187,9 @@ impl Group {
     pub fn broadcast_bytes(&self, root: usize, len: usize, payload: Option<Bytes>) -> InFlight<Bytes> {
         let mut spec = Spec::new(Kind::Broadcast, Collective::Broadcast);
         (spec.root, spec.bytes) = (root, len);
+        if len > MOST_BYTES {
+            return self.fail(spec, "the payload of a broadcast", len, MOST_BYTES, Value::into_bytes);
+        }
         if root == self.rank() {
             let payload = payload.unwrap_or_default();
             let given = payload.len();
@@ -534,14 +538,22 @@ impl Group {
         };
         if spec.root >= self.size() {
             let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
-            return (u64::MAX, InFlight::refused(inner, error, convert));
+            return (u64::MAX, self.refuse(&spec, error, convert));
         }
         let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, lends)
         {
             Ok(reserved) => reserved,
             Err(unfit) => {
                 let error = CollectiveError::unfit(unfit, &choice, spec.kind);
-                return (u64::MAX, InFlight::refused(inner, error, convert));
+                let refused = match unfit {
+                    Unfit::TooMany => InFlight::refused(inner, error, convert),
+                    // All know that alike.
+                    Unfit::NotOffered if !inner.is_offered_to_any(spec.kind, spec.root, &choice) => {
+                        InFlight::refused(inner, error, convert)
+                    }
+                    Unfit::NotOffered | Unfit::Broken(_) => self.refuse(&spec, error, convert),
+                };
+                return (u64::MAX, refused);
             }
         };
         let element = spec.element.max(1);
@@ -592,7 +604,7 @@ impl Group {
         (operation, InFlight::new(inner, stage, None, result, convert))
     }
 
-    /// This rank cannot do its part: the others are told, because they cannot know.
+    /// What was given has the wrong length.
     #[cold]
     fn fail<T>(
         &self,
@@ -602,10 +614,15 @@ impl Group {
         expected: usize,
         convert: fn(Value) -> T,
     ) -> InFlight<T> {
+        self.refuse(&spec, CollectiveError::Length { what, len, expected }, convert)
+    }
+
+    /// This rank cannot do its part: the others are told, because they cannot know.
+    #[cold]
+    fn refuse<T>(&self, spec: &Spec<'_>, error: CollectiveError, convert: fn(Value) -> T) -> InFlight<T> {
         let inner = self.inner();
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
         inner.hub.refuse(&inner.handle, inner.at, name);
-        let error = CollectiveError::Length { what, len, expected };
         InFlight::refused(inner, error, convert)
     }
 }

@@ -34,6 +34,22 @@ impl Hub {
             },
             None => return self.corrupt(scope, state, source),
         };
+        self.part_for(scope, state, source, at, tag, slice, part);
+    }
+
+    /// The same, for a group of which is known which one it is.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "the second half of `on_part`")]
+    pub(super) fn part_for<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        source: Rank,
+        at: usize,
+        tag: Tag,
+        slice: u32,
+        part: &Part<'_>,
+    ) {
         let Some(group) = state.groups.get_mut(at) else { return };
         let Some(place) = group.membership.place_of(source) else {
             return self.corrupt(scope, state, source);
@@ -80,7 +96,7 @@ impl Hub {
     }
 
     #[cold]
-    #[allow(clippy::too_many_arguments, reason = "the second half of `on_part`")]
+    #[allow(clippy::too_many_arguments, reason = "the rest of `part_for`")]
     fn early(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
@@ -135,8 +151,13 @@ impl Hub {
                 let State { groups, peers, .. } = &mut *state;
                 let Some(group) = groups.get_mut(at) else { return state };
                 let Some(Slot::Running(op)) = group.slot(operation) else { return state };
+                let mut theirs = None;
                 let fits = match notice {
-                    Notice::Clear { phase, colour } => op.run.cleared(place, phase, colour).is_ok(),
+                    Notice::Clear { phase, colour, len } => op.run.cleared(place, phase, colour, len).is_ok(),
+                    Notice::Called { mark, bytes } => {
+                        theirs = Some((mark, bytes as usize));
+                        mark == op.mark
+                    }
                     Notice::Ask => {
                         let from_it = op.run.long_receipts().filter(|(peer, _)| *peer == place);
                         let clears: Vec<_> = from_it.map(|(_, clear)| clear).collect();
@@ -151,7 +172,7 @@ impl Hub {
                     return state;
                 }
                 let from = group.membership.members[place];
-                self.mismatch(scope, state, at, operation, from, None)
+                self.mismatch(scope, state, at, operation, from, theirs)
             }
         }
     }

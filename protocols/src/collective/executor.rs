@@ -28,6 +28,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 const NAME: &str = "posthaste.collective";
+/// By how many operations the caller of one on the boards may be late to look. Then it goes on by messages, so that it holds up
+/// none behind it: nobody may ever look.
+const MOST_UNSEEN: u64 = 1 << 10;
 
 /// The collective operations of one client on one rank.
 pub(crate) struct Hub {
@@ -234,6 +237,11 @@ impl Hub {
             return Begun::Failed(Fault::Shutdown);
         }
         let Some(group) = state.groups.get_mut(at) else { return Begun::Failed(Fault::Shutdown) };
+        let oldest = group.base;
+        if operation >= oldest + MOST_UNSEEN && matches!(group.slots.front(), Some(Slot::OnBoard(_))) {
+            state = self.go_by_messages(scope, state, at, oldest);
+        }
+        let Some(group) = state.groups.get_mut(at) else { return Begun::Failed(Fault::Shutdown) };
         if let Some(fault) = group.failure(operation) {
             self.give_up(&mut state, at, operation);
             return Begun::Failed(fault);
@@ -246,7 +254,12 @@ impl Hub {
             return Begun::Failed(fault);
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
-        let run = Run::new(call.plan, call.layout, call.input, call.combiner);
+        let Some(run) = Run::new(call.plan, call.layout, call.input, call.combiner) else {
+            self.give_up(&mut state, at, operation);
+            let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
+            drop(self.break_from(scope, state, at, operation, fault));
+            return Begun::Failed(fault);
+        };
         let notices: Vec<_> = match (call.lends, run.lends()) {
             (true, true) => Vec::new(),
             // Whoever cannot lend asks.
@@ -254,7 +267,7 @@ impl Hub {
             (false, _) => run.long_receipts().collect(),
         };
         let Call { is_small, lends, share, .. } = call;
-        let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small, share };
+        let op = Op { run, mark: call.mark, call: call.name, ticket: None, is_small, share, looks: 0 };
         group.started = group.started.max(operation + 1);
         if let Some(slot) = group.slot(operation) {
             *slot = Slot::Running(Box::new(op));
@@ -293,6 +306,7 @@ impl Hub {
             Some(Slot::Running(op)) => match scope.operation(None) {
                 Ok(ticket) => {
                     op.ticket = Some(ticket);
+                    self.watch(scope, &mut state);
                     Begun::Pending(ticket)
                 }
                 Err(fault) => Begun::Failed(fault),
@@ -311,8 +325,13 @@ impl Hub {
         let operation = {
             let mut state = self.lock();
             let Some(group) = state.groups.get_mut(at) else { return };
+            let operation = group.next();
+            if group.failure(operation).is_some() {
+                return;
+            }
             group.slots.push_back(Slot::Ended);
-            group.next() - 1
+            group.sweep();
+            operation
         };
         let hub = self.clone();
         handle.post_run(move |scope| {

@@ -118,6 +118,8 @@ pub(super) struct Op {
     pub is_small: bool,
     /// What the boards say is where parts lie, and this is what is for this rank.
     pub share: Option<Share>,
+    /// How often it was found waiting.
+    pub looks: u8,
 }
 
 /// The place of an operation.
@@ -151,13 +153,15 @@ impl Early {
     }
 }
 
-/// What a member says about the long messages of an operation.
+/// What a member says about an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// It is ready for this one.
-    Clear { phase: u16, colour: u32 },
+    /// It is ready for this one, of so many bytes.
+    Clear { phase: u16, colour: u32, len: u64 },
     /// It has nowhere to lend its parts from, and waits to be told of each that the other is ready.
     Ask,
+    /// It has waited for long, and this is what it has called.
+    Called { mark: u32, bytes: u32 },
 }
 
 /// What is known of another member.
@@ -175,7 +179,7 @@ pub(super) struct Member {
     pub wants: Option<u64>,
     /// Bytes of its early parts.
     pub early: usize,
-    /// What it is to be told about long messages, and what waits for the window.
+    /// What it is to be told about operations, and what waits for the window.
     pub notices: Vec<(u64, Notice)>,
     /// Bytes of parts that it was sent of operations that it is not known to have started, by operation, and of all of them.
     ahead: VecDeque<(u64, usize)>,

@@ -75,7 +75,7 @@ impl Layout {
     /// Bytes of all blocks that a rank keeps.
     pub fn total(&self, plan: &Plan) -> usize {
         match &self.lengths {
-            Lengths::Same(len) => plan.slots() * len,
+            Lengths::Same(len) => plan.slots().saturating_mul(*len),
             Lengths::Split { elements, element } => elements * element,
             Lengths::Table(places) => places.last().copied().unwrap_or(0),
         }

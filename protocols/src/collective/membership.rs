@@ -3,8 +3,10 @@
 use super::executor::Hub;
 use super::group_state::{GroupState, Membership};
 use super::outlet::Way;
+use super::part::Part;
 use super::state::{Known, MOST_OFFERED, Offer, State, Unclaimed};
-use super::wire::{Origin, Record};
+use super::wire::{Origin, Record, Tag};
+use crate::exchange::{Key, reaches_nothing};
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};
 use std::sync::{Arc, MutexGuard};
@@ -43,32 +45,88 @@ impl Hub {
         {
             group.broken = Some((0, fault));
         }
-        let at = state.add(group)?;
+        let added = state.add(group);
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
+        // Those who make it by themselves wait for this rank.
+        let missed = added.is_none() && parent.is_some();
+        if missed {
+            state.note_gone(id);
+        }
         drop(state);
-        if !waiting.is_empty()
+        if (missed || !waiting.is_empty())
             && let Some(handle) = self.handle()
         {
-            let hub = self.clone();
+            let (hub, group) = (self.clone(), membership.clone());
             handle.post_run(move |scope| {
+                if missed {
+                    hub.tell_of_no_room(scope, &group);
+                }
                 for message in waiting {
-                    hub.claimed(scope, message);
+                    hub.claimed(scope, id, message);
                 }
             });
         }
-        Some((at, membership))
+        Some((added?, membership))
     }
 
-    /// A message for a group that was made meanwhile.
-    fn claimed(self: &Arc<Self>, scope: &mut Scope<'_>, message: Unclaimed) {
+    /// There are too many groups for one that the others have: it is broken for them.
+    #[cold]
+    fn tell_of_no_room(self: &Arc<Self>, scope: &mut Scope<'_>, group: &Membership) {
+        let cause = Fault::OutOfMemory("this rank has as many groups as it may have");
+        let record = Record::Broken { id: group.id, first: 0, cause }.encode();
+        let mut state = self.lock();
+        let mut way = Way { hub: self, scope, peers: &mut state.peers };
+        for member in group.members.iter().filter(|member| **member != self.me) {
+            way.record(*member, &record);
+        }
+    }
+
+    /// A message for a group that was made meanwhile, or will not be. Its sender may call another group by that number by now.
+    fn claimed(self: &Arc<Self>, scope: &mut Scope<'_>, id: u64, message: Unclaimed) {
         let weight = message.weight();
         let Unclaimed { from, cookie, bytes } = message;
-        {
-            let mut state = self.lock();
-            let peer = &mut state.peers[from.index()];
-            peer.unclaimed = peer.unclaimed.saturating_sub(weight);
+        let mut state = self.lock();
+        let peer = &mut state.peers[from.index()];
+        peer.unclaimed = peer.unclaimed.saturating_sub(weight);
+        match (state.ids.get(&id).copied(), cookie) {
+            (Some(at), 0) => match Record::parse(bytes) {
+                Some(record) => self.about_group(scope, state, from, at, &record),
+                None => self.corrupt(scope, state, from),
+            },
+            (Some(at), cookie) => {
+                let tag = Tag::from_word(cookie);
+                self.part_for(scope, state, from, at, tag, 0, &Part::Body(&Body::Owned(&bytes)));
+            }
+            (None, 0) => {
+                if let Some(Record::Board { .. }) = Record::parse(bytes) {
+                    self.on_board_too_late(from, id);
+                }
+            }
+            (None, _) => {}
         }
-        self.again(scope, from, cookie, bytes);
+    }
+
+    /// Whether none of these ranks was ever started again. All that makes groups hears of that here first.
+    pub fn are_first_incarnations(&self, ranks: &[Rank]) -> bool {
+        let state = self.lock();
+        ranks.iter().all(|rank| !state.reborn.contains(rank))
+    }
+
+    /// The members of a group that reach nothing any more.
+    pub fn gone_from(&self, at: usize) -> Vec<Rank> {
+        let state = self.lock();
+        let Some(group) = state.groups.get(at) else { return Vec::new() };
+        let gone = group.down.iter().filter(|(_, fault)| reaches_nothing(**fault));
+        gone.map(|(place, _)| group.membership.members[*place]).collect()
+    }
+
+    /// Whether a window of a group is never made here any more: the group is gone, or no operation of that number ends well.
+    pub fn never_makes(&self, (id, operation): Key) -> bool {
+        let state = self.lock();
+        match state.ids.get(&id) {
+            Some(at) => state.groups[*at].failure(operation).is_some(),
+            None => state.is_gone(id),
+        }
     }
 
     /// Why no group of these ranks can work from here on, if one cannot.
@@ -209,7 +267,7 @@ impl Hub {
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
         drop(state);
         for message in waiting {
-            self.claimed(scope, message);
+            self.claimed(scope, id, message);
         }
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -225,6 +283,7 @@ impl Hub {
         (origin, members): (Origin, Box<[Rank]>),
     ) {
         tracing::warn!(%founder, "too many groups that nobody has asked for: one that a peer founded is refused");
+        let waiting = state.unclaimed.remove(&id).unwrap_or_default();
         state.note_gone(id);
         if origin == Origin::Called {
             let refused = &mut state.peers[founder.index()].refused;
@@ -238,6 +297,9 @@ impl Hub {
         Way { hub: self, scope, peers: &mut state.peers }.record(founder, &record);
         let wakers = std::mem::take(&mut state.waiters);
         drop(state);
+        for message in waiting {
+            self.claimed(scope, id, message);
+        }
         wakers.into_iter().for_each(Waker::wake);
     }
 

@@ -24,6 +24,7 @@ mod membership;
 mod near;
 mod outlet;
 mod part;
+mod patience;
 mod plan;
 mod records;
 mod reduce;

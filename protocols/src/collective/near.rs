@@ -278,11 +278,24 @@ impl Hub {
 
     /// Removes a group that nobody here can name any more.
     pub(super) fn remove(&self, state: &mut State, at: usize) {
-        let Some(group) = state.remove(at) else { return };
-        if (group.near.begun || !group.near.lenders.is_empty())
+        let Some(mut group) = state.remove(at) else { return };
+        self.ended(group.membership.id);
+        let Near { begun, lenders, .. } = &mut group.near;
+        // Whoever came in place of one that died knows nothing of it.
+        lenders.retain(|lender| {
+            group.membership.place_of(*lender).is_some_and(|place| !group.down.contains_key(&place))
+        });
+        if (*begun || !lenders.is_empty())
             && let Some(home) = self.home()
         {
-            home.exchange().let_go(key_of(group.membership.id), &group.near.lenders);
+            home.exchange().let_go(key_of(group.membership.id), lenders);
+        }
+    }
+
+    /// A group is gone or broken: members may wait to hear that windows of it are not made here.
+    pub(super) fn ended(&self, group: u64) {
+        if let Some(home) = self.home() {
+            home.exchange().group_ended(group);
         }
     }
 }

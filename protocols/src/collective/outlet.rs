@@ -156,7 +156,7 @@ impl Way<'_, '_> {
         }
     }
 
-    /// Says something about the long messages of an operation.
+    /// Says something about an operation.
     pub fn notice(
         &mut self,
         group: &mut GroupState,
@@ -171,8 +171,11 @@ impl Way<'_, '_> {
         }
         let number = at as u16;
         let record = match notice {
-            Notice::Clear { phase, colour } => Record::Clear { group: number, operation, phase, colour },
+            Notice::Clear { phase, colour, len } => {
+                Record::Clear { group: number, operation, phase, colour, len }
+            }
             Notice::Ask => Record::Ask { group: number, operation },
+            Notice::Called { mark, bytes } => Record::Called { group: number, operation, mark, bytes },
         };
         self.member_record(group, at, place, &record);
     }

@@ -165,8 +165,11 @@ fn check(program: &Program, kind: Kind, place: &Place<'_>) -> Result<(), Unfit> 
                 .map(|send| &send.blocks)
                 .chain(phase.sources.iter().map(|source| &source.blocks));
             let beyond = |blocks: &Blocks| blocks.runs().iter().any(|run| run.end as usize > program.blocks);
-            if blocks.any(beyond) {
+            if blocks.clone().any(beyond) {
                 return fail("a program names blocks that it does not have");
+            }
+            if blocks.any(Blocks::names_any_twice) {
+                return fail("a message has each block at most once");
             }
             let combines = phase.sources.iter().any(|source| source.action != Action::Store);
             let reduces =

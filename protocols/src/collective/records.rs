@@ -3,10 +3,8 @@
 use super::executor::{Guard, Hub};
 use super::group_state::{Early, Notice, Slot, WINDOW};
 use super::outlet::Way;
-use super::part::Part;
 use super::state::State;
 use super::wire::Record;
-use bytes::Bytes;
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
@@ -16,14 +14,6 @@ use std::sync::Arc;
 const MOST_RECORDS: usize = 1 << 18;
 
 impl Hub {
-    /// A message that was kept until its group was made.
-    pub(super) fn again(self: &Arc<Self>, scope: &mut Scope<'_>, from: Rank, cookie: u64, bytes: Bytes) {
-        match cookie {
-            0 => self.on_record(scope, from, Record::parse(bytes)),
-            _ => self.on_part(scope, self.lock(), from, cookie, 0, &Part::Body(&Body::Owned(&bytes))),
-        }
-    }
-
     /// A record has arrived.
     pub(super) fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
         let state = self.lock();
@@ -36,16 +26,18 @@ impl Hub {
             Record::Left { id, first } => self.left(scope, state, source, id, first),
             Record::Clear { group, .. }
             | Record::Ask { group, .. }
+            | Record::Called { group, .. }
             | Record::Started { group, .. }
             | Record::Want { group, .. }
             | Record::Board { group, .. }
             | Record::Looking { group } => {
-                self.about_group(scope, state, source, group, &record);
+                self.named(scope, state, source, group, &record);
             }
         }
     }
 
-    fn about_group<'g>(
+    /// A record about the group that a peer calls by that number.
+    fn named<'g>(
         self: &'g Arc<Self>,
         scope: &mut Scope<'_>,
         mut state: Guard<'g>,
@@ -53,20 +45,29 @@ impl Hub {
         number: u16,
         record: &Record,
     ) {
-        let at = match state.group_at(source, number) {
-            Some(Ok(at)) => at,
-            // A group that gets so far has been made here, and is gone by now.
-            Some(Err(id)) if matches!(record, Record::Board { .. }) => {
-                return self.on_board_too_late(source, id);
+        match state.group_at(source, number) {
+            Some(Ok(at)) => self.about_group(scope, state, source, at, record),
+            Some(Err(id)) if matches!(record, Record::Board { .. }) && state.is_gone(id) => {
+                self.on_board_too_late(source, id);
             }
-            Some(Err(_)) if matches!(record, Record::Looking { .. }) => return,
+            // A group that gets so far has been made here, and is gone by now.
+            Some(Err(_)) if matches!(record, Record::Looking { .. }) => {}
             Some(Err(id)) => {
                 let record = record.encode();
-                let body = Body::Owned(&record);
-                return self.unclaimed(scope, state, source, id, 0, &body);
+                self.unclaimed(scope, state, source, id, 0, &Body::Owned(&record));
             }
-            None => return self.corrupt(scope, state, source),
-        };
+            None => self.corrupt(scope, state, source),
+        }
+    }
+
+    pub(super) fn about_group<'g>(
+        self: &'g Arc<Self>,
+        scope: &mut Scope<'_>,
+        mut state: Guard<'g>,
+        source: Rank,
+        at: usize,
+        record: &Record,
+    ) {
         let asks = matches!(record, Record::Ask { .. } | Record::Want { .. });
         if asks && state.peers[source.index()].records.len() > MOST_RECORDS {
             return self.corrupt(scope, state, source);
@@ -76,8 +77,13 @@ impl Hub {
             return self.corrupt(scope, state, source);
         };
         match *record {
-            Record::Clear { operation, phase, colour, .. } => {
-                self.noticed(scope, state, at, operation, (place, source), Notice::Clear { phase, colour });
+            Record::Clear { operation, phase, colour, len, .. } => {
+                let notice = Notice::Clear { phase, colour, len };
+                self.noticed(scope, state, at, operation, (place, source), notice);
+            }
+            Record::Called { operation, mark, bytes, .. } => {
+                let notice = Notice::Called { mark, bytes };
+                self.noticed(scope, state, at, operation, (place, source), notice);
             }
             Record::Ask { operation, .. } => {
                 self.noticed(scope, state, at, operation, (place, source), Notice::Ask);
@@ -101,7 +107,7 @@ impl Hub {
         }
     }
 
-    /// A member says something about the long messages of an operation.
+    /// A member says something about an operation.
     fn noticed<'g>(
         self: &'g Arc<Self>,
         scope: &mut Scope<'_>,
@@ -112,7 +118,10 @@ impl Hub {
         notice: Notice,
     ) {
         let early = Early::Notice { place, notice };
-        if let Some(Slot::OnBoard(_)) = state.groups[at].slot(operation) {
+        if let Some(Slot::OnBoard(what)) = state.groups[at].slot(operation) {
+            if matches!(notice, Notice::Called { mark, .. } if mark == what.mark) {
+                return;
+            }
             state = self.go_by_messages(scope, state, at, operation);
         }
         let Some(group) = state.groups.get_mut(at) else { return };

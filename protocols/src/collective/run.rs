@@ -95,8 +95,8 @@ pub(crate) struct Run {
 const DONE: u16 = u16::MAX;
 
 impl Run {
-    /// Starts the operation; its first sends are ready.
-    pub fn new(plan: Arc<Plan>, layout: Layout, input: Input, combiner: Option<Combiner>) -> Run {
+    /// Starts the operation; its first sends are ready. `None`: there is no memory for what it receives.
+    pub fn new(plan: Arc<Plan>, layout: Layout, input: Input, combiner: Option<Combiner>) -> Option<Run> {
         let mut run = Run {
             stride: plan.colours.iter().map(|colour| colour.steps.len()).max().unwrap_or(0),
             plan,
@@ -115,20 +115,21 @@ impl Run {
             parts: Vec::new(),
             shown: Vec::new(),
         };
-        run.fill();
+        run.fill()?;
         run.arm();
-        run
+        Some(run)
     }
 
     /// Lays out what is worked on.
-    fn fill(&mut self) {
+    fn fill(&mut self) -> Option<()> {
         let Run { plan, layout, input, work, .. } = self;
         if let Some(lent) = &mut input.lent {
             *work = std::mem::take(&mut lent.own);
-            return;
+            return Some(());
         }
-        if layout.total(plan) == 0 || (plan.sends_input && is_input_the_result(plan)) {
-            return;
+        let total = layout.total(plan);
+        if total == 0 || (plan.sends_input && is_input_the_result(plan)) {
+            return Some(());
         }
         let own = plan.rank;
         match plan.kind {
@@ -140,7 +141,8 @@ impl Run {
             Kind::Scatter if plan.rank == plan.root => {}
             Kind::Gather if plan.sends_input && plan.rank != plan.root => {}
             _ => {
-                work.resize(layout.total(plan), 0);
+                work.try_reserve_exact(total).ok()?;
+                work.resize(total, 0);
                 let source = match (plan.kind, &input.outgoing) {
                     (Kind::Gather | Kind::AllGather, _) => Some(0..input.bytes.len()),
                     (Kind::AllToAll, Some(outgoing)) => outgoing.place(plan, own, true),
@@ -155,6 +157,7 @@ impl Run {
                 }
             }
         }
+        Some(())
     }
 
     /// Counts what each step of each slice waits for.
@@ -233,10 +236,7 @@ impl Run {
     pub fn long_sends(&self) -> Vec<usize> {
         let steps = self.plan.colours.iter().flat_map(|colour| &colour.steps);
         let long = |step: &&Step| step.task == Task::Send && self.outgoing().is_long(&self.plan, step);
-        let mut peers: Vec<usize> = steps.filter(long).map(|step| step.peer as usize).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        peers
+        each_once(steps.filter(long).map(|step| step.peer as usize))
     }
 
     /// The long messages that this rank is now ready to receive, and whose they are.
@@ -247,18 +247,25 @@ impl Run {
                 let long = step.task != Task::Send
                     && self.layout.is_long(&self.plan, step)
                     && colour < self.layout.slices_of(&self.plan, &step.blocks);
-                let clear = Notice::Clear { phase: step.phase, colour: colour as u32 };
-                long.then_some((step.peer as usize, clear))
+                let clear = || {
+                    let len = self.layout.bytes_of(&self.plan, &step.blocks) as u64;
+                    Notice::Clear { phase: step.phase, colour: colour as u32, len }
+                };
+                long.then(|| (step.peer as usize, clear()))
             })
         })
     }
 
-    /// The receiver of a long message is there.
-    pub fn cleared(&mut self, peer: usize, phase: u16, colour: u32) -> Result<(), Misfit> {
+    /// The receiver of a long message is there, and awaits so many bytes.
+    pub fn cleared(&mut self, peer: usize, phase: u16, colour: u32, len: u64) -> Result<(), Misfit> {
         let steps = &self.plan.colours.get(colour as usize).ok_or(Misfit)?.steps;
         let is_it =
             |step: &Step| step.task == Task::Send && step.peer as usize == peer && step.phase == phase;
-        let step = steps.iter().position(is_it).ok_or(Misfit)? as u16;
+        let step = steps.iter().position(is_it).ok_or(Misfit)?;
+        if self.outgoing().bytes_of(&self.plan, &steps[step].blocks) as u64 != len {
+            return Err(Misfit);
+        }
+        let step = step as u16;
         if self.clear.contains(&(colour, step)) {
             // Who is asked says so once more.
             return Ok(());
@@ -290,26 +297,30 @@ impl Run {
         step.is_some_and(|step| self.left.get(usize::from(step)) == Some(&DONE))
     }
 
-    /// Whether the message of a step has come or gone already.
-    pub fn awaits(&self, peer: usize) -> bool {
+    /// Whose messages are still to come or to go, once for each.
+    fn missing(&self) -> impl Iterator<Item = usize> + '_ {
         let at = |index: usize| At {
             slice: (index / self.stride.max(1)) as u32,
             step: (index % self.stride.max(1)) as u16,
         };
-        self.left.iter().enumerate().filter(|(_, left)| **left != DONE).any(|(index, _)| {
-            let at = at(index);
-            self.step(at).peer as usize == peer && !self.early.contains_key(&at)
-        })
+        let missing = self.left.iter().enumerate().filter(|(_, left)| **left != DONE);
+        let missing = missing.map(move |(index, _)| at(index));
+        missing.filter(|at| !self.early.contains_key(at)).map(|at| self.step(at).peer as usize)
+    }
+
+    /// Whether a message from or for a rank has not come or gone yet.
+    pub fn awaits(&self, peer: usize) -> bool {
+        self.missing().any(|missing| missing == peer)
     }
 
     /// Whose messages are still to come or to go, as the group counts.
     pub fn awaited(&self) -> Vec<usize> {
-        let everybody = self.plan.colours.iter().flat_map(|colour| &colour.steps);
-        let mut peers: Vec<usize> = everybody.map(|step| step.peer as usize).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        peers.retain(|peer| self.awaits(*peer));
-        peers
+        each_once(self.missing())
+    }
+
+    /// To whom long messages are to go of which it is not known that their receivers are there.
+    pub fn uncleared(&self) -> Vec<usize> {
+        each_once(self.unclear.iter().map(|at| self.step(*at).peer as usize))
     }
 
     /// Tries again what had to wait.
@@ -492,6 +503,13 @@ impl Run {
             _ => Some(Bytes::from(work)),
         }
     }
+}
+
+fn each_once(peers: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut peers: Vec<usize> = peers.collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
 }
 
 /// Whether a rank that only sends gives its caller what it was given, or nothing.

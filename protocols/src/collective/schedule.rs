@@ -146,6 +146,13 @@ impl Blocks {
         &self.0
     }
 
+    /// Whether any block is in two runs.
+    pub(super) fn names_any_twice(&self) -> bool {
+        let mut runs: Vec<&Range<u32>> = self.0.iter().collect();
+        runs.sort_unstable_by_key(|run| run.start);
+        runs.windows(2).any(|pair| pair[1].start < pair[0].end)
+    }
+
     /// Every block, in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().flat_map(|run| run.start as usize..run.end as usize)

@@ -140,8 +140,8 @@ impl World {
         for rank in 0..self.runs.len() {
             let receipts: Vec<_> = self.runs[rank].long_receipts().collect();
             for (peer, notice) in receipts {
-                let Notice::Clear { phase, colour } = notice else { panic!("{notice:?}") };
-                self.runs[peer].cleared(rank, phase, colour).expect("the sender knows that message");
+                let Notice::Clear { phase, colour, len } = notice else { panic!("{notice:?}") };
+                self.runs[peer].cleared(rank, phase, colour, len).expect("the sender knows that message");
             }
         }
         let mut idle = 0;
@@ -230,12 +230,13 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
                 _ => true,
             };
             let bytes = if gives { bytes_of(&inputs[place.rank]) } else { Bytes::new() };
-            Some(Run::new(
+            let run = Run::new(
                 Arc::new(plan),
                 layout,
                 Input { bytes, outgoing: None, lent: None },
                 (kind != Kind::Barrier).then(|| operation.combiner()),
-            ))
+            );
+            Some(run.expect("so little memory"))
         })
         .collect::<Option<Vec<Run>>>()?;
     let world = World { runs, wires: Vec::new(), random: Random(case.seed ^ 77), long: 0 };
@@ -385,5 +386,13 @@ fn programs_that_cannot_be_carried_out_are_refused() {
     // What the rank does not have.
     let place = Place { rank: 2, size: 4, root: 0, nodes: &[0; 4] };
     let unfit = Plan::new(&Bad(Program::new(1, send(1, 0))), Kind::Broadcast, &place).err();
+    assert!(matches!(unfit, Some(Unfit::Broken(_))));
+    // What would be stored or combined twice.
+    let mut blocks = Blocks::one(0);
+    blocks.push(1, 1);
+    blocks.push(0, 1);
+    let mut twice = Route::default();
+    twice.receive(0, 1, blocks, Action::Store);
+    let unfit = Plan::new(&Bad(Program::new(2, twice)), Kind::Broadcast, &place).err();
     assert!(matches!(unfit, Some(Unfit::Broken(_))));
 }

@@ -111,6 +111,10 @@ pub(super) struct State {
     pub offers: VecDeque<Offer>,
     pub waiters: Vec<Waker>,
     pub down: BTreeMap<Rank, Fault>,
+    /// Ranks that were ever started again.
+    pub reborn: HashSet<Rank>,
+    /// Operations that wait are looked at after a while.
+    pub watched: bool,
     /// Groups that this incarnation of the rank has named so far.
     pub named: u32,
     /// How often this rank was started before.
@@ -134,6 +138,8 @@ impl State {
             offers: VecDeque::new(),
             waiters: Vec::new(),
             down: BTreeMap::new(),
+            reborn: HashSet::new(),
+            watched: false,
             named: 0,
             incarnation: 0,
         }

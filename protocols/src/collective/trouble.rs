@@ -78,6 +78,7 @@ impl Hub {
                 way.record(group.membership.members[place], &record);
             }
             let id = group.membership.id;
+            self.ended(id);
             to_do.extend(groups.iter().filter_map(|(child, group)| {
                 group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
             }));
@@ -124,8 +125,9 @@ impl Hub {
     /// A rank was started again: groups to come may have it as a member. Those that it was a member of stay broken.
     pub(super) fn peer_up(&self, rank: Rank) {
         let mut state = self.lock();
-        let State { peers, offers, unclaimed, down, groups, .. } = &mut *state;
+        let State { peers, offers, unclaimed, down, reborn, groups, .. } = &mut *state;
         down.remove(&rank);
+        reborn.insert(rank);
         // Groups that the rank was a member of broke when it died. Those that did not were made since, by somebody who had heard
         // of the restart before.
         for (_, group) in groups.iter_mut().filter(|(_, group)| group.broken.is_none()) {
@@ -152,6 +154,7 @@ impl Hub {
     pub(crate) fn outlive(&self, incarnation: u32, cause: Fault) {
         let mut state = self.lock();
         state.incarnation = incarnation;
+        state.reborn.insert(self.me);
         if let Some(world) = state.groups.get_mut(0) {
             world.broken = Some((0, cause));
         }

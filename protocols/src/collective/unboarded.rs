@@ -100,14 +100,19 @@ impl Hub {
             let fault = Fault::OutOfMemory("a collective operation has no place among those under way");
             return self.break_from(scope, state, at, operation, fault);
         };
-        let mut run = Run::new(plan, layout, input, None);
+        let Some(mut run) = Run::new(plan, layout, input, None) else {
+            let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
+            return self.break_from(scope, state, at, operation, fault);
+        };
         let written = (0..board.members()).filter(|place| *place != board.me() && unsent & 1 << place == 0);
         written.for_each(|place| run.was_sent(place));
-        let op = Op { run, mark, call, ticket: Some(ticket), is_small: true, share };
+        let op = Op { run, mark, call, ticket: Some(ticket), is_small: true, share, looks: 0 };
         if let Some(slot) = group.slot(operation) {
             *slot = Slot::Running(Box::new(op));
         }
         group.near.left.insert(operation, ticket);
+        self.watch(scope, &mut state);
+        let Some(group) = state.groups.get_mut(at) else { return state };
         for early in group.take_early(operation) {
             state = self.take_in(scope, state, at, operation, early);
         }

@@ -30,6 +30,7 @@ const BOARD: u32 = 6;
 const LOOKING: u32 = 7;
 const ASK: u32 = 8;
 const LEFT: u32 = 9;
+const CALLED: u32 = 10;
 
 const HEADER: usize = 24;
 
@@ -123,11 +124,14 @@ pub(crate) enum Origin {
 pub(crate) enum Record {
     /// From now on the sender calls the group `id` by the number `group`. The members, unless they are agreed.
     Introduce { group: u16, id: u64, origin: Origin, members: Vec<Rank> },
-    /// The sender takes part in the operation and is ready for a long message.
-    Clear { group: u16, operation: u64, phase: u16, colour: u32 },
+    /// The sender takes part in the operation and is ready for a long message of so many bytes.
+    Clear { group: u16, operation: u64, phase: u16, colour: u32, len: u64 },
     /// The sender has no memory to lend its parts of the operation from: it waits to be told of each long one that the
     /// receiver is ready.
     Ask { group: u16, operation: u64 },
+    /// The sender has waited in the operation for long, and this is what it has called: the receiver may have called something
+    /// else, of which no message tells.
+    Called { group: u16, operation: u64, mark: u32, bytes: u32 },
     /// The sender has started the operations before this one.
     Started { group: u16, operations: u64 },
     /// The sender waits until the receiver has started so many operations.
@@ -189,8 +193,12 @@ impl Record {
                 header(INTRODUCE, *group, *id, *origin as u64);
                 members.iter().for_each(|member| bytes.put_u32_le(member.0));
             }
-            Record::Clear { group, operation, phase, colour } => {
+            Record::Clear { group, operation, phase, colour, len } => {
                 header(CLEAR, *group, *operation, u64::from(*phase) << 32 | u64::from(*colour));
+                bytes.put_u64_le(*len);
+            }
+            Record::Called { group, operation, mark, bytes } => {
+                header(CALLED, *group, *operation, u64::from(*mark) << 32 | u64::from(*bytes));
             }
             Record::Ask { group, operation } => header(ASK, *group, *operation, 0),
             Record::Started { group, operations } => header(STARTED, *group, *operations, 0),
@@ -214,7 +222,7 @@ impl Record {
         let (kind, group) = (bytes.get_u32_le(), bytes.get_u32_le());
         let (a, b) = (bytes.get_u64_le(), bytes.get_u64_le());
         let group = u16::try_from(group).ok()?;
-        if kind != INTRODUCE && kind != BROKEN && !bytes.is_empty() {
+        if ![INTRODUCE, BROKEN, CLEAR].contains(&kind) && !bytes.is_empty() {
             return None;
         }
         Some(match kind {
@@ -228,8 +236,11 @@ impl Record {
                 Record::Introduce { group, id: a, origin, members }
             }
             CLEAR => {
-                Record::Clear { group, operation: a, phase: u16::try_from(b >> 32).ok()?, colour: b as u32 }
+                let len = u64::from_le_bytes(bytes.as_ref().try_into().ok()?);
+                let phase = u16::try_from(b >> 32).ok()?;
+                Record::Clear { group, operation: a, phase, colour: b as u32, len }
             }
+            CALLED => Record::Called { group, operation: a, mark: (b >> 32) as u32, bytes: b as u32 },
             ASK => Record::Ask { group, operation: a },
             STARTED => Record::Started { group, operations: a },
             WANT => Record::Want { group, operations: a },
@@ -280,7 +291,8 @@ mod tests {
         let mut records = vec![
             Record::Introduce { group: 3, id: 1 << 33, origin: Origin::Agreed, members: vec![] },
             Record::Introduce { group: 4, id: 9, origin: Origin::OnTheFly, members: vec![Rank(7), Rank(1)] },
-            Record::Clear { group: 5, operation: 1 << 40, phase: 8000, colour: 1 },
+            Record::Clear { group: 5, operation: 1 << 40, phase: 8000, colour: 1, len: 1 << 50 },
+            Record::Called { group: 5, operation: 1 << 40, mark: 1 << 18, bytes: u32::MAX },
             Record::Ask { group: 5, operation: 1 << 50 },
             Record::Started { group: 6, operations: 64 },
             Record::Want { group: 7, operations: 65 },

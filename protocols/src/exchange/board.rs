@@ -59,8 +59,15 @@ pub(super) struct Effects {
     /// Tell the neighbours that the board is broken.
     pub relay: bool,
     pub unused: Vec<Unused>,
+    /// A member of this group has released a window that is still to be made here, if it ever is.
+    pub early: Option<u64>,
     /// The sender of a record has broken the rules.
     pub corrupt: bool,
+}
+
+/// Whether a rank with that fault reaches nothing any more. One that was cut off may still write.
+pub(crate) fn reaches_nothing(fault: Fault) -> bool {
+    matches!(fault, Fault::PeerLost(_) | Fault::PeerClosed(_))
 }
 
 pub(super) struct Board {
@@ -245,22 +252,29 @@ impl Board {
 
     /// A rank is gone, and everything that it sent is on the board.
     pub fn peer_down(&mut self, rank: Rank, fault: Fault, effects: &mut Effects) {
+        // Each incarnation may have windows of groups.
+        if reaches_nothing(fault) {
+            self.custody.gone(rank, effects);
+        }
         if self.down.insert(rank.0, fault).is_some() {
             return;
         }
         if !matches!(fault, Fault::PeerClosed(_)) {
             self.break_from(0, u64::MAX, fault, effects);
         }
-        if self.is_gone(rank) {
-            self.custody.gone(rank, effects);
-        }
         self.wake_all(effects);
         self.settle_all(effects);
     }
 
-    /// Whether a rank reaches nothing any more. One that was cut off may still write.
-    pub fn is_gone(&self, rank: Rank) -> bool {
-        matches!(self.down.get(&rank.0), Some(Fault::PeerLost(_) | Fault::PeerClosed(_)))
+    /// A rank was started again: groups to come may have it as a member. The operations of the job stay broken, as it knows
+    /// nothing of those that the others count.
+    pub fn peer_up(&mut self, rank: Rank) {
+        self.custody.back(rank);
+    }
+
+    /// Whether a rank reaches none of the windows of the job any more.
+    fn is_gone(&self, rank: Rank) -> bool {
+        self.down.get(&rank.0).is_some_and(|fault| reaches_nothing(*fault))
     }
 
     pub fn close(&mut self, effects: &mut Effects) {
@@ -281,7 +295,9 @@ impl Board {
                 effects.corrupt |= !fits;
             }
             Record::Release { window } => self.released_by(source, window, effects),
-            Record::GroupRelease { key } => self.custody.released_by(source, key, effects),
+            Record::GroupRelease { key, answers } => {
+                self.custody.released_by(source, key, answers, effects);
+            }
             Record::Broken { first, unentered, cause } => {
                 let ranks = match cause {
                     Fault::CollectiveMismatch { ranks, .. } => ranks,
@@ -322,9 +338,14 @@ impl Board {
             }
             // Over, here at least.
             None if operation < self.next => return true,
-            None => {
-                self.ahead.entry(operation).or_insert((source, call));
-            }
+            None => match *self.ahead.entry(operation).or_insert((source, call)) {
+                (other, theirs) if theirs != call => {
+                    let cause = Fault::CollectiveMismatch { ranks: [other, source], calls: [theirs, call] };
+                    self.break_from(operation, u64::MAX, cause, effects);
+                    return true;
+                }
+                _ => {}
+            },
             Some(_) => {}
         }
         if !matches!(call, Collective::Free(_)) {

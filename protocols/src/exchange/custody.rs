@@ -2,19 +2,24 @@
 //!
 //! A window of a group is named by the group in which it was made and by the number of the operation that made it, which
 //! every member knows before it tells of its part. A member that has freed it, or that failed to make it, releases it
-//! towards the others. A part goes back when all of them have released it or are gone.
+//! towards the others. A part goes back when all of them have released it or are gone. A member that never makes it, because
+//! its group is gone or broken, answers such a release with its own.
 
 use super::board::{Effects, Unused};
-use super::{Exchange, Record};
+use super::{Exchange, ExchangeProtocol, Record};
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;
 use posthaste_core::{Device, Fault, Rank};
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::task::Waker;
 
 /// Releases of one peer that may wait for this rank to begin what it was a part of.
 const MOST_EARLY: usize = 4096;
+
+/// Says of a window of a group whether it is never made here any more.
+pub(super) type Never = Box<dyn Fn(Key) -> bool + Send + Sync>;
 
 /// The group in which a window was made, and the number of the operation.
 pub(crate) type Key = (u64, u64);
@@ -27,6 +32,8 @@ struct Held {
     awaited: bool,
     /// Members that may still reach it.
     others: Vec<Rank>,
+    /// Those who are to hear that this rank releases it. Whoever came in place of one that died knows nothing of it.
+    tell: Vec<Rank>,
     waker: Option<Waker>,
 }
 
@@ -38,19 +45,48 @@ pub(super) struct Custody {
     early: HashMap<Key, Vec<Rank>>,
     /// How many of those, by who it was.
     early_of: HashMap<Rank, usize>,
+    /// Windows that are being made here and have no number yet, by group.
+    unnamed: HashMap<u64, usize>,
+    /// Ranks that reach nothing any more.
+    gone: HashSet<Rank>,
 }
 
 impl Custody {
     /// Keeps this rank's part until none of the others can reach it.
     pub fn track(&mut self, key: Key, mut others: Vec<Rank>, own: Option<(Arc<dyn Device>, Allocation)>) {
-        for source in self.early.remove(&key).unwrap_or_default() {
+        others.retain(|other| !self.gone.contains(other));
+        let tell = others.clone();
+        for source in self.take_early(key) {
             others.retain(|other| *other != source);
-            if let Some(count) = self.early_of.get_mut(&source) {
+        }
+        let own = own.into_iter().collect();
+        self.held.insert(key, Held { own, here: false, awaited: false, others, tell, waker: None });
+    }
+
+    fn take_early(&mut self, key: Key) -> Vec<Rank> {
+        let sources = self.early.remove(&key).unwrap_or_default();
+        for source in &sources {
+            if let Some(count) = self.early_of.get_mut(source) {
                 *count = count.saturating_sub(1);
             }
         }
-        let own = own.into_iter().collect();
-        self.held.insert(key, Held { own, here: false, awaited: false, others, waker: None });
+        sources
+    }
+
+    /// The windows of a group that others have released and that have no place here, unless one that is being made may be one
+    /// of them.
+    fn unmade(&self, group: u64) -> Vec<Key> {
+        if self.unnamed.contains_key(&group) {
+            return Vec::new();
+        }
+        self.early.keys().filter(|key| key.0 == group).copied().collect()
+    }
+
+    /// Whom to tell of a release, of those.
+    fn to_tell(&self, key: Key, others: &[Rank]) -> Vec<Rank> {
+        let held = self.held.get(&key);
+        let is_told = |rank: &&Rank| held.is_none_or(|held| held.tell.contains(*rank));
+        others.iter().filter(is_told).copied().collect()
     }
 
     /// More memory goes the way of what is kept under that key. What is not kept is given back: nobody has heard of it.
@@ -62,10 +98,11 @@ impl Custody {
     }
 
     /// Another member has released a window.
-    pub fn released_by(&mut self, source: Rank, key: Key, effects: &mut Effects) {
-        if self.held.contains_key(&key) {
+    pub fn released_by(&mut self, source: Rank, key: Key, answers: bool, effects: &mut Effects) {
+        if answers || self.held.contains_key(&key) {
             return self.strike(source, key, effects);
         }
+        effects.early = Some(key.0);
         let count = self.early_of.entry(source).or_default();
         let sources = self.early.entry(key).or_default();
         if sources.contains(&source) {
@@ -80,8 +117,27 @@ impl Custody {
 
     /// A rank is gone, and reaches nothing any more.
     pub fn gone(&mut self, rank: Rank, effects: &mut Effects) {
+        self.gone.insert(rank);
+        self.early_of.remove(&rank);
+        self.early.retain(|_, sources| {
+            sources.retain(|source| *source != rank);
+            !sources.is_empty()
+        });
         let keys: Vec<Key> = self.held.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.strike(rank, key, effects));
+        keys.into_iter().for_each(|key| self.lose(rank, key, effects));
+    }
+
+    /// A rank was started again, and windows to come are within its reach.
+    pub fn back(&mut self, rank: Rank) {
+        self.gone.remove(&rank);
+    }
+
+    /// A member of a window's group is gone.
+    fn lose(&mut self, rank: Rank, key: Key, effects: &mut Effects) {
+        if let Some(held) = self.held.get_mut(&key) {
+            held.tell.retain(|other| *other != rank);
+        }
+        self.strike(rank, key, effects);
     }
 
     fn strike(&mut self, rank: Rank, key: Key, effects: &mut Effects) {
@@ -126,11 +182,41 @@ impl Custody {
 impl Exchange {
     /// From now on this rank's part of a window is in use; `others` may reach it, unless they are gone.
     pub(crate) fn hold(&self, key: Key, others: Vec<Rank>, own: Option<(Arc<dyn Device>, Allocation)>) {
+        self.protocol.board().custody.track(key, others, own);
+    }
+
+    /// Has it asked, by and by, whether a window of a group is never made here any more.
+    pub(crate) fn set_never(&self, never: impl Fn(Key) -> bool + Send + Sync + 'static) {
+        // Set once, by whoever registered this exchange.
+        let _set = self.protocol.never.set(Box::new(never));
+    }
+
+    /// A window of a group is about to be made. Until this is dropped nobody is told that one that has a number by then is not.
+    pub(crate) fn name_window(&self, group: u64) -> Naming<'_> {
+        *self.protocol.board().custody.unnamed.entry(group).or_default() += 1;
+        Naming { exchange: self, group }
+    }
+
+    /// A group is gone or broken: members that have released windows which are never made here are told so.
+    pub(crate) fn group_ended(&self, group: u64) {
+        if self.protocol.board().custody.unmade(group).is_empty() {
+            return;
+        }
+        let protocol = self.protocol.clone();
+        self.handle.post_run(move |_| protocol.answer(group));
+    }
+
+    /// These members of a window's group are gone.
+    pub(crate) fn lose(&self, key: Key, gone: &[Rank]) {
         self.with_board(|board, effects| {
-            let gone: Vec<Rank> = others.iter().copied().filter(|rank| board.is_gone(*rank)).collect();
-            board.custody.track(key, others, own);
-            gone.into_iter().for_each(|rank| board.custody.gone(rank, effects));
+            gone.iter().for_each(|rank| board.custody.lose(*rank, key, effects))
         });
+    }
+
+    /// Tells others that this rank reaches nothing of a window any more.
+    fn tell_of_release(&self, key: Key, others: &[Rank]) {
+        let others = self.protocol.board().custody.to_tell(key, others);
+        self.protocol.notify_these(others, Record::group_release(key, false).freeze());
     }
 
     /// More of this rank's memory is in use for as long as what is held under that key.
@@ -141,7 +227,7 @@ impl Exchange {
     /// This rank reaches nothing of a window any more, and tells the others so. Its own part goes back when they have done
     /// the same.
     pub(crate) fn let_go(&self, key: Key, others: &[Rank]) {
-        self.protocol.notify_these(others.to_vec(), Record::group_release(key).freeze());
+        self.tell_of_release(key, others);
         self.with_board(|board, effects| board.custody.release(key, false, effects));
     }
 
@@ -150,7 +236,7 @@ impl Exchange {
     /// # Errors
     /// If the job is left meanwhile.
     pub(crate) async fn let_go_together(&self, key: Key, others: &[Rank]) -> Result<(), Fault> {
-        self.protocol.notify_these(others.to_vec(), Record::group_release(key).freeze());
+        self.tell_of_release(key, others);
         // Its end, by whatever cause, gives the part back or leaves that to the last of the others.
         let leaving = LettingGo { exchange: self, key };
         self.with_board(|board, effects| board.custody.release(key, true, effects));
@@ -171,6 +257,44 @@ impl Exchange {
     }
 }
 
+impl ExchangeProtocol {
+    /// Tells those who have released windows of a group that are never made here. Not under any lock: the board's is taken after
+    /// that of whoever knows.
+    pub(super) fn answer(self: &Arc<Self>, group: u64) {
+        let Some(never) = self.never.get() else { return };
+        let keys = self.board().custody.unmade(group);
+        for key in keys.into_iter().filter(|key| never(*key)) {
+            let mut board = self.board();
+            // Unless one is being made since.
+            let sources = match board.custody.unnamed.contains_key(&group) {
+                true => Vec::new(),
+                false => board.custody.take_early(key),
+            };
+            drop(board);
+            self.notify_these(sources, Record::group_release(key, true).freeze());
+        }
+    }
+}
+
+/// A window of a group that has no number yet.
+pub(crate) struct Naming<'e> {
+    exchange: &'e Exchange,
+    group: u64,
+}
+
+impl Drop for Naming<'_> {
+    fn drop(&mut self) {
+        let protocol = &self.exchange.protocol;
+        if let Entry::Occupied(mut count) = protocol.board().custody.unnamed.entry(self.group) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        protocol.answer(self.group);
+    }
+}
+
 struct LettingGo<'e> {
     exchange: &'e Exchange,
     key: Key,
@@ -184,6 +308,7 @@ impl Drop for LettingGo<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::board::Board;
     use super::*;
 
     const KEY: Key = (7, 3);
@@ -195,12 +320,12 @@ mod tests {
     #[test]
     fn a_part_goes_back_when_all_have_released_it_or_are_gone() {
         let (mut custody, mut effects) = (Custody::default(), Effects::default());
-        custody.released_by(Rank(1), KEY, &mut effects);
-        custody.released_by(Rank(1), KEY, &mut effects);
+        custody.released_by(Rank(1), KEY, false, &mut effects);
+        custody.released_by(Rank(1), KEY, false, &mut effects);
         custody.track(KEY, vec![Rank(1), Rank(2), Rank(3)], None);
         custody.release(KEY, false, &mut effects);
-        custody.released_by(Rank(2), (7, 4), &mut effects);
-        custody.released_by(Rank(3), KEY, &mut effects);
+        custody.released_by(Rank(2), (7, 4), false, &mut effects);
+        custody.released_by(Rank(3), KEY, false, &mut effects);
         assert!(unused(&mut effects) == 0 && !custody.is_unused(KEY), "rank 2 may still reach it");
         custody.gone(Rank(2), &mut effects);
         assert!(unused(&mut effects) == 1 && custody.held.is_empty() && !effects.corrupt);
@@ -210,7 +335,7 @@ mod tests {
     fn whoever_waits_takes_it_and_this_rank_counts_too() {
         let (mut custody, mut effects) = (Custody::default(), Effects::default());
         custody.track(KEY, vec![Rank(1)], None);
-        custody.released_by(Rank(1), KEY, &mut effects);
+        custody.released_by(Rank(1), KEY, false, &mut effects);
         assert!(!custody.is_unused(KEY), "it is in use here");
         custody.release(KEY, true, &mut effects);
         assert!(custody.is_unused(KEY) && unused(&mut effects) == 0, "who waits for it has not seen that");
@@ -222,15 +347,41 @@ mod tests {
     fn a_peer_that_releases_what_nobody_knows_is_bounded() {
         let (mut custody, mut effects) = (Custody::default(), Effects::default());
         for number in 0..MOST_EARLY as u64 {
-            custody.released_by(Rank(1), (1, number), &mut effects);
+            custody.released_by(Rank(1), (1, number), false, &mut effects);
         }
         assert!(!effects.corrupt);
-        custody.released_by(Rank(1), (1, u64::MAX), &mut effects);
+        custody.released_by(Rank(1), (1, u64::MAX), false, &mut effects);
         assert!(effects.corrupt);
         let mut effects = Effects::default();
         custody.track((1, 5), vec![Rank(1)], None);
-        custody.released_by(Rank(1), (2, 0), &mut effects);
-        custody.released_by(Rank(2), (2, 0), &mut effects);
+        custody.released_by(Rank(1), (2, 0), false, &mut effects);
+        custody.released_by(Rank(2), (2, 0), false, &mut effects);
         assert!(!effects.corrupt, "there is room again, and everybody has their own");
+    }
+
+    #[test]
+    fn a_rank_that_came_again_is_waited_for_and_may_die_again() {
+        let shape = posthaste_core::JobShape { ranks: 2, clients: 1, contexts: 1 };
+        let (mut board, mut effects) = (Board::new(Rank(0), shape), Effects::default());
+        board.custody.track((1, 0), vec![Rank(1)], None);
+        for operation in 1..4 {
+            board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
+            board.custody.track((6, operation), vec![Rank(1)], None);
+            board.custody.release((6, operation), false, &mut effects);
+            assert_eq!(unused(&mut effects), 1, "nobody else reaches it");
+            board.peer_up(Rank(1));
+            let key = (7, operation);
+            board.custody.track(key, vec![Rank(1)], None);
+            board.custody.release(key, false, &mut effects);
+            assert!(unused(&mut effects) == 0 && !board.custody.is_unused(key));
+            assert_eq!(board.custody.to_tell(key, &[Rank(1)]), [Rank(1)]);
+            assert!(board.custody.to_tell((1, 0), &[Rank(1)]).is_empty(), "another made that");
+            if operation == 1 {
+                board.custody.released_by(Rank(1), key, false, &mut effects);
+            } else {
+                board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
+            }
+            assert_eq!(unused(&mut effects), 1);
+        }
     }
 }

@@ -17,9 +17,11 @@ mod simulation;
 
 use crate::handler::ActiveMessage;
 use crate::message::Message;
+pub(crate) use board::reaches_nothing;
 use board::{Board, Effects, MAX_STORED};
 use bytes::{Bytes, BytesMut};
 pub(crate) use custody::Key;
+use custody::Never;
 use notice::Outlet;
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;
@@ -41,6 +43,8 @@ const NAME: &str = "posthaste.exchange";
 struct ExchangeProtocol {
     board: Mutex<Board>,
     outlet: OnceLock<Outlet>,
+    /// Who knows whether a window of a group is never made here any more.
+    never: OnceLock<Never>,
 }
 
 impl ExchangeProtocol {
@@ -86,11 +90,13 @@ impl Protocol for Registered {
     }
 
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
-        // The operations of the job stay broken: the rank knows nothing of those that the others count. What tells of the
-        // death may still be on its way.
+        // What tells of the death may still be on its way.
         if self.0.outlet.get().is_some_and(|outlet| outlet.is_of(scope.me())) {
             let mut effects = Effects::default();
-            self.0.board().peer_down(rank, Fault::PeerLost(rank), &mut effects);
+            let mut board = self.0.board();
+            board.peer_down(rank, Fault::PeerLost(rank), &mut effects);
+            board.peer_up(rank);
+            drop(board);
             self.0.apply_in(scope, None, effects);
         }
     }
@@ -141,7 +147,8 @@ impl Exchange {
         let handle = messager.contexts().first().cloned().ok_or(RegisterError::Closed)?;
         let (rank, shape) = (handle.me().rank, messager.peers());
         let board = Mutex::new(Board::new(rank, shape));
-        let protocol = Arc::new(ExchangeProtocol { board, outlet: OnceLock::new() });
+        let (outlet, never) = (OnceLock::new(), OnceLock::new());
+        let protocol = Arc::new(ExchangeProtocol { board, outlet, never });
         let id = messager.register(Arc::new(Registered(protocol.clone())))?;
         let context = Arc::downgrade(handle.shared_state());
         // Set once: this protocol was made here.
@@ -348,7 +355,11 @@ impl Operation<'_> {
             let count = distance.min(size - distance) as usize;
             let to = Rank((rank.0 + size - distance) % size);
             self.send(to, round, &gathered[..count * blob.len()]).await?;
-            let more = self.receive(Rank((rank.0 + distance) % size), round).await?;
+            let from = Rank((rank.0 + distance) % size);
+            let more = self.receive(from, round).await?;
+            if more.len() != count * blob.len() {
+                return Err(Fault::PeerCorrupt(from).into());
+            }
             gathered.extend_from_slice(&more);
             (round, distance) = (round + 1, distance * 2);
         }

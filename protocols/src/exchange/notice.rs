@@ -41,6 +41,9 @@ impl ExchangeProtocol {
     pub fn apply(self: &Arc<Self>, mut effects: Effects) {
         effects.wake.drain(..).for_each(Waker::wake);
         effects.unused.drain(..).for_each(super::board::Unused::give_back);
+        if let Some(group) = effects.early {
+            self.answer(group);
+        }
         if effects.relay
             && let Some(handle) = self.handle()
         {

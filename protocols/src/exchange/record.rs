@@ -26,8 +26,8 @@ pub(super) enum Record {
     Part { call: Collective, operation: u64, round: u32, blob: Bytes },
     /// The sender has no operation on the window any more, and never will.
     Release { window: u64 },
-    /// The same of a window of a group.
-    GroupRelease { key: Key },
+    /// The same of a window of a group. One that answers another says that the sender never makes it.
+    GroupRelease { key: Key, answers: bool },
     /// No operation from `first` on can end well, and some rank never enters any from `unentered` on.
     Broken { first: u64, unentered: u64, cause: Fault },
 }
@@ -73,8 +73,8 @@ impl Record {
         header(RELEASE, 0, 0, window, 0)
     }
 
-    pub fn group_release((group, operation): Key) -> BytesMut {
-        header(GROUP_RELEASE, 0, operation, group, 0)
+    pub fn group_release((group, operation): Key, answers: bool) -> BytesMut {
+        header(GROUP_RELEASE, answers.into(), operation, group, 0)
     }
 
     pub fn broken(first: u64, unentered: u64, cause: Fault) -> BytesMut {
@@ -92,7 +92,10 @@ impl Record {
         let (operation, detail) = (bytes.get_u64_le(), bytes.get_u64_le());
         match kind {
             RELEASE => Some(Record::Release { window: detail }),
-            GROUP_RELEASE => Some(Record::GroupRelease { key: (detail, operation) }),
+            GROUP_RELEASE if round <= 1 => {
+                Some(Record::GroupRelease { key: (detail, operation), answers: round == 1 })
+            }
+            GROUP_RELEASE => None,
             BROKEN => {
                 let cause = parse_cause(bytes)?;
                 Some(Record::Broken { first: operation, unentered: detail, cause })
@@ -128,8 +131,10 @@ mod tests {
         let release = Record::release(77).freeze();
         assert_eq!(Record::parse(release), Some(Record::Release { window: 77 }));
         let key = (1 << 50, 1 << 40);
-        let release = Record::group_release(key).freeze();
-        assert_eq!(Record::parse(release), Some(Record::GroupRelease { key }));
+        for answers in [false, true] {
+            let release = Record::group_release(key, answers).freeze();
+            assert_eq!(Record::parse(release), Some(Record::GroupRelease { key, answers }));
+        }
         let mismatch = Fault::CollectiveMismatch {
             ranks: [Rank(1), Rank(2)],
             calls: [Collective::AllGather(4), Collective::Free(WindowId(8))],

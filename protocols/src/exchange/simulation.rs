@@ -363,6 +363,20 @@ fn a_rank_that_calls_something_else_is_told_to_all_and_taken_for_no_other_fault(
 }
 
 #[test]
+fn ranks_that_are_ahead_and_call_different_things_are_told_apart() {
+    let mut board = Board::new(Rank(0), JobShape { ranks: 4, clients: 1, contexts: 1 });
+    let mut effects = Effects::default();
+    let (ours, theirs) = (Collective::AllGather(4), Collective::AllGather(8));
+    for (source, call, round, len) in [(Rank(1), ours, 0, 4), (Rank(2), theirs, 1, 16)] {
+        let record = Record::part(call, 0, round, &vec![0; len]).freeze();
+        board.on_record(source, Record::parse(record).expect("a record"), &mut effects);
+    }
+    let mismatch = Fault::CollectiveMismatch { ranks: [Rank(1), Rank(2)], calls: [ours, theirs] };
+    assert_eq!(board.begin(ours, &mut effects), Err(mismatch));
+    assert!(effects.relay && !effects.corrupt);
+}
+
+#[test]
 fn the_news_gets_past_ranks_that_have_left() {
     for seed in 0..50 {
         let mut world = World::new(seed, 8, &[Step::Make]);

@@ -6,7 +6,7 @@ use super::{Element, Origin, Window};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
-use crate::group::Group;
+use crate::group::{Group, Inner};
 use futures::future::join_all;
 use posthaste_core::device::{Allocation, Memory, RemoteMemory};
 use posthaste_core::engine::Gates;
@@ -73,11 +73,6 @@ impl WindowHome {
     pub fn exchange(&self) -> &Exchange {
         &self.exchange
     }
-
-    /// Whether none of these ranks was ever started again.
-    pub fn are_first_incarnations(&self, ranks: &[Rank]) -> bool {
-        ranks.iter().all(|rank| self.gates.incarnation_of(*rank) == 0)
-    }
 }
 
 /// What a member tells of its part.
@@ -126,6 +121,7 @@ fn is_loss(ended: &Result<(), SendError>) -> bool {
 /// A window that is being made. Dropped before it is made, it counts as released by this rank.
 struct Making<'g> {
     home: &'g Arc<WindowHome>,
+    group: &'g Inner,
     key: Key,
     others: Vec<Rank>,
     made: bool,
@@ -134,6 +130,8 @@ struct Making<'g> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         if !self.made {
+            // Whoever was started again since has taken no part.
+            self.home.exchange.lose(self.key, &self.group.hub.gone_from(self.group.at));
             self.home.exchange.let_go(self.key, &self.others);
         }
     }
@@ -194,6 +192,7 @@ impl Group {
             }
             Err(error) => (Share { id, offset: 0, len: 0, failed: 1 }, None, Some(error)),
         };
+        let naming = home.exchange.name_window(self.id());
         let (number, gathered) = self.numbered_all_gather(&[share]);
         if number == u64::MAX {
             // Nothing was begun, and nobody has heard of this part.
@@ -205,7 +204,8 @@ impl Group {
         let key = (self.id(), number);
         let others: Vec<Rank> = self.members().iter().copied().filter(|rank| *rank != me).collect();
         home.exchange.hold(key, others.clone(), own);
-        let mut making = Making { home, key, others: others.clone(), made: false };
+        drop(naming);
+        let mut making = Making { home, group: inner, key, others: others.clone(), made: false };
         let gathered = gathered.await;
         if let Some(error) = failed {
             return Err(error.into());

@@ -32,6 +32,12 @@ pub async fn warm(group: &Group) {
     }
 }
 
+/// What is there soon, or never.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let late = std::time::Duration::from_secs(8);
+    tokio::time::timeout(late, future).await.unwrap_or_else(|_| panic!("{what} does not end"))
+}
+
 /// An operation under way, and the check of its result.
 pub type Check = Pin<Box<dyn Future<Output = ()>>>;
 

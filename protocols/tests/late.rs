@@ -1,0 +1,141 @@
+//! Messages that come before their group is made, or after it has gone, and operations that nobody looks after.
+
+#[allow(dead_code, reason = "these tests need a part of it")]
+mod near;
+#[allow(dead_code, reason = "these tests need a part of it")]
+mod support;
+
+use futures::poll;
+use near::{soon, wait};
+use posthaste_core::{Messager, Rank};
+use posthaste_protocols::Reduce;
+use posthaste_protocols::window::Region;
+use std::pin::pin;
+use support::{Setup, run};
+
+const BOTH: [Rank; 2] = [Rank(0), Rank(1)];
+
+#[test]
+fn what_came_for_a_group_goes_to_no_other_that_has_its_number_by_then() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        if member.rank.0 == 0 {
+            wait(5).await;
+            let first = world.split(Some(0), 0).await.unwrap().unwrap();
+            assert_eq!(first.broadcast(0, &[1u64]).await.unwrap(), [1]);
+            drop(first);
+            wait(5).await;
+            let second = member.collectives.subset(&BOTH).await.unwrap();
+            assert_eq!(second.broadcast(0, &[2u64]).await.unwrap(), [2]);
+        } else {
+            let mut split = pin!(world.split(Some(0), 0));
+            assert!(poll!(&mut split).is_pending());
+            wait(300).await;
+            let first = split.await.unwrap().unwrap();
+            assert_eq!(soon("the first", first.broadcast(0, &[0u64])).await.unwrap(), [1]);
+            let second = member.collectives.subset(&BOTH).await.unwrap();
+            assert_eq!(soon("the second", second.broadcast(0, &[0u64])).await.unwrap(), [2]);
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_board_that_is_told_before_the_group_is_made_is_looked_at() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let sum = vec![1u64; 100_000];
+        let group = if member.rank.0 == 0 {
+            wait(5).await;
+            world.split(Some(0), 0).await.unwrap().unwrap()
+        } else {
+            let mut split = pin!(world.split(Some(0), 0));
+            assert!(poll!(&mut split).is_pending());
+            wait(300).await;
+            split.await.unwrap().unwrap()
+        };
+        soon("a sum", group.all_reduce(&sum, &Reduce::sum())).await.unwrap();
+        for _ in 0..20 {
+            group.barrier().await.unwrap();
+        }
+        let sent = || member.client.contexts()[0].stats().messages_sent;
+        let before = sent();
+        for _ in 0..100 {
+            group.barrier().await.unwrap();
+        }
+        assert!(sent() - before < 50, "{} messages", sent() - before);
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_is_forgotten_holds_up_none_behind_it() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        near::warm(&world).await;
+        std::mem::forget(world.barrier());
+        let kept = world.all_reduce_one(3u64, &Reduce::sum());
+        for number in 0..40_000u64 {
+            let sum = soon("a sum", world.all_reduce_one(number, &Reduce::sum())).await;
+            assert_eq!(sum.unwrap(), 2 * number);
+        }
+        assert_eq!(kept.await.unwrap(), 6);
+        let sent = || member.client.contexts()[0].stats().messages_sent;
+        let before = sent();
+        for _ in 0..1000 {
+            world.barrier().await.unwrap();
+        }
+        assert!(sent() - before < 100, "{} messages", sent() - before);
+    });
+}
+
+#[test]
+fn parts_of_windows_that_a_member_never_makes_come_back() {
+    for turns in [0, 1, 3, 30] {
+        run(2, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            let rounds = |rounds, len| {
+                let world = &world;
+                async move {
+                    for round in 0..rounds {
+                        let group = world.split(Some(0), 0).await.unwrap().unwrap();
+                        if world.rank() == 1 {
+                            drop(group);
+                        } else {
+                            wait(turns).await;
+                            let made = soon("a window", group.shmalloc::<u8>(len)).await;
+                            assert!(made.is_err(), "round {round}");
+                        }
+                        soon("a barrier", world.barrier()).await.unwrap();
+                    }
+                }
+            };
+            rounds(200, 1 << 20).await;
+            wait(100).await;
+            if member.rank.0 == 0 {
+                // Nearly all that there is.
+                Region::allocate(&member.client, 12 << 20).await.unwrap();
+            }
+            // More than may wait for a rank that is late.
+            rounds(if turns == 3 { 4200 } else { 50 }, 0).await;
+        });
+    }
+}
+
+#[test]
+fn parts_of_windows_come_back_from_who_calls_something_else() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        for _ in 0..100 {
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            if member.rank.0 == 1 {
+                assert!(soon("a barrier", group.barrier()).await.is_err());
+            } else {
+                assert!(soon("a window", group.shmalloc::<u8>(1 << 20)).await.is_err());
+            }
+            soon("a barrier", world.barrier()).await.unwrap();
+        }
+        wait(100).await;
+        Region::allocate(&member.client, 12 << 20).await.unwrap();
+    });
+}
