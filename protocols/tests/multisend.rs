@@ -232,6 +232,10 @@ fn receives_are_checked_cut_off_and_taken_back() {
             assert_eq!(bad(&[part(1, 8, 3)]), ManyError::BadPart { part: 0, len: 10 });
             assert_eq!(bad(&[part(1, 0, 1), part(1, 2, 1)]), ManyError::BadSource(Rank(1)));
             assert_eq!(bad(&[part(7, 0, 1)]), ManyError::BadSource(Rank(7)));
+            for len in [usize::MAX, usize::MAX >> 1, 1 << 60] {
+                let error = many.receive(connection, len, &[]).map(drop).unwrap_err();
+                assert!(matches!(error, ManyError::Fault(Fault::OutOfMemory(_))), "{error}");
+            }
             drop(many.receive(connection, 4, &[part(1, 0, 4)]).unwrap());
         }
         world.barrier().await.unwrap();

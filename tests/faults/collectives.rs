@@ -409,6 +409,15 @@ fn fault_members_that_make_different_persistent_collectives_are_told_and_go_on()
             _ => job.persistent().all_to_all::<u8>(&world, 0).await.map(drop),
         };
         assert!(matches!(other, Err(PersistentError::Mismatch { .. })), "{other:?}");
+        // What is combined by different operations, or is of different types, is different, too.
+        let by = if me == 1 { posthaste::Reduce::max() } else { sum.clone() };
+        let other = job.persistent().all_reduce::<u64>(&world, 2, &by).await.map(drop);
+        assert!(matches!(other, Err(PersistentError::Mismatch { .. })), "{other:?}");
+        let other = match me {
+            1 => job.persistent().all_reduce::<f64>(&world, 2, &posthaste::Reduce::sum()).await.map(drop),
+            _ => job.persistent().all_reduce::<u64>(&world, 2, &sum).await.map(drop),
+        };
+        assert!(matches!(other, Err(PersistentError::Mismatch { .. })), "{other:?}");
         // Nobody is cut off, and the next one is made.
         let mut sums = job.persistent().all_reduce::<u64>(&world, 2, &sum).await.unwrap();
         let mut values = [1, me as u64];
@@ -436,6 +445,10 @@ fn fault_a_member_that_cannot_make_a_persistent_collective_tells_the_others() {
             let error = made.map(drop).unwrap_err();
             assert!(me == 1 || lost(&error), "{error}");
         }
+        let root = if me == 1 { 3 } else { 0 };
+        let made = soon("a word", job.persistent().broadcast::<u64>(&world, root, 1)).await;
+        let error = made.map(drop).unwrap_err();
+        assert!(me == 1 || lost(&error), "{error}");
         // The next ones are the same for all.
         let mut sums = job.persistent().all_reduce::<u64>(&world, 2, &sum).await.unwrap();
         let mut exchange = job.persistent().all_to_all::<u64>(&world, 1).await.unwrap();

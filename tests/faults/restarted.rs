@@ -400,3 +400,36 @@ fn fault_a_persistent_collective_that_broke_is_told_to_no_restarted_member() {
         soon("the end", group.barrier()).await.unwrap();
     });
 }
+
+#[test]
+fn fault_i10_who_was_started_again_is_waited_for_when_windows_of_groups_are_freed() {
+    run(2, once(), async |job| {
+        job.ready();
+        if job.incarnation() == 0 {
+            let group = everybody(&job).await;
+            let window = soon("a window", group.shmalloc::<u64>(4)).await.unwrap();
+            if job.rank() == ONE {
+                std::process::abort();
+            }
+            soon("the restart", job.peer_restarted(ONE, 0)).await.unwrap();
+            soon("the free", window.free()).await.unwrap();
+        }
+        let group = everybody(&job).await;
+        for _ in 0..2 {
+            let window = soon("a window", group.shmalloc::<u64>(4)).await.unwrap();
+            assert_eq!(sum(&group, 1).await, 2);
+            let begun = std::time::Instant::now();
+            if job.rank() == ONE {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            soon("the free", window.free()).await.unwrap();
+            assert!(begun.elapsed() > Duration::from_millis(200), "{:?}", begun.elapsed());
+        }
+        // More than may be released before they are made.
+        for _ in 0..4200 {
+            let window = soon("a window", group.shmalloc::<u64>(0)).await.unwrap();
+            soon("the free", window.free()).await.unwrap();
+        }
+        soon("the end", group.barrier()).await.unwrap();
+    });
+}

@@ -13,6 +13,7 @@ use posthaste_core::slot::Value;
 use posthaste_core::{Collective, Fault, Rank, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// Operations that a rank may be ahead of a member of the group: beyond that its parts wait.
 pub(super) const WINDOW: u64 = 64;
@@ -254,6 +255,8 @@ pub(super) struct GroupState {
     /// Its handles are gone: it goes when its operations have ended.
     pub abandoned: bool,
     pub near: Near,
+    /// Persistent collectives that were made of it.
+    pub persistent: Arc<AtomicU32>,
 }
 
 impl GroupState {
@@ -273,6 +276,7 @@ impl GroupState {
             wanted: false,
             abandoned: false,
             near: Near::default(),
+            persistent: Arc::default(),
         }
     }
 

@@ -9,6 +9,7 @@ use super::wire::{Origin, Record, Tag};
 use crate::exchange::{Key, reaches_nothing};
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 
@@ -110,6 +111,11 @@ impl Hub {
     pub fn are_first_incarnations(&self, ranks: &[Rank]) -> bool {
         let state = self.lock();
         ranks.iter().all(|rank| !state.reborn.contains(rank))
+    }
+
+    /// Counts the persistent collectives of a group for as long as it is here.
+    pub fn persistent_count(&self, at: usize) -> Arc<AtomicU32> {
+        self.lock().groups.get(at).map(|group| group.persistent.clone()).unwrap_or_default()
     }
 
     /// The members of a group that reach nothing any more.

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
 const NAME: &str = "posthaste.many";
+/// For buffers of up to so many bytes nobody asks first whether there is memory.
+const UNASKED: usize = 1 << 20;
 
 /// What one source sends: where it goes in the receiver's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,7 +361,7 @@ impl ManyToMany {
     /// when all have come, or their sources are gone.
     ///
     /// # Errors
-    /// If a part does not lie in the buffer, or a source is named twice.
+    /// If a part does not lie in the buffer, a source is named twice, or there is no memory for the buffer.
     pub fn receive(
         &self,
         connection: ConnectionId,
@@ -367,6 +369,7 @@ impl ManyToMany {
         parts: &[Part],
     ) -> Result<ReceiveMany, ManyError> {
         self.check(len, parts)?;
+        let buffer = zeros(len)?;
         let mut consumed = Vec::new();
         let key = {
             let mut state = lock(&self.state);
@@ -378,7 +381,7 @@ impl ManyToMany {
             let receive = Posted {
                 parts: parts.to_vec(),
                 outcomes: vec![None; parts.len()],
-                buffer: vec![0; len],
+                buffer,
                 missing: parts.len(),
                 cut: Vec::new(),
                 waker: None,
@@ -436,6 +439,13 @@ impl ManyToMany {
             None => Ok(()),
         }
     }
+}
+
+/// A buffer of so many bytes, if there is memory for it.
+fn zeros(len: usize) -> Result<Vec<u8>, Fault> {
+    // Memory that is fresh is zero: what is asked for here is given back untouched.
+    let is_there = len <= UNASKED || Vec::<u8>::new().try_reserve_exact(len).is_ok();
+    is_there.then(|| vec![0; len]).ok_or(Fault::OutOfMemory("no memory for what is to be received"))
 }
 
 /// A posted receive.

@@ -407,7 +407,7 @@ pub enum ManyError {
     /// A source is named twice, or the job does not have it.
     #[error("rank {0} is named twice, or does not exist")]
     BadSource(Rank),
-    /// The job was left.
+    /// The job was left, or there is no memory for the buffer.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

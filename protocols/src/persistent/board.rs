@@ -9,7 +9,9 @@ use posthaste_core::context::Shared;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::sync::lock;
 use posthaste_core::{Fault, Handle, Rank, Scope};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
@@ -165,8 +167,8 @@ fn fill(slot: &mut Slot, len: usize, message: &Message<'_>) -> Option<()> {
 #[derive(Debug, Default)]
 pub(super) struct Board {
     pub inboxes: HashMap<Key, Inbox>,
-    /// How many each group has had.
-    next: HashMap<u64, u32>,
+    /// How many each group has had, of those that are not gone.
+    next: HashMap<u64, Weak<AtomicU32>>,
     pub down: HashMap<Rank, Fault>,
     pub closed: bool,
 }
@@ -185,16 +187,21 @@ impl Board {
             Some(inbox) => inbox.deliver(source, kind, child, message).map(|()| inbox.waker.take()),
             // Whoever was started again is told of what an earlier incarnation had.
             None if kind == Kind::Broken => Some(None),
-            // One that was dropped here is not missed.
-            None => self.next.get(&key.0).is_some_and(|next| key.1 < *next).then_some(None),
+            // One that was dropped here is not missed, nor is one whose group is gone.
+            None => {
+                let next = self.next.get(&key.0).and_then(Weak::upgrade);
+                next.is_none_or(|next| key.1 < next.load(Ordering::Relaxed)).then_some(None)
+            }
         }
     }
 
     /// The number of a group's next one.
-    pub fn next_of(&mut self, group: u64) -> u32 {
-        let next = self.next.entry(group).or_default();
-        *next += 1;
-        *next - 1
+    pub fn next_of(&mut self, group: u64, count: &Arc<AtomicU32>) -> u32 {
+        if let Entry::Vacant(place) = self.next.entry(group) {
+            place.insert(Arc::downgrade(count));
+            self.next.retain(|_, count| count.strong_count() > 0);
+        }
+        count.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -282,4 +289,22 @@ pub(super) fn cause_of(fault: Fault) -> Bytes {
     let mut bytes = bytes::BytesMut::new();
     crate::cause::put_cause(&mut bytes, fault);
     bytes.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_groups_that_are_gone() {
+        let mut board = Board::default();
+        let world = Arc::default();
+        for group in 1..1000 {
+            assert_eq!(board.next_of(0, &world), 2 * group as u32 - 2);
+            assert_eq!(board.next_of(0, &world), 2 * group as u32 - 1);
+            let count = Arc::default();
+            assert_eq!([board.next_of(group, &count), board.next_of(group, &count)], [0, 1]);
+            assert!(board.next.len() <= 3);
+        }
+    }
 }

@@ -53,7 +53,8 @@ impl std::fmt::Display for PersistentCall {
 }
 
 impl PersistentCall {
-    fn to_words(self) -> [u64; 3] {
+    /// `mark`: of the operation by which values are combined, and of their type.
+    fn to_words(self, mark: u32) -> [u64; WORDS] {
         let kind = match self.kind {
             PersistentKind::AllReduce => 1,
             PersistentKind::Broadcast => 2,
@@ -61,10 +62,10 @@ impl PersistentCall {
             PersistentKind::AllToAll => 4,
             PersistentKind::Unknown => 0,
         };
-        [kind, self.root as u64, self.bytes as u64]
+        [kind, self.root as u64, self.bytes as u64, mark.into()]
     }
 
-    fn from_words([kind, root, bytes]: [u64; 3]) -> PersistentCall {
+    fn from_words([kind, root, bytes, _]: [u64; WORDS]) -> PersistentCall {
         let kind = match kind {
             1 => PersistentKind::AllReduce,
             2 => PersistentKind::Broadcast,
@@ -76,8 +77,10 @@ impl PersistentCall {
     }
 }
 
+/// Words of what a member tells.
+const WORDS: usize = 4;
 /// What a member tells in place of a call that it could not prepare for.
-const COULD_NOT: [u64; 3] = [u64::MAX; 3];
+const COULD_NOT: [u64; WORDS] = [u64::MAX; WORDS];
 
 /// Bytes of so many values.
 pub(super) fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
@@ -86,15 +89,20 @@ pub(super) fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
 }
 
 /// Ends when all members have come here with the same call, and are ready for it; `None`: this one could not get ready.
-pub(super) async fn agree(group: &Group, ours: Option<PersistentCall>) -> Result<(), PersistentError> {
-    let words = group.all_gather(&ours.map_or(COULD_NOT, PersistentCall::to_words)).await?;
-    let Some(ours) = ours else { return Ok(()) };
-    let (calls, _) = words.as_chunks::<3>();
+pub(super) async fn agree(group: &Group, ours: Option<(PersistentCall, u32)>) -> Result<(), PersistentError> {
+    let own = ours.map_or(COULD_NOT, |(call, mark)| call.to_words(mark));
+    let words = group.all_gather(&own).await?;
+    let Some((ours, _)) = ours else { return Ok(()) };
+    let (calls, _) = words.as_chunks::<WORDS>();
     if calls.contains(&COULD_NOT) {
         let fault = Fault::OutOfMemory("another member could not make its part of a persistent collective");
         return Err(CollectiveError::Fault(fault).into());
     }
-    let calls = group.members().iter().zip(calls.iter().map(|words| PersistentCall::from_words(*words)));
-    let other = calls.into_iter().find(|(_, theirs)| *theirs != ours);
-    other.map_or(Ok(()), |(&rank, theirs)| Err(PersistentError::Mismatch { rank, theirs, ours }))
+    match group.members().iter().zip(calls).find(|(_, theirs)| **theirs != own) {
+        None => Ok(()),
+        Some((&rank, theirs)) => {
+            let theirs = PersistentCall::from_words(*theirs);
+            Err(PersistentError::Mismatch { rank, theirs, ours })
+        }
+    }
 }

@@ -64,7 +64,8 @@ pub enum PersistentError {
     Fault(#[from] Fault),
     /// The members have called for different ones; it was made on none of them.
     #[error(
-        "rank {rank} makes {theirs} and this rank makes {ours}: all members of a group make the same, in the same order"
+        "rank {rank} makes {theirs} and this rank makes {ours}: all members of a group make the same, by the same operation \
+         on values of the same type, in the same order"
     )]
     Mismatch {
         /// The first member whose call is another, by its rank in the job.
@@ -192,7 +193,9 @@ impl Persistent {
         operation: &Reduce<T>,
     ) -> Result<PersistentAllReduce<T>, PersistentError> {
         let call = |bytes| PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes };
-        let core = self.make(group, bytes_of::<T>(len).map(call)).await?;
+        let mark = operation.combiner().mark();
+        let core =
+            self.make(group, bytes_of::<T>(len).map(call).map_err(PersistentError::from), mark).await?;
         Ok(PersistentAllReduce { core, operation: operation.clone(), len })
     }
 
@@ -226,11 +229,13 @@ impl Persistent {
         root: usize,
         len: usize,
     ) -> Result<PersistentBroadcast<T>, PersistentError> {
-        if root >= group.size() {
-            return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
-        }
+        let (size, bytes) = (group.size(), bytes_of::<T>(len));
         let call = |bytes| PersistentCall { kind: PersistentKind::Broadcast, root, bytes };
-        let core = self.make(group, bytes_of::<T>(len).map(call)).await?;
+        let call = match root < size {
+            true => bytes.map(call).map_err(PersistentError::from),
+            false => Err(CollectiveError::UnknownRank { rank: root, size }.into()),
+        };
+        let core = self.make(group, call, 0).await?;
         Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
     }
 
@@ -260,7 +265,7 @@ impl Persistent {
     /// ```
     pub async fn barrier(&self, group: &Group) -> Result<PersistentBarrier, PersistentError> {
         let call = PersistentCall { kind: PersistentKind::Barrier, root: 0, bytes: 0 };
-        Ok(PersistentBarrier { core: self.make(group, Ok(call)).await? })
+        Ok(PersistentBarrier { core: self.make(group, Ok(call), 0).await? })
     }
 
     /// Makes an exchange of `len` values between any two members of a group: collective, in the same order on all members.
@@ -299,7 +304,7 @@ impl Persistent {
             Ok(PersistentCall { bytes, .. }) => self.prepare_exchange(group, key, bytes).await,
             Err(fault) => Err(fault.into()),
         };
-        let core = settle(group, call.ok(), made).await?;
+        let core = settle(group, call.ok().map(|call| (call, 0)), made).await?;
         let (members, me) = (group.members().into(), group.rank());
         Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
     }
@@ -331,7 +336,8 @@ impl Persistent {
 
     /// Names a persistent collective of a group: all members count alike, also those that come to nothing.
     fn name(&self, group: &Group) -> Key {
-        (group.id(), lock(&self.board).next_of(group.id()))
+        let count = group.inner().hub.persistent_count(group.inner().at);
+        (group.id(), lock(&self.board).next_of(group.id(), &count))
     }
 
     /// Takes what comes for a persistent collective.
@@ -342,14 +348,15 @@ impl Persistent {
     async fn make(
         &self,
         group: &Group,
-        call: Result<PersistentCall, Fault>,
+        call: Result<PersistentCall, PersistentError>,
+        mark: u32,
     ) -> Result<Core, PersistentError> {
         let key = self.name(group);
-        let made = match call {
-            Ok(call) => self.prepare(group, key, call).await,
-            Err(fault) => Err(fault.into()),
+        let (ours, made) = match call {
+            Ok(call) => (Some((call, mark)), self.prepare(group, key, call).await),
+            Err(error) => (None, Err(error)),
         };
-        settle(group, call.ok(), made).await
+        settle(group, ours, made).await
     }
 
     async fn prepare(&self, group: &Group, key: Key, call: PersistentCall) -> Result<Core, PersistentError> {
@@ -382,7 +389,7 @@ impl Persistent {
 /// Nobody sends before all know of it; and who could not get ready tells those who have.
 async fn settle(
     group: &Group,
-    call: Option<PersistentCall>,
+    call: Option<(PersistentCall, u32)>,
     made: Result<Core, PersistentError>,
 ) -> Result<Core, PersistentError> {
     let agreed = agree(group, call.filter(|_| made.is_ok())).await;
