@@ -56,7 +56,8 @@ pub enum CollectiveError {
         /// This rank.
         me: Rank,
     },
-    /// A rank has as many groups as their numbers can tell apart.
+    /// A rank has as many groups as their numbers can tell apart. Where the others have that group nevertheless, as after a
+    /// split, its operations end with [`Fault::OutOfMemory`].
     #[error("this rank has 65536 groups: drop those that are not used any more")]
     TooManyGroups,
     /// The schedule does not do that kind of operation. Unless it does so for no member, the others are told, as of a

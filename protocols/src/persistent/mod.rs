@@ -62,7 +62,8 @@ pub enum PersistentError {
     /// A rank is lost or has left, and with it all uses of the collective from that one on, on all members.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The members have called for different ones; it was made on none of them.
+    /// The members have called for different ones; it was made on none of them. Those that look alike differ in the operation
+    /// by which values are combined, or in their type.
     #[error(
         "rank {rank} makes {theirs} and this rank makes {ours}: all members of a group make the same, by the same operation \
          on values of the same type, in the same order"
