@@ -160,30 +160,6 @@ fn own_address<'a>(
     Ok(Ipv4Addr::LOCALHOST.into())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::SocketAddr;
-
-    #[test]
-    fn the_others_reach_this_host_though_it_is_listed_first_by_its_own_name() {
-        let own = Hosts::parse("127.0.1.1\nlocalhost\n").expect("two hosts").hosts;
-        let mut named = own.clone();
-        // A name that this host takes for itself.
-        named[0].name = "LOCALHOST".into();
-        assert!(!named[0].is_local(), "it is not seen by the name alone");
-        let address = |hosts: &[Host]| own_address(hosts.iter(), None, &Settings::default());
-        assert_eq!(address(&own), Ok(Ipv4Addr::LOCALHOST.into()));
-        assert_eq!(address(&named), Ok(Ipv4Addr::LOCALHOST.into()));
-        named.extend(Hosts::parse("192.0.2.1").expect("a host").hosts);
-        match address_facing(SocketAddr::from(([192, 0, 2, 1], 22))) {
-            Ok(facing) => assert_eq!(address(&named), Ok(facing)),
-            // No network leads anywhere.
-            Err(_) => assert!(address(&named).unwrap_err().contains("192.0.2.1")),
-        }
-    }
-}
-
 /// A job on several hosts while it runs.
 struct Head {
     ends: Vec<RankEnd>,
@@ -340,5 +316,29 @@ impl Head {
 
     fn first_of(&self, node: u32) -> u32 {
         self.nodes.iter().position(|other| *other == node).unwrap_or_default() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    #[test]
+    fn the_others_reach_this_host_though_it_is_listed_first_by_its_own_name() {
+        let own = Hosts::parse("127.0.1.1\nlocalhost\n").expect("two hosts").hosts;
+        let mut named = own.clone();
+        // A name that this host takes for itself.
+        named[0].name = "LOCALHOST".into();
+        assert!(!named[0].is_local(), "it is not seen by the name alone");
+        let address = |hosts: &[Host]| own_address(hosts.iter(), None, &Settings::default());
+        assert_eq!(address(&own), Ok(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(address(&named), Ok(Ipv4Addr::LOCALHOST.into()));
+        named.extend(Hosts::parse("192.0.2.1").expect("a host").hosts);
+        match address_facing(SocketAddr::from(([192, 0, 2, 1], 22))) {
+            Ok(facing) => assert_eq!(address(&named), Ok(facing)),
+            // No network leads anywhere.
+            Err(_) => assert!(address(&named).unwrap_err().contains("192.0.2.1")),
+        }
     }
 }
