@@ -108,6 +108,9 @@ pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
 ///
 /// # Errors
 /// If memory or descriptors cannot be had.
+///
+/// # Cancel safety
+/// Dropped before it is ready, no job was made.
 pub async fn solo() -> Result<Job, Error> {
     solo_with(1, 1).await
 }
@@ -129,6 +132,9 @@ pub async fn solo() -> Result<Job, Error> {
 ///
 /// # Errors
 /// If memory or descriptors cannot be had.
+///
+/// # Cancel safety
+/// Dropped before it is ready, no job was made.
 pub async fn solo_with(clients: u16, contexts: u16) -> Result<Job, Error> {
     let settings = Settings::from_process().map_err(JoinError::from)?;
     let shape = JobShape { ranks: 1, clients, contexts };

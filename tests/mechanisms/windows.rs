@@ -260,7 +260,6 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
     });
 }
 
-/// Numbers below what it is asked for.
 /// Typed puts that are many messages, and what is put behind them while those are on their way.
 #[test]
 fn m_w04_no_put_passes_a_long_one_between_layouts() {

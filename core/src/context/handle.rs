@@ -105,6 +105,9 @@ impl Handle {
 
     /// Waits until every thread is past what it does now at memory of others. Whoever calls this has forbidden to begin more of
     /// what he waits for.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it only waits.
     pub async fn vacate_gates(&self) {
         self.shared.sysdep.heavy_fence();
         passage::vacated().await;

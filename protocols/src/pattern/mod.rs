@@ -148,6 +148,9 @@ impl Pattern {
 
     /// The same through an owned context, which must be the one that recorded it.
     ///
+    /// # Cancel safety
+    /// As for [`replay`](Self::replay).
+    ///
     /// # Examples
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -3,7 +3,7 @@
 use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
-use posthaste_core::engine::{PatternError, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{FifoOptions, PatternError, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
     Descriptor, Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket,
@@ -327,6 +327,39 @@ pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
     if others_write {
         assert_eq!(pending.memory.bytes(to, 0, 64), before, "a put was written after the departure");
     }
+}
+
+/// The same of a recorded put that a FIFO of one's own carries out in parts, each in its turn.
+pub fn a_replay_of_a_fifo_ends_with_the_departure<H: Harness>(harness: H) {
+    const LEN: u64 = 64 << 10;
+    let mut world = World::new(harness, 2);
+    let (from, to) = (at(Rank(0)), Rank(1));
+    let memory = world.memory(LEN);
+    memory.write(Rank(0), 0, &[1; LEN as usize]);
+    let put = Descriptor {
+        op: Op::Put,
+        source_kind: SourceKind::Region,
+        rank: to,
+        region: memory.remote[0][1] as u32,
+        len: LEN,
+        source: [memory.local[0] as u64, 0],
+        ..Descriptor::default()
+    };
+    let options = FifoOptions { slots: 8, priority: false, quantum: 4096 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    let pattern = world.enter(from, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("not empty");
+    // Nobody has a turn in between.
+    world.enter(from, |scope| {
+        scope.replay_with(pattern, None, Some(fifo)).expect("its target lives");
+        scope.depart();
+    });
+    if world.goes_over_send() || !world.caps().mappable {
+        return;
+    }
+    let before = memory.bytes(to, 0, LEN as usize);
+    assert!(before.contains(&0), "all of it was written in one turn");
+    world.a_while();
+    assert!(memory.bytes(to, 0, LEN as usize) == before, "a part was written after the departure");
 }
 
 /// The same of a long message that waits for its place: it is written nowhere, though the peer gives it one.
