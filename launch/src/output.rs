@@ -56,6 +56,17 @@ const MOST_IN_A_PIPE: u64 = 1 << 20;
 /// How often whoever waits for the readers looks at them.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How long the launcher may wait for what ranks have printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hurry {
+    /// As long as it takes.
+    None,
+    /// As long as a process that was left behind is waited for.
+    Some,
+    /// No longer.
+    Great,
+}
+
 /// One that reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reader {
@@ -154,8 +165,8 @@ impl Readers {
     }
 
     /// Waits, after the end of all ranks, until every stream has ended, however slowly what is printed is taken. A process that a
-    /// rank left behind may hold one open: it is waited for no longer than `most`. Nor is anything once `stop` says so.
-    pub(crate) fn wait(&self, most: Duration, stop: impl Fn() -> bool) {
+    /// rank left behind may hold one open: it is waited for no longer than `most`. Nor is anything once somebody is in a hurry.
+    pub(crate) fn wait(&self, most: Duration, hurry: impl Fn() -> Hurry) {
         // Who waits for one that does not end reads after that time.
         let most = most + SUCCESSION;
         let (end, mut active) = (Instant::now(), lock(&self.active));
@@ -165,7 +176,13 @@ impl Readers {
             let before = before.iter().find(|(number, _)| *number == reader.number);
             reader.is_left_behind(end, before.map_or(0, |(_, read)| *read), most)
         };
-        while !active.readers.is_empty() && !stop() {
+        let mut until = None;
+        while !active.readers.is_empty() {
+            match hurry() {
+                Hurry::None => {}
+                Hurry::Some if *until.get_or_insert_with(|| Instant::now() + most) > Instant::now() => {}
+                Hurry::Some | Hurry::Great => return,
+            }
             if active.readers.iter().all(left_behind) {
                 tracing::warn!(
                     "a process left behind by a rank still holds its output; no longer waiting for it"
@@ -367,7 +384,7 @@ mod tests {
         readers.capture(1, Stream::Err, &b"aside"[..]).unwrap();
         readers.capture(1, Stream::Out, &b"second "[..]).unwrap();
         readers.capture(1, Stream::Out, &b"third"[..]).unwrap();
-        readers.wait(Duration::from_secs(100), || false);
+        readers.wait(Duration::from_secs(100), || Hurry::None);
         assert_eq!(readers.captured(1, Stream::Out), b"first second third");
         assert_eq!(readers.captured(1, Stream::Err), b"aside");
     }
@@ -393,7 +410,7 @@ mod tests {
         readers.capture(0, Stream::Out, Stuck(third)).unwrap();
         readers.capture(0, Stream::Out, &b"fourth"[..]).unwrap();
         // The launcher has no rank left, and looks once more what was printed.
-        readers.wait(Duration::from_millis(300), || false);
+        readers.wait(Duration::from_millis(300), || Hurry::None);
         assert_eq!(readers.captured(0, Stream::Out), b"second fourth");
         drop((end, end_of_third));
     }
@@ -409,7 +426,7 @@ mod tests {
         }));
         readers.relay(0, Stream::Out, &[7; 40_000][..], slow).unwrap();
         // Each piece takes longer than a process that was left behind is waited for.
-        readers.wait(Duration::ZERO, || false);
+        readers.wait(Duration::ZERO, || Hurry::None);
         assert_eq!(*lock(&taken), 40_000);
     }
 
@@ -425,15 +442,17 @@ mod tests {
         let readers = Readers::new(2);
         let nowhere = Relay(Arc::new(|_, _, _: &[u8]| {}));
         readers.relay(0, Stream::Out, Endless, nowhere).unwrap();
-        readers.wait(Duration::from_secs(3600), || false);
+        readers.wait(Duration::from_secs(3600), || Hurry::None);
         // Is stuck where it passes on what it has read.
         let (_end, stuck) = std::sync::mpsc::channel::<()>();
         let stuck = Mutex::new(stuck);
         let stuck = Relay(Arc::new(move |_, _, _: &[u8]| assert!(lock(&stuck).recv().is_err())));
         readers.relay(1, Stream::Out, &b"text"[..], stuck).unwrap();
-        // Whoever is told to end does not wait for it.
+        // Whoever is told to end waits no longer than for one that was left behind, and not at all the second time.
         let began = Instant::now();
-        readers.wait(Duration::from_secs(3600), || began.elapsed() > Duration::from_millis(100));
+        readers.wait(Duration::from_millis(100), || Hurry::Some);
+        assert!(began.elapsed() >= Duration::from_millis(100));
+        readers.wait(Duration::from_secs(3600), || Hurry::Great);
     }
 
     #[test]

@@ -21,9 +21,8 @@ use crate::error::LaunchError;
 use crate::fds::HostFds;
 use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
-use crate::output::{Output, Readers, Stream};
+use crate::output::{Hurry, Output, Readers, Stream};
 use crate::placement::Placement;
-use crate::signals::Forwarded;
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
@@ -85,14 +84,19 @@ impl Supervisor {
         drop(done);
     }
 
-    /// Waits for what ranks have printed, unless the launcher is told to end meanwhile.
+    /// Waits for what ranks have printed; not for long if the launcher is told to end meanwhile, as it is on other hosts when a
+    /// rank has failed.
     fn finish_output(&self) {
-        let told_to_end = || {
+        let hurry = || {
             let state = lock(&self.shared.state);
-            let ends = |forwarded: &Forwarded| ENDING.contains(&forwarded.signal);
-            state.abort || state.forwarded.iter().any(ends)
+            let told = state.forwarded.iter().filter(|forwarded| ENDING.contains(&forwarded.signal)).count();
+            match (state.abort, told) {
+                (false, 0) => Hurry::None,
+                (false, 1) => Hurry::Some,
+                _ => Hurry::Great,
+            }
         };
-        self.readers.wait(self.launch.grace.max(Duration::from_millis(100)), told_to_end);
+        self.readers.wait(self.launch.grace.max(Duration::from_millis(100)), hurry);
     }
 
     /// Starts the ranks that have no delay.

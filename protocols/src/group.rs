@@ -5,7 +5,7 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{
-    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin, Place,
+    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
 };
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
@@ -62,12 +62,6 @@ impl Inner {
     /// The rank in the job of a member.
     pub fn rank_of(&self, place: usize) -> Option<Rank> {
         self.membership.members.get(place).copied()
-    }
-
-    /// Whether a schedule does that kind of operation for any member.
-    pub fn is_offered_to_any(&self, kind: Kind, root: usize, choice: &Choice) -> bool {
-        let (size, nodes) = (self.size(), &self.membership.nodes);
-        (0..size).any(|rank| choice.schedule().program(kind, &Place { rank, size, root, nodes }).is_some())
     }
 }
 

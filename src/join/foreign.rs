@@ -11,6 +11,9 @@ use posthaste_launch::{
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+/// A seat at the meeting, and who else comes to it.
+type Found = (Box<dyn Meeting>, Whereabouts);
+
 /// How long a rank that took the place over may take to find out that the one that comes again has ended before.
 const RESUME: Duration = Duration::from_secs(10);
 /// How long rank 0 talks to whoever has its place before it looks whether that is free.
@@ -71,11 +74,14 @@ fn keep(
             Err(refused) => refused,
         };
         match resume(appointment, key, until) {
-            Ok(resumed) => return Ok(resumed),
+            Ok(Some(resumed)) => return Ok(resumed),
             // Ranks of the program that they were before this one are still at it.
             Err(MeetingError::LeftBefore { .. }) => patience = until,
-            Err(MeetingError::WrongKey { .. }) => return Err(refused),
-            Err(error) => tracing::debug!(%error, "whoever has the place is not of this job"),
+            // It may have ended meanwhile, or not know yet that the predecessor has.
+            Err(error @ (MeetingError::Refused { .. } | MeetingError::ClaimedTwice { .. })) => {
+                tracing::debug!(%error, "whoever has the place is not of this job");
+            }
+            Ok(None) | Err(_) => return Err(refused),
         }
         if Instant::now() >= patience {
             return Err(refused);
@@ -103,22 +109,18 @@ fn whereabouts(place: &str, found: Option<SocketAddr>) -> Whereabouts {
 }
 
 /// Goes to the place that this rank is to serve, and that somebody else has: if that is a rank of the same job, this one was
-/// part of it before and died.
-fn resume(
-    appointment: &Appointment,
-    key: &JobKey,
-    until: Instant,
-) -> Result<(Box<dyn Meeting>, Whereabouts), MeetingError> {
+/// part of it before and died. None if it has not heard of this rank before.
+fn resume(appointment: &Appointment, key: &JobKey, until: Instant) -> Result<Option<Found>, MeetingError> {
     let place = std::slice::from_ref(&appointment.place);
     let until = until.min(Instant::now() + TURN);
     let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until)?;
     let refused =
         |problem: &str| MeetingError::Refused { place: place.join(""), problem: problem.to_owned() };
     if seat.incarnation() == 0 {
-        return Err(refused("it has not heard of this rank before"));
+        return Ok(None);
     }
     let found = seat.address().map_err(|error| refused(&error.to_string()))?;
-    Ok((Box::new(seat), whereabouts(&appointment.place, Some(found))))
+    Ok(Some((Box::new(seat), whereabouts(&appointment.place, Some(found)))))
 }
 
 /// Serves the place of an appointment: on all interfaces, unless it is named by a loopback address.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -131,8 +131,8 @@ async fn round(
     if !hub.is_dialing(context, peer, number) {
         return Err(AttemptError::GivenUp);
     }
-    let soon = || deadline.min(Instant::now() + hub.times.handshake);
-    let connected = timeout_at(soon(), connect(target.address, &hub.limits)).await;
+    let soon = deadline.min(Instant::now() + hub.times.handshake);
+    let connected = timeout_at(soon, connect(target.address, &hub.limits)).await;
     let mut stream = connected.map_err(|_| AttemptError::Late)??;
     let shaken = async move {
         stream.set_nodelay(true)?;
@@ -147,7 +147,9 @@ async fn round(
         posthaste_core::failpoint!("tcp.dial.proven");
         Ok::<_, AttemptError>((stream, channel))
     };
-    let (mut stream, mut channel) = timeout_at(soon(), shaken).await.map_err(|_| AttemptError::Silent)??;
+    // All its time, though that of all attempts be over: who has less says nothing by not answering.
+    let shaken = timeout(hub.times.handshake, shaken).await;
+    let (mut stream, mut channel) = shaken.map_err(|_| AttemptError::Silent)??;
     // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another,
     // and has its time though that of all attempts be over.
     let mut verdict = [0; VERDICT_LEN];

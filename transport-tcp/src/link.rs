@@ -148,6 +148,8 @@ pub(crate) struct TxLink {
     pub quiet: u8,
     /// Looks at it since this side closes.
     pub looks: u8,
+    /// The last who had something for it was refused, and comes again.
+    pub refused: bool,
 }
 
 impl TxLink {
@@ -185,6 +187,7 @@ impl TxLink {
             leave: Leave::No,
             quiet: 0,
             looks: 0,
+            refused: false,
         }
     }
 

@@ -32,8 +32,8 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
         hub.has_connections().await;
         let began = Instant::now();
         tokio::time::sleep(pause).await;
-        if began.elapsed() > pause + ANSWER {
-            // This process, or its whole machine, stood still: that is no silence of others.
+        if began.elapsed() > pause + silence {
+            // The whole machine stood still, or this process did: that is no silence of others.
             waiting.clear();
         }
         waiting = look(&hub, &waiting);

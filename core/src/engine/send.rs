@@ -128,6 +128,19 @@ impl Scope<'_> {
     /// With the payload: if the send cannot succeed.
     #[inline]
     pub fn send<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
+        let sent = self.send_now(args, payload, wait);
+        if let Wait::Room(target, life) = wait
+            && let Ok(index) = self.state.index_of(target)
+            && self.state.peer(index).life == life
+        {
+            // It may not have taken the place that it had been promised.
+            self.state.hand_out_room(index);
+        }
+        sent
+    }
+
+    #[inline]
+    fn send_now<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
         let index = match self.check(args, payload.len()) {
             Ok(index) => index,
             Err(error) => return Err((error, payload)),
@@ -164,10 +177,6 @@ impl Scope<'_> {
             self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, relaxed);
         if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
             self.unsent(index, args.protocol, &sent);
-        }
-        if matches!(wait, Wait::Room(..)) {
-            // It may not have taken the place that it had been promised.
-            self.state.hand_out_room(index);
         }
         sent
     }

@@ -131,6 +131,8 @@ impl Scope<'_> {
                 let mut packet = Packet::plain(source, protocol, cookie, Body::Owned(&whole));
                 packet.info = info.as_bytes();
                 self.set_aside(index, &mut packet);
+                // Its name may have been registered since it began, when nothing of it was here.
+                self.state.aside_seen = None;
             }
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {

@@ -91,6 +91,7 @@ pub(crate) fn meet(
     let mut last = String::from("no address is given");
     let mut left_before = None;
     loop {
+        let mut closed = false;
         for place in places {
             for address in visit.resolve(place).unwrap_or_else(|problem| {
                 last = problem;
@@ -104,19 +105,23 @@ pub(crate) fn meet(
                         last = error.to_string();
                     }
                     // The job that it has left may be over soon, and the next one of these ranks begin.
-                    Err(Attempt::Over(error @ MeetingError::LeftBefore { .. })) => {
-                        left_before = Some(error);
+                    Err(Attempt::Over(error @ MeetingError::LeftBefore { .. })) if comes == Comes::First => {
+                        (left_before, closed) = (Some(error), false);
                         continue;
                     }
                     Err(Attempt::Over(error)) => return Err(error),
                     Err(Attempt::Again(problem)) => last = format!("{address}: {problem}"),
                     Err(Attempt::Closed) => {
-                        left_before = None;
+                        closed = true;
                         last = format!("{address}: connection refused");
                     }
                     Err(Attempt::Later { .. }) => last = format!("{address}: nobody serves it yet"),
                 }
             }
+        }
+        if closed {
+            // That job is over.
+            left_before = None;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || places.is_empty() {

@@ -6,7 +6,6 @@ use super::call::{CollectiveError, InFlight};
 use super::executor::Call;
 use super::group_state::Choice;
 use super::layout::{CHUNK, Layout, Lengths};
-use super::plan::Unfit;
 use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
@@ -537,23 +536,16 @@ impl Group {
             },
         };
         if spec.root >= self.size() {
+            // As if nothing had been called: the others wait for this member's call, as for that of any who is late.
             let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
-            return (u64::MAX, self.refuse(&spec, error, convert));
+            return (u64::MAX, InFlight::refused(inner, error, convert));
         }
         let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, lends)
         {
             Ok(reserved) => reserved,
             Err(unfit) => {
                 let error = CollectiveError::unfit(unfit, &choice, spec.kind);
-                let refused = match unfit {
-                    Unfit::TooMany => InFlight::refused(inner, error, convert),
-                    // All know that alike.
-                    Unfit::NotOffered if !inner.is_offered_to_any(spec.kind, spec.root, &choice) => {
-                        InFlight::refused(inner, error, convert)
-                    }
-                    Unfit::NotOffered | Unfit::Broken(_) => self.refuse(&spec, error, convert),
-                };
-                return (u64::MAX, refused);
+                return (u64::MAX, InFlight::refused(inner, error, convert));
             }
         };
         let element = spec.element.max(1);

@@ -42,7 +42,7 @@ use super::schedule::Kind;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// The group has no such rank. The others are told, as of a [`Length`](Self::Length) that is wrong.
+    /// The group has no such rank. To the others that is as if this member had called nothing yet.
     #[error("the group has ranks 0 to {last}, and no rank {rank}", last = .size - 1)]
     UnknownRank {
         /// The rank that was named, as the group counts.
@@ -60,8 +60,7 @@ pub enum CollectiveError {
     /// split, its operations end with [`Fault::OutOfMemory`].
     #[error("this rank has 65536 groups: drop those that are not used any more")]
     TooManyGroups,
-    /// The schedule does not do that kind of operation. Unless it does so for no member, the others are told, as of a
-    /// [`Length`](Self::Length) that is wrong.
+    /// The schedule does not do that kind of operation. To the others that is as if this member had called nothing yet.
     #[error("the schedule {schedule:?} does not offer {kind:?}: force another, or none")]
     NotOffered {
         /// The schedule's name.
@@ -69,8 +68,8 @@ pub enum CollectiveError {
         /// What was called.
         kind: Kind,
     },
-    /// The schedule's program for this rank could not be carried out. The others are told, as of a [`Length`](Self::Length)
-    /// that is wrong.
+    /// The schedule's program for this rank could not be carried out. To the others that is as if this member had called
+    /// nothing yet.
     #[error("the schedule {schedule:?} gives no sound program: {why}")]
     BadSchedule {
         /// The schedule's name.

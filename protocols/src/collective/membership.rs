@@ -131,7 +131,22 @@ impl Hub {
         let state = self.lock();
         match state.ids.get(&id) {
             Some(at) => state.groups[*at].failure(operation).is_some(),
-            None => state.is_gone(id),
+            None => state.is_gone(id) || state.is_broken_from(id, operation),
+        }
+    }
+
+    /// Boards that were told of for a group which is broken before it is made here, if it ever is: they are of no use.
+    #[cold]
+    pub(super) fn return_early_boards(&self, state: &mut State, id: u64) {
+        let State { unclaimed, peers, .. } = state;
+        let Some(waiting) = unclaimed.get_mut(&id) else { return };
+        let is_board = |message: &mut Unclaimed| {
+            message.cookie == 0 && matches!(Record::parse(message.bytes.clone()), Some(Record::Board { .. }))
+        };
+        for message in waiting.extract_if(.., is_board) {
+            let peer = &mut peers[message.from.index()];
+            peer.unclaimed = peer.unclaimed.saturating_sub(message.weight());
+            self.on_board_too_late(message.from, id);
         }
     }
 

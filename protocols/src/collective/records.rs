@@ -47,7 +47,10 @@ impl Hub {
     ) {
         match state.group_at(source, number) {
             Some(Ok(at)) => self.about_group(scope, state, source, at, record),
-            Some(Err(id)) if matches!(record, Record::Board { .. }) && state.is_gone(id) => {
+            Some(Err(id))
+                if matches!(record, Record::Board { .. })
+                    && (state.is_gone(id) || state.is_broken_from(id, 0)) =>
+            {
                 self.on_board_too_late(source, id);
             }
             // A group that gets so far has been made here, and is gone by now.
@@ -221,6 +224,11 @@ impl Hub {
             Some(_) => self.corrupt(scope, state, source),
             None => {
                 state.note_broken(id, first, cause);
+                // Members may have released windows of it, and lent boards, that are never made here.
+                self.ended(id);
+                if first == 0 {
+                    self.return_early_boards(&mut state, id);
+                }
                 // Made of it here, and its own handle dropped since.
                 let made_of_it = |parent: Option<(u64, u64)>| {
                     parent.is_some_and(|(parent, made)| parent == id && made >= first)

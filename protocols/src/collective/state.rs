@@ -223,6 +223,11 @@ impl State {
         self.broken.push_back((id, first, cause));
     }
 
+    /// Whether a group that is not here is known to be broken from an operation on.
+    pub fn is_broken_from(&self, id: u64, operation: u64) -> bool {
+        self.broken.iter().any(|(broken, first, _)| *broken == id && *first <= operation)
+    }
+
     /// Whether a group was here, or was refused, and no longer is.
     pub fn is_gone(&self, id: u64) -> bool {
         self.gone.ids.contains(&id)

@@ -230,13 +230,12 @@ impl Persistent {
         root: usize,
         len: usize,
     ) -> Result<PersistentBroadcast<T>, PersistentError> {
-        let (size, bytes) = (group.size(), bytes_of::<T>(len));
+        if root >= group.size() {
+            // As if nothing had been called.
+            return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
+        }
         let call = |bytes| PersistentCall { kind: PersistentKind::Broadcast, root, bytes };
-        let call = match root < size {
-            true => bytes.map(call).map_err(PersistentError::from),
-            false => Err(CollectiveError::UnknownRank { rank: root, size }.into()),
-        };
-        let core = self.make(group, call, 0).await?;
+        let core = self.make(group, bytes_of::<T>(len).map(call).map_err(PersistentError::from), 0).await?;
         Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
     }
 

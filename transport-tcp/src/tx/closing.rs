@@ -64,7 +64,10 @@ impl Tx {
             match link.leave {
                 // What is quiet waits for connections that another context is making; their end is told at the door.
                 Leave::No => {
-                    link.job.is_none() && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
+                    link.job.is_none()
+                        // The kernel tells when it has room for what comes again.
+                        && !(link.refused && link.blocked)
+                        && (link.quiet <= QUIET || !self.hub.is_connecting_to(link.peer.rank))
                 }
                 Leave::Said => link.is_flushed() || link.broken,
                 Leave::Done => false,

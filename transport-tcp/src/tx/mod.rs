@@ -319,6 +319,9 @@ impl Inject for Tx {
         }
         if let Some(first) = run.first() {
             let index = self.shape.index(first.target());
+            if let Some(Some(link)) = self.links.get_mut(index) {
+                link.refused = stop == Stop::Full;
+            }
             self.after(index, can_wait);
             if !complete && first.rank == self.me.rank {
                 // Nobody will take the others for complete now: each ticket has to be reported.
