@@ -1,7 +1,7 @@
 //! A rank that leaves in order while others still want something of it.
 
-use crate::support::{options, run, sealed, soon, unseal, until};
-use posthaste::{CallError, ContextId, Error, Fault, Message, Rank, RmaError, Scope, SendError};
+use crate::support::{options, run, run_as, sealed, soon, unseal, until};
+use posthaste::{CallError, ContextId, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -201,15 +201,14 @@ fn fault_a_client_that_is_left_by_two_of_its_clones_takes_no_other_one_with_it()
     });
 }
 
-#[test]
-fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
-    const MESSAGES: u64 = 2;
-    run(2, options().body_leaves(), async |job| {
+/// Rank 1 sends so many messages of that length for a name that rank 0 registers when it has left, and its process has ended.
+fn what_was_sent_for_a_name_to_come_counts(test: &str, messages: impl Fn(&Job) -> u64, len: usize) {
+    run_as(test, 2, options().body_leaves(), async |job| {
+        let messages = messages(&job);
         if job.rank() == Rank(1) {
             let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
-            for number in 0..MESSAGES {
-                // The second is more than is set aside for a name that the receiver does not know yet: the device keeps it.
-                late.send(Rank(0), sealed(number, 600_000)).await.unwrap();
+            for number in 0..messages {
+                late.send(Rank(0), sealed(number, len)).await.unwrap();
             }
             return job.leave().await.unwrap();
         }
@@ -220,34 +219,6 @@ fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
             }
         })
         .await;
-        let arrived = job.counter();
-        let count = arrived.clone();
-        let late = move |m: Message, _: &mut Scope| count.add(u64::from(unseal(&m.bytes()).is_some()));
-        let _late = job.register("late", late).unwrap();
-        soon("what was sent", arrived.reach(MESSAGES)).await;
-        job.leave().await.unwrap();
-    });
-}
-
-#[test]
-fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
-    run(2, options().body_leaves(), async |job| {
-        // More than is set aside, and over sockets little more: the kernel has room for it though nobody reads.
-        let messages = if job.caps_of(Rank(1 - job.rank().0)).mappable { 40 } else { 11 };
-        if job.rank() == Rank(1) {
-            let late = job.register("late", |_: Message, _: &mut Scope| {}).unwrap();
-            for number in 0..messages {
-                late.send(Rank(0), sealed(number, 100_000)).await.unwrap();
-            }
-            return job.leave().await.unwrap();
-        }
-        soon("its leave", async {
-            while job.stats().peers_lost == 0 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
-        // Its process ends, too.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let arrived = job.counter();
         let count = arrived.clone();
@@ -259,4 +230,19 @@ fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
         soon("what was sent", arrived.reach(messages)).await;
         job.leave().await.unwrap();
     });
+}
+
+#[test]
+fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
+    let test = "leaving::fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave";
+    // The second is more than is set aside for a name that the receiver does not know yet: the device keeps it.
+    what_was_sent_for_a_name_to_come_counts(test, |_| 2, 600_000);
+}
+
+#[test]
+fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
+    let test = "leaving::fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave";
+    // More than is set aside, and over sockets little more: the kernel has room for it though nobody reads.
+    let messages = |job: &Job| if job.caps_of(Rank(1 - job.rank().0)).mappable { 40 } else { 11 };
+    what_was_sent_for_a_name_to_come_counts(test, messages, 100_000);
 }

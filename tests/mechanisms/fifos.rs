@@ -1,6 +1,6 @@
 //! Injection FIFOs of one's own.
 
-use crate::support::{driven_by_thread, is_payload, options, payload, run, soon};
+use crate::support::{driven_by_thread, is_payload, options, payload, receives, run, soon};
 use futures::future::join_all;
 use posthaste::{FifoError, FifoOptions, Message, PatternError, Rank, Scope};
 use std::sync::{Arc, Mutex};
@@ -178,10 +178,7 @@ fn a_fifo_that_is_deactivated_keeps_no_credit() {
             soon("the credit", data.send(Rank(1), "third")).await.unwrap();
         } else {
             job.barrier().await.unwrap();
-            for expected in ["first", "third"] {
-                let message = soon("a message", datas.recv()).await.unwrap();
-                assert_eq!(message.into_bytes(), expected);
-            }
+            receives(&mut datas, &["first", "third"]).await;
         }
         job.barrier().await.unwrap();
     });

@@ -10,7 +10,7 @@ pub mod fork;
 pub mod lines;
 
 use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};
-use posthaste::{Job, JobShape, Rank};
+use posthaste::{Job, JobShape, MessageStream, Rank};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -324,6 +324,14 @@ fn nothing_is_left(pids: &[Option<u32>]) {
         assert!(!parent.contains(&ours), "process {pid} is left");
     }
     state_dirs_are_clean();
+}
+
+/// The next messages of a stream have these texts.
+pub async fn receives(stream: &mut MessageStream, texts: &[&str]) {
+    for text in texts {
+        let message = soon("a message", stream.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), *text);
+    }
 }
 
 /// No memory of a job has a name.

@@ -29,7 +29,7 @@ enum AttemptError {
     /// The system connects, and the process says nothing, as one that is stopped.
     #[error("it does not answer")]
     Silent,
-    #[error("it did not answer")]
+    #[error("it was not connected in time")]
     Late,
     #[error("it is not wanted any more")]
     GivenUp,

@@ -186,6 +186,13 @@ impl std::fmt::Debug for Hub {
     }
 }
 
+/// How a pair's connection came to its end.
+struct Ending {
+    incarnation: u64,
+    fault: Fault,
+    cause: LossCause,
+}
+
 impl Hub {
     pub fn new(config: &TcpConfig, book: Arc<AddressBook>, doors: Box<[Arc<Door>]>) -> Hub {
         let table = Table { ranks: vec![Known::default(); config.shape.ranks as usize], ..Table::default() };
@@ -347,30 +354,24 @@ impl Hub {
         fault: Fault,
         cause: LossCause,
     ) {
-        self.ended_unless(context, peer, incarnation, fault, cause, |_| false);
+        self.over(context, peer, None, Ending { incarnation, fault, cause });
     }
 
     /// An attempt to connect has come to nothing. The peer's own may have been accepted meanwhile: that is the pair's
     /// connection then.
     pub fn attempt_failed(&self, context: ContextId, peer: Endpoint, attempt: u64, fault: Fault) {
         let incarnation = self.incarnation_of(peer.rank);
-        let others = |stage: Option<&Stage>| stage != Some(&Stage::Dialing(attempt));
-        self.ended_unless(context, peer, incarnation, fault, LossCause::Unreachable, others);
+        self.over(context, peer, Some(attempt), Ending { incarnation, fault, cause: LossCause::Unreachable });
     }
 
-    fn ended_unless(
-        &self,
-        context: ContextId,
-        peer: Endpoint,
-        incarnation: u64,
-        fault: Fault,
-        cause: LossCause,
-        otherwise: impl FnOnce(Option<&Stage>) -> bool,
-    ) {
+    /// A pair is at its end; if an attempt is named, unless the pair is past that.
+    fn over(&self, context: ContextId, peer: Endpoint, attempt: Option<u64>, ending: Ending) {
+        let Ending { incarnation, fault, cause } = ending;
         let mut cause = Some(cause).filter(|_| matches!(fault, Fault::PeerLost(_)));
         let told = {
             let mut table = lock(&self.table);
-            if otherwise(table.stages.get(&(context, self.shape.index(peer)))) {
+            let stage = table.stages.get(&(context, self.shape.index(peer)));
+            if attempt.is_some_and(|attempt| stage != Some(&Stage::Dialing(attempt))) {
                 return;
             }
             if table.ranks[peer.rank.index()].restarted.is_some_and(|restarted| restarted != incarnation) {

@@ -58,11 +58,12 @@
 //! that bring much is asked for at the end of the round, and gets that are read together are answered by one system call.
 //!
 //! # The end
-//! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave*,
+//! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave* behind it,
 //! end its half of the stream, and read until the peer ends the other. The end of a stream after *leave* is
 //! `PeerClosed`, when all connections of that rank have ended; any other end is `PeerLost`, at once. An impossible frame,
 //! or a record that is not genuine, is `PeerCorrupt`. A vanished host is noticed by the kernel's keep-alive, asked for the
-//! last acknowledgement: a process that is stopped, computes or has no room is not lost.
+//! last acknowledgement: a process that is stopped, computes or has no room is not lost. While there is no room the kernel asks
+//! for some instead, as often as that on Linux from 6.15 on, and else ever more rarely, at last every two minutes.
 //!
 //! # Use
 //! ```no_run

@@ -2,7 +2,7 @@
 
 mod support;
 
-use posthaste_core::{Fault, JobShape, LossCause, Messager, Rank};
+use posthaste_core::{Client, Fault, JobShape, LossCause, Messager, Rank};
 use posthaste_tcp::{AddressBook, Limits, Mode, TcpDevice};
 use posthaste_testkit::conformance::{Log, Probe};
 use posthaste_testkit::sim::open_without_driver;
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::config;
-use support::job::{LOG, SILENT, job_with};
+use support::job::{LOG, Member, SILENT, job_with};
 
 const CHILD: &str = "POSTHASTE_TEST_SILENCE_CHILD";
 
@@ -86,28 +86,36 @@ fn vanish() {
     });
 }
 
+/// Rank 1, which records what comes and is driven by nobody, and rank 0 to be.
+fn beside_one_that_reads_nothing(
+    runtime: &tokio::runtime::Runtime,
+    silence: Duration,
+    log: &Log,
+) -> (Arc<Client>, impl Future<Output = Member> + use<>) {
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    let book = Arc::new(AddressBook::new(2));
+    let of = move |rank: u32| {
+        let mut config = config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
+        config.times.silence = silence;
+        config
+    };
+    let _inside = runtime.enter();
+    let device = Arc::new(TcpDevice::new(of(1), book.clone()).expect("a free port"));
+    let stopped = support::client(device, Rank(1), shape, Default::default());
+    for name in ["echo", "log", "silent"] {
+        stopped.register(Arc::new(Probe::recording(name, log))).expect("the name is free");
+    }
+    open_without_driver(&stopped);
+    (stopped, async move { Member::open(of(0), book, &Log::default()).await })
+}
+
 fn vanish_without_room() {
     let _dog =
         Watchdog::start("vanish without room", Duration::from_secs(90), || "nobody noticed".to_owned());
     let runtime = support::runtime();
-    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
-    let book = Arc::new(AddressBook::new(2));
-    let of = |rank: u32| {
-        let mut config = config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
-        config.times.silence = Duration::from_secs(2);
-        config
-    };
-    // Nobody drives rank 1.
-    let inside = runtime.enter();
-    let device = Arc::new(TcpDevice::new(of(1), book.clone()).expect("a free port"));
-    let stopped = support::client(device, Rank(1), shape, Default::default());
-    for name in ["echo", "log", "silent"] {
-        stopped.register(Arc::new(Probe::recording(name, &Log::default()))).expect("the name is free");
-    }
-    open_without_driver(&stopped);
-    drop(inside);
+    let (_stopped, first) = beside_one_that_reads_nothing(&runtime, Duration::from_secs(2), &Log::default());
     runtime.block_on(async {
-        let zero = support::job::Member::open(of(0), book, &Log::default()).await;
+        let zero = first.await;
         // By then a kernel that is left alone asks every 13 seconds, and ever more rarely.
         let until = tokio::time::Instant::now() + Duration::from_secs(14);
         loop {
@@ -135,24 +143,9 @@ fn a_rank_that_reads_nothing_is_not_lost() {
     let _dog = Watchdog::start("reads nothing", Duration::from_secs(60), || "it hangs".to_owned());
     let runtime = support::runtime();
     let log = Log::default();
-    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
-    let book = Arc::new(AddressBook::new(2));
-    let of = |rank: u32| {
-        let mut config = config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
-        config.times.silence = Duration::from_millis(600);
-        config
-    };
-    // Nobody drives rank 1.
-    let inside = runtime.enter();
-    let device = Arc::new(TcpDevice::new(of(1), book.clone()).expect("a free port"));
-    let stopped = support::client(device, Rank(1), shape, Default::default());
-    for name in ["echo", "log", "silent"] {
-        stopped.register(Arc::new(Probe::recording(name, &log))).expect("the name is free");
-    }
-    open_without_driver(&stopped);
-    drop(inside);
+    let (stopped, first) = beside_one_that_reads_nothing(&runtime, Duration::from_millis(600), &log);
     runtime.block_on(async {
-        let zero = support::job::Member::open(of(0), book, &Log::default()).await;
+        let zero = first.await;
         let payload = vec![5; 100_000];
         let mut sent = 0;
         let limit = Instant::now() + Duration::from_millis(2500);

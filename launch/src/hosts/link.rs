@@ -1,7 +1,7 @@
 //! The head's connection to one agent.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,6 +28,20 @@ pub(crate) enum Event {
     /// There is no more to hear, and why.
     Over(u32, String),
     Signal(crate::signals::Forwarded),
+}
+
+/// What is written to it is printed as this process's own complaints.
+struct Printed;
+
+impl Write for Printed {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        print(Stream::Err, text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Where ranks' output goes.
@@ -79,15 +93,8 @@ impl Link {
         let passes_on = std::thread::Builder::new().name(format!("errors of agent {node}"));
         passes_on.spawn(move || {
             let _until_its_end: Sender<()> = saying;
-            let mut buffer = vec![0; 8 << 10];
-            loop {
-                match errors.read(&mut buffer) {
-                    Ok(0) => return,
-                    Ok(count) => print(Stream::Err, &buffer[..count]),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => return,
-                }
-            }
+            // A stream that cannot be read has ended.
+            let _ = io::copy(&mut errors, &mut Printed);
         })?;
         let reader = std::thread::Builder::new().name(format!("agent {node}"));
         reader.spawn(move || {

@@ -596,7 +596,7 @@ impl Group {
         (operation, InFlight::new(inner, stage, None, result, convert))
     }
 
-    /// What was given has the wrong length.
+    /// This rank cannot do its part: the others are told, because they cannot know.
     #[cold]
     fn fail<T>(
         &self,
@@ -606,15 +606,10 @@ impl Group {
         expected: usize,
         convert: fn(Value) -> T,
     ) -> InFlight<T> {
-        self.refuse(&spec, CollectiveError::Length { what, len, expected }, convert)
-    }
-
-    /// This rank cannot do its part: the others are told, because they cannot know.
-    #[cold]
-    fn refuse<T>(&self, spec: &Spec<'_>, error: CollectiveError, convert: fn(Value) -> T) -> InFlight<T> {
         let inner = self.inner();
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
         inner.hub.refuse(&inner.handle, inner.at, name);
+        let error = CollectiveError::Length { what, len, expected };
         InFlight::refused(inner, error, convert)
     }
 }

@@ -96,12 +96,11 @@ impl Hub {
                 (plan, layout, Input { bytes: own.into(), outgoing: None, lent: None })
             }),
         };
-        let (Ok((plan, layout, input)), Ok(ticket)) = (input, scope.operation(None)) else {
-            let fault = Fault::OutOfMemory("a collective operation has no place among those under way");
-            return self.break_from(scope, state, at, operation, fault);
-        };
-        let Some(mut run) = Run::new(plan, layout, input, None) else {
-            let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
+        let run = input.ok().and_then(|(plan, layout, input)| Run::new(plan, layout, input, None));
+        // The ticket last: nobody would give it back.
+        let Some((mut run, ticket)) = run.and_then(|run| Some((run, scope.operation(None).ok()?))) else {
+            let fault =
+                Fault::OutOfMemory("a collective operation has no memory, or no place among those under way");
             return self.break_from(scope, state, at, operation, fault);
         };
         let written = (0..board.members()).filter(|place| *place != board.me() && unsent & 1 << place == 0);

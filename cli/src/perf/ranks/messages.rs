@@ -94,19 +94,15 @@ impl<F: ContextFace> Bench<F> {
         let echo = echo.with_face(&self.face);
         self.barrier().await?;
         if self.leads() {
-            let mut batches = Vec::new();
-            let start = Instant::now();
-            let mut round = 0u64;
-            while start.elapsed() < self.time {
-                let batch = Instant::now();
+            let (mut batches, mut round) = (self.batches(1000), 0u64);
+            while batches.go_on() {
                 for _ in 0..1000 {
                     round += 1;
                     let answer = echo.call_bytes(self.peer, round.to_ne_bytes()).await?;
                     assert_eq!(answer.as_bytes(), round.to_ne_bytes(), "the echo is not what was sent");
                 }
-                batches.push(batch.elapsed().as_secs_f64() / 1000.0 * 1e6);
             }
-            figure(median(&mut batches));
+            figure(batches.microseconds());
         }
         self.barrier().await
     }
@@ -117,18 +113,14 @@ impl<F: ContextFace> Bench<F> {
         let echo = echo.with_face(&self.face);
         self.barrier().await?;
         if self.leads() {
-            let mut batches = Vec::new();
-            let start = Instant::now();
-            let mut round = 0u64;
-            while start.elapsed() < self.time {
-                let batch = Instant::now();
+            let (mut batches, mut round) = (self.batches(1000), 0u64);
+            while batches.go_on() {
                 for _ in 0..1000 {
                     round += 1;
                     assert_eq!(echo.call(self.peer, round).await?, round, "the echo is not what was sent");
                 }
-                batches.push(batch.elapsed().as_secs_f64() / 1000.0 * 1e6);
             }
-            figure(median(&mut batches));
+            figure(batches.microseconds());
         }
         self.barrier().await
     }

@@ -132,7 +132,37 @@ const ALWAYS_STAGED: Thresholds = Thresholds { granularity: u64::MAX, size: 0, s
 /// A message that means "stop".
 const STOP: u64 = u64::MAX;
 
+/// Batches of so many operations, one after the other until the time is over.
+struct Batches {
+    operations: u32,
+    time: Duration,
+    start: Instant,
+    begun: Option<Instant>,
+    samples: Vec<f64>,
+}
+
+impl Batches {
+    /// The batch before this one has ended; whether there is to be one.
+    fn go_on(&mut self) -> bool {
+        let now = Instant::now();
+        if let Some(begun) = self.begun.replace(now) {
+            self.samples.push((now - begun).as_secs_f64() / f64::from(self.operations) * 1e6);
+        }
+        now - self.start < self.time
+    }
+
+    /// What an operation took, by the median of the batches.
+    fn microseconds(mut self) -> f64 {
+        median(&mut self.samples)
+    }
+}
+
 impl<F: ContextFace> Bench<F> {
+    /// Begins the time of a row.
+    fn batches(&self, operations: u32) -> Batches {
+        Batches { operations, time: self.time, start: Instant::now(), begun: None, samples: Vec::new() }
+    }
+
     async fn run(&self, name: &str) -> Result<()> {
         match name {
             "am_latency" if self.size == 8 => self.am_latency().await,

@@ -18,19 +18,15 @@ impl<F: ContextFace> Bench<F> {
         let pattern = self.drive(recording).await?;
         self.barrier().await?;
         if self.leads() {
-            let mut batches = Vec::new();
-            let start = Instant::now();
-            let mut round = 0u64;
-            while start.elapsed() < self.time {
-                let batch = Instant::now();
+            let (mut batches, mut round) = (self.batches(50), 0u64);
+            while batches.go_on() {
                 for _ in 0..50 {
                     round += 1;
                     source.write(0, &round.to_ne_bytes())?;
                     pattern.replay_on(&self.face).await?;
                 }
-                batches.push(batch.elapsed().as_secs_f64() / 50.0 * 1e6);
             }
-            figure(median(&mut batches));
+            figure(batches.microseconds());
             assert_eq!(window.get_slice(self.peer, 0, 8).await?, round.to_ne_bytes(), "a replay was stale");
         }
         self.barrier().await
