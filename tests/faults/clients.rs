@@ -1,6 +1,6 @@
 //! Clients that leave while their process lives on.
 
-use crate::support::{options, run, run_as, soon, until};
+use crate::support::{here, options, run, run_as, soon, until};
 use posthaste::{CallError, ContextId, Fault, Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -169,13 +169,13 @@ fn the_owner_does_not_poll(test: &str, contexts: u16, owned: ContextId) {
 
 #[test]
 fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() {
-    let test = "clients::fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so";
+    let test = here!();
     the_owner_does_not_poll(test, 1, ContextId(0));
 }
 
 #[test]
 fn fault_a_client_has_not_left_before_all_of_its_contexts_have() {
-    let test = "clients::fault_a_client_has_not_left_before_all_of_its_contexts_have";
+    let test = here!();
     the_owner_does_not_poll(test, 2, ContextId(1));
 }
 

@@ -1,6 +1,6 @@
 //! A rank that leaves in order while others still want something of it.
 
-use crate::support::{options, run, run_as, sealed, soon, unseal, until};
+use crate::support::{here, options, run, run_as, sealed, soon, unseal, until};
 use posthaste::{CallError, ContextId, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -234,14 +234,14 @@ fn what_was_sent_for_a_name_to_come_counts(test: &str, messages: impl Fn(&Job) -
 
 #[test]
 fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
-    let test = "leaving::fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave";
+    let test = here!();
     // The second is more than is set aside for a name that the receiver does not know yet: the device keeps it.
     what_was_sent_for_a_name_to_come_counts(test, |_| 2, 600_000);
 }
 
 #[test]
 fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
-    let test = "leaving::fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave";
+    let test = here!();
     // More than is set aside, and over sockets little more: the kernel has room for it though nobody reads.
     let messages = |job: &Job| if job.caps_of(Rank(1 - job.rank().0)).mappable { 40 } else { 11 };
     what_was_sent_for_a_name_to_come_counts(test, messages, 100_000);

@@ -1,7 +1,9 @@
 //! What the system refuses or limits.
 
 use crate::TRANSPORT;
-use crate::support::{Transport, is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal};
+use crate::support::{
+    Transport, here, is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal,
+};
 use posthaste::{Error, Fault, Job, MemoryError, Message, Rank, RmaError, Scope};
 use std::time::Duration;
 
@@ -38,7 +40,7 @@ async fn exercise(job: &Job) {
 
 #[test]
 fn fault_memfd_refused_is_no_obstacle() {
-    if is_launcher_with("limits::fault_memfd_refused_is_no_obstacle", &[("POSTHASTE_TEST_NO_MEMFD", "1")]) {
+    if is_launcher_with(here!(), &[("POSTHASTE_TEST_NO_MEMFD", "1")]) {
         run(3, options(), async |job| {
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             assert!(!maps.contains("memfd:posthaste"), "the arena is no memfd");
@@ -117,7 +119,7 @@ fn fault_little_private_memory_is_no_obstacle() {
 fn fault_too_few_descriptors_are_a_typed_error() {
     // From a process without other tests, whose descriptors would give those of the ranks numbers beyond the limit, and leave
     // the low ones free.
-    if !is_launcher_with("limits::fault_too_few_descriptors_are_a_typed_error", &[]) {
+    if !is_launcher_with(here!(), &[]) {
         return;
     }
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();

@@ -3,7 +3,8 @@
 
 use crate::support::fork::fork;
 use crate::support::{
-    Transport, options, others, process_state, run, run_as, soon, start_external, text_of, until, wait_for,
+    Transport, here, options, others, process_state, run, run_as, soon, start_external, text_of, until,
+    wait_for,
 };
 use posthaste::components::protocols::Counter;
 use posthaste::launcher::RunningJob;
@@ -90,7 +91,7 @@ fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost() {
     if crate::TRANSPORT == Transport::Nodes {
         return; // of several nodes every rank is started by the launcher
     }
-    zombie("processes::fault_a_dead_peer_that_nobody_has_waited_for_is_lost", false);
+    zombie(here!(), false);
 }
 
 /// Its pipe lives on in the forked process, so it is the zombie itself that has to be recognised as dead. Over sockets nobody
@@ -103,10 +104,7 @@ fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_
         );
         return;
     }
-    zombie(
-        "processes::fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_it_forked_lives",
-        true,
-    );
+    zombie(here!(), true);
 }
 
 fn zombie(test: &'static str, forked: bool) {

@@ -1,6 +1,6 @@
 //! Atomic operations, waiting on words, and puts that signal.
 
-use crate::support::{is_payload, options, payload, run, run_as, soon};
+use crate::support::{here, is_payload, options, payload, run, run_as, soon};
 use posthaste::{ContextId, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope, WordUpdate};
 use std::time::Duration;
 
@@ -164,14 +164,14 @@ async fn many_updates(job: Job) {
 
 #[test]
 fn m_w02_many_updates_by_one_call_do_what_single_ones_do() {
-    run_as("atomics::m_w02_many_updates_by_one_call_do_what_single_ones_do", 4, options(), many_updates);
+    run_as(here!(), 4, options(), many_updates);
 }
 
 /// The words are mapped, and may nevertheless not be changed at once.
 #[test]
 fn m_w02_many_updates_by_one_call_do_the_same_over_sends() {
     let over_send = options().env("POSTHASTE_OVERSEND", "always");
-    run_as("atomics::m_w02_many_updates_by_one_call_do_the_same_over_sends", 4, over_send, many_updates);
+    run_as(here!(), 4, over_send, many_updates);
 }
 
 #[test]

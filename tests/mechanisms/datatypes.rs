@@ -1,6 +1,6 @@
 //! Non-contiguous data: programs, machines, and transfers between layouts.
 
-use crate::support::{Options, Transport, options, run, run_as, soon};
+use crate::support::{Options, Transport, here, options, run, run_as, soon};
 use posthaste::datatype::{
     Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
     pull, push, redistribute,
@@ -168,21 +168,16 @@ fn m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping() {
         // Nothing of a peer is mapped.
         return;
     }
-    run_as(
-        "datatypes::m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping",
-        3,
-        options(),
-        async |job| {
-            pushes_and_pulls(job.clone()).await;
-            let stats = job.handle().stats();
-            assert_eq!(stats.one_sided, 0, "nothing was asked of the peers");
-        },
-    );
+    run_as(here!(), 3, options(), async |job| {
+        pushes_and_pulls(job.clone()).await;
+        let stats = job.handle().stats();
+        assert_eq!(stats.one_sided, 0, "nothing was asked of the peers");
+    });
 }
 
 #[test]
 fn m_g03_layouts_are_pushed_and_pulled_over_sends() {
-    run_as("datatypes::m_g03_layouts_are_pushed_and_pulled_over_sends", 3, over_send(), async |job| {
+    run_as(here!(), 3, over_send(), async |job| {
         pushes_and_pulls(job.clone()).await;
     });
 }
@@ -446,19 +441,14 @@ async fn refusals(job: Job) {
 
 #[test]
 fn error_layouts_that_do_not_match_move_nothing() {
-    run_as("datatypes::error_layouts_that_do_not_match_move_nothing", 2, options(), async |job| {
+    run_as(here!(), 2, options(), async |job| {
         refusals(job.clone()).await;
     });
 }
 
 #[test]
 fn error_layouts_that_do_not_match_move_nothing_over_sends() {
-    run_as(
-        "datatypes::error_layouts_that_do_not_match_move_nothing_over_sends",
-        2,
-        over_send(),
-        async |job| {
-            refusals(job.clone()).await;
-        },
-    );
+    run_as(here!(), 2, over_send(), async |job| {
+        refusals(job.clone()).await;
+    });
 }

@@ -1,6 +1,6 @@
 //! Sending to a rank that has not started yet.
 
-use crate::support::{options, run, run_as, soon};
+use crate::support::{here, options, run, run_as, soon};
 use posthaste::{Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn a_thousand_are_sent(test: &str, lane_bytes: &'static str, sent: fn(Duration))
 #[test]
 fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
     // The lane holds all of them: every send ends at once, although nobody reads.
-    let test = "early::m_p01_memory_for_a_rank_is_there_before_it_starts";
+    let test = here!();
     a_thousand_are_sent(test, "262144", |took| {
         assert!(took < Duration::from_millis(1900), "the sends waited for the receiver");
     });
@@ -51,7 +51,7 @@ fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
 #[test]
 fn m_p02_a_message_waits_for_its_receiver_to_start() {
     // The lane holds few of them: the sends beyond wait, none fails, and none overtakes another.
-    a_thousand_are_sent("early::m_p02_a_message_waits_for_its_receiver_to_start", "1024", |_| {});
+    a_thousand_are_sent(here!(), "1024", |_| {});
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Puts and gets over sends: the same as the device's own, forced by a setting.
 
-use crate::support::{Options, Transport, is_payload, options, others, payload, run, run_as, soon};
+use crate::support::{Options, Transport, here, is_payload, options, others, payload, run, run_as, soon};
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -48,25 +48,16 @@ async fn puts_and_gets(job: Job) {
 
 #[test]
 fn m_d13_puts_and_gets_are_the_same_natively() {
-    run_as(
-        "shims::m_d13_puts_and_gets_are_the_same_natively",
-        3,
-        options().env("POSTHASTE_OVERSEND", "auto"),
-        async |job| {
-            puts_and_gets(job.clone()).await;
-            let mapped = job.stats().one_sided == 0;
-            assert_eq!(
-                mapped,
-                crate::TRANSPORT == Transport::Shm,
-                "memory that is mapped needs no descriptor"
-            );
-        },
-    );
+    run_as(here!(), 3, options().env("POSTHASTE_OVERSEND", "auto"), async |job| {
+        puts_and_gets(job.clone()).await;
+        let mapped = job.stats().one_sided == 0;
+        assert_eq!(mapped, crate::TRANSPORT == Transport::Shm, "memory that is mapped needs no descriptor");
+    });
 }
 
 #[test]
 fn m_d13_puts_and_gets_are_the_same_over_sends() {
-    run_as("shims::m_d13_puts_and_gets_are_the_same_over_sends", 3, over_send(), async |job| {
+    run_as(here!(), 3, over_send(), async |job| {
         puts_and_gets(job.clone()).await;
         assert!(job.handle().stats().one_sided >= 3 * 9 * 4, "each is a message");
     });

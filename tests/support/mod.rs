@@ -171,13 +171,30 @@ pub fn run<F: AsyncFnOnce(Job)>(ranks: u32, options: Options, body: F) -> Vec<St
     run_as(test_name::<F>(), ranks, options, body)
 }
 
-/// As [`run`], for a body that several test functions share: `test` is the path of the one that calls.
+/// As [`run`], for a body that several test functions share: `test` is the path of the one that calls, [`here!`].
 pub fn run_as<F: AsyncFnOnce(Job)>(test: &str, ranks: u32, options: Options, body: F) -> Vec<String> {
     if std::env::var_os("POSTHASTE_JOB").is_some() {
         be_a_rank(&options, body);
         std::process::exit(0);
     }
     launch(test, ranks, options)
+}
+
+/// The path of the test function that this stands in, for a body that several share: one file of tests is a module of
+/// several programs, and need not have one name in all of them.
+#[allow(unused_macros, reason = "every test binary uses its own part of it")]
+macro_rules! here {
+    () => {{
+        let here = || {};
+        $crate::support::test_name_of(&here)
+    }};
+}
+#[allow(unused_imports, reason = "every test binary uses its own part of it")]
+pub(crate) use here;
+
+/// As [`test_name`], of a closure in hand.
+pub fn test_name_of<F>(_: &F) -> &'static str {
+    test_name::<F>()
 }
 
 /// The path of the test function whose closure this is, without the crate's name.
