@@ -119,9 +119,8 @@ impl Board {
         ((u64::from(rank) + u64::from(distance)) % u64::from(self.size)) as u32
     }
 
-    /// Whom to tell first: the ranks at distances that are powers of two, either way, whose rounds wait for this one.
-    /// They tell theirs, and so all hear of it. Where one of them is gone, that chain may be cut: all are told then.
-    pub fn neighbours(&self) -> Vec<Rank> {
+    /// The ranks at distances that are powers of two, either way, whose rounds wait for this one.
+    fn nearest(&self) -> Vec<Rank> {
         let mut ranks = Vec::new();
         let mut distance = 1;
         while distance < self.size {
@@ -131,6 +130,13 @@ impl Board {
         }
         ranks.sort_unstable();
         ranks.dedup();
+        ranks
+    }
+
+    /// Whom to tell first: the nearest. They tell theirs, and so all hear of it. Where one of them is gone, that chain may be cut:
+    /// all are told then.
+    pub fn neighbours(&self) -> Vec<Rank> {
+        let mut ranks = self.nearest();
         let living = |rank: &Rank| !self.down.contains_key(&rank.0);
         if !ranks.iter().all(living) {
             ranks = self.others().collect();
@@ -262,6 +268,13 @@ impl Board {
         if !matches!(fault, Fault::PeerClosed(_)) {
             self.break_from(0, u64::MAX, fault, effects);
         }
+        // What the nearest were told before may have come too late for this one. Behind the first of them all have been told.
+        let (mut gone, mut is_near) = (0, false);
+        for near in self.nearest() {
+            gone += usize::from(self.down.contains_key(&near.0));
+            is_near |= near == rank;
+        }
+        effects.relay |= self.broken.is_some() && is_near && gone == 1;
         self.wake_all(effects);
         self.settle_all(effects);
     }

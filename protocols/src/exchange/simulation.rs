@@ -378,7 +378,7 @@ fn ranks_that_are_ahead_and_call_different_things_are_told_apart() {
 
 #[test]
 fn the_news_gets_past_ranks_that_have_left() {
-    for seed in 0..50 {
+    for seed in 0..2000 {
         let mut world = World::new(seed, 8, &[Step::Make]);
         for node in &mut world.nodes {
             node.script.push_back(Step::Barrier);
