@@ -380,6 +380,12 @@ pub trait Protocol: Send + Sync {
     /// A rank is gone, or has left.
     fn on_peer_down(&self, _rank: Rank, _fault: Fault) {}
 
+    /// That context takes nothing in any more of what this incarnation of a rank, or an earlier one, has sent, and is done with
+    /// what it took in. Each context comes to that by itself, behind its own lanes and connections, and one that is owned when
+    /// its owner looks: memory which the rank could write through any of them is another's only when all have. May be said
+    /// more than once.
+    fn on_peer_drained(&self, _context: ContextId, _rank: Rank, _incarnation: u32) {}
+
     /// A rank that was gone was started again, and this context can reach it: called once per context. What was known of
     /// earlier incarnations does not hold for this one.
     fn on_peer_up(&self, _scope: &mut Scope<'_>, _rank: Rank, _incarnation: u32) {}

@@ -146,6 +146,10 @@ impl Protocol for Prefixed {
         self.protocol.on_peer_down(rank, fault);
     }
 
+    fn on_peer_drained(&self, context: ContextId, rank: Rank, incarnation: u32) {
+        self.protocol.on_peer_drained(context, rank, incarnation);
+    }
+
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, incarnation: u32) {
         self.protocol.on_peer_up(scope, rank, incarnation);
     }

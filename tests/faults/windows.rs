@@ -1,6 +1,6 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{barrier_before_death, options, run, soon, wait_for};
+use crate::support::{Options, barrier_before_death, options, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{ContextId, Error, Fault, Job, Message, Rank, Region, RmaError, Scope, Window, WordUpdate};
 use std::time::{Duration, Instant};
@@ -289,4 +289,92 @@ fn fault_i10_what_was_started_through_a_view_ends_before_the_windows_range_is_re
             soon("the free", next.free()).await.unwrap();
         }
     });
+}
+
+/// Rank 1 puts into rank 0's window through a second context and is killed. Rank 0's owner of that context looks at nothing: what
+/// was put is still on its way there when the first context knows of the death, and must reach no memory that was taken anew.
+async fn unseen_puts_of_who_died(job: Job, by_group: bool) {
+    let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
+    let told = job.counter();
+    let count = told.clone();
+    let word = job.register("word", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+    let len = if job.rank() == Rank(0) { SEGMENT - 8192 } else { 0 };
+    let window: Window<u8> = match by_group {
+        true => job.world().shmalloc(len).await.unwrap(),
+        false => job.shmalloc(len).await.unwrap(),
+    };
+    if job.rank() == Rank(1) {
+        let beside = window.through(job.context_handle(ContextId(1)).unwrap()).await.unwrap();
+        // There is a connection.
+        soon("a put", beside.put(Rank(0), 0, 0x55)).await.unwrap();
+        barrier_before_death(&job, Rank(1)).await;
+        soon("the word", told.reach(1)).await;
+        for at in (0..SEGMENT - 8192).step_by(64 << 10) {
+            let put = beside.put_bytes(Rank(0), at, vec![0x55; 1024].into());
+            drop(soon("the earlier stage", put.local()).await.unwrap());
+        }
+        // Nothing tells when the last of them has come to a rank that looks at nothing.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        println!("all put");
+        return std::future::pending().await;
+    }
+    barrier_before_death(&job, Rank(1)).await;
+    let owner = job.own_context(ContextId(1)).unwrap();
+    word.send(Rank(1), b"").await.unwrap();
+    let lost = Fault::PeerLost(Rank(1));
+    let error = soon("the loss", never.call(Rank(1), ())).await.unwrap_err();
+    assert_eq!(Error::from(error).fault(), Some(lost));
+    // No owner is waited for.
+    let freed = soon("the free", window.free()).await;
+    assert_eq!(freed, if by_group { Ok(()) } else { Err(RmaError::Fault(lost)) });
+    let mut region = None;
+    let looked = Instant::now();
+    while looked.elapsed() < Duration::from_millis(300) && region.is_none() {
+        region = region_of(&job, SEGMENT / 2).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Once the owner has looked, the range comes back.
+    let back = async {
+        loop {
+            owner.advance();
+            match region.take() {
+                Some(region) => return region,
+                None => region = region_of(&job, SEGMENT / 2).await,
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let region = soon("the memory", back).await;
+    for _ in 0..50 {
+        owner.advance();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(is_untouched(&region), "puts of a rank that is gone reach memory that was taken anew");
+    drop(owner);
+    job.leave().await.unwrap();
+}
+
+/// Rank 1 is killed when it has put all.
+fn killed_with_unseen_puts() -> Options {
+    let limited = options().contexts(2).body_leaves().env("POSTHASTE_SEGMENT", "2M");
+    limited.killed(1).during(|job| {
+        wait_for(job, 1, "all put");
+        job.kill(1).unwrap();
+    })
+}
+
+#[test]
+fn fault_i10_a_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_who_reached_it() {
+    run(2, killed_with_unseen_puts(), async |job| unseen_puts_of_who_died(job, false).await);
+}
+
+#[test]
+fn fault_i10_a_group_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_a_member() {
+    run(2, killed_with_unseen_puts(), async |job| unseen_puts_of_who_died(job, true).await);
+}
+
+#[test]
+fn fault_i10_a_windows_range_is_not_reused_while_puts_of_who_died_lie_in_a_lane_as_messages() {
+    let over_send = killed_with_unseen_puts().env("POSTHASTE_OVERSEND", "always");
+    run(2, over_send, async |job| unseen_puts_of_who_died(job, false).await);
 }

@@ -52,6 +52,15 @@ impl State {
         self.report(fault);
     }
 
+    /// Nothing that this incarnation of a rank, or an earlier one, has sent is taken in any more.
+    pub(super) fn drained(&self, rank: Rank, incarnation: u32) {
+        let context = self.me.context;
+        for protocol in self.registry.snapshot() {
+            let told = || protocol.on_peer_drained(context, rank, incarnation);
+            super::caught("what a protocol does when all of a peer is taken in", told);
+        }
+    }
+
     /// Nothing more is sent by that rank than what the devices have; whether anything ever was.
     pub(super) fn ends(&mut self, rank: Rank) -> bool {
         let mut any = false;

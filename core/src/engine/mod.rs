@@ -325,6 +325,8 @@ impl Engine {
             // It is on the list meanwhile: what it repeats is not heard.
             self.drain(rank);
             self.state.leaving.retain(|leaving| *leaving != rank);
+            // All of its contexts had departed before one of them said so.
+            self.state.drained(rank, self.state.incarnation_of(rank));
             self.state.peer_down(rank, Fault::PeerClosed(rank));
         }
     }
@@ -352,6 +354,8 @@ impl Engine {
             self.drain(rank);
         }
         self.port.peer_down(rank);
+        // Before protocols are told of the end, and also if its fault is known already: more could come then.
+        self.state.drained(rank, self.state.incarnation_of(rank));
         self.state.peer_down(rank, fault);
     }
 

@@ -27,6 +27,8 @@ impl Engine {
         self.port.peer_down(rank);
         self.port.peer_up(rank, incarnation);
         self.state.peer_up(rank, incarnation);
+        // Of whichever incarnations there were since that this context was not told of, too.
+        self.state.drained(rank, incarnation - 1);
         let registry = self.state.registry.clone();
         let mut scope = self.scope();
         for protocol in registry.snapshot() {

@@ -8,7 +8,7 @@ use super::custody::Custody;
 use super::record::Record;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
-use posthaste_core::{Collective, Device, Fault, JobShape, Rank, WindowId};
+use posthaste_core::{Collective, ContextId, Device, Fault, JobShape, Rank, WindowId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::task::Waker;
@@ -89,7 +89,7 @@ pub(super) struct Board {
     windows: HashMap<u64, Tracked>,
     /// Releases of windows that this rank has yet to hear of.
     early: HashMap<u64, Vec<u32>>,
-    /// Windows of groups.
+    /// Windows of groups, and of whom contexts have taken in all that comes.
     pub custody: Custody,
     closed: bool,
 }
@@ -109,7 +109,7 @@ impl Board {
             unentered: u64::MAX,
             windows: HashMap::new(),
             early: HashMap::new(),
-            custody: Custody::default(),
+            custody: Custody::new(shape.contexts),
             closed: false,
         }
     }
@@ -279,15 +279,26 @@ impl Board {
         self.settle_all(effects);
     }
 
+    /// A context takes nothing in any more of that incarnation of a rank, nor of one before it.
+    pub fn drained(&mut self, context: ContextId, rank: Rank, incarnation: u32, effects: &mut Effects) {
+        self.custody.drained(context, rank, incarnation, effects);
+        self.settle_all(effects);
+    }
+
     /// A rank was started again: groups to come may have it as a member. The operations of the job stay broken, as it knows
     /// nothing of those that the others count.
     pub fn peer_up(&mut self, rank: Rank) {
         self.custody.back(rank);
     }
 
-    /// Whether a rank reaches none of the windows of the job any more.
+    /// Whether a rank is gone from the windows of the job.
     fn is_gone(&self, rank: Rank) -> bool {
         self.down.get(&rank.0).is_some_and(|fault| reaches_nothing(*fault))
+    }
+
+    /// Whether nothing of such a rank is on its way any more. The windows of the job were made with its first incarnation here.
+    fn is_drained(&self, rank: Rank) -> bool {
+        self.custody.drained.all_before(rank, 1)
     }
 
     pub fn close(&mut self, effects: &mut Effects) {
@@ -436,11 +447,20 @@ impl Board {
         }
     }
 
-    /// Whether nobody can reach this rank's part of a window any more (I10): every rank released it or is gone, or
-    /// nobody ever had it.
+    /// Whether every rank released a window or is gone, or nobody ever had it.
+    pub fn is_released(&self, window: u64) -> bool {
+        self.is_past(window, |rank| self.is_gone(rank))
+    }
+
+    /// Whether nobody can reach this rank's part of a window any more (I10): as [`is_released`](Self::is_released), and nothing
+    /// of who is gone is on its way through any context.
     pub fn is_unused(&self, window: u64) -> bool {
+        self.is_past(window, |rank| self.is_gone(rank) && self.is_drained(rank))
+    }
+
+    fn is_past(&self, window: u64, is_gone: impl Fn(Rank) -> bool) -> bool {
         let Some(tracked) = self.windows.get(&window) else { return true };
-        let released = |rank: u32| rank == self.me || tracked.by[rank as usize] || self.is_gone(Rank(rank));
+        let released = |rank: u32| rank == self.me || tracked.by[rank as usize] || is_gone(Rank(rank));
         tracked.here && (window >= self.unentered || (0..self.size).all(released))
     }
 

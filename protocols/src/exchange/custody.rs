@@ -4,12 +4,17 @@
 //! every member knows before it tells of its part. A member that has freed it, or that failed to make it, releases it
 //! towards the others. A part goes back when all of them have released it or are gone. A member that never makes it, because
 //! its group is gone or broken, answers such a release with its own.
+//!
+//! A member is gone for this when every context of the client has [taken in](Drained) all that comes of it: what it has put may
+//! lie in the lane or the connection of any of them. Whoever waits for the others' release is not kept waiting for that, as nobody
+//! knows when the owner of a context looks.
 
 use super::board::{Effects, Unused};
+use super::drained::Drained;
 use super::{Exchange, ExchangeProtocol, Record};
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;
-use posthaste_core::{Device, Fault, Rank};
+use posthaste_core::{ContextId, Device, Fault, Rank};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -32,14 +37,17 @@ struct Held {
     awaited: bool,
     /// Members that may still reach it.
     others: Vec<Rank>,
+    /// Members that are gone and of which something may still come: what was sent by incarnations before these.
+    late: Vec<(Rank, u32)>,
     /// Those who are to hear that this rank releases it. Whoever came in place of one that died knows nothing of it.
     tell: Vec<Rank>,
     waker: Option<Waker>,
 }
 
 /// The windows of groups of which a part of this rank may be in use.
-#[derive(Default)]
 pub(super) struct Custody {
+    /// Of whom contexts have taken in all that comes.
+    pub drained: Drained,
     held: HashMap<Key, Held>,
     /// Who has released windows that this rank has yet to hear of.
     early: HashMap<Key, Vec<Rank>>,
@@ -52,6 +60,17 @@ pub(super) struct Custody {
 }
 
 impl Custody {
+    pub fn new(contexts: u16) -> Custody {
+        Custody {
+            drained: Drained::new(contexts),
+            held: HashMap::new(),
+            early: HashMap::new(),
+            early_of: HashMap::new(),
+            unnamed: HashMap::new(),
+            gone: HashSet::new(),
+        }
+    }
+
     /// Keeps this rank's part until none of the others can reach it.
     pub fn track(&mut self, key: Key, mut others: Vec<Rank>, own: Option<(Arc<dyn Device>, Allocation)>) {
         others.retain(|other| !self.gone.contains(other));
@@ -60,7 +79,9 @@ impl Custody {
             others.retain(|other| *other != source);
         }
         let own = own.into_iter().collect();
-        self.held.insert(key, Held { own, here: false, awaited: false, others, tell, waker: None });
+        // Whoever was gone before has not heard of it.
+        let late = Vec::new();
+        self.held.insert(key, Held { own, here: false, awaited: false, others, late, tell, waker: None });
     }
 
     fn take_early(&mut self, key: Key) -> Vec<Rank> {
@@ -115,7 +136,7 @@ impl Custody {
         }
     }
 
-    /// A rank is gone, and reaches nothing any more.
+    /// A rank is gone, and reaches nothing any more but by what it has sent before.
     pub fn gone(&mut self, rank: Rank, effects: &mut Effects) {
         self.gone.insert(rank);
         self.early_of.remove(&rank);
@@ -134,10 +155,27 @@ impl Custody {
 
     /// A member of a window's group is gone.
     fn lose(&mut self, rank: Rank, key: Key, effects: &mut Effects) {
+        let next = self.drained.latest(rank);
         if let Some(held) = self.held.get_mut(&key) {
             held.tell.retain(|other| *other != rank);
+            if held.others.contains(&rank) && !self.drained.all_before(rank, next) {
+                held.late.push((rank, next));
+            }
         }
         self.strike(rank, key, effects);
+    }
+
+    /// A context takes nothing in any more of that incarnation of a rank: what nobody else reaches goes back.
+    pub fn drained(&mut self, context: ContextId, rank: Rank, incarnation: u32, effects: &mut Effects) {
+        self.drained.note(context, rank, incarnation);
+        let drained = &self.drained;
+        let mut keys = Vec::new();
+        for (key, held) in &mut self.held {
+            let before = held.late.len();
+            held.late.retain(|(late, next)| *late != rank || !drained.all_before(rank, *next));
+            keys.extend((held.late.len() < before).then_some(*key));
+        }
+        keys.into_iter().for_each(|key| self.settle(key, effects));
     }
 
     fn strike(&mut self, rank: Rank, key: Key, effects: &mut Effects) {
@@ -155,9 +193,14 @@ impl Custody {
         }
     }
 
-    /// Whether no member can reach this rank's part any more.
-    pub fn is_unused(&self, key: Key) -> bool {
+    /// Whether every member has released a window or is gone.
+    pub fn is_released(&self, key: Key) -> bool {
         self.held.get(&key).is_none_or(|held| held.here && held.others.is_empty())
+    }
+
+    /// Whether nothing of any member can reach this rank's part any more.
+    fn is_unused(&self, key: Key) -> bool {
+        self.is_released(key) && self.held.get(&key).is_none_or(|held| held.late.is_empty())
     }
 
     fn settle(&mut self, key: Key, effects: &mut Effects) {
@@ -231,7 +274,8 @@ impl Exchange {
         self.with_board(|board, effects| board.custody.release(key, false, effects));
     }
 
-    /// As [`let_go`](Self::let_go), and waits for the others.
+    /// As [`let_go`](Self::let_go), and waits for the others. Of who is gone something may be on its way still: the part goes
+    /// back behind that.
     ///
     /// # Errors
     /// If the job is left meanwhile.
@@ -244,7 +288,7 @@ impl Exchange {
         let waited = std::future::poll_fn(|cx| {
             let done = || {
                 let board = protocol.board();
-                match board.custody.is_unused(key) {
+                match board.custody.is_released(key) {
                     true => Some(Ok(())),
                     false => board.is_closed().then_some(Err(Fault::Shutdown)),
                 }
@@ -319,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_part_goes_back_when_all_have_released_it_or_are_gone() {
-        let (mut custody, mut effects) = (Custody::default(), Effects::default());
+        let (mut custody, mut effects) = (Custody::new(1), Effects::default());
         custody.released_by(Rank(1), KEY, false, &mut effects);
         custody.released_by(Rank(1), KEY, false, &mut effects);
         custody.track(KEY, vec![Rank(1), Rank(2), Rank(3)], None);
@@ -327,13 +371,14 @@ mod tests {
         custody.released_by(Rank(2), (7, 4), false, &mut effects);
         custody.released_by(Rank(3), KEY, false, &mut effects);
         assert!(unused(&mut effects) == 0 && !custody.is_unused(KEY), "rank 2 may still reach it");
+        custody.drained(ContextId(0), Rank(2), 0, &mut effects);
         custody.gone(Rank(2), &mut effects);
         assert!(unused(&mut effects) == 1 && custody.held.is_empty() && !effects.corrupt);
     }
 
     #[test]
     fn whoever_waits_takes_it_and_this_rank_counts_too() {
-        let (mut custody, mut effects) = (Custody::default(), Effects::default());
+        let (mut custody, mut effects) = (Custody::new(1), Effects::default());
         custody.track(KEY, vec![Rank(1)], None);
         custody.released_by(Rank(1), KEY, false, &mut effects);
         assert!(!custody.is_unused(KEY), "it is in use here");
@@ -345,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_releases_what_nobody_knows_is_bounded() {
-        let (mut custody, mut effects) = (Custody::default(), Effects::default());
+        let (mut custody, mut effects) = (Custody::new(1), Effects::default());
         for number in 0..MOST_EARLY as u64 {
             custody.released_by(Rank(1), (1, number), false, &mut effects);
         }
@@ -360,11 +405,50 @@ mod tests {
     }
 
     #[test]
+    fn a_part_is_taken_until_all_contexts_are_done_with_what_a_member_that_is_gone_has_sent() {
+        let shape = posthaste_core::JobShape { ranks: 2, clients: 1, contexts: 3 };
+        let (mut board, mut effects) = (Board::new(Rank(0), shape), Effects::default());
+        let first =
+            board.begin(posthaste_core::Collective::Shmalloc, &mut effects).expect("nothing is broken");
+        board.track(first, None);
+        board.custody.track(KEY, vec![Rank(1)], None);
+        board.release(first, false, &mut effects);
+        board.custody.release(KEY, true, &mut effects);
+        // One context is ahead of the first one.
+        board.drained(ContextId(2), Rank(1), 0, &mut effects);
+        assert!(!board.custody.is_released(KEY) && !board.is_released(first));
+        board.drained(ContextId(0), Rank(1), 0, &mut effects);
+        board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
+        assert!(board.custody.is_released(KEY) && board.is_released(first), "nobody waits for a context");
+        board.custody.release(KEY, false, &mut effects);
+        assert!(unused(&mut effects) == 0 && !board.is_unused(first), "one has yet to look");
+        // The next incarnation takes part in what comes then, and dies as well: the first context is ahead.
+        board.drained(ContextId(0), Rank(1), 0, &mut effects);
+        board.peer_up(Rank(1));
+        board.custody.track((7, 4), vec![Rank(1)], None);
+        board.custody.release((7, 4), false, &mut effects);
+        board.drained(ContextId(0), Rank(1), 1, &mut effects);
+        board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
+        board.drained(ContextId(2), Rank(1), 1, &mut effects);
+        assert_eq!(unused(&mut effects), 0);
+        board.drained(ContextId(1), Rank(1), 0, &mut effects);
+        assert_eq!(unused(&mut effects), 2, "what the first incarnation could reach");
+        assert!(!board.custody.is_unused((7, 4)));
+        board.drained(ContextId(1), Rank(1), 1, &mut effects);
+        assert_eq!(unused(&mut effects), 1);
+        // Whoever is gone for all contexts is not waited for at all.
+        board.custody.track((7, 5), vec![Rank(1)], None);
+        board.custody.release((7, 5), false, &mut effects);
+        assert_eq!(unused(&mut effects), 1);
+    }
+
+    #[test]
     fn a_rank_that_came_again_is_waited_for_and_may_die_again() {
         let shape = posthaste_core::JobShape { ranks: 2, clients: 1, contexts: 1 };
         let (mut board, mut effects) = (Board::new(Rank(0), shape), Effects::default());
         board.custody.track((1, 0), vec![Rank(1)], None);
         for operation in 1..4 {
+            board.drained(ContextId(0), Rank(1), operation as u32, &mut effects);
             board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
             board.custody.track((6, operation), vec![Rank(1)], None);
             board.custody.release((6, operation), false, &mut effects);
@@ -379,6 +463,7 @@ mod tests {
             if operation == 1 {
                 board.custody.released_by(Rank(1), key, false, &mut effects);
             } else {
+                board.drained(ContextId(0), Rank(1), operation as u32 + 1, &mut effects);
                 board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
             }
             assert_eq!(unused(&mut effects), 1);

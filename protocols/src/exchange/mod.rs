@@ -10,6 +10,7 @@
 
 mod board;
 mod custody;
+mod drained;
 mod notice;
 mod record;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use posthaste_core::device::Allocation;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::sync::lock;
 use posthaste_core::{
-    Collective, Device, Fault, Handle, Messager, Rank, RegisterError, Scope, SendError, WindowId,
+    Collective, ContextId, Device, Fault, Handle, Messager, Rank, RegisterError, Scope, SendError, WindowId,
 };
 use record::Record;
 use std::future::Future;
@@ -87,6 +88,13 @@ impl Protocol for Registered {
                 protocol.apply_in(scope, None, effects);
             }
         });
+    }
+
+    fn on_peer_drained(&self, context: ContextId, rank: Rank, incarnation: u32) {
+        // In whichever context: memory that waits for the last of them goes back here.
+        let mut effects = Effects::default();
+        self.0.board().drained(context, rank, incarnation, &mut effects);
+        self.0.apply(effects);
     }
 
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
@@ -232,7 +240,7 @@ pub(crate) struct Freeing<'e> {
 
 impl Freeing<'_> {
     /// Releases the window, on which this rank has no operation any more, and waits until all ranks have done so. The
-    /// memory of this rank's part goes back then, or later if this ends with an error.
+    /// memory of this rank's part goes back then, or later if this ends with an error or a rank is gone.
     pub async fn release(self) -> Result<(), SendError> {
         let Freeing { exchange, window, operation } = self;
         let operation = match operation {
@@ -248,7 +256,7 @@ impl Freeing<'_> {
         let part = Record::part(operation.call, operation.number, 0, &[]);
         exchange.protocol.notify_others(part.freeze());
         let waited = operation
-            .wait(|board| match board.is_unused(window) {
+            .wait(|board| match board.is_released(window) {
                 true => Some(Ok(())),
                 false => board.failure(operation.number).map(Err),
             })

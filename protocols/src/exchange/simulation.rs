@@ -4,7 +4,7 @@
 use super::board::{Board, Effects};
 use super::record::Record;
 use bytes::Bytes;
-use posthaste_core::{Collective, Fault, JobShape, Rank, WindowId};
+use posthaste_core::{Collective, ContextId, Fault, JobShape, Rank, WindowId};
 use std::collections::{BTreeSet, VecDeque};
 
 /// SplitMix64 (Steele et al. 2014).
@@ -64,11 +64,13 @@ struct World {
     lanes: Vec<Vec<VecDeque<Bytes>>>,
     /// Whether the receiver knows that the sender is gone.
     told: Vec<Vec<bool>>,
+    /// Whether the receiver's second context is done with what the sender, who is gone, has put through it.
+    drained: Vec<Vec<bool>>,
 }
 
 impl World {
     fn new(seed: u64, size: u32, script: &[Step]) -> World {
-        let shape = JobShape { ranks: size, clients: 1, contexts: 1 };
+        let shape = JobShape { ranks: size, clients: 1, contexts: 2 };
         let node = |rank| Node {
             board: Board::new(Rank(rank), shape),
             script: script.iter().copied().collect(),
@@ -85,6 +87,7 @@ impl World {
             nodes: (0..size).map(node).collect(),
             lanes: vec![vec![VecDeque::new(); n]; n],
             told: vec![vec![false; n]; n],
+            drained: vec![vec![false; n]; n],
         }
     }
 
@@ -167,7 +170,7 @@ impl World {
         let node = &mut self.nodes[at];
         let Some(current) = &mut node.current else { return false };
         if let Collective::Free(window) = current.call {
-            let done = node.board.is_unused(window.0.into());
+            let done = node.board.is_released(window.0.into());
             return match (done, node.board.failure(current.number)) {
                 (true, _) => self.end(at, Ok(())),
                 (false, Some(fault)) => self.end(at, Err(fault)),
@@ -247,6 +250,7 @@ impl World {
                 Life::Left => Fault::PeerClosed(rank),
                 _ => Fault::PeerLost(rank),
             };
+            self.nodes[to].board.drained(ContextId(0), rank, 0, &mut effects);
             self.nodes[to].board.peer_down(rank, fault, &mut effects);
         } else {
             return false;
@@ -255,13 +259,26 @@ impl World {
         true
     }
 
-    /// I10: what one rank may still write to, no other takes for unused.
+    /// The second context of a rank comes to the end of another one, before or behind the first.
+    fn drain(&mut self, from: usize, to: usize) -> bool {
+        let ends = self.nodes[from].life != Life::Alive && self.nodes[to].life == Life::Alive && from != to;
+        if !ends || std::mem::replace(&mut self.drained[from][to], true) {
+            return false;
+        }
+        let mut effects = Effects::default();
+        self.nodes[to].board.drained(ContextId(1), Rank(from as u32), 0, &mut effects);
+        self.apply(to, &effects);
+        true
+    }
+
+    /// I10: what one rank may still write to, or has written to before its end, no other takes for unused.
     fn check(&self) {
-        for holder in self.nodes.iter().filter(|node| node.life == Life::Alive) {
+        for (from, holder) in self.nodes.iter().enumerate() {
             for window in &holder.held {
                 for (rank, owner) in self.nodes.iter().enumerate() {
+                    let reaches = holder.life == Life::Alive || from != rank && !self.drained[from][rank];
                     let reused = owner.life == Life::Alive && owner.board.is_unused(*window);
-                    assert!(!reused, "rank {rank} reuses its part of window {window}, which somebody has");
+                    assert!(!(reaches && reused), "rank {rank} reuses its part of window {window} of {from}");
                 }
             }
         }
@@ -271,10 +288,12 @@ impl World {
     fn turn(&mut self) -> bool {
         let n = self.size as usize;
         // Steps and deliveries, from a random place on until one of them changes something.
-        let start = self.random.below(n + n * n);
-        (0..n + n * n).any(|more| match (start + more) % (n + n * n) {
+        let all = n + 2 * n * n;
+        let start = self.random.below(all);
+        (0..all).any(|more| match (start + more) % all {
             at if at < n => self.step(at),
-            pair => self.deliver((pair - n) / n, (pair - n) % n),
+            pair if pair < n + n * n => self.deliver((pair - n) / n, (pair - n) % n),
+            pair => self.drain((pair - n) / n - n, (pair - n) % n),
         })
     }
 

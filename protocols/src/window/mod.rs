@@ -528,7 +528,9 @@ impl<T: Element> Window<T> {
 
     /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every
     /// rank has come here or is proven dead (I10). From now on every operation on it is refused. It waits for the operations of
-    /// all contexts [through](Self::through) which the window was used; whoever owns one of these has to poll meanwhile.
+    /// all contexts [through](Self::through) which the window was used; whoever owns one of these has to poll meanwhile. It does
+    /// not wait until all contexts of the client know of a rank that is gone: the memory is reused behind that, so that what such
+    /// a rank could reach stays taken for as long as the owner of some context does not look.
     ///
     /// # Errors
     /// If it was freed before, a rank is lost or called something else, or this rank is closed. The window is freed
