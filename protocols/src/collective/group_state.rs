@@ -431,6 +431,16 @@ impl GroupState {
     /// Whom to tell first that the group is broken: the members at distances that are powers of two, either way. They tell
     /// theirs, and so all hear of it. Where one of them is gone, that chain may be cut: all are told then.
     pub fn neighbours(&self) -> Vec<usize> {
+        let mut places = self.nearest();
+        if places.iter().any(|place| self.down.contains_key(place)) {
+            places = (0..self.membership.size()).filter(|place| *place != self.membership.me).collect();
+        }
+        places.retain(|place| !self.down.contains_key(place));
+        places
+    }
+
+    /// The members at distances that are powers of two, either way.
+    fn nearest(&self) -> Vec<usize> {
         let (me, size) = (self.membership.me, self.membership.size());
         let mut places = Vec::new();
         let mut distance = 1;
@@ -438,13 +448,18 @@ impl GroupState {
             places.extend([(me + distance) % size, (me + size - distance) % size]);
             distance *= 2;
         }
-        if places.iter().any(|place| self.down.contains_key(place)) {
-            places = (0..size).filter(|place| *place != me).collect();
-        }
         places.sort_unstable();
         places.dedup();
-        places.retain(|place| !self.down.contains_key(place));
         places
+    }
+
+    /// A member is gone. True: the group was broken before, and all the others are to be told so now, as this is the first of
+    /// the nearest that is gone: it may have left before it heard of that, and told nobody.
+    pub fn lose(&mut self, place: usize, fault: Fault) -> bool {
+        let nearest = self.nearest();
+        let was_whole = !nearest.iter().any(|near| self.down.contains_key(near));
+        self.down.insert(place, fault);
+        self.broken.is_some() && was_whole && nearest.contains(&place)
     }
 }
 
@@ -463,8 +478,30 @@ pub(super) mod tests {
 
     /// Of two ranks, this one the first.
     pub fn group() -> GroupState {
-        let membership = Membership::new(7, vec![Rank(0), Rank(1)], Rank(0), &[0, 0]).expect("a group");
+        group_of(2)
+    }
+
+    fn group_of(size: u32) -> GroupState {
+        let ranks = (0..size).map(Rank).collect();
+        let membership = Membership::new(7, ranks, Rank(0), &vec![0; size as usize]).expect("a group");
         GroupState::new(Arc::new(membership), None)
+    }
+
+    #[test]
+    fn all_are_told_when_one_that_was_to_tell_others_turns_out_to_be_gone() {
+        let mut group = group_of(8);
+        assert_eq!(group.neighbours(), [1, 2, 4, 6, 7]);
+        assert!(!group.lose(5, Fault::PeerClosed(Rank(5))), "nothing is to be told");
+        group.broken = Some((0, Fault::PeerClosed(Rank(5))));
+        assert!(!group.lose(3, Fault::PeerClosed(Rank(3))), "it was to tell nobody");
+        assert_eq!(group.neighbours(), [1, 2, 4, 6, 7]);
+        assert!(group.lose(6, Fault::PeerClosed(Rank(6))));
+        assert_eq!(group.neighbours(), [1, 2, 4, 7]);
+        assert!(!group.lose(2, Fault::PeerClosed(Rank(2))), "all were told");
+        // What breaks a group in which one of the nearest is gone is told to all at once.
+        let mut group = group_of(8);
+        assert!(!group.lose(1, Fault::PeerClosed(Rank(1))));
+        assert_eq!(group.neighbours(), [2, 3, 4, 5, 6, 7]);
     }
 
     #[test]

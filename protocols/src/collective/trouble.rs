@@ -45,8 +45,7 @@ impl Hub {
     ) -> Guard<'g> {
         let (mut to_do, mut over) = (vec![(at, first)], Vec::new());
         while let Some((at, first)) = to_do.pop() {
-            let State { groups, peers, .. } = &mut *state;
-            let Some(group) = groups.get_mut(at) else { continue };
+            let Some(group) = state.groups.get_mut(at) else { continue };
             let (old, cause) = group.broken.unwrap_or((u64::MAX, cause));
             if first >= old {
                 continue;
@@ -72,13 +71,10 @@ impl Hub {
             if group.is_over() {
                 over.push(at);
             }
-            let record = Record::Broken { id: group.membership.id, first, cause }.encode();
-            let mut way = Way { hub: self, scope, peers };
-            for place in group.neighbours() {
-                way.record(group.membership.members[place], &record);
-            }
             let id = group.membership.id;
+            self.tell_of_break(scope, &mut state, at);
             self.ended(id);
+            let State { groups, .. } = &mut *state;
             to_do.extend(groups.iter().filter_map(|(child, group)| {
                 group.parent.is_some_and(|(parent, made)| parent == id && made >= first).then_some((child, 0))
             }));
@@ -87,6 +83,20 @@ impl Hub {
         let wakers = std::mem::take(&mut state.waiters);
         wakers.into_iter().for_each(std::task::Waker::wake);
         state
+    }
+
+    /// Tells the members that are next to hear of it from which operation on a group is broken.
+    fn tell_of_break(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
+        let State { groups, peers, .. } = state;
+        let Some((group, (first, cause))) = groups.get(at).and_then(|group| Some((group, group.broken?)))
+        else {
+            return;
+        };
+        let record = Record::Broken { id: group.membership.id, first, cause }.encode();
+        let mut way = Way { hub: self, scope, peers };
+        for place in group.neighbours() {
+            way.record(group.membership.members[place], &record);
+        }
     }
 
     /// A rank is gone, and everything that it sent was taken in.
@@ -99,7 +109,7 @@ impl Hub {
         for at in groups {
             let Some(group) = state.groups.get_mut(at) else { continue };
             let Some(place) = group.membership.place_of(rank) else { continue };
-            group.down.insert(place, fault);
+            let tell_all = group.lose(place, fault);
             let first = (group.base..group.next()).find(|operation| match group.slot_of(*operation) {
                 Some(Slot::Running(op)) => op.run.awaits(place),
                 Some(Slot::OnBoard(_)) => !group.is_written(place, *operation),
@@ -110,6 +120,9 @@ impl Hub {
                 Fault::PeerClosed(_) => first,
                 _ => Some(first.unwrap_or(group.next())),
             };
+            if tell_all {
+                self.tell_of_break(scope, &mut state, at);
+            }
             if let Some(first) = first {
                 state = self.break_from(scope, state, at, first, fault);
             }
