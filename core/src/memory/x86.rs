@@ -28,6 +28,9 @@ const ALIKE_STRING_COPY_MIN: [usize; 2] = [4096, 2048];
 /// line to be fetched before it is overwritten; a string copy says that all of it will be. Measured between two processors
 /// that share a cache: 8 KiB at 65 GB/s and not 28; between two that share none, messages of 16 KiB at 24 GB/s and not 6.
 const SHARED_STRING_COPY_MIN: usize = 2048;
+/// From this many bytes on a copy to memory that another processor reads may go past the caches, where that is found to be much
+/// faster.
+const SHARED_CHOICE_MIN: usize = 4 << 10;
 /// From this many bytes on a copy may go past the caches: it may push out of them what it wrote first, and then whoever reads it
 /// finds it in memory in either case. Stores that say so spare reading the target before.
 const STREAMED_COPY_MIN: usize = 8 << 20;
@@ -98,12 +101,28 @@ unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) {
 pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as promised by the caller.
     unsafe {
-        if (SHARED_STRING_COPY_MIN..STREAMED_COPY_MIN).contains(&len) && may_be_string(to, from) {
+        if (SHARED_CHOICE_MIN..STREAMED_COPY_MIN).contains(&len) && alike(to, from) {
+            copy_long_to_shared(to, from, len);
+        } else if (SHARED_STRING_COPY_MIN..STREAMED_COPY_MIN).contains(&len) && may_be_string(to, from) {
             copy_string(to, from, len);
         } else {
             copy(to, from, len);
         }
     }
+}
+
+/// # Safety
+/// Both ranges must be valid for `len` bytes.
+#[inline(never)]
+unsafe fn copy_long_to_shared(to: *mut u8, from: *const u8, len: usize) {
+    choice::choose_shared(len, |way| match way {
+        // SAFETY: as promised by the caller.
+        choice::Way::Past => unsafe { stream::copy(to, from, len) },
+        // SAFETY: as promised by the caller.
+        choice::Way::Through if has_fast_strings() => unsafe { copy_string(to, from, len) },
+        // SAFETY: as promised by the caller.
+        choice::Way::Through => unsafe { copy_through(to, from, len) },
+    });
 }
 
 /// The same through the caches.
