@@ -103,6 +103,22 @@ pub(super) unsafe fn copy_to_near(to: *mut u8, from: *const u8, len: usize) {
     unsafe { copy_to_shared(to, from, len) }
 }
 
+/// As [`copy_to_shared`], where another processor has read what is overwritten, and reads what is written.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline]
+pub(super) unsafe fn copy_to_reader(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len > WORD_COPY_MAX {
+        // SAFETY: as promised by the caller.
+        unsafe { by_words(x86::copy_to_reader, to, to, from, len) }
+        return;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { copy_to_shared(to, from, len) }
+}
+
 /// As [`copy_from_shared`], to private memory that was most likely never touched before.
 ///
 /// # Safety

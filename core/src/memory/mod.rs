@@ -27,7 +27,7 @@ pub use strided::{Blocks, Piece, Rows, Source, Target};
 pub use view::{LeasedPage, LoanedPage};
 pub use words::{SharedWords, Words};
 
-use copy::{copy_from_shared, copy_shared, copy_to_fresh, copy_to_near, copy_to_shared};
+use copy::{copy_from_shared, copy_shared, copy_to_fresh, copy_to_near, copy_to_reader, copy_to_shared};
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
@@ -190,6 +190,17 @@ impl SharedSlice {
         assert!(bytes.len() <= self.len, "write past the end of shared memory");
         // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
         unsafe { copy_to_near(self.base, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// As [`write`](Self::write), where another processor has read what lay here before, and reads this next.
+    ///
+    /// # Panics
+    /// If the slice is shorter than the bytes.
+    #[inline]
+    pub fn write_to_reader(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "write past the end of shared memory");
+        // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
+        unsafe { copy_to_reader(self.base, bytes.as_ptr(), bytes.len()) }
     }
 
     /// Copies private bytes to the start of the slice.

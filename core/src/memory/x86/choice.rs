@@ -156,7 +156,7 @@ impl Shared {
 }
 
 thread_local! {
-    /// One for each power of two of bytes from [`SHARED_CHOICE_MIN`](super::SHARED_CHOICE_MIN) on. A thread's own: whom it
+    /// One for each power of two of bytes from [`READER_CHOICE_MIN`](super::READER_CHOICE_MIN) on. A thread's own: whom it
     /// writes for, and from which processor, is not what another's copies tell.
     static SHARED_CHOICES: [Shared; 11] = const { [const { Shared::new() }; 11] };
 }
@@ -165,7 +165,7 @@ thread_local! {
 #[inline]
 pub(super) fn choose_shared(len: usize, copy: impl FnOnce(Way)) {
     SHARED_CHOICES.with(|choices| {
-        let class = (len / super::SHARED_CHOICE_MIN).max(1).ilog2() as usize;
+        let class = (len / super::READER_CHOICE_MIN).max(1).ilog2() as usize;
         let shared = &choices[class.min(choices.len() - 1)];
         match shared.left.get() {
             0 => shared.timed(len, copy),

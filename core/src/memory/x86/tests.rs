@@ -25,7 +25,7 @@ fn the_longest_copies_take_every_byte_and_no_other() {
     for (shift, less) in [(0, 0), (1, 63), (63, 1), (32, 1000), (8, 1001)] {
         // Words that lie differently, and alike.
         for from in [(shift + 3) % 8, shift % 8] {
-            for copy in [copy, copy_to_fresh, copy_to_shared] {
+            for copy in [copy, copy_to_fresh, copy_to_shared, copy_to_reader] {
                 let (len, mut target) = (len - less, vec![0xeeu8; len + 128]);
                 // SAFETY: both ranges are inside their vectors.
                 unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(from), len) };
@@ -43,7 +43,7 @@ fn every_loop_copies_and_sums_alike() {
     for len in (64..400).chain([511, 512, 513, 2047, 2048, 2049, 8192]) {
         for shift in [0, 1, 8, 13] {
             let mut loops: Vec<unsafe fn(*mut u8, *const u8, usize)> =
-                vec![copy_narrow, copy_string, copy, copy_to_shared];
+                vec![copy_narrow, copy_string, copy, copy_to_shared, copy_to_reader];
             if has_wide() {
                 loops.push(copy_wide);
             }

@@ -12,6 +12,7 @@ fn loops() -> Vec<(&'static str, Loop)> {
     let mut loops: Vec<(&'static str, Loop)> = vec![
         ("copy", copy),
         ("copy_to_shared", super::copy_to_shared),
+        ("copy_to_reader", super::copy_to_reader),
         ("copy_to_fresh", super::copy_to_fresh),
         ("copy_narrow", copy_narrow),
     ];

@@ -98,7 +98,7 @@ impl Tx {
             (Payload::Private(bytes), Some(memory)) => {
                 match &self.lanes[index] {
                     Some(lane) if !self.multicast => lane.write(memory, bytes),
-                    _ => memory.write(bytes),
+                    _ => memory.write_to_reader(bytes),
                 }
                 if self.multicast {
                     self.keep_for_others(bytes, slot.page());
@@ -284,7 +284,11 @@ impl TxLane {
     /// Writes a payload where the reader is going to read it.
     #[inline]
     fn write(&self, memory: SharedSlice, bytes: &[u8]) {
-        if self.nearness.wants_loop(bytes.len()) { memory.write_near(bytes) } else { memory.write(bytes) }
+        if self.nearness.wants_loop(bytes.len()) {
+            memory.write_near(bytes)
+        } else {
+            memory.write_to_reader(bytes)
+        }
     }
 
     /// Looks how far the reader has got. True if anything has come of it.
