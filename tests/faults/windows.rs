@@ -326,7 +326,8 @@ async fn unseen_puts_of_who_died(job: Job, by_group: bool) {
     assert_eq!(Error::from(error).fault(), Some(lost));
     // No owner is waited for.
     let freed = soon("the free", window.free()).await;
-    assert_eq!(freed, if by_group { Ok(()) } else { Err(RmaError::Fault(lost)) });
+    // One of the job says that the loss has broken it, unless it hears of the loss only now, as that which it has waited for.
+    assert!(freed == Ok(()) || !by_group && freed == Err(RmaError::Fault(lost)), "{freed:?}");
     let mut region = None;
     let looked = Instant::now();
     while looked.elapsed() < Duration::from_millis(300) && region.is_none() {
