@@ -31,8 +31,6 @@ const SUCCESSION: Duration = Duration::from_secs(40);
 const FAREWELL: Duration = Duration::from_secs(4);
 /// How long to wait before whoever is to serve the news, and did not answer, is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How long to look for one if none is known that lives: it may first have to take the place where the ranks met.
-const UNKNOWN: Duration = Duration::from_secs(4);
 /// How often to ask for one.
 const ASK: Duration = Duration::from_millis(20);
 
@@ -276,23 +274,18 @@ impl Ear {
     /// Hears the news from whoever serves them after their server has ended without a word. Who wants to leave waits for a
     /// moment, so that the others can be told.
     async fn succession(self, farewell: &mut Farewell) -> Option<Ear> {
-        let Ear { mut bulletin, socket: _, server, named: _, devices, shape, ports, serving } = self;
-        let began = Instant::now();
-        let mut until = began + SUCCESSION;
+        let Ear { mut bulletin, socket: _, server: _, named: _, devices, shape, ports, serving } = self;
+        let mut until = Instant::now() + SUCCESSION;
         loop {
             let look = move || (bulletin.find_successor(), bulletin);
             let (found, before) = tokio::task::spawn_blocking(look).await.ok()?;
             match found {
                 Succession::Found(bulletin) => {
                     let (bulletin, socket) = heard_through(*bulletin)?;
-                    // It may end before it has said which rank it is: then the one before has ended still.
-                    let named = None;
+                    let (server, named) = (None, None);
                     return Some(Ear { bulletin, socket, server, named, devices, shape, ports, serving });
                 }
                 Succession::Later if Instant::now() < until => {}
-                // Of two, the other was the server; and nobody could be told of a leave.
-                Succession::Nobody
-                    if shape.ranks > 2 && farewell.asked.is_none() && began.elapsed() < UNKNOWN => {}
                 Succession::Later | Succession::Nobody => {
                     tracing::info!("there are no more news of the other ranks");
                     return None;

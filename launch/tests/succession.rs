@@ -188,32 +188,6 @@ fn whoever_serves_passes_the_news_on_and_none_is_lost() {
 }
 
 #[test]
-fn whoever_serves_may_leave_before_anybody_else_listens() {
-    let _dog = watchdog();
-    let (place, mut seats) = job(4, |_, place| place);
-    let [mut three, mut two, mut one, mut zero] = std::array::from_fn(|_| seats.pop().unwrap());
-    zero.bulletin().unwrap().leave().unwrap();
-    let first = std::thread::spawn(move || drop(place));
-    std::thread::sleep(Duration::from_millis(100));
-    // It is leaving. Two come only now, and one so late that the server has ended.
-    let mut one = Ear { bulletin: one.bulletin(), server: None, heard: Vec::new() };
-    std::thread::sleep(Duration::from_millis(400));
-    let mut two = Ear { bulletin: two.bulletin(), server: None, heard: Vec::new() };
-    let place = one.stand_by(&alive());
-    two.hears(&Notice::Move { rank: 1, place });
-    first.join().unwrap();
-    let mut late = three.bulletin().unwrap();
-    let heard = late.read().unwrap();
-    assert!(heard.contains(&Notice::Closed) && late.has_successors(), "{heard:?}");
-    let Succession::Found(found) = late.find_successor() else { panic!("it serves") };
-    let mut three = Ear { bulletin: Some(*found), server: None, heard: Vec::new() };
-    two.dies();
-    three.hears(&Notice::Ended(2));
-    one.hears(&Notice::Ended(2));
-    three.hears(&Notice::Left(0));
-}
-
-#[test]
 fn who_cannot_serve_says_so_and_another_is_asked() {
     let _dog = watchdog();
     let (place, seats) = job(6, |_, place| place);
