@@ -77,10 +77,10 @@ impl Choice {
         self.turn + terms.trial > self.period && self.turn != self.period
     }
 
-    /// The next copy is done; what a MiB of it has cost, if that counts.
-    fn took(&mut self, terms: &Terms, cost: Option<u64>) {
+    /// The next copy is done, and a MiB of it has cost so much.
+    fn took(&mut self, terms: &Terms, cost: u64) {
         let way = self.next();
-        if let Some(cost) = cost.filter(|_| self.counts(terms)) {
+        if self.counts(terms) {
             let behind = if way == Way::Past { terms.behind } else { 0 };
             let least = &mut self.least[usize::from(way != self.best)];
             *least = cost.saturating_add(behind).min(*least);
@@ -120,7 +120,7 @@ pub(super) fn choose(len: usize, copy: impl FnOnce(Way)) {
     let since = Instant::now();
     copy(way);
     let cost = per_mib(since.elapsed(), len);
-    LONG_CHOICES[class].lock().unwrap_or_else(PoisonError::into_inner).took(&LONG, Some(cost));
+    LONG_CHOICES[class].lock().unwrap_or_else(PoisonError::into_inner).took(&LONG, cost);
 }
 
 /// A thread's choice for copies of about one length to memory that others read.
@@ -148,7 +148,7 @@ impl Shared {
     /// A copy that counts has cost so much for a MiB.
     fn learn(&self, terms: &Terms, cost: u64) {
         let mut choice = self.choice.get();
-        choice.took(terms, Some(cost));
+        choice.took(terms, cost);
         self.way.set(choice.next());
         self.left.set(choice.skip(terms));
         self.choice.set(choice);
@@ -191,7 +191,7 @@ mod tests {
         for _ in 0..count {
             let way = choice.next();
             went_past += u32::from(way == Way::Past);
-            choice.took(terms, Some(if way == Way::Past { past } else { through }));
+            choice.took(terms, if way == Way::Past { past } else { through });
         }
         (went_past, choice.best)
     }
@@ -222,7 +222,7 @@ mod tests {
             let way = choice.next();
             let cost = if way == Way::Past { 20 } else { 10 } + if way == before { 0 } else { 30 };
             before = way;
-            choice.took(&LONG, Some(cost));
+            choice.took(&LONG, cost);
         }
         assert_eq!(choice.best, Way::Through);
     }
