@@ -51,6 +51,7 @@ impl Protocol for StreamProtocol {
         queue.messages.push_back((message.into_owned(), credit, context));
         if let Some(waker) = queue.waker.take() {
             drop(queue);
+            scope.started_task();
             waker.wake();
         }
     }
@@ -323,6 +324,7 @@ where
         let message = Message::new(message);
         let credit = message.credit();
         lock(&self.state).waiting.push_back((message.into_owned(), credit, context));
+        scope.started_task();
         self.start();
     }
 

@@ -1,5 +1,6 @@
 //! The driver: keeps a context moving when nobody waits for it, and sleeps on its doorbell.
 
+use super::rest::Attendance;
 use super::wait::LOOKS;
 use super::{Face, Handle, Shared, Spin, patience};
 use crate::engine::Engine;
@@ -22,6 +23,7 @@ pub struct Driver {
     /// Until when it keeps looking for more before it arms.
     until: Duration,
     multi_thread: bool,
+    attendance: Attendance,
     sleep: Pin<Box<tokio::time::Sleep>>,
     sleeping_until: Option<u64>,
 }
@@ -44,6 +46,7 @@ impl Driver {
             received: 0,
             until: Duration::ZERO,
             multi_thread,
+            attendance: Attendance::new(),
             sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
             sleeping_until: None,
         }
@@ -83,11 +86,11 @@ impl Driver {
                 // Polled again after everything else in the runtime had its turn: progress by others in between shows
                 // that the doorbell need not be armed yet.
                 Round::Moved => tokio::task::yield_now().await,
-                // On a multi-thread runtime, being polled again at once would take a core from the tasks that are
-                // making the progress; who just made progress is likely to look again within a millisecond.
+                // On a multi-thread runtime, being polled again at once would take a core from the tasks that look.
                 Round::OthersMoved if self.multi_thread => {
                     let soon = self.shared.now_ms() + 1;
                     self.sleeping_until = None;
+                    self.attendance.rest(&self.shared.resting);
                     self.sleep_until(Some(soon)).await;
                 }
                 Round::OthersMoved => tokio::task::yield_now().await,
@@ -159,6 +162,13 @@ impl Driver {
         if shared.reliance.take(self.multi_thread) {
             self.until = self.until.max(time + shared.spin.limit());
         }
+        if self.attendance.awake(&shared.resting, shared.attended())
+            && !rung
+            && now < shared.timer_at.load(Ordering::Relaxed)
+        {
+            // To look whether they do would take their thread's privilege away.
+            return Round::OthersMoved;
+        }
         let seen = self.events;
         let handle = Handle { shared: shared.clone() };
         let round = handle.enter(|engine| {
@@ -169,8 +179,10 @@ impl Driver {
             engine.expire(now);
             let moved = advance_while_it_comes(&shared, engine, time);
             engine.look_at_memory();
-            let events = engine.stats().events.wrapping_add(u64::from(shared.found.load(Ordering::Relaxed)));
+            let attended = shared.attended();
+            let events = engine.stats().events.wrapping_add(u64::from(attended));
             self.events = events;
+            let others_look = self.attendance.others_look(attended, moved > 0);
             if events != seen {
                 let bytes = engine.stats().bytes_received.wrapping_sub(self.received);
                 self.received = self.received.wrapping_add(bytes);
@@ -178,7 +190,9 @@ impl Driver {
             }
             let round = if moved > 0 {
                 Round::Moved
-            } else if events != seen {
+            } else if events != seen && (others_look || !self.multi_thread) {
+                let at = engine.next_expiry();
+                shared.timer_at.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
                 Round::OthersMoved
             } else if time < self.until {
                 // Nobody waits, or those who do have given up spinning: more is likely to come all the same. Other
@@ -207,11 +221,13 @@ impl Driver {
 fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> usize {
     let mut moved = shared.advance(engine);
     let mut goes_on = moved > 0;
+    // Tasks that handlers have started may wait for this thread.
+    goes_on &= !engine.take_started();
     while goes_on && shared.spin != Spin::Yield && !shared.cell.has_work() {
         let more = shared.linger(engine, LOOKS).unwrap_or(0);
         moved += more;
         // The clock comes behind what was moved: it takes as long as a short answer does.
-        goes_on = more > 0 && shared.sysdep.now() - since <= STAY;
+        goes_on = more > 0 && !engine.take_started() && shared.sysdep.now() - since <= STAY;
     }
     moved
 }

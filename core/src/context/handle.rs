@@ -222,7 +222,9 @@ impl Handle {
         if self.enter(|engine| engine.scope().deadline(at, ticket)).is_err() {
             self.post_run(move |scope| scope.deadline(at, ticket));
         }
-        if at < self.shared.timer_at.load(Ordering::Relaxed) {
+        // A driver that rests looks at this time alone.
+        let timer = &self.shared.timer_at;
+        if at < timer.load(Ordering::Relaxed) && at < timer.fetch_min(at, Ordering::Relaxed) {
             self.shared.driver.wake();
         }
     }

@@ -12,6 +12,7 @@ mod handle;
 mod kin;
 mod owned;
 mod reliance;
+mod rest;
 mod wait;
 
 pub use driver::Driver;
@@ -96,9 +97,10 @@ pub struct Shared {
     watching: AtomicBool,
     /// Waits on memory that have begun, roughly.
     waits: AtomicU32,
-    /// The last of them that ended past the engine: as long as there are more, the driver stays awake.
-    found: AtomicU32,
+    /// Waits, of any kind, that have looked until they ended, roughly: as long as there are more, the driver stays awake.
+    attended: AtomicU32,
     reliance: reliance::Reliance,
+    resting: rest::Resting,
     kin: std::sync::Arc<Kin>,
     /// There are others.
     has_kin: bool,
@@ -156,8 +158,9 @@ impl Shared {
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
             waits: AtomicU32::new(0),
-            found: AtomicU32::new(0),
+            attended: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
+            resting: rest::Resting::default(),
             has_kin: kin.count() > 1,
             lines: Mutex::default(),
             kin,

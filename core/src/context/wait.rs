@@ -1,5 +1,6 @@
 //! How futures wait: they advance the engine, spin for a short bounded time, and go to sleep.
 
+use super::rest::Rest;
 use super::{Face, Handle, Shared, Spin, patience};
 use crate::budget::{self, ACCESS, QUICK_WAIT, WAIT};
 use crate::engine::{Engine, Scope, Watched, Work};
@@ -56,9 +57,7 @@ pub fn poll_until<F: Face, R>(
         Ok(Spun::Idle) | Err(_) => {}
     }
     register(cx.waker());
-    if !face.sleep(cx.waker()) {
-        cx.waker().wake_by_ref();
-    }
+    go_to_sleep(face, cx);
     match done() {
         Some(value) => {
             budget::spend(WAIT);
@@ -89,11 +88,11 @@ pub fn poll_memory<F: Face, R>(
             Ok(Spun::Done(value))
         }
         None => {
-            let (waits, advances) = shared.memory_wait_begins();
+            let advances = shared.memory_wait_begins();
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
                 Some(value) => {
-                    shared.found.store(waits, Ordering::Relaxed);
+                    shared.attend();
                     budget::spend(QUICK_WAIT);
                     Ok(Spun::Done(value))
                 }
@@ -112,6 +111,7 @@ pub fn poll_memory<F: Face, R>(
             if shared.spun.load(Ordering::Relaxed) {
                 shared.spun.store(false, Ordering::Relaxed);
             }
+            shared.hand_over(Rest::UntilAttended);
             return Poll::Ready(value);
         }
         // There is more to do, but others want their turn.
@@ -124,9 +124,7 @@ pub fn poll_memory<F: Face, R>(
         Ok(Spun::Idle) | Err(()) => {}
     }
     watch(face, cx, memory, watched);
-    if !face.sleep(cx.waker()) {
-        cx.waker().wake_by_ref();
-    }
+    go_to_sleep(face, cx);
     match done() {
         Some(value) => {
             budget::spend(WAIT);
@@ -170,7 +168,7 @@ pub fn poll_look<F: Face, R>(
             Ok(Spun::Done(value))
         }
         None => match face.enter(|engine| {
-            let (_, advances) = shared.memory_wait_begins();
+            let advances = shared.memory_wait_begins();
             spin_on_memory(shared, engine, advances, SLICE, &mut done)
         }) {
             Ok(spun) => Ok(spun),
@@ -183,6 +181,7 @@ pub fn poll_look<F: Face, R>(
             if shared.spun.load(Ordering::Relaxed) {
                 shared.spun.store(false, Ordering::Relaxed);
             }
+            shared.hand_over(Rest::UntilAttended);
             Poll::Ready(Some(value))
         }
         Ok(Spun::Busy) => {
@@ -204,9 +203,18 @@ pub fn poll_look<F: Face, R>(
         }
         Ok(Spun::Idle) | Err(()) => {
             budget::spend(WAIT);
+            shared.hand_over(Rest::UntilIdle);
             Poll::Ready(None)
         }
     }
+}
+
+/// The task is about to sleep, and has registered where it is woken. Nobody looks on its behalf any more: the driver does.
+fn go_to_sleep<F: Face>(face: &F, cx: &mut TaskContext<'_>) {
+    if !face.sleep(cx.waker()) {
+        cx.waker().wake_by_ref();
+    }
+    face.shared().hand_over(Rest::UntilIdle);
 }
 
 #[cold]
@@ -274,13 +282,13 @@ fn look_for_a_while<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>) ->
 }
 
 impl Shared {
-    /// A wait on memory begins: its number, and whether it is to look at what comes in before it looks at the memory. Most
-    /// look there only when the memory does not change soon. What two threads count at once may be counted once.
+    /// A wait on memory begins: whether it is to look at what comes in before it looks at the memory. Most look there only
+    /// when the memory does not change soon. What two threads count at once may be counted once.
     #[inline]
-    fn memory_wait_begins(&self) -> (u32, bool) {
+    fn memory_wait_begins(&self) -> bool {
         let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
         self.waits.store(waits, Ordering::Relaxed);
-        (waits, waits.is_multiple_of(ADVANCING_WAITS))
+        waits.is_multiple_of(ADVANCING_WAITS)
     }
 }
 
@@ -325,6 +333,9 @@ fn spin_on_memory<R>(
             return Spun::Busy;
         }
         if moved {
+            if engine.take_started() {
+                return Spun::Busy;
+            }
             // A rank that is asked for something goes on looking.
             until = None;
             if busy.is_enough(shared) {
@@ -418,7 +429,8 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
         }
         for _ in 0..BUSY_ROUNDS {
             let shared = face.shared();
-            let before = face.enter(|engine| engine.stats().events);
+            let before = face.enter(|engine| (engine.stats().events, engine.starts()));
+            let (events, starts) = before.unwrap_or_default();
             let lent = shared.cell.lend();
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(value);
@@ -436,12 +448,22 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
             }
             // Until anything at all has happened: the future may be waiting for just that.
             let happened = face.enter(|engine| {
-                let before = before.unwrap_or(0);
-                let mut done = |engine: &mut Engine| (engine.stats().events != before).then_some(());
-                spin(shared, engine, &mut done)
+                // Tasks that were started get no turn before this one ends.
+                let has_started = |engine: &Engine| engine.starts() != starts;
+                if has_started(engine) {
+                    return Spun::Busy;
+                }
+                let mut done = |engine: &mut Engine| (engine.stats().events != events).then_some(());
+                match spin(shared, engine, &mut done) {
+                    Spun::Done(()) if has_started(engine) => Spun::Busy,
+                    spun => spun,
+                }
             });
-            if matches!(happened, Ok(Spun::Idle)) && face.sleep(cx.waker()) {
-                return Poll::Pending;
+            match happened {
+                Ok(Spun::Idle) if face.sleep(cx.waker()) => return Poll::Pending,
+                // Others want their turn.
+                Ok(Spun::Busy) => break,
+                _ => {}
             }
         }
         cx.waker().wake_by_ref();
@@ -539,8 +561,8 @@ fn wait_on<F: Face>(
     let waited = face.shared().slots.poll(ticket, cx);
     if waited.is_ready() {
         budget::spend(WAIT);
-    } else if !face.sleep(cx.waker()) {
-        cx.waker().wake_by_ref();
+    } else {
+        go_to_sleep(face, cx);
     }
     waited
 }
@@ -560,6 +582,7 @@ impl Busy {
         if !self.rounds.is_multiple_of(BUSY_ROUNDS) {
             return false;
         }
+        shared.attend();
         let now = shared.sysdep.now();
         now >= *self.until.get_or_insert(now + shared.spin.limit())
     }
@@ -568,6 +591,8 @@ impl Busy {
 /// A spin has ended well: whether that took long, by the clock that it looked at or by what else came in.
 #[inline]
 fn spent(shared: &Shared, long: bool) {
+    shared.attend();
+    shared.hand_over(Rest::UntilAttended);
     budget::spend(if long || shared.spin == Spin::Yield { WAIT } else { QUICK_WAIT });
 }
 
@@ -613,6 +638,9 @@ fn spin_on<R>(
             return Spun::Busy;
         }
         if events > 0 {
+            if engine.take_started() {
+                return Spun::Busy;
+            }
             rounds = 0;
             until = None;
             let bytes = engine.stats().bytes_received.wrapping_sub(received);

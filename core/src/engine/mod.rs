@@ -203,6 +203,8 @@ impl Engine {
             closed: false,
             departed: false,
             restless: false,
+            started: false,
+            starts: 0,
             interruptions: 0,
             straight: dispatch::Straight::NONE,
             errors: parts.errors,
@@ -291,6 +293,17 @@ impl Engine {
     #[inline]
     pub fn take(&mut self, ticket: Ticket) -> Option<Outcome> {
         self.state.completer.take(ticket)
+    }
+
+    /// Whether handlers have started tasks since this was asked last: see [`Scope::started_task`].
+    #[inline(always)]
+    pub(crate) fn take_started(&mut self) -> bool {
+        std::mem::take(&mut self.state.started)
+    }
+
+    /// How often handlers have said that they started one.
+    pub(crate) fn starts(&self) -> u32 {
+        self.state.starts
     }
 
     /// Runs what another thread posted.

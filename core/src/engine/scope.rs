@@ -139,6 +139,13 @@ impl Scope<'_> {
         }
     }
 
+    /// A handler has spawned a task or woken one. A future that spins, and a driver that looks for more, lets the other tasks of
+    /// its runtime have a turn soon: this one may be among them, and would else wait until the spin is over.
+    pub fn started_task(&mut self) {
+        self.state.started = true;
+        self.state.starts = self.state.starts.wrapping_add(1);
+    }
+
     /// The peer that a device found to break the rules is cut off.
     pub fn cut_off(&mut self, rank: Rank) {
         self.state.peer_down(rank, Fault::PeerCorrupt(rank));

@@ -159,6 +159,7 @@ where
             answer: None,
         };
         let handler = self.handler.clone();
+        scope.started_task();
         self.runtime.spawn(async move {
             // Moved in whole: it answers when it is dropped, also by a panic.
             let mut replier = replier;
