@@ -182,7 +182,7 @@ impl Driver {
             let attended = shared.attended();
             let events = engine.stats().events.wrapping_add(u64::from(attended));
             self.events = events;
-            let others_look = self.attendance.others_look(attended, moved > 0);
+            let others_look = self.attendance.others_look(attended, Some(moved > 0));
             if events != seen {
                 let bytes = engine.stats().bytes_received.wrapping_sub(self.received);
                 self.received = self.received.wrapping_add(bytes);
@@ -211,7 +211,11 @@ impl Driver {
             shared.set_watching(engine.is_watching());
             round
         });
-        round.unwrap_or(Round::OthersMoved)
+        if let Ok(round) = round {
+            return round;
+        }
+        let others_look = self.attendance.others_look(shared.attended(), None);
+        if others_look || !self.multi_thread { Round::OthersMoved } else { Round::Moved }
     }
 }
 

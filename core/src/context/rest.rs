@@ -7,7 +7,9 @@
 use super::Shared;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Rests behind each other after which waits that end well do not end them any more: their tasks go on and on.
+/// Waits that others have ended meanwhile, for it to be likely that they go on and on.
+const MANY: u32 = 8;
+/// So often in a row that was seen before waits that end well end no rest any more.
 const TRUSTING: u32 = 3;
 /// Rests behind each other after which the driver looks in any case.
 const UNSEEN: u32 = 8;
@@ -34,9 +36,9 @@ impl Resting {
         self.0.store(rest as u8, Ordering::Relaxed);
     }
 
-    /// The driver is awake. Returns whether somebody has handed the looking over to it.
-    pub fn end(&self, rested: Rest) -> bool {
-        rested != Rest::None && self.0.swap(Rest::None as u8, Ordering::Relaxed) == Rest::None as u8
+    /// The driver rests no more. Returns whether somebody has handed the looking over to it.
+    pub fn end(&self) -> bool {
+        self.0.swap(Rest::None as u8, Ordering::Relaxed) == Rest::None as u8
     }
 }
 
@@ -76,58 +78,147 @@ pub(super) struct Attendance {
     /// What it had counted of their waits when it looked last.
     seen: u32,
     rest: Rest,
-    asked: Asked,
-    /// Rests since nobody was found to look who had handed over.
-    rests: u32,
+    /// Others were found to look at its last look. Who did may be through: if not, that is seen at the next one, too.
+    once: bool,
+    /// How often in a row others ended many waits while it rested.
+    trust: u32,
     /// Rests behind each other without a look.
     unseen: u32,
 }
 
-/// How far the driver is with finding out whether who has handed over is through: if not, another of its waits ends before
-/// the driver looks for the second time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    No,
-    First,
-    Second,
-}
-
 impl Attendance {
     pub fn new() -> Attendance {
-        Attendance { seen: 0, rest: Rest::None, asked: Asked::No, rests: 0, unseen: 0 }
+        Attendance { seen: 0, rest: Rest::None, once: false, trust: 0, unseen: 0 }
     }
 
     /// The driver is awake. Returns whether it can go on resting without a look, because others still look.
     pub fn awake(&mut self, resting: &Resting, attended: u32) -> bool {
         let rested = std::mem::replace(&mut self.rest, Rest::None);
-        let handed_over = resting.end(rested);
-        if rested != Rest::None && !handed_over && attended != self.seen && self.unseen < UNSEEN {
-            self.seen = attended;
-            self.unseen += 1;
-            return true;
+        if rested == Rest::None {
+            return false;
         }
-        self.unseen = 0;
-        self.asked = match self.asked {
-            _ if handed_over => Asked::First,
-            Asked::First => Asked::Second,
-            _ => Asked::No,
-        };
-        false
+        let handed_over = resting.end();
+        let many = attended.wrapping_sub(self.seen) >= MANY;
+        self.trust = if many { self.trust.saturating_add(1) } else { 0 };
+        self.once = !handed_over;
+        let goes_on = many && !handed_over && self.unseen < UNSEEN;
+        self.unseen = if goes_on { self.unseen + 1 } else { 0 };
+        if goes_on {
+            self.seen = attended;
+        }
+        goes_on
     }
 
-    /// Whether others look, given the count of their waits and whether the driver itself has moved anything.
-    pub fn others_look(&mut self, attended: u32, moved: bool) -> bool {
-        let ended = std::mem::replace(&mut self.seen, attended) != attended;
-        if self.asked == Asked::Second && !ended {
-            self.rests = 0;
+    /// Whether others look, given the count of their waits, and whether the driver itself has moved anything; not, if others
+    /// were at the context.
+    pub fn others_look(&mut self, attended: u32, moved: Option<bool>) -> bool {
+        let attend = std::mem::replace(&mut self.seen, attended) != attended;
+        match moved {
+            Some(true) => {
+                self.once = false;
+                false
+            }
+            Some(false) if !attend => {
+                self.trust = 0;
+                self.once = false;
+                false
+            }
+            _ => std::mem::replace(&mut self.once, true),
         }
-        ended && !moved && self.asked != Asked::First
     }
 
     /// The driver rests now.
     pub fn rest(&mut self, resting: &Resting) {
-        self.rests = self.rests.saturating_add(1);
-        self.rest = if self.rests > TRUSTING { Rest::UntilIdle } else { Rest::UntilAttended };
+        self.rest = if self.trust >= TRUSTING { Rest::UntilIdle } else { Rest::UntilAttended };
         resting.begin(self.rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A driver, the count of the waits of others, and who rests.
+    struct Driver {
+        attendance: Attendance,
+        resting: Resting,
+        attended: u32,
+    }
+
+    impl Driver {
+        fn new() -> Driver {
+            Driver { attendance: Attendance::new(), resting: Resting::default(), attended: 0 }
+        }
+
+        /// A round behind so many waits of others: whether it rests behind it.
+        fn round(&mut self, waits: u32, moved: Option<bool>) -> bool {
+            self.attended += waits;
+            let rests = self.attendance.awake(&self.resting, self.attended)
+                || self.attendance.others_look(self.attended, moved);
+            if rests {
+                self.attendance.rest(&self.resting);
+            }
+            rests
+        }
+
+        /// What [`Shared::hand_over`] does; whether the driver is woken.
+        fn hand_over(&self, why: Rest) -> bool {
+            self.resting.0.load(Ordering::Relaxed) >= why as u8 && !self.resting.end()
+        }
+    }
+
+    #[test]
+    fn it_rests_once_others_have_been_seen_to_look_twice() {
+        let mut driver = Driver::new();
+        assert!(!driver.round(1, Some(false)), "that task may be through");
+        assert!(!driver.round(0, Some(false)), "it was");
+        assert!(!driver.round(1, Some(true)), "it has moved something itself");
+        assert!(!driver.round(1, Some(false)));
+        assert!(driver.round(1, Some(false)), "others go on looking");
+        let mut driver = Driver::new();
+        assert!(!driver.round(0, None), "who is there may not wait");
+        assert!(driver.round(0, None));
+    }
+
+    #[test]
+    fn who_ceases_to_look_ends_the_rest() {
+        let mut driver = Driver::new();
+        assert!(!driver.hand_over(Rest::UntilIdle), "it does not rest");
+        for why in [Rest::UntilIdle, Rest::UntilAttended] {
+            driver.round(1, None);
+            assert!(driver.round(1, None));
+            assert!(driver.hand_over(why) && !driver.hand_over(why), "it is woken once");
+            assert!(!driver.round(1, Some(false)), "who has handed over may be through");
+            assert!(!driver.round(0, Some(false)), "and was");
+        }
+    }
+
+    #[test]
+    fn who_goes_on_and_on_is_asked_no_more() {
+        let mut driver = Driver::new();
+        driver.round(1, None);
+        assert!(driver.round(1, None));
+        for _ in 0..TRUSTING {
+            assert!(driver.hand_over(Rest::UntilAttended));
+            assert!(!driver.round(MANY, None), "it asks once more");
+            assert!(driver.round(1, None));
+        }
+        assert!(!driver.hand_over(Rest::UntilAttended), "the next wait will follow");
+        for _ in 0..UNSEEN {
+            assert!(driver.round(MANY, None), "without a look");
+        }
+        assert_eq!(driver.attendance.unseen, UNSEEN);
+        assert!(driver.round(MANY, Some(false)), "with one");
+        assert_eq!(driver.attendance.unseen, 0);
+        assert!(driver.hand_over(Rest::UntilIdle), "who goes to sleep hands over in any case");
+        // Few waits in a rest are no reason to trust those who wait.
+        driver.round(1, None);
+        assert!(driver.round(1, None) && driver.hand_over(Rest::UntilAttended));
+        // Nor do they replace a look.
+        let mut driver = Driver::new();
+        driver.round(1, None);
+        assert!(driver.round(1, None));
+        driver.attended += MANY - 1;
+        assert!(!driver.attendance.awake(&driver.resting, driver.attended));
     }
 }
