@@ -4,7 +4,7 @@
 use crate::join::listens;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Fault, JobShape, Rank};
-use posthaste_launch::{Bulletin, Duty, Notice, Rendezvous, Succession, Whereabouts};
+use posthaste_launch::{Bulletin, Duty, Notice, Rendezvous, Succession, Whereabout, Whereabouts};
 use posthaste_tcp::{PeerAddress, TcpDevice};
 use std::io;
 use std::net::SocketAddr;
@@ -31,6 +31,8 @@ const SUCCESSION: Duration = Duration::from_secs(40);
 const FAREWELL: Duration = Duration::from_secs(4);
 /// How long to wait before whoever is to serve the news, and did not answer, is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How long to look for one if none is known that lives: it may first have to take the place where the ranks met.
+const UNKNOWN: Duration = Duration::from_secs(4);
 /// How often to ask for one.
 const ASK: Duration = Duration::from_millis(20);
 
@@ -254,8 +256,15 @@ impl Ear {
         let (address, range) = (devices.first()?.address().ip(), ports.clone());
         // Each client of a rank has a port of its own, until that is left.
         let all = devices.clone();
-        let whereabouts: Whereabouts =
-            Arc::new(move |rank| all.iter().filter_map(|device| device.peer_address(Rank(rank))).collect());
+        let whereabouts: Whereabouts = Arc::new(move |rank| {
+            let rank = Rank(rank);
+            match all.iter().all(|device| device.has_left(rank)) {
+                true => Whereabout::Left,
+                false => {
+                    Whereabout::Listens(all.iter().filter_map(|device| device.peer_address(rank)).collect())
+                }
+            }
+        });
         let standing = move || bulletin.stand_by(duty, address, range, whereabouts);
         match tokio::task::spawn_blocking(standing).await.ok()? {
             Ok((rendezvous, bulletin)) => {
@@ -274,18 +283,23 @@ impl Ear {
     /// Hears the news from whoever serves them after their server has ended without a word. Who wants to leave waits for a
     /// moment, so that the others can be told.
     async fn succession(self, farewell: &mut Farewell) -> Option<Ear> {
-        let Ear { mut bulletin, socket: _, server: _, named: _, devices, shape, ports, serving } = self;
-        let mut until = Instant::now() + SUCCESSION;
+        let Ear { mut bulletin, socket: _, server, named: _, devices, shape, ports, serving } = self;
+        let began = Instant::now();
+        let mut until = began + SUCCESSION;
         loop {
             let look = move || (bulletin.find_successor(), bulletin);
             let (found, before) = tokio::task::spawn_blocking(look).await.ok()?;
             match found {
                 Succession::Found(bulletin) => {
                     let (bulletin, socket) = heard_through(*bulletin)?;
-                    let (server, named) = (None, None);
+                    // It may end before it has said which rank it is: then the one before has ended still.
+                    let named = None;
                     return Some(Ear { bulletin, socket, server, named, devices, shape, ports, serving });
                 }
                 Succession::Later if Instant::now() < until => {}
+                // Of two, the other was the server; and nobody could be told of a leave.
+                Succession::Nobody
+                    if shape.ranks > 2 && farewell.asked.is_none() && began.elapsed() < UNKNOWN => {}
                 Succession::Later | Succession::Nobody => {
                     tracing::info!("there are no more news of the other ranks");
                     return None;

@@ -81,7 +81,7 @@ pub use outcome::{Cause, Failure, JobOutcome, RankEnd};
 pub use output::Output;
 pub use placement::Part;
 pub use rendezvous::{
-    Bulletin, Duty, NotServed, Notice, Rendezvous, RendezvousClient, Succession, Whereabouts,
+    Bulletin, Duty, NotServed, Notice, Rendezvous, RendezvousClient, Succession, Whereabout, Whereabouts,
 };
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;

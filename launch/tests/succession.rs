@@ -10,7 +10,8 @@ use common::cut::Cut;
 use common::meeting::{key, meet, news, serve, within};
 use common::{eventually, watchdog};
 use posthaste_launch::{
-    Bulletin, Duty, Meeting, MeetingError, Notice, Rendezvous, RendezvousClient, Succession, Whereabouts,
+    Bulletin, Duty, Meeting, MeetingError, Notice, Rendezvous, RendezvousClient, Succession, Whereabout,
+    Whereabouts,
 };
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -130,7 +131,7 @@ fn job(size: u32, way: impl Fn(u32, SocketAddr) -> SocketAddr) -> (Rendezvous, V
 /// Everybody lives.
 fn alive() -> Whereabouts {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Arc::new(move |_| listener.local_addr().into_iter().collect())
+    Arc::new(move |_| Whereabout::Listens(listener.local_addr().into_iter().collect()))
 }
 
 /// All listen; ranks 1, 2 and 3 stand by, in this order, and the last knows it.
@@ -188,6 +189,32 @@ fn whoever_serves_passes_the_news_on_and_none_is_lost() {
 }
 
 #[test]
+fn whoever_serves_may_leave_before_anybody_else_listens() {
+    let _dog = watchdog();
+    let (place, mut seats) = job(4, |_, place| place);
+    let [mut three, mut two, mut one, mut zero] = std::array::from_fn(|_| seats.pop().unwrap());
+    zero.bulletin().unwrap().leave().unwrap();
+    let first = std::thread::spawn(move || drop(place));
+    std::thread::sleep(Duration::from_millis(100));
+    // It is leaving. Two come only now, and one so late that the server has ended.
+    let mut one = Ear { bulletin: one.bulletin(), server: None, heard: Vec::new() };
+    std::thread::sleep(Duration::from_millis(400));
+    let mut two = Ear { bulletin: two.bulletin(), server: None, heard: Vec::new() };
+    let place = one.stand_by(&alive());
+    two.hears(&Notice::Move { rank: 1, place });
+    first.join().unwrap();
+    let mut late = three.bulletin().unwrap();
+    let heard = late.read().unwrap();
+    assert!(heard.contains(&Notice::Closed) && late.has_successors(), "{heard:?}");
+    let Succession::Found(found) = late.find_successor() else { panic!("it serves") };
+    let mut three = Ear { bulletin: Some(*found), server: None, heard: Vec::new() };
+    two.dies();
+    three.hears(&Notice::Ended(2));
+    one.hears(&Notice::Ended(2));
+    three.hears(&Notice::Left(0));
+}
+
+#[test]
 fn who_cannot_serve_says_so_and_another_is_asked() {
     let _dog = watchdog();
     let (place, seats) = job(6, |_, place| place);
@@ -234,8 +261,8 @@ fn a_server_that_is_cut_off_is_succeeded_and_deaths_meanwhile_are_told() {
     let busy = TcpListener::bind("127.0.0.1:0").unwrap();
     let ended = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let listening: Whereabouts = Arc::new(move |rank| match rank {
-        4 => vec![ended],
-        _ => busy.local_addr().into_iter().collect(),
+        4 => Whereabout::Listens(vec![ended]),
+        _ => Whereabout::Listens(busy.local_addr().into_iter().collect()),
     });
     let (mut ears, [one, ..]) = listen(seats, &listening);
     drop(ears[4].bulletin.take());

@@ -101,6 +101,12 @@ impl TcpDevice {
         self.hub.has_met(rank)
     }
 
+    /// Whether a rank has said to this one that it leaves, or others have told so.
+    #[must_use]
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.hub.has_left(rank)
+    }
+
     /// What somebody else says of a rank: that it is gone. Connections tell of the end of ranks that there are or were
     /// any with, and whatever such a rank has sent counts; with a rank that there was none with, none is made any more.
     pub fn gone(&self, rank: Rank, fault: Fault) {

@@ -567,6 +567,11 @@ impl Hub {
         lock(&self.table).has_met(rank, self.shape)
     }
 
+    /// Whether it is known of a rank that it has left in order.
+    pub fn has_left(&self, rank: Rank) -> bool {
+        lock(&self.table).ranks.get(rank.index()).is_some_and(|known| known.left)
+    }
+
     /// The connections there are, with a number for each.
     #[cfg(all(unix, not(feature = "portable")))]
     pub fn connections(&self) -> Vec<(u64, Arc<TcpStream>)> {

@@ -13,8 +13,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 
-/// Where a rank listens, as far as that is known: at one place at least as long as it lives.
-pub type Whereabouts = Arc<dyn Fn(u32) -> Vec<SocketAddr> + Send + Sync>;
+/// What is known of a rank in the process that asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Whereabout {
+    /// Where it listens, as far as that is known: at one place at least as long as it lives.
+    Listens(Vec<SocketAddr>),
+    /// It has said that it leaves.
+    Left,
+}
+
+/// Tells what is known of a rank.
+pub type Whereabouts = Arc<dyn Fn(u32) -> Whereabout + Send + Sync>;
 
 /// How long those who live have to come before they are looked for, and then the pause between two looks.
 const FIRST: Duration = Duration::from_millis(300);
@@ -56,14 +65,14 @@ impl Absent {
         if self.look.is_some() { now + Duration::from_millis(20) } else { self.next }
     }
 
-    /// Those of the ranks expected that have ended.
-    pub(crate) fn look(&mut self, expected: impl Iterator<Item = u32>, now: Instant) -> Vec<u32> {
+    /// Those of the ranks expected that have ended, and whether they had said so.
+    pub(crate) fn look(&mut self, expected: impl Iterator<Item = u32>, now: Instant) -> Vec<(u32, bool)> {
         if let Some(look) = &self.look {
             match look.try_recv() {
                 Ok(signs) => {
                     self.look = None;
                     self.next = now + PAUSE;
-                    return self.judge(&signs, now);
+                    return self.judge(&signs, now).into_iter().map(|rank| (rank, false)).collect();
                 }
                 Err(std::sync::mpsc::TryRecvError::Empty) => return Vec::new(),
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => {
@@ -75,7 +84,7 @@ impl Absent {
             return Vec::new();
         }
         self.next = now + PAUSE;
-        let places = self.places(expected);
+        let (places, left) = self.places(expected);
         if !places.is_empty() {
             let (sender, receiver) = channel();
             let thread = std::thread::Builder::new().name("absent".into());
@@ -85,23 +94,29 @@ impl Absent {
                 Err(error) => tracing::warn!(%error, "nobody looks for ranks that may have ended"),
             }
         }
-        Vec::new()
+        left.into_iter().map(|rank| (rank, true)).collect()
     }
 
-    /// Where those listen that are to be looked for next.
-    fn places(&mut self, expected: impl Iterator<Item = u32>) -> Vec<(u32, SocketAddr)> {
+    /// Where those listen that are to be looked for next, and who has left.
+    fn places(&mut self, expected: impl Iterator<Item = u32>) -> (Vec<(u32, SocketAddr)>, Vec<u32>) {
         let mut ranks: Vec<u32> = expected.collect();
         ranks.sort_unstable();
         // As many that live and do not come are no reason not to look for others.
         let first = ranks.partition_point(|rank| *rank <= self.last);
         ranks.rotate_left(first);
-        let known = ranks.into_iter().map(|rank| (rank, (self.whereabouts)(rank)));
-        let mut places = Vec::new();
-        for (rank, listens) in known.filter(|(_, listens)| !listens.is_empty()).take(MOST) {
-            places.extend(listens.into_iter().map(|place| (rank, place)));
-            self.last = rank;
+        let (mut places, mut left, mut known) = (Vec::new(), Vec::new(), 0);
+        for rank in ranks {
+            match (self.whereabouts)(rank) {
+                Whereabout::Left => left.push(rank),
+                Whereabout::Listens(listens) if !listens.is_empty() && known < MOST => {
+                    places.extend(listens.into_iter().map(|place| (rank, place)));
+                    self.last = rank;
+                    known += 1;
+                }
+                Whereabout::Listens(_) => {}
+            }
         }
-        places
+        (places, left)
     }
 
     fn judge(&mut self, signs: &[(u32, Sign)], now: Instant) -> Vec<u32> {
@@ -214,7 +229,7 @@ mod tests {
     #[test]
     fn silence_is_an_end_only_when_it_lasts() {
         let now = Instant::now();
-        let mut absent = Absent::new(Arc::new(|_| Vec::new()), now);
+        let mut absent = Absent::new(Arc::new(|_| Whereabout::Listens(Vec::new())), now);
         let after = |seconds| now + Duration::from_secs(seconds);
         assert!(absent.judge(&[(1, Sign::Silent), (2, Sign::Silent)], now).is_empty());
         assert!(absent.judge(&[(1, Sign::Alive), (2, Sign::Silent)], after(3)).is_empty());
@@ -226,7 +241,7 @@ mod tests {
     #[test]
     fn a_rank_has_not_ended_as_long_as_one_of_its_places_is_open() {
         let now = Instant::now();
-        let mut absent = Absent::new(Arc::new(|_| Vec::new()), now);
+        let mut absent = Absent::new(Arc::new(|_| Whereabout::Listens(Vec::new())), now);
         let signs =
             [(1, Sign::Ended), (1, Sign::Alive), (2, Sign::Ended), (2, Sign::Ended), (3, Sign::Alive)];
         assert_eq!(absent.judge(&signs, now), [2]);
@@ -240,16 +255,22 @@ mod tests {
     fn all_are_looked_for_in_turn_however_many_do_not_come() {
         let place = SocketAddr::from(([127, 0, 0, 1], 9));
         // Of every third nobody knows where it listens.
-        let known = move |rank: u32| if rank.is_multiple_of(3) { Vec::new() } else { vec![place] };
+        let known = move |rank: u32| match rank {
+            300.. => Whereabout::Left,
+            _ if rank.is_multiple_of(3) => Whereabout::Listens(Vec::new()),
+            _ => Whereabout::Listens(vec![place]),
+        };
         let mut absent = Absent::new(Arc::new(known), Instant::now());
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..4 {
-            let ranks: Vec<u32> = absent.places(1..300).into_iter().map(|(rank, _)| rank).collect();
+            let (places, left) = absent.places(1..302);
+            assert_eq!(left, [300, 301], "nobody looks for those");
+            let ranks: Vec<u32> = places.into_iter().map(|(rank, _)| rank).collect();
             assert_eq!(ranks.len(), MOST);
             seen.extend(ranks);
         }
         assert!((1..300).filter(|rank| rank % 3 != 0).all(|rank| seen.contains(&rank)));
-        assert!(absent.places(std::iter::empty()).is_empty());
-        assert_eq!(absent.places(7..9), [(7, place), (8, place)]);
+        assert!(absent.places(std::iter::empty()).0.is_empty());
+        assert_eq!(absent.places(7..9).0, [(7, place), (8, place)]);
     }
 }

@@ -2,24 +2,32 @@
 
 use std::net::SocketAddr;
 
+use crate::rendezvous::handover::stays;
 use crate::rendezvous::member::{Member, State};
 use crate::rendezvous::server::Server;
 use crate::rendezvous::wire::STANDBYS;
 
 impl Server {
-    /// Asks ranks to stand by, as long as there are too few; the launcher, with whom the ranks end, asks nobody.
+    /// Asks ranks to stand by, as long as there are too few; the launcher, with whom the ranks end, asks nobody. Whoever leaves
+    /// asks only if nobody is there any more who stands by, or nobody had come yet who could be asked.
     pub(crate) fn appoint(&mut self) {
-        let Some(own) = self.served_by().filter(|_| !self.is_ending() && self.standing.is_none()) else {
-            return;
-        };
+        let may = self.ending.is_none() && self.standing.is_none() && self.is_without_successor();
+        let Some(own) = self.served_by().filter(|_| may) else { return };
         loop {
-            let asked = self.members.iter().filter(|member| member.asked_to_stand_by).count();
-            if self.standbys.len() + asked >= STANDBYS {
+            let asked = |member: &&Member| member.asked_to_stand_by && stays(member);
+            let asked = self.members.iter().filter(asked).count();
+            // Those who have moved to one that is gone by now do not come back.
+            let standing_by = match self.handover {
+                Some(_) => 0,
+                None => self.standbys.len(),
+            };
+            if standing_by + asked >= STANDBYS {
                 return;
             }
             let standing = |rank: u32| self.standbys.iter().any(|(other, _)| *other == rank);
             let able = |member: &&mut Member| {
                 member.state == State::Watching
+                    && stays(member)
                     && !member.asked_to_stand_by
                     && !member.unable
                     && member.rank.is_some_and(|rank| rank != own && !standing(rank))

@@ -1,7 +1,7 @@
 //! What a rank hears of the others once the meeting is over: who is gone, and who is there again.
 
 use std::io::{self, ErrorKind, Read};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::rendezvous::client::{Comes, Connection, meet};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
-use crate::rendezvous::seek::{Answer, ask};
+use crate::rendezvous::seek::{Answer, Lost, ask};
 use crate::rendezvous::standing::Standing;
 use crate::rendezvous::wire::{
     HEADER, Header, Kind, MAX_RECORD, message, take_address, take_gone, take_standbys,
@@ -123,6 +123,27 @@ impl Bulletin {
             let until = Instant::now() + PATIENCE;
             connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
         }
+        Self::of_watching(connection, seat, generation)
+    }
+
+    /// As [`new`](Self::new), of a rank that has just met the others: if whoever served that has ended since, it hears so, and may
+    /// find a successor.
+    pub(crate) fn of_met(
+        mut connection: Connection,
+        watching: bool,
+        seat: Seat,
+        generation: u32,
+    ) -> Option<Bulletin> {
+        let until = Instant::now() + PATIENCE;
+        let lost = !watching && connection.send(&message(Kind::Watch, 0, 0, &[]), until).is_err();
+        let mut bulletin = Self::of_watching(connection, seat, generation)?;
+        if lost {
+            bulletin.say_no_more();
+        }
+        Some(bulletin)
+    }
+
+    fn of_watching(mut connection: Connection, seat: Seat, generation: u32) -> Option<Bulletin> {
         connection.stream.set_nonblocking(true).ok()?;
         connection.forget_taken();
         let (standbys, duty) = (Vec::new(), None);
@@ -348,16 +369,26 @@ impl Bulletin {
 
     /// After the connection has ended without a word: asks, once, those who stand by whether one of them serves. Blocks for
     /// a moment, or for two seconds with each that does not answer.
+    ///
+    /// Where the ranks met is asked last: whoever serves there may not have become known to this rank before that was too late.
     pub fn find_successor(&self) -> Succession {
+        let lost = Lost { generation: self.generation, server: self.server };
+        let known = self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank);
+        let known = known.map(|(rank, place)| (Some(*rank), *place));
         let mut later = false;
-        for (rank, place) in self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank) {
-            match ask(&self.seat, (*rank, *place), self.generation) {
+        for (rank, place) in known.chain([(None, self.seat.met_at)]) {
+            if rank.is_none() && later {
+                break;
+            }
+            match ask(&self.seat, (rank, place), lost) {
                 Answer::Serves(mut bulletin) => {
                     tracing::debug!(rank, %place, "hears the news from a successor");
                     bulletin.inherit(self);
                     return Succession::Found(bulletin);
                 }
-                Answer::Later { .. } | Answer::Silent => later = true,
+                Answer::Later { .. } => later = true,
+                // Something else may listen where the ranks met.
+                Answer::Silent => later |= rank.is_some(),
                 Answer::Dead => {}
             }
         }
@@ -391,6 +422,12 @@ impl Bulletin {
     pub(crate) fn moved(&mut self) {
         // Whoever served before may have ended: then it is no news either.
         let _ = self.say(Kind::Moved, &[]);
+    }
+
+    /// Half of a message may have been said: there can be no more. What has come already can be read, and then the end.
+    pub(crate) fn say_no_more(&mut self) {
+        // It fails if the other side has ended the connection, which is the same.
+        let _ = self.connection.stream.shutdown(Shutdown::Both);
     }
 
     /// Says that the rank whose bulletin this is leaves in order.

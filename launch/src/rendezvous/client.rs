@@ -33,6 +33,8 @@ pub struct RendezvousClient {
     job: JobId,
     key: JobKey,
     place: String,
+    /// Where that is, as this rank reached it.
+    address: SocketAddr,
     incarnation: u32,
     /// Of whoever serves.
     generation: u32,
@@ -227,6 +229,7 @@ impl Visit<'_> {
                     job: JobId::from_bytes(job),
                     key: self.key.clone(),
                     place: place.to_owned(),
+                    address,
                     incarnation: self.moves.unwrap_or(header.first),
                     generation: header.second,
                     round: 0,
@@ -317,17 +320,21 @@ impl Meeting for RendezvousClient {
     }
 
     fn bulletin(&mut self) -> Option<Bulletin> {
-        let met_at = self.address().ok()?;
-        self.bulletin_of_job_met_at(met_at)
+        let seat = self.seat(self.address);
+        Bulletin::of_met(self.connection.take()?, self.watching, seat, self.generation)
     }
 }
 
 impl RendezvousClient {
     /// The bulletin, of a job whose ranks met there in the first place.
     pub(crate) fn bulletin_of_job_met_at(&mut self, met_at: SocketAddr) -> Option<Bulletin> {
-        let Self { rank, size, job, incarnation, generation, .. } = *self;
-        let seat = Seat { rank, size, job, key: self.key.clone(), incarnation, met_at };
-        Bulletin::new(self.connection.take()?, self.watching, seat, generation)
+        let seat = self.seat(met_at);
+        Bulletin::new(self.connection.take()?, self.watching, seat, self.generation)
+    }
+
+    fn seat(&self, met_at: SocketAddr) -> Seat {
+        let Self { rank, size, job, incarnation, .. } = *self;
+        Seat { rank, size, job, key: self.key.clone(), incarnation, met_at }
     }
 
     /// The generation of whoever serves.

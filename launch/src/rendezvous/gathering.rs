@@ -230,6 +230,14 @@ impl Gathering {
         }
     }
 
+    /// A rank that was about to move here has given that up, and lives.
+    pub(crate) fn unseat(&mut self, rank: u32) {
+        let seat = &mut self.seats[rank as usize];
+        if matches!(seat, Seat::Taken(_)) {
+            *seat = Seat::Empty;
+        }
+    }
+
     /// Ends the meeting; what came first counts.
     pub(crate) fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);

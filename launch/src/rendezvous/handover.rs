@@ -5,6 +5,7 @@
 //!                                    ▲                                  │ it is gone
 //!                                    └──────────────────────────────────┘
 //! ```
+//! If nobody stands by when the choice is to be made, ranks are asked then: whoever serves may leave before any other listens.
 //! Whoever moves has its seat there before it leaves this one, and the rank that serves there, which stood by, goes on
 //! listening here until the end: so no news is lost.
 
@@ -56,12 +57,17 @@ impl Handover {
 }
 
 /// A rank that hears the news, or is about to.
-fn stays(member: &Member) -> bool {
+pub(crate) fn stays(member: &Member) -> bool {
     let present = member.rank.is_some() && member.closing.is_none();
     present && !member.left && !member.moved && member.state != State::Returning
 }
 
 impl Server {
+    /// Whether it does not leave, or has nobody yet who would serve then.
+    pub(crate) fn is_without_successor(&self) -> bool {
+        self.handover.as_ref().is_none_or(|handover| matches!(handover.step, Step::Choosing))
+    }
+
     /// Brings the handover forward; whether it is over, well or not.
     pub(crate) fn hand_over(&mut self, now: Instant) -> bool {
         let Some(handover) = &mut self.handover else { return false };
@@ -105,6 +111,7 @@ impl Server {
             }
             // Somebody may still be on its way to listening, or be asked; nobody else is there.
             _ => {
+                self.appoint();
                 let coming = |member: &Member| {
                     stays(member) && (member.state != State::Watching || member.asked_to_stand_by)
                 };

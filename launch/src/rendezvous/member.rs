@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
 use crate::rendezvous::wire::{
-    Failure, HEADER, Header, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, take_address,
+    Failure, HEADER, Header, Hello, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, take_address,
 };
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
@@ -36,12 +36,17 @@ pub(crate) struct Member {
     shut: bool,
     /// The number of its process, as that knows it.
     pid: u32,
+    /// It has come from another server.
+    pub(crate) moving: bool,
     /// It has said that it leaves.
     pub(crate) left: bool,
     /// Its process was seen to end.
     pub(crate) died: bool,
     /// It has been told who serves the news from here on.
     pub(crate) told_to_move: bool,
+    /// It may say that it hears them elsewhere: it has been told so once, or has come from another server and may find that
+    /// this is none to stay at.
+    pub(crate) may_move: bool,
     /// It has been asked to stand by, and has not answered.
     pub(crate) asked_to_stand_by: bool,
     /// It has answered that it cannot.
@@ -100,11 +105,12 @@ pub(crate) enum Over {
 }
 
 impl Member {
-    pub(crate) fn new(stream: TcpStream, channel: Channel, rank: Option<u32>, pid: u32) -> Self {
+    pub(crate) fn new(stream: TcpStream, channel: Channel, rank: Option<u32>, hello: Hello) -> Self {
         Self {
             stream,
             rank,
-            pid,
+            pid: hello.pid,
+            moving: hello.moves.is_some(),
             channel,
             input: Vec::new(),
             content: Vec::new(),
@@ -117,6 +123,7 @@ impl Member {
             left: false,
             died: false,
             told_to_move: false,
+            may_move: hello.moves.is_some(),
             asked_to_stand_by: false,
             unable: false,
             moved: false,
@@ -140,6 +147,12 @@ impl Member {
             false if self.died => Way::Died,
             false => Way::Ended,
         }
+    }
+
+    /// Whether it has given its connection up before it has said that it listens: it may not even know that it was answered,
+    /// and comes again, or listens elsewhere.
+    pub(crate) fn has_not_moved(&self) -> bool {
+        self.moving && self.state == State::Idle
     }
 
     /// Whether something waits to be sent.
@@ -210,7 +223,7 @@ impl Member {
 
     /// Tells it that this rank serves the news from here on, and where.
     pub(crate) fn tell_to_move(&mut self, to: u32, place: SocketAddr) {
-        self.told_to_move = true;
+        (self.told_to_move, self.may_move) = (true, true);
         let place = place.to_string();
         self.queue.push_back(Outgoing::Message(message(Kind::Move, to, 0, place.as_bytes())));
     }

@@ -20,6 +20,8 @@ mod gathering;
 mod handover;
 mod member;
 mod noise;
+#[cfg(test)]
+mod orders;
 mod seek;
 mod server;
 mod silence;
@@ -48,7 +50,7 @@ use gathering::Gathering;
 use server::{NO_RANK, Server, Stop};
 use standing::Standing;
 
-pub use absent::Whereabouts;
+pub use absent::{Whereabout, Whereabouts};
 pub use bulletin::{Bulletin, Duty, NotServed, Notice, Succession};
 pub use client::RendezvousClient;
 pub(crate) use handover::listen;
@@ -110,6 +112,8 @@ impl Rendezvous {
             stopping: AtomicBool::new(false),
             ended: Mutex::default(),
             served_by: AtomicU32::new(NO_RANK),
+            #[cfg(test)]
+            fate: Mutex::default(),
         });
         let (other, (give, take)) = (Arc::clone(&stop), std::sync::mpsc::channel::<Option<Box<Standing>>>());
         let run = move || {
@@ -183,6 +187,20 @@ impl Rendezvous {
     /// By which whoever starts the ranks tells of their ends.
     pub(crate) fn obituary(&self) -> Obituary {
         Obituary(Arc::clone(&self.stop))
+    }
+
+    /// Ends as with its process: without a word, and with whatever it was about to do.
+    #[cfg(test)]
+    fn vanish(self) {
+        *self.stop.fate.lock().unwrap() = Some(server::Fate::Vanishes);
+        drop(self);
+    }
+
+    /// Does nothing for so long.
+    #[cfg(test)]
+    fn is_stopped_for(&self, time: std::time::Duration) {
+        *self.stop.fate.lock().unwrap() = Some(server::Fate::Stops(time));
+        self.stop.ring();
     }
 
     /// Where it is.

@@ -1,6 +1,6 @@
 //! Who serves the news after their server has ended without a word.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::bulletin::{Bulletin, Seat};
@@ -8,6 +8,8 @@ use crate::rendezvous::client::{Attempt, Visit};
 
 /// How long one of those asked may take: its thread does nothing else than answer.
 const STEP: Duration = Duration::from_secs(2);
+/// How long whoever knows of nobody else waits for another to serve where the ranks met, if it cannot serve there itself.
+const ALONE: Duration = Duration::from_secs(3);
 /// The first and the longest pause between two rounds.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -23,8 +25,24 @@ pub(crate) enum Answer {
     Silent,
 }
 
-/// Asks one rank whether it serves a later generation than that.
-pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32) -> Answer {
+/// The server that is not heard any more.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lost {
+    pub(crate) generation: u32,
+    pub(crate) server: Option<u32>,
+}
+
+impl Lost {
+    /// Whether a server of that generation may be its successor. Two may follow the same one, if the first ends before the second
+    /// has heard of it: those who were with the first go to the second.
+    fn is_succeeded_by(self, rank: Option<u32>, generation: u32) -> bool {
+        generation > self.generation
+            || (generation == self.generation && rank.is_some() && rank != self.server)
+    }
+}
+
+/// Asks whoever is there, if it is known which rank that is, whether it serves after that server.
+pub(crate) fn ask(seat: &Seat, (rank, place): (Option<u32>, SocketAddr), lost: Lost) -> Answer {
     let began = Instant::now();
     let visit = Visit {
         began,
@@ -36,7 +54,7 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
     };
     match visit.attempt(&place.to_string(), place) {
         // One that was only cut off serves those who stayed with it, and nobody else.
-        Ok(mut client) if client.generation() <= generation => {
+        Ok(mut client) if !lost.is_succeeded_by(rank, client.generation()) => {
             // There it has a seat now, and leaves it without having ended.
             if let Some(bulletin) = client.bulletin_of_job_met_at(seat.met_at) {
                 bulletin.give_up();
@@ -45,7 +63,9 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
         }
         Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at) {
             Some(mut bulletin) => {
-                bulletin.is_served_by(rank);
+                if let Some(rank) = rank {
+                    bulletin.is_served_by(rank);
+                }
                 Answer::Serves(Box::new(bulletin))
             }
             None => Answer::Silent,
@@ -67,19 +87,14 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (u32, SocketAddr), generation: u32
 pub(crate) enum Sought {
     /// Another one serves.
     Serves(Box<Bulletin>),
-    /// It is this rank's turn.
-    OwnTurn,
+    /// It is this rank's turn, and where the ranks met if nobody else listens there.
+    OwnTurn(Option<TcpListener>),
     /// The others go on hearing the server, which this rank does not.
     CutOff,
 }
 
 /// For a rank that stands by itself: asks the others, in the order in which they are to serve.
-pub(crate) fn seek(
-    seat: &Seat,
-    standbys: &[(u32, SocketAddr)],
-    generation: u32,
-    patience: Duration,
-) -> Sought {
+pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Lost, patience: Duration) -> Sought {
     let until = Instant::now() + patience;
     let mut pause = PAUSES.0;
     loop {
@@ -89,7 +104,7 @@ pub(crate) fn seek(
                 before = false;
                 continue;
             }
-            match ask(seat, (*rank, *place), generation) {
+            match ask(seat, (Some(*rank), *place), lost) {
                 Answer::Serves(bulletin) => return Sought::Serves(bulletin),
                 // One behind this rank waits for it, unless it hears the server: then nobody may serve.
                 Answer::Later { hears } => wait |= before || hears,
@@ -97,12 +112,48 @@ pub(crate) fn seek(
             }
         }
         if !wait {
-            return Sought::OwnTurn;
+            return claim(seat, standbys.iter().any(|(rank, _)| *rank == seat.rank), lost);
         }
         if Instant::now() >= until {
             return Sought::CutOff;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+/// Takes the place where the ranks met, which one process has at a time, or finds another there that serves. So of those who
+/// could not tell the others that they stand by one serves, and of those who did not hear each other when each took its turn.
+/// On other hosts than that of the place whoever is `known` to the others serves.
+fn claim(seat: &Seat, known: bool, lost: Lost) -> Sought {
+    let until = Instant::now() + if known { Duration::ZERO } else { ALONE };
+    loop {
+        let refused = match TcpListener::bind(seat.met_at) {
+            Ok(listener) => return Sought::OwnTurn(Some(listener)),
+            Err(refused) => refused,
+        };
+        if let Answer::Serves(bulletin) = ask(seat, (None, seat.met_at), lost) {
+            return Sought::Serves(bulletin);
+        }
+        if Instant::now() >= until {
+            tracing::debug!(%refused, place = %seat.met_at, "nobody serves where the ranks met");
+            return Sought::OwnTurn(None);
+        }
+        std::thread::sleep(PAUSES.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_successors_of_its_own_generation_but_not_itself() {
+        let lost = Lost { generation: 2, server: Some(1) };
+        assert!(lost.is_succeeded_by(Some(3), 3) && lost.is_succeeded_by(None, 3));
+        // Both have followed the same one: the first had ended before the second heard of it.
+        assert!(lost.is_succeeded_by(Some(3), 2));
+        assert!(!lost.is_succeeded_by(Some(1), 2) && !lost.is_succeeded_by(None, 2));
+        assert!(!lost.is_succeeded_by(Some(3), 1));
     }
 }

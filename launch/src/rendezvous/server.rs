@@ -61,7 +61,7 @@ pub(crate) struct Server {
     /// It has been told to end.
     pub(crate) stopping: bool,
     /// When to end even if somebody has not taken what it is due.
-    ending: Option<Instant>,
+    pub(crate) ending: Option<Instant>,
     /// Or how far the ranks that go on are on their way to another server.
     pub(crate) handover: Option<Handover>,
 }
@@ -77,6 +77,17 @@ pub(crate) struct Stop {
     pub(crate) ended: Mutex<Vec<(u32, u32)>>,
     /// The rank that serves, so that another is to serve the news from then on; or [`NO_RANK`].
     pub(crate) served_by: AtomicU32,
+    /// What befalls the process that it is of.
+    #[cfg(test)]
+    pub(crate) fate: Mutex<Option<Fate>>,
+}
+
+/// What befalls a process.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fate {
+    Vanishes,
+    Stops(Duration),
 }
 
 impl Stop {
@@ -84,6 +95,21 @@ impl Stop {
     pub(crate) fn ring(&self) {
         // It cannot be full: nobody rings 2^64 times.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+impl Stop {
+    /// Whether its process has ended, which may be stopped before.
+    fn befalls(&self) -> bool {
+        loop {
+            let fate = self.fate.lock().unwrap().take();
+            match fate {
+                Some(Fate::Vanishes) => return true,
+                Some(Fate::Stops(time)) => std::thread::sleep(time),
+                None => return false,
+            }
+        }
     }
 }
 
@@ -149,6 +175,10 @@ impl Server {
                     continue;
                 }
             };
+            #[cfg(test)]
+            if self.stop.befalls() {
+                return;
+            }
             let now = Instant::now();
             // What has been said before the end counts: whoever serves may have left a moment ago.
             self.serve_members(&found.members, now);
@@ -172,10 +202,7 @@ impl Server {
                 self.strangers.clear();
                 self.gathering.fail(Failure::Refused("whoever served the meeting has called it off".into()));
                 // Those who wait for the others hear why in vain.
-                let there = |member: &&mut Member| {
-                    member.rank.is_some() && member.closing.is_none() && member.state != State::Waiting
-                };
-                self.members.iter_mut().filter(there).for_each(Member::tell_closed);
+                self.close();
             }
             if self.lets_in() {
                 self.serve_strangers(&found.strangers, now);
@@ -195,6 +222,23 @@ impl Server {
             if self.ending.is_some_and(|ending| ending <= now || settled()) {
                 return;
             }
+        }
+    }
+
+    /// Tells all but those who wait for others that they will hear nothing more.
+    fn close(&mut self) {
+        let there = |member: &Member| {
+            member.rank.is_some() && member.closing.is_none() && member.state != State::Waiting
+        };
+        for at in 0..self.members.len() {
+            if !there(&self.members[at]) {
+                continue;
+            }
+            if self.members[at].state != State::Watching && self.gathering.is_over() {
+                // It has not listened yet, and is to know whom it can listen to then.
+                self.tell_who_serves(at);
+            }
+            self.members[at].tell_closed();
         }
     }
 
@@ -319,9 +363,9 @@ impl Server {
             return;
         }
         let Some(absent) = &mut self.absent else { return };
-        for rank in absent.look(self.gathering.expected(), now) {
-            tracing::debug!(rank, "has not come, and has ended");
-            self.heard(Notice::Ended(rank));
+        for (rank, left) in absent.look(self.gathering.expected(), now) {
+            tracing::debug!(rank, left, "has not come, and has ended");
+            self.heard(if left { Notice::Left(rank) } else { Notice::Ended(rank) });
         }
     }
 
@@ -386,6 +430,14 @@ impl Server {
     fn let_in(&mut self, proven: Proven, now: Instant) {
         let Proven { stream, address, hello, channel } = proven;
         let who = who(address, hello.pid);
+        let again = |member: &Member| member.moving && member.is(hello.rank, hello.pid);
+        // It was not answered in time, and the end of its first connection is still to be noticed.
+        if hello.moves.is_some()
+            && let Some(at) = self.members.iter().position(again)
+        {
+            self.members.swap_remove(at);
+            self.gathering.unseat(hello.rank);
+        }
         let own = |standing: &Standing| standing.rank() == hello.rank && hello.moves.is_some();
         let refusal = self.standing.as_ref().filter(|standing| !own(standing)).map(|standing| {
             if standing.is_cut_off() {
@@ -397,7 +449,7 @@ impl Server {
         let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
-                let mut member = Member::new(stream, channel, Some(hello.rank), hello.pid);
+                let mut member = Member::new(stream, channel, Some(hello.rank), hello);
                 member.welcome(self.job.as_bytes(), incarnation, self.generation);
                 if let Some((incarnations, parts)) = self.gathering.roster().filter(|_| incarnation > 0) {
                     member.welcome_back(incarnations, parts);
@@ -410,7 +462,7 @@ impl Server {
                     Failure::Later { .. } => tracing::debug!(rank = hello.rank, who, "came too early"),
                     _ => tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank"),
                 }
-                let mut member = Member::new(stream, channel, None, hello.pid);
+                let mut member = Member::new(stream, channel, None, hello);
                 member.dismiss(&failure, now + LINGER);
                 member
             }
@@ -493,7 +545,7 @@ impl Server {
                 self.stands_by(at, place);
                 Ok(())
             }
-            (Said::Moved, State::Watching) if member.told_to_move => {
+            (Said::Moved, State::Watching) if member.may_move => {
                 member.moved = true;
                 Ok(())
             }
@@ -546,9 +598,16 @@ impl Server {
             if let Over::Garbage(what) = over {
                 tracing::warn!(rank = member.rank, what, "a rank broke the rules of the rendezvous");
             }
-            if let Some(rank) = member.rank.filter(|_| !member.moved) {
+            let Some(rank) = member.rank else { continue };
+            if member.has_not_moved() || (member.moved && !self.is_ending()) {
+                // It lives, and may come.
+                self.gathering.unseat(rank);
+            } else if !member.moved {
                 self.gathering.leave(rank, member.left);
-                self.watching().for_each(|other| other.tell_way(rank, member.way()));
+                // Behind the word that there is nothing more to hear, an end is only that of a connection.
+                if self.ending.is_none() {
+                    self.watching().for_each(|other| other.tell_way(rank, member.way()));
+                }
                 self.no_standby(rank);
             }
         }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::absent::{Absent, Whereabouts};
 use crate::rendezvous::bulletin::{Bulletin, Notice};
 use crate::rendezvous::handover::Handover;
-use crate::rendezvous::seek::{Answer, Sought, ask, seek};
+use crate::rendezvous::seek::{Answer, Lost, Sought, ask, seek};
 use crate::rendezvous::server::Server;
 
 /// How long others may go on hearing a server that this rank does not hear any more: longer than a connection takes to notice
@@ -44,6 +44,8 @@ pub(crate) struct Standing {
     search: Option<Receiver<Sought>>,
     /// The search is for a server that was named.
     named: bool,
+    /// Another was named meanwhile.
+    named_since: Option<(u32, SocketAddr)>,
     cut_off: bool,
     /// Its own rank has said that it leaves.
     leaves: bool,
@@ -60,6 +62,7 @@ impl Standing {
             lost: false,
             search: None,
             named: false,
+            named_since: None,
             cut_off: false,
             leaves: false,
             ends: None,
@@ -70,7 +73,15 @@ impl Standing {
     /// Says where it stands by.
     pub(crate) fn announce(&mut self) {
         // The others may come as soon as they are told; until the server accepts them the kernel keeps them.
-        self.lost |= self.before.serving(self.place).is_err();
+        if self.before.serving(self.place).is_err() {
+            // What it has said before its end is still to be read: who else stands by, and who serves the news by now.
+            self.before.say_no_more();
+        }
+    }
+
+    /// The server that is not heard any more.
+    fn lost(&self) -> Lost {
+        Lost { generation: self.before.generation(), server: self.before.server() }
     }
 
     /// What it would have followed, of one that has not begun.
@@ -121,13 +132,34 @@ impl Standing {
         }
     }
 
+    /// Moves to a server that was named, as soon as that serves.
+    fn move_to(&mut self, (rank, place): (u32, SocketAddr)) {
+        let (seat, lost) = (self.before.seat().clone(), self.lost());
+        let until = Instant::now() + NAMED;
+        self.named = true;
+        self.search(move || {
+            loop {
+                match ask(&seat, (Some(rank), place), lost) {
+                    Answer::Serves(bulletin) => return Sought::Serves(bulletin),
+                    Answer::Later { .. } if Instant::now() < until => std::thread::sleep(LOOK),
+                    _ => return Sought::CutOff,
+                }
+            }
+        });
+    }
+
     /// Looks for whoever serves, in a thread of its own: this one goes on telling others that it does not.
     fn search(&mut self, run: impl FnOnce() -> Sought + Send + 'static) {
         let (sender, receiver) = channel();
-        // Nobody may be waiting any more.
-        let started =
-            std::thread::Builder::new().name("successor".into()).spawn(move || drop(sender.send(run())));
-        match started {
+        let run = move || {
+            // If nobody waits any more, this rank's seat there was for nothing, and has not ended.
+            if let Err(unsent) = sender.send(run())
+                && let Sought::Serves(bulletin) = unsent.0
+            {
+                bulletin.give_up();
+            }
+        };
+        match std::thread::Builder::new().name("successor".into()).spawn(run) {
             Ok(_) => self.search = Some(receiver),
             Err(error) => tracing::warn!(%error, "nobody looks for who serves the news"),
         }
@@ -148,6 +180,13 @@ impl Reclaim {
         reclaim
     }
 
+    /// With a listener there that is had already.
+    fn of(place: SocketAddr, listener: TcpListener) -> Self {
+        let mut reclaim = Self { place, listener: None, next: None };
+        reclaim.listen(listener.set_nonblocking(true).map(|()| listener), Instant::now());
+        reclaim
+    }
+
     pub(crate) fn listener(&self) -> Option<&TcpListener> {
         self.listener.as_ref()
     }
@@ -165,6 +204,10 @@ impl Reclaim {
             listener.set_nonblocking(true)?;
             Ok(listener)
         });
+        self.listen(bound, now);
+    }
+
+    fn listen(&mut self, bound: std::io::Result<TcpListener>, now: Instant) {
         self.next = match bound {
             Ok(listener) => {
                 tracing::debug!(place = %self.place, "serves the news where the ranks met, too");
@@ -197,9 +240,13 @@ impl Server {
                     self.ended_unheard(ended);
                     self.hear_server(now);
                 }
-                Sought::OwnTurn => self.take_over(now),
+                Sought::OwnTurn(met) => self.take_over(met, now),
                 // Where it was told to move to, nobody serves; it goes on listening here, or looks for another.
-                Sought::CutOff if named => {}
+                Sought::CutOff if named => {
+                    if let Some(next) = standing.named_since.take() {
+                        standing.move_to(next);
+                    }
+                }
                 Sought::CutOff => {
                     tracing::warn!("this rank does not hear the news of the others any more");
                     standing.cut_off = true;
@@ -211,9 +258,9 @@ impl Server {
         }
         let Some(standing) = &mut self.standing else { return false };
         if standing.lost && standing.search.is_none() && !standing.cut_off {
-            let (seat, generation) = (standing.before.seat().clone(), standing.before.generation());
+            let (seat, lost) = (standing.before.seat().clone(), standing.lost());
             let standbys = standing.before.standbys().to_vec();
-            standing.search(move || seek(&seat, &standbys, generation, PATIENCE));
+            standing.search(move || seek(&seat, &standbys, lost, PATIENCE));
         }
         let ends = self.stopping.then(|| *standing.ends.get_or_insert(now + FAREWELL));
         ends.is_some_and(|ends| standing.hears() || standing.search.is_none() || ends <= now)
@@ -250,25 +297,12 @@ impl Server {
             }
             // It has all that it needs already.
             Notice::StandBy(_) => {
-                let place = standing.place;
-                standing.lost |= standing.before.serving(place).is_err();
+                standing.announce();
             }
-            Notice::Move { rank, .. } if rank == standing.rank() => self.take_over(now),
-            Notice::Move { rank, place } if standing.search.is_none() => {
-                let (seat, generation) = (standing.before.seat().clone(), standing.before.generation());
-                let until = now + NAMED;
-                standing.named = true;
-                standing.search(move || {
-                    loop {
-                        match ask(&seat, (rank, place), generation) {
-                            Answer::Serves(bulletin) => return Sought::Serves(bulletin),
-                            Answer::Later { .. } if Instant::now() < until => std::thread::sleep(LOOK),
-                            _ => return Sought::CutOff,
-                        }
-                    }
-                });
-            }
-            Notice::Move { .. } => {}
+            Notice::Move { rank, .. } if rank == standing.rank() => self.take_over(None, now),
+            Notice::Move { rank, place } if standing.search.is_none() => standing.move_to((rank, place)),
+            // The one named before is gone, and the search for it not over.
+            Notice::Move { rank, place } => standing.named_since = Some((rank, place)),
             // As a rule nobody is left who would serve, and whoever comes again finds this rank. But somebody else may be asked to
             // serve, and be stopped, and others may stand by as well: not all of them are to serve.
             Notice::Closed => {
@@ -306,8 +340,8 @@ impl Server {
         }
     }
 
-    /// Serves from here on.
-    fn take_over(&mut self, now: Instant) {
+    /// Serves from here on, also where the ranks met if it has the place already.
+    fn take_over(&mut self, met: Option<TcpListener>, now: Instant) {
         let Some(standing) = self.standing.take() else { return };
         let rank = standing.rank();
         self.generation = standing.before.generation().saturating_add(1);
@@ -318,9 +352,14 @@ impl Server {
         self.stop.served_by.store(rank, Ordering::Relaxed);
         let there = |other: &&(u32, SocketAddr)| other.0 != rank && Some(other.0) != standing.before.server();
         self.standbys = standing.before.standbys().iter().filter(there).copied().collect();
-        if self.gathering.roster().is_some() {
-            self.reclaim = Some(Reclaim::new(standing.before.seat().met_at, now));
-        }
+        let met_at = standing.before.seat().met_at;
+        // Those look there that are started again, and those to whom nobody is known who stands by. Of ranks that are not started
+        // again the next program meets there, and is not to wait for the place of one that was told to serve.
+        let restarts = self.gathering.roster().is_some();
+        self.reclaim = match met {
+            Some(met) => Some(Reclaim::of(met_at, met)),
+            None => restarts.then(|| Reclaim::new(met_at, now)),
+        };
         self.absent = Some(Absent::new(standing.whereabouts, now));
         if standing.lost {
             self.ended_unheard(standing.before.server());

@@ -10,7 +10,7 @@ use crate::rendezvous::noise::{Channel, hello, record_length};
 use crate::rendezvous::wire::{
     ANSWER, HEADER, HELLO, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, TAG, message,
 };
-use crate::rendezvous::{Rendezvous, RendezvousClient};
+use crate::rendezvous::{Bulletin, Notice, Rendezvous, RendezvousClient};
 
 fn key() -> JobKey {
     JobKey::from_bytes([7; 32])
@@ -36,9 +36,13 @@ struct Rogue {
 
 impl Rogue {
     fn join(place: &Rendezvous, rank: u32, size: u32) -> Self {
+        Self::come(place, Hello { rank, size, pid: 1, moves: None })
+    }
+
+    fn come(place: &Rendezvous, who: Hello) -> Self {
         let mut stream = TcpStream::connect(place.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let (initiator, first) = hello(&key(), Hello { rank, size, pid: 1, moves: None }).unwrap();
+        let (initiator, first) = hello(&key(), who).unwrap();
         stream.write_all(&first).unwrap();
         let mut answer = [0; ANSWER];
         stream.read_exact(&mut answer).unwrap();
@@ -188,4 +192,87 @@ fn any_bytes_after_the_proof_are_survived() {
     }
     let mut only = meet(&place, 0, 1);
     assert_eq!(only.all_gather(b"there", soon()).unwrap(), [b"there"]);
+}
+
+fn knows(bulletin: &mut Bulletin, what: &str, known: impl Fn(&Bulletin, &[Notice]) -> bool) -> Vec<Notice> {
+    let (mut heard, until) = (Vec::new(), soon());
+    while !known(bulletin, &heard) {
+        assert!(Instant::now() < until, "never: {what}, but {heard:?}");
+        heard.extend(bulletin.read().unwrap());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    heard
+}
+
+#[test]
+fn whoever_gives_up_its_seat_at_a_successor_has_not_ended() {
+    let job = crate::JobId::random().unwrap();
+    let place = Rendezvous::tell([127, 0, 0, 1].into(), None, 3, &key(), job).unwrap();
+    let moving = |rank, pid| Rogue::come(&place, Hello { rank, size: 3, pid, moves: Some(0) });
+    let mut zero = moving(0, 1);
+    zero.say(&message(Kind::Watch, 0, 0, b""));
+    assert_eq!(zero.hear().unwrap().0.kind, Kind::Standbys);
+    // The server was slow, and the rank is not there any more when it is answered; or does not know that yet.
+    drop(moving(1, 5));
+    let first = moving(1, 5);
+    let mut one = moving(1, 5);
+    drop(first);
+    // It may find that it is not to stay here.
+    one.say(&[message(Kind::Watch, 0, 0, b""), message(Kind::Moved, 0, 0, b"")].concat());
+    one.hear();
+    drop(one);
+    // What comes next is that somebody else is there, and ends.
+    let mut two = moving(2, 6);
+    two.say(&message(Kind::Watch, 0, 0, b""));
+    two.hear().unwrap();
+    drop(two);
+    let gone = std::iter::from_fn(|| zero.hear()).find(|(header, _)| header.kind == Kind::Gone).unwrap();
+    assert_eq!(gone.0.first, 2);
+}
+
+#[test]
+fn what_the_server_said_before_its_end_is_known_to_one_that_could_not_answer_it() {
+    let here = [127, 0, 0, 1].into();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = listener.local_addr().unwrap();
+    let alive: crate::Whereabouts = std::sync::Arc::new(move |_| crate::Whereabout::Listens(vec![open]));
+    let place = serve(5);
+    place.pass_on(0);
+    let mut seats: Vec<_> = (0..5).map(|rank| meet(&place, rank, 5)).collect();
+    std::thread::scope(|scope| {
+        seats.iter_mut().for_each(|seat| drop(scope.spawn(|| seat.all_gather(b"", soon()).unwrap())));
+    });
+    let mut one = seats[1].bulletin().unwrap();
+    let duty = |notice: Option<&Notice>| match notice {
+        Some(Notice::StandBy(duty)) => Some(duty.clone()),
+        _ => None,
+    };
+    let asked = |bulletin: &mut Bulletin| {
+        let heard = knows(bulletin, "it is asked", |_, heard| duty(heard.last()).is_some());
+        duty(heard.last()).unwrap()
+    };
+    let duty_of_one = asked(&mut one);
+    let mut others: Vec<_> = seats[2..4]
+        .iter_mut()
+        .map(|seat| {
+            let mut bulletin = seat.bulletin().unwrap();
+            let duty = asked(&mut bulletin);
+            bulletin.stand_by(duty, here, None, alive.clone()).unwrap()
+        })
+        .collect();
+    let mut four = seats[4].bulletin().unwrap();
+    knows(&mut four, "two stand by", |bulletin, _| bulletin.standbys().len() == 2);
+    // It ends with something unread, so that its kernel breaks the connection.
+    place.is_stopped_for(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(100));
+    one.moved();
+    place.vanish();
+    let two = &mut others[0].1;
+    knows(two, "two serves", |bulletin, _| bulletin.server() == Some(2));
+    let (standing, mut own) = one.stand_by(duty_of_one, here, None, alive).unwrap();
+    knows(&mut own, "the server has ended", |_, heard| heard.contains(&Notice::Ended(0)));
+    assert_eq!(
+        standing.stop.served_by.load(std::sync::atomic::Ordering::Relaxed),
+        crate::rendezvous::server::NO_RANK
+    );
 }
