@@ -1,10 +1,10 @@
 //! Many atomic operations by one call.
 
 use super::atomic::{Access, Word};
-use super::memory::Aim;
+use super::memory::{Aim, Memory};
 use super::words::Words;
 use posthaste_core::budget;
-use posthaste_core::memory::{AtomicOp, WordOp};
+use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
 use posthaste_core::{Rank, RmaError};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::iter::Fuse;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-/// How many updates ahead a word is asked for, in mapped memory: by then it has come from another processor's cache.
+/// How many updates ahead a word is asked for at least, in mapped memory: by then it has come from another processor's cache.
 const AHEAD: usize = 16;
 /// Updates of mapped memory that count as one step of a task's budget.
 const STEP: usize = 256;
@@ -93,6 +93,20 @@ struct Ready<'w> {
     operand: u64,
 }
 
+/// Updates whose words have been asked for together; none where an update takes a message.
+struct Batch<'w> {
+    updates: [Option<Ready<'w>>; AHEAD],
+    count: usize,
+    /// The number of the first.
+    first: usize,
+}
+
+impl Batch<'_> {
+    fn new() -> Self {
+        Batch { updates: [None; AHEAD], count: 0, first: 0 }
+    }
+}
+
 /// Updates, and how far they are done.
 struct Each<'w, I, W> {
     words: Words<'w, W>,
@@ -149,60 +163,82 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
         found: &mut impl FnMut(usize, W),
     ) -> Result<(), RmaError> {
         let Some(op) = (const { AtomicOp::from_number(OP) }) else { return Ok(()) };
-        // Where the update of a turn waits until so many others have come behind it.
-        let mut ahead = [None::<Ready<'w>>; AHEAD];
-        let (first, mut turn, mut outcome) = (self.taken, 0, Ok(()));
-        while turn < STEP {
-            // Nobody is amid an access here: the updates come from the user's iterator, which may take its time.
-            let Some((rank, index, value)) = self.updates.next() else {
-                self.ended = true;
+        // While the words of one are on their way, those of the other are changed.
+        let mut batches = [Batch::new(), Batch::new()];
+        let mut outcome = Ok(());
+        let mut turn = 0;
+        while turn < STEP / AHEAD {
+            if self.ended || outcome.is_err() {
                 break;
-            };
-            let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
-            let later = match self.words.memory().aim_at_word(part, offset, W::LEN) {
-                Some(aim) => {
-                    aim.prefetch_write();
-                    Some(Ready { aim, operand: value.to_bits() })
+            }
+            let asked = &mut batches[turn % 2];
+            let (first, mut count) = (self.taken, 0);
+            for slot in &mut asked.updates {
+                // Nobody is amid an access here: the updates come from the user's iterator, which may take its time.
+                let Some((rank, index, value)) = self.updates.next() else {
+                    self.ended = true;
+                    break;
+                };
+                let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
+                count += 1;
+                match self.words.memory().aim_at_word(part, offset, W::LEN) {
+                    Some(aim) => {
+                        aim.prefetch_write();
+                        *slot = Some(Ready { aim, operand: value.to_bits() });
+                    }
+                    None => {
+                        *slot = None;
+                        let place = (part, rank, offset);
+                        outcome = self.start::<FETCH>(first + count - 1, op, place, value.to_bits());
+                        if outcome.is_err() {
+                            break;
+                        }
+                    }
                 }
-                None => {
-                    outcome = self.start::<FETCH>(first + turn, op, (part, rank, offset), value.to_bits());
-                    None
-                }
-            };
+            }
+            (asked.first, asked.count) = (first, count);
+            self.taken = first + count;
             turn += 1;
-            let ready = std::mem::replace(&mut ahead[(turn - 1) % AHEAD], later);
-            if let Some(ready) = ready {
-                self.apply::<FETCH>(first + turn - 1 - AHEAD, op, &ready, found)?;
-            }
-            if outcome.is_err() {
-                break;
-            }
+            self.apply::<FETCH>(op, &batches[turn % 2], found)?;
         }
-        self.taken = first + turn;
-        for turn in turn..turn + AHEAD {
-            if let Some(ready) = &ahead[turn % AHEAD] {
-                self.apply::<FETCH>(first + turn - AHEAD, op, ready, found)?;
-            }
-        }
+        self.apply::<FETCH>(op, &batches[(turn + 1) % 2], found)?;
         outcome
     }
 
-    /// Applies an update, or starts it if that may not be done at once.
+    /// Applies updates, and starts those that may not be done at once.
     #[inline(always)]
     fn apply<const FETCH: bool>(
         &mut self,
-        number: usize,
         op: AtomicOp,
-        Ready { aim, operand }: &Ready<'w>,
+        batch: &Batch<'w>,
         found: &mut impl FnMut(usize, W),
     ) -> Result<(), RmaError> {
-        let update = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
-        let old = aim
-            .change(|word| if FETCH { word.apply(&update) } else { word.apply_unread(&update).map(|()| 0) });
-        match old.flatten() {
-            Some(old) if FETCH => found(number, W::from_bits(old)),
-            Some(_) => {}
-            None => {
+        let updates = &batch.updates[..batch.count];
+        let mut old = [0; AHEAD];
+        let refused = self.words.memory().amid(|admission| {
+            let mut refused = 0_u32;
+            for (at, update) in updates.iter().enumerate() {
+                let Some(Ready { aim, operand }) = update else { continue };
+                let word = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
+                let change = |bytes: SharedSlice| match FETCH {
+                    true => bytes.apply(&word),
+                    false => bytes.apply_unread(&word).map(|()| 0),
+                };
+                match admission.of(aim).and_then(change) {
+                    Some(value) => old[at] = value,
+                    None => refused |= 1 << at,
+                }
+            }
+            refused
+        });
+        let changed = updates.iter().enumerate().filter(|(at, _)| refused & 1 << at == 0);
+        Memory::rouse_each(changed.filter_map(|(_, update)| update.as_ref()).map(|ready| &ready.aim));
+        for (at, update) in updates.iter().enumerate().filter(|_| FETCH || refused != 0) {
+            let Some(Ready { aim, operand }) = update else { continue };
+            let number = batch.first + at;
+            if refused & 1 << at == 0 {
+                found(number, W::from_bits(old[at]));
+            } else {
                 let (part, offset) = aim.place();
                 self.start::<FETCH>(number, op, (part, aim.rank(), offset), *operand)?;
             }

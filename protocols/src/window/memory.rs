@@ -73,15 +73,18 @@ impl Rouser {
         }
     }
 
+    /// Whether somebody may be waiting: to be asked behind a fence behind what was written.
+    #[inline(always)]
+    fn is_asked(&self) -> bool {
+        self.sign.is_none_or(|sign| sign.load(0, Ordering::Relaxed) != 0)
+    }
+
     #[inline(always)]
     fn rouse(&self) {
-        if let Some(sign) = self.sign {
-            compiler_fence(Ordering::SeqCst);
-            if sign.load(0, Ordering::Relaxed) == 0 {
-                return;
-            }
+        compiler_fence(Ordering::SeqCst);
+        if self.is_asked() {
+            self.rouse.rouse();
         }
-        self.rouse.rouse();
     }
 }
 
@@ -157,6 +160,45 @@ impl Aim<'_> {
         let changed = self.reach(access)?;
         rouser.rouse();
         Some(changed)
+    }
+}
+
+/// Says amid a pass which accesses may go ahead.
+#[derive(Clone, Copy)]
+pub(super) struct Admission<'m> {
+    memory: &'m Memory,
+    alive: bool,
+}
+
+impl Admission<'_> {
+    /// The bytes of an access that may be made, and change them.
+    #[inline(always)]
+    pub fn of(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
+        // What cannot be roused is not written at once.
+        let admitted = self.alive && aim.part.rouser.is_some() && self.memory.gates.is_open(aim.part.rank);
+        admitted.then_some(aim.bytes)
+    }
+}
+
+impl Memory {
+    /// Makes several accesses to this memory amid one pass. `access` runs nothing of the user's; for those that changed
+    /// something [`rouse_each`](Self::rouse_each) is called behind it.
+    #[inline(always)]
+    pub(super) fn amid<R>(&self, access: impl FnOnce(Admission<'_>) -> R) -> R {
+        let _amid = self.gates.pass();
+        // Behind the pass, and for as long as that lasts.
+        access(Admission { memory: self, alive: self.alive.load(Ordering::Relaxed) })
+    }
+
+    /// Rouses those who wait on what was changed there.
+    #[inline(always)]
+    pub(super) fn rouse_each<'a>(aims: impl Iterator<Item = &'a Aim<'a>> + Clone) {
+        // Behind all changes; without a branch for each, because they may go anywhere.
+        compiler_fence(Ordering::SeqCst);
+        let rousers = aims.filter_map(|aim| aim.part.rouser.as_ref());
+        if rousers.clone().fold(false, |asked, rouser| asked | rouser.is_asked()) {
+            rousers.for_each(Rouser::rouse);
+        }
     }
 }
 
