@@ -351,6 +351,8 @@ impl Job {
 
     /// Waits until every rank has got here, and implies [`ready`](Job::ready). It goes through the client's first
     /// context, as all collective operations do.
+    /// It is a barrier of messages, in one row with windows that are made and freed. `job.world().barrier()` takes a fraction of
+    /// its time where ranks share memory.
     ///
     /// # Examples
     /// ```
