@@ -224,9 +224,8 @@ impl Driver {
 /// wait for [`STAY`] at most, and for [`LOOKS`] if nothing more comes.
 fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> usize {
     let mut moved = shared.advance(engine);
-    let mut goes_on = moved > 0;
     // Tasks that handlers have started may wait for this thread.
-    goes_on &= !engine.take_started();
+    let mut goes_on = moved > 0 && !engine.take_started();
     while goes_on && shared.spin != Spin::Yield && !shared.cell.has_work() {
         let more = shared.linger(engine, LOOKS).unwrap_or(0);
         moved += more;

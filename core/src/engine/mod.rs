@@ -109,6 +109,8 @@ pub struct Engine {
     settle_at: Option<u64>,
     /// Peers ring also when they have written memory at once.
     watching: bool,
+    /// How many tasks handlers had started when that was asked last.
+    starts_told: u32,
 }
 
 impl std::fmt::Debug for Engine {
@@ -203,7 +205,6 @@ impl Engine {
             closed: false,
             departed: false,
             restless: false,
-            started: false,
             starts: 0,
             interruptions: 0,
             straight: dispatch::Straight::NONE,
@@ -220,6 +221,7 @@ impl Engine {
             armed_for_room: false,
             settle_at: None,
             watching: false,
+            starts_told: 0,
         };
         (engine, slots)
     }
@@ -298,10 +300,11 @@ impl Engine {
     /// Whether handlers have started tasks since this was asked last: see [`Scope::started_task`].
     #[inline(always)]
     pub(crate) fn take_started(&mut self) -> bool {
-        std::mem::take(&mut self.state.started)
+        let starts = self.state.starts;
+        std::mem::replace(&mut self.starts_told, starts) != starts
     }
 
-    /// How often handlers have said that they started one.
+    /// How often they have said so.
     pub(crate) fn starts(&self) -> u32 {
         self.state.starts
     }

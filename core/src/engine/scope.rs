@@ -142,7 +142,6 @@ impl Scope<'_> {
     /// A handler has spawned a task or woken one. A future that spins, and a driver that looks for more, lets the other tasks of
     /// its runtime have a turn soon: this one may be among them, and would else wait until the spin is over.
     pub fn started_task(&mut self) {
-        self.state.started = true;
         self.state.starts = self.state.starts.wrapping_add(1);
     }
 

@@ -79,9 +79,7 @@ pub struct State {
     pub(super) departed: bool,
     /// Something was left to be done before this side sleeps, or sleeps on, for which nobody rings.
     pub(super) restless: bool,
-    /// Handlers have started tasks which may wait for the thread of whoever advances.
-    pub(super) started: bool,
-    /// How often.
+    /// How often handlers have started tasks, which may wait for the thread of whoever advances.
     pub(super) starts: u32,
     /// How often messages that went straight to their handler ceased to: a peer went down, one has messages set aside or too
     /// many answers waiting, or this side left. Who hands out several looks at this alone between them.

@@ -353,13 +353,8 @@ impl Server {
         let there = |other: &&(u32, SocketAddr)| other.0 != rank && Some(other.0) != standing.before.server();
         self.standbys = standing.before.standbys().iter().filter(there).copied().collect();
         let met_at = standing.before.seat().met_at;
-        // Those look there that are started again, and those to whom nobody is known who stands by. Of ranks that are not started
-        // again the next program meets there, and is not to wait for the place of one that was told to serve.
-        let restarts = self.gathering.roster().is_some();
-        self.reclaim = match met {
-            Some(met) => Some(Reclaim::of(met_at, met)),
-            None => restarts.then(|| Reclaim::new(met_at, now)),
-        };
+        // Those look there that are started again, if ranks can be, and those to whom nobody is known who stands by.
+        self.reclaim = Some(met.map_or_else(|| Reclaim::new(met_at, now), |met| Reclaim::of(met_at, met)));
         self.absent = Some(Absent::new(standing.whereabouts, now));
         if standing.lost {
             self.ended_unheard(standing.before.server());

@@ -224,7 +224,7 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
                     true => bytes.apply(&word),
                     false => bytes.apply_unread(&word).map(|()| 0),
                 };
-                match admission.of(aim).and_then(change) {
+                match admission.for_change(aim).and_then(change) {
                     Some(value) => old[at] = value,
                     None => refused |= 1 << at,
                 }

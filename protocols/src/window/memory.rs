@@ -145,11 +145,7 @@ impl Aim<'_> {
     /// when it asks for the word's line until it has changed it.
     #[inline(always)]
     pub fn reach<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
-        let memory = self.memory;
-        let _amid = memory.gates.pass();
-        // Behind the pass, one load each for "alive" and "nothing precedes": the window may have been freed just now.
-        let admitted = memory.alive.load(Ordering::Relaxed) && memory.gates.is_open(self.part.rank);
-        admitted.then(|| access(self.bytes))
+        self.memory.amid(|admission| admission.of(self).map(access))
     }
 
     /// As [`reach`](Self::reach), for what changes the bytes: whoever waits there is roused.
@@ -171,22 +167,27 @@ pub(super) struct Admission<'m> {
 }
 
 impl Admission<'_> {
-    /// The bytes of an access that may be made, and change them.
+    /// The bytes of an access that may be made.
     #[inline(always)]
-    pub fn of(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
+    fn of(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
+        (self.alive && self.memory.gates.is_open(aim.part.rank)).then_some(aim.bytes)
+    }
+
+    /// The same for one that changes them.
+    #[inline(always)]
+    pub fn for_change(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
         // What cannot be roused is not written at once.
-        let admitted = self.alive && aim.part.rouser.is_some() && self.memory.gates.is_open(aim.part.rank);
-        admitted.then_some(aim.bytes)
+        aim.part.rouser.as_ref().and_then(|_| self.of(aim))
     }
 }
 
 impl Memory {
-    /// Makes several accesses to this memory amid one pass. `access` runs nothing of the user's; for those that changed
-    /// something [`rouse_each`](Self::rouse_each) is called behind it.
+    /// Makes accesses to this memory amid one pass. `access` runs nothing of the user's; for those that changed something
+    /// [`rouse_each`](Self::rouse_each) is called behind it.
     #[inline(always)]
     pub(super) fn amid<R>(&self, access: impl FnOnce(Admission<'_>) -> R) -> R {
         let _amid = self.gates.pass();
-        // Behind the pass, and for as long as that lasts.
+        // Behind the pass, one load each for "alive" and "nothing precedes": the window may have been freed just now.
         access(Admission { memory: self, alive: self.alive.load(Ordering::Relaxed) })
     }
 
