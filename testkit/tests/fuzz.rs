@@ -1,6 +1,6 @@
 //! The fuzz targets, driven for a moment by random bytes; `fuzz/` drives them for longer and by coverage.
 
-use posthaste_testkit::fuzz::{environment, lane_reader, lane_writer, packets, program};
+use posthaste_testkit::fuzz::{environment, lane_reader, lane_writer, packets, program, records};
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, any, proptest};
 
@@ -32,6 +32,16 @@ proptest! {
     #[test]
     fn the_environment_says_anything(data in vec(any::<u8>(), 0..300)) {
         environment(&data);
+    }
+}
+
+proptest! {
+    // Each is a job of three ranks.
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_member_says_anything(data in vec(any::<u8>(), 0..300)) {
+        records(&data);
     }
 }
 

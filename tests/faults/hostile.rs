@@ -1,6 +1,6 @@
 //! A rank that writes where and what it must not.
 
-use crate::support::{Random, options, others, run, sealed, soon, unseal, until};
+use crate::support::{Random, options, others, run, sealed, soon, unseal, until, wait_for};
 use posthaste::components::shm::{Layout, Sizes};
 use posthaste::{CallError, ClientId, ContextId, Endpoint, Fault, Job, Message, Rank, Scope};
 use std::os::unix::fs::FileExt;
@@ -66,6 +66,38 @@ fn register(job: &Job) -> Honest {
     Honest { never, message, own, received, told }
 }
 
+/// Writes anything over the lanes of this rank, and sends messages meanwhile.
+async fn write_garbage(job: &Job, message: &posthaste::ActiveMessage, time: Duration) {
+    let me = job.rank();
+    let arena = Arena::find(job);
+    // The others are through the barrier, too.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let garbage = std::thread::spawn(move || {
+        let mut random = Random(2);
+        while !stopped.load(Ordering::Relaxed) {
+            for to in [Rank(0), Rank(1)] {
+                let (from, to) = (Endpoint::new(me, ContextId(0)), Endpoint::new(to, ContextId(0)));
+                let (lane, len) = arena.layout.lane(ClientId(0), from, to);
+                let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+                // The ring; the page before it is for both sides.
+                arena.write(lane + 4096, &bytes[4096..]);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        for to in others(job) {
+            let _ = message.try_send(to, [1; 24]);
+        }
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    garbage.join().unwrap();
+}
+
 #[test]
 fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
     let printed = run(3, options().body_leaves(), async |job| {
@@ -73,33 +105,7 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
         job.barrier().await.unwrap();
         let me = job.rank();
         if me == Rank(2) {
-            let arena = Arena::find(&job);
-            // The others are through the barrier, too.
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            let stop = Arc::new(AtomicBool::new(false));
-            let stopped = stop.clone();
-            let garbage = std::thread::spawn(move || {
-                let mut random = Random(2);
-                while !stopped.load(Ordering::Relaxed) {
-                    for to in [Rank(0), Rank(1)] {
-                        let (from, to) = (Endpoint::new(me, ContextId(0)), Endpoint::new(to, ContextId(0)));
-                        let (lane, len) = arena.layout.lane(ClientId(0), from, to);
-                        let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.next().to_le_bytes()).collect();
-                        // The ring; the page before it is for both sides.
-                        arena.write(lane + 4096, &bytes[4096..]);
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            });
-            let until = Instant::now() + Duration::from_millis(1500);
-            while Instant::now() < until {
-                for to in others(&job) {
-                    let _ = message.try_send(to, [1; 24]);
-                }
-                tokio::time::sleep(Duration::from_micros(100)).await;
-            }
-            stop.store(true, Ordering::Relaxed);
-            garbage.join().unwrap();
+            write_garbage(&job, &message, Duration::from_millis(1500)).await;
             // Goes without a word.
             std::process::exit(0);
         }
@@ -126,6 +132,40 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
         job.flush(other).await.unwrap();
         own.send(other, sealed(1, 8)).await.unwrap();
         until("the last word", || received.load(Ordering::Relaxed) == 4001).await;
+        job.leave().await.unwrap();
+    });
+    for text in printed {
+        assert!(!text.contains("panicked at"), "{text}");
+    }
+}
+
+#[test]
+fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiting_for_it() {
+    let options = options().body_leaves().killed(2).during(|job| {
+        (0..2).for_each(|rank| wait_for(job, rank, "WINDOW OVER"));
+        job.kill(2).unwrap();
+    });
+    let printed = run(3, options, async |job| {
+        let Honest { message, told, .. } = register(&job);
+        let window = job.world().shmalloc::<u64>(16).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(2) {
+            write_garbage(&job, &message, Duration::from_millis(500)).await;
+            // It lives on, and what the others have exposed is mapped here.
+            std::future::pending::<()>().await;
+        }
+        let corrupt = Fault::PeerCorrupt(Rank(2));
+        until("the news of the hostile rank", || told.lock().unwrap().contains(&corrupt)).await;
+        let freed = soon("the end of the window", window.free()).await;
+        assert_eq!(freed, Err(posthaste::RmaError::Fault(corrupt)));
+        println!("WINDOW OVER");
+        // What it cannot reach works as ever.
+        let honest = job.collectives().subset(&[Rank(0), Rank(1)]).await.unwrap();
+        let ours = honest.shmalloc::<u64>(16).await.unwrap();
+        ours.put(Rank(1 - job.rank().0), 3, 7).await.unwrap();
+        honest.barrier().await.unwrap();
+        assert_eq!(ours.get(job.rank(), 3).await.unwrap(), 7);
+        soon("the end of the other window", ours.free()).await.unwrap();
         job.leave().await.unwrap();
     });
     for text in printed {

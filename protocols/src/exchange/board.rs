@@ -259,12 +259,14 @@ impl Board {
     /// A rank is gone, and everything that it sent is on the board.
     pub fn peer_down(&mut self, rank: Rank, fault: Fault, effects: &mut Effects) {
         // Each incarnation may have windows of groups.
-        if reaches_nothing(fault) {
-            self.custody.gone(rank, effects);
+        match reaches_nothing(fault) {
+            true => self.custody.gone(rank, effects),
+            false => self.custody.cut_off(rank, fault, effects),
         }
-        if self.down.insert(rank.0, fault).is_some() {
+        if self.down.contains_key(&rank.0) {
             return;
         }
+        self.down.insert(rank.0, fault);
         if !matches!(fault, Fault::PeerClosed(_)) {
             self.break_from(0, u64::MAX, fault, effects);
         }
@@ -287,13 +289,14 @@ impl Board {
 
     /// A rank was started again: groups to come may have it as a member. The operations of the job stay broken, as it knows
     /// nothing of those that the others count.
-    pub fn peer_up(&mut self, rank: Rank) {
-        self.custody.back(rank);
+    pub fn peer_up(&mut self, rank: Rank, incarnation: u32) {
+        self.custody.back(rank, incarnation);
     }
 
-    /// Whether a rank is gone from the windows of the job.
-    fn is_gone(&self, rank: Rank) -> bool {
-        self.down.get(&rank.0).is_some_and(|fault| reaches_nothing(*fault))
+    /// Whether a rank is gone from the windows of the job. One that was cut off before is when a context hears of it.
+    pub(super) fn is_gone(&self, rank: Rank) -> bool {
+        let heard = |fault: &Fault| reaches_nothing(*fault) || self.custody.drained.latest(rank) > 0;
+        self.down.get(&rank.0).is_some_and(heard)
     }
 
     /// Whether nothing of such a rank is on its way any more. The windows of the job were made with its first incarnation here.

@@ -57,6 +57,10 @@ pub(super) struct Custody {
     unnamed: HashMap<u64, usize>,
     /// Ranks that reach nothing any more.
     gone: HashSet<Rank>,
+    /// Ranks that were cut off, and may reach memory here for as long as they live.
+    cut: HashMap<Rank, Fault>,
+    /// Of ranks that were started again, the incarnation that is there now.
+    now: HashMap<Rank, u32>,
 }
 
 impl Custody {
@@ -68,6 +72,8 @@ impl Custody {
             early_of: HashMap::new(),
             unnamed: HashMap::new(),
             gone: HashSet::new(),
+            cut: HashMap::new(),
+            now: HashMap::new(),
         }
     }
 
@@ -139,6 +145,7 @@ impl Custody {
     /// A rank is gone, and reaches nothing any more but by what it has sent before.
     pub fn gone(&mut self, rank: Rank, effects: &mut Effects) {
         self.gone.insert(rank);
+        self.cut.remove(&rank);
         self.early_of.remove(&rank);
         self.early.retain(|_, sources| {
             sources.retain(|source| *source != rank);
@@ -148,9 +155,31 @@ impl Custody {
         keys.into_iter().for_each(|key| self.lose(rank, key, effects));
     }
 
+    /// Nobody listens to a rank any more, which may live on. It is not waited for: what it may reach stays in use until it is
+    /// gone.
+    pub fn cut_off(&mut self, rank: Rank, fault: Fault, effects: &mut Effects) {
+        if self.is_past(rank) {
+            return self.gone(rank, effects);
+        }
+        self.cut.insert(rank, fault);
+        self.wake_all(effects);
+    }
+
+    /// Whether a context knows that rank to be gone, as it is there now.
+    fn is_past(&self, rank: Rank) -> bool {
+        self.drained.latest(rank) > self.now.get(&rank).copied().unwrap_or(0)
+    }
+
+    /// Who was cut off of those that may still reach a window, and why.
+    fn cut_off_of(&self, key: Key) -> Option<Fault> {
+        self.held.get(&key)?.others.iter().find_map(|other| self.cut.get(other).copied())
+    }
+
     /// A rank was started again, and windows to come are within its reach.
-    pub fn back(&mut self, rank: Rank) {
+    pub fn back(&mut self, rank: Rank, incarnation: u32) {
         self.gone.remove(&rank);
+        self.cut.remove(&rank);
+        self.now.insert(rank, incarnation);
     }
 
     /// A member of a window's group is gone.
@@ -168,6 +197,9 @@ impl Custody {
     /// A context takes nothing in any more of that incarnation of a rank: what nobody else reaches goes back.
     pub fn drained(&mut self, context: ContextId, rank: Rank, incarnation: u32, effects: &mut Effects) {
         self.drained.note(context, rank, incarnation);
+        if self.cut.contains_key(&rank) && self.is_past(rank) {
+            self.gone(rank, effects);
+        }
         let drained = &self.drained;
         let mut keys = Vec::new();
         for (key, held) in &mut self.held {
@@ -278,7 +310,7 @@ impl Exchange {
     /// back behind that.
     ///
     /// # Errors
-    /// If the job is left meanwhile.
+    /// If the job is left meanwhile, or a member was cut off and may yet reach the part.
     pub(crate) async fn let_go_together(&self, key: Key, others: &[Rank]) -> Result<(), Fault> {
         self.tell_of_release(key, others);
         // Its end, by whatever cause, gives the part back or leaves that to the last of the others.
@@ -290,7 +322,8 @@ impl Exchange {
                 let board = protocol.board();
                 match board.custody.is_released(key) {
                     true => Some(Ok(())),
-                    false => board.is_closed().then_some(Err(Fault::Shutdown)),
+                    false if board.is_closed() => Some(Err(Fault::Shutdown)),
+                    false => board.custody.cut_off_of(key).map(Err),
                 }
             };
             poll_until(handle, cx, done, |waker| protocol.board().custody.wait(key, waker))
@@ -424,7 +457,7 @@ mod tests {
         assert!(unused(&mut effects) == 0 && !board.is_unused(first), "one has yet to look");
         // The next incarnation takes part in what comes then, and dies as well: the first context is ahead.
         board.drained(ContextId(0), Rank(1), 0, &mut effects);
-        board.peer_up(Rank(1));
+        board.peer_up(Rank(1), 1);
         board.custody.track((7, 4), vec![Rank(1)], None);
         board.custody.release((7, 4), false, &mut effects);
         board.drained(ContextId(0), Rank(1), 1, &mut effects);
@@ -453,7 +486,7 @@ mod tests {
             board.custody.track((6, operation), vec![Rank(1)], None);
             board.custody.release((6, operation), false, &mut effects);
             assert_eq!(unused(&mut effects), 1, "nobody else reaches it");
-            board.peer_up(Rank(1));
+            board.peer_up(Rank(1), operation as u32 + 1);
             let key = (7, operation);
             board.custody.track(key, vec![Rank(1)], None);
             board.custody.release(key, false, &mut effects);
@@ -467,6 +500,50 @@ mod tests {
                 board.peer_down(Rank(1), Fault::PeerLost(Rank(1)), &mut effects);
             }
             assert_eq!(unused(&mut effects), 1);
+        }
+    }
+
+    #[test]
+    fn whoever_was_cut_off_keeps_what_it_may_reach_and_nobody_waits_for_that() {
+        let shape = posthaste_core::JobShape { ranks: 3, clients: 1, contexts: 2 };
+        let corrupt = Fault::PeerCorrupt(Rank(1));
+        // It is found out while it lives, or in the last that it has sent.
+        for lives in [true, false] {
+            let (mut board, mut effects) = (Board::new(Rank(0), shape), Effects::default());
+            for incarnation in 0..3 {
+                let key = (7, u64::from(incarnation));
+                board.custody.track(key, vec![Rank(1), Rank(2)], None);
+                board.custody.release(key, true, &mut effects);
+                board.custody.wait(key, Waker::noop());
+                assert_eq!(board.custody.cut_off_of(key), None);
+                if lives {
+                    board.peer_down(Rank(1), corrupt, &mut effects);
+                    assert_eq!(board.custody.cut_off_of(key), Some(corrupt));
+                    assert_eq!(effects.wake.drain(..).count(), 1, "whoever waits is to hear of it");
+                    board.custody.released_by(Rank(2), key, false, &mut effects);
+                    board.custody.release(key, false, &mut effects);
+                    assert!(
+                        unused(&mut effects) == 0 && !board.custody.is_released(key),
+                        "it may yet write there"
+                    );
+                    board.drained(ContextId(0), Rank(1), incarnation, &mut effects);
+                } else {
+                    board.drained(ContextId(0), Rank(1), incarnation, &mut effects);
+                    board.peer_down(Rank(1), corrupt, &mut effects);
+                    board.custody.released_by(Rank(2), key, false, &mut effects);
+                    board.custody.release(key, false, &mut effects);
+                }
+                assert_eq!((board.custody.cut_off_of(key), board.custody.is_released(key)), (None, true));
+                assert_eq!(
+                    unused(&mut effects),
+                    0,
+                    "something of it may be on its way through the other context"
+                );
+                board.drained(ContextId(1), Rank(1), incarnation, &mut effects);
+                assert_eq!(unused(&mut effects), 1);
+                assert!(board.is_gone(Rank(1)));
+                board.peer_up(Rank(1), incarnation + 1);
+            }
         }
     }
 }

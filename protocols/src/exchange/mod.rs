@@ -97,13 +97,13 @@ impl Protocol for Registered {
         self.0.apply(effects);
     }
 
-    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {
+    fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, incarnation: u32) {
         // What tells of the death may still be on its way.
         if self.0.outlet.get().is_some_and(|outlet| outlet.is_of(scope.me())) {
             let mut effects = Effects::default();
             let mut board = self.0.board();
             board.peer_down(rank, Fault::PeerLost(rank), &mut effects);
-            board.peer_up(rank);
+            board.peer_up(rank, incarnation);
             drop(board);
             self.0.apply_in(scope, None, effects);
         }

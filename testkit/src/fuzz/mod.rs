@@ -5,12 +5,14 @@ mod datatype;
 mod environment;
 mod lane;
 mod packets;
+mod records;
 mod tcp;
 
 pub use datatype::program;
 pub use environment::environment;
 pub use lane::{lane_reader, lane_writer};
 pub use packets::packets;
+pub use records::records;
 pub use tcp::{tcp_handshake, tcp_header, tcp_session};
 
 /// Takes numbers off the front of some bytes; zeros when these are used up.

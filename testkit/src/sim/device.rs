@@ -158,6 +158,7 @@ impl SimPort {
         let info = if descriptor.info_len == 0 { &[] } else { sources.info };
         assert_eq!(info.len(), usize::from(descriptor.info_len), "another info than the descriptor names");
         let mut net = self.fabric.net();
+        let net = &mut *net;
         let due = net.due(options.delay);
         let pair = net.pairs.entry(self.key(descriptor)).or_default();
         if pair.sends.len() + pair.arrived.len() >= options.lane_slots {
@@ -170,6 +171,8 @@ impl SimPort {
         };
         let Descriptor { protocol, kind, cookie, .. } = *descriptor;
         let packet = Transit { protocol, kind, cookie, info: Info::new(info).unwrap_or_default(), bytes };
+        let Some(packet) = net.tampered(self.me.rank, packet) else { return Ok(true) };
+        let pair = net.pairs.entry(self.key(descriptor)).or_default();
         // The end of a send with a ticket says that the puts before it are done, too.
         let waits = descriptor.ticket != 0 && pair.open_accesses() > 0;
         let ticket = if waits { descriptor.ticket } else { 0 };
@@ -185,8 +188,9 @@ impl SimPort {
         assert_eq!(memory.rank, descriptor.rank, "the memory of another rank: {descriptor:?}");
         let remote = self.fabric.arenas[self.client]
             .slice(memory.rank, memory.offset, memory.len)
-            .and_then(|memory| memory.slice(descriptor.offset, descriptor.len))
-            .expect("the access was checked to be in range");
+            .and_then(|memory| memory.slice(descriptor.offset, descriptor.len));
+        // The engine has checked it against what its owner said of that memory, who may have lied.
+        let remote = remote.ok_or(Stop::Fault(Fault::NoSuchMemory(memory.rank)))?;
         let mut net = self.fabric.net();
         let due = net.due(options.delay);
         let pair = net.pairs.entry(self.key(descriptor)).or_default();

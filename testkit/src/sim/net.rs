@@ -9,7 +9,9 @@ use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::{SharedSlice, WordOp};
 use posthaste_core::slot::Outcome;
 use posthaste_core::sysdep::{Personality, Sysdep};
-use posthaste_core::{ClientId, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{
+    ClientId, ContextId, Endpoint, Fault, JobShape, MAX_INFO, ProtocolId, Rank, Ticket, Value,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,6 +25,22 @@ pub(super) struct Transit {
     pub info: Info,
     pub bytes: Bytes,
 }
+
+/// What a rank's packet is before it goes on its way, for whoever makes a liar of that rank.
+#[derive(Debug)]
+pub struct Tampered<'p> {
+    /// The protocol, as it was resolved at the source.
+    pub protocol: ProtocolId,
+    /// What travels with the packet beside its payload.
+    pub cookie: &'p mut u64,
+    /// Message info; cut off behind [`MAX_INFO`](posthaste_core::MAX_INFO) bytes.
+    pub info: &'p mut Vec<u8>,
+    /// The payload, in one packet.
+    pub bytes: &'p mut Vec<u8>,
+}
+
+/// Changes the packets of a rank; false: it is lost.
+pub type Tamper = Box<dyn FnMut(Tampered<'_>) -> bool + Send>;
 
 /// A send in flight.
 #[derive(Debug)]
@@ -134,9 +152,21 @@ pub(super) struct Net {
     pub incarnations: Vec<u32>,
     /// The same as others were told, by client, who was told, and of whom.
     told_again: BTreeMap<(usize, Rank, Rank), u32>,
+    tampers: BTreeMap<Rank, Tamper>,
 }
 
 impl Net {
+    /// What becomes of a packet of that rank; nothing if it is lost.
+    pub fn tampered(&mut self, rank: Rank, packet: Transit) -> Option<Transit> {
+        let Some(tamper) = self.tampers.get_mut(&rank) else { return Some(packet) };
+        let Transit { protocol, kind, mut cookie, info, bytes } = packet;
+        let (mut info, mut bytes) = (info.as_bytes().to_vec(), bytes.to_vec());
+        let kept = tamper(Tampered { protocol, cookie: &mut cookie, info: &mut info, bytes: &mut bytes });
+        info.truncate(MAX_INFO);
+        let info = Info::new(&info).unwrap_or_default();
+        kept.then(|| Transit { protocol, kind, cookie, info, bytes: bytes.into() })
+    }
+
     pub fn note(&mut self, event: u64) {
         self.trace = (self.trace ^ event).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
     }
@@ -180,6 +210,7 @@ impl SimFabric {
             told: Vec::new(),
             incarnations: vec![0; shape.ranks as usize],
             told_again: BTreeMap::new(),
+            tampers: BTreeMap::new(),
         };
         let arenas = (0..shape.clients).map(|_| Arena::new(shape.ranks, options.segment)).collect();
         Arc::new(Self { shape, seed, options, arenas, net: Mutex::new(net) })
@@ -231,6 +262,11 @@ impl SimFabric {
 
     pub(super) fn rank_of(&self, index: usize) -> Rank {
         self.shape.endpoint(index).rank
+    }
+
+    /// Makes a liar of a rank: its packets go through that from now on.
+    pub fn tamper(&self, rank: Rank, tamper: Tamper) {
+        self.net().tampers.insert(rank, tamper);
     }
 
     /// Crashes the rank. Of what it had in flight a random part of each pair is lost, the last first; what has arrived
