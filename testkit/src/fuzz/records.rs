@@ -169,7 +169,8 @@ pub fn records(data: &[u8]) {
 fn ends(data: &[u8]) -> Vec<Option<Result<(), String>>> {
     let mut input = Input(data);
     let (seed, which, shape) = (u64::from(input.byte()), input.byte() % 6, input.byte());
-    let options = SimOptions { native: shape % 2 == 0, delay: 5, stall: 0, ..SimOptions::default() };
+    let options =
+        SimOptions { native: shape % 2 == 0, delay: 5, stall: 0, segment: 32 << 10, ..SimOptions::default() };
     let options = if shape % 8 == 7 { SimOptions { lane_slots: 1, ..options } } else { options };
     let mut world = SimWorld::new(SHAPE, seed, options, EngineConfig::default());
     let protocols: Vec<Protocols> = world.clients().iter().map(Protocols::new).collect();
@@ -206,7 +207,13 @@ fn ends(data: &[u8]) -> Vec<Option<Result<(), String>>> {
     let told = told.lock().expect("one thread");
     let wrong = |(_, fault): &&(Rank, Fault)| matches!(fault, Fault::PeerCorrupt(rank) if *rank != LIAR);
     assert!(told.iter().find(wrong).is_none(), "{told:?}");
-    lives.iter_mut().map(|life| Pin::new(life).take_output()).collect()
+    let ends = lives.iter_mut().map(|life| Pin::new(life).take_output()).collect();
+    drop(lives);
+    // Of the liar, too, if it was ended in the middle: nothing is left of any of them.
+    for client in world.clients().to_vec() {
+        world.run(client.close(), MOST_STEPS);
+    }
+    ends
 }
 
 #[cfg(test)]

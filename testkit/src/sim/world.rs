@@ -179,6 +179,14 @@ impl SimWorld {
     }
 }
 
+impl Drop for SimWorld {
+    fn drop(&mut self) {
+        // Whom the network tells of peers has a device of that network.
+        let told = std::mem::take(&mut self.fabric.net().watchers);
+        drop(told);
+    }
+}
+
 /// A rank as it is started.
 fn client_of(fabric: &Arc<SimFabric>, rank: Rank, config: EngineConfig) -> Arc<Client> {
     let client = Client::new(ClientParts {
