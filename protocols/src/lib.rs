@@ -23,6 +23,7 @@ pub mod handler;
 pub mod message;
 pub mod multisend;
 pub mod namespace;
+mod nearest;
 mod operation;
 pub mod pattern;
 pub mod persistent;

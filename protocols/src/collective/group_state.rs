@@ -7,6 +7,7 @@ use super::plan::Plan;
 use super::run::Run;
 use super::schedule::{Kind, Place, Schedule};
 use super::staged::Share;
+use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
@@ -428,38 +429,21 @@ impl GroupState {
         self.plans.push((kind, root, choice.clone(), Arc::new(plan)));
     }
 
-    /// Whom to tell first that the group is broken: the members at distances that are powers of two, either way. They tell
-    /// theirs, and so all hear of it. Where one of them is gone, that chain may be cut: all are told then.
+    /// The members to tell what all are to hear; they tell theirs.
     pub fn neighbours(&self) -> Vec<usize> {
-        let mut places = self.nearest();
-        if places.iter().any(|place| self.down.contains_key(place)) {
-            places = (0..self.membership.size()).filter(|place| *place != self.membership.me).collect();
-        }
-        places.retain(|place| !self.down.contains_key(place));
-        places
+        let Membership { me, .. } = &*self.membership;
+        nearest_living(*me, self.membership.size(), |place| self.down.contains_key(&place))
     }
 
-    /// The members at distances that are powers of two, either way.
-    fn nearest(&self) -> Vec<usize> {
-        let (me, size) = (self.membership.me, self.membership.size());
-        let mut places = Vec::new();
-        let mut distance = 1;
-        while distance < size {
-            places.extend([(me + distance) % size, (me + size - distance) % size]);
-            distance *= 2;
-        }
-        places.sort_unstable();
-        places.dedup();
-        places
-    }
-
-    /// A member is gone. True: the group was broken before, and all the others are to be told so now, as this is the first of
-    /// the nearest that is gone: it may have left before it heard of that, and told nobody.
-    pub fn lose(&mut self, place: usize, fault: Fault) -> bool {
-        let nearest = self.nearest();
-        let was_whole = !nearest.iter().any(|near| self.down.contains_key(near));
+    /// A member is gone; who is to hear now that the group is broken, if it is: the one that was told before may have been gone
+    /// then, and have told nobody.
+    pub fn lose(&mut self, place: usize, fault: Fault) -> Vec<usize> {
+        let told = self.broken.map(|_| self.neighbours());
         self.down.insert(place, fault);
-        self.broken.is_some() && was_whole && nearest.contains(&place)
+        let Some(told) = told else { return Vec::new() };
+        let mut new = self.neighbours();
+        new.retain(|neighbour| !told.contains(neighbour));
+        new
     }
 }
 
@@ -488,20 +472,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_are_told_when_one_that_was_to_tell_others_turns_out_to_be_gone() {
+    fn who_takes_the_place_of_one_that_was_to_tell_others_and_turns_out_to_be_gone_is_told() {
         let mut group = group_of(8);
         assert_eq!(group.neighbours(), [1, 2, 4, 6, 7]);
-        assert!(!group.lose(5, Fault::PeerClosed(Rank(5))), "nothing is to be told");
+        assert_eq!(group.lose(5, Fault::PeerClosed(Rank(5))), [0; 0], "nothing is to be told");
         group.broken = Some((0, Fault::PeerClosed(Rank(5))));
-        assert!(!group.lose(3, Fault::PeerClosed(Rank(3))), "it was to tell nobody");
-        assert_eq!(group.neighbours(), [1, 2, 4, 6, 7]);
-        assert!(group.lose(6, Fault::PeerClosed(Rank(6))));
-        assert_eq!(group.neighbours(), [1, 2, 4, 7]);
-        assert!(!group.lose(2, Fault::PeerClosed(Rank(2))), "all were told");
-        // What breaks a group in which one of the nearest is gone is told to all at once.
-        let mut group = group_of(8);
-        assert!(!group.lose(1, Fault::PeerClosed(Rank(1))));
-        assert_eq!(group.neighbours(), [2, 3, 4, 5, 6, 7]);
+        assert_eq!(group.lose(4, Fault::PeerClosed(Rank(4))), [3], "the next living, either way");
+        assert_eq!(group.lose(3, Fault::PeerClosed(Rank(3))), [0; 0], "all others were told");
+        assert_eq!(group.neighbours(), [1, 2, 6, 7]);
     }
 
     #[test]

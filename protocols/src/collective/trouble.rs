@@ -72,7 +72,8 @@ impl Hub {
                 over.push(at);
             }
             let id = group.membership.id;
-            self.tell_of_break(scope, &mut state, at);
+            let neighbours = group.neighbours();
+            self.tell_of_break(scope, &mut state, at, neighbours);
             self.ended(id);
             let State { groups, .. } = &mut *state;
             to_do.extend(groups.iter().filter_map(|(child, group)| {
@@ -85,8 +86,14 @@ impl Hub {
         state
     }
 
-    /// Tells the members that are next to hear of it from which operation on a group is broken.
-    fn tell_of_break(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, at: usize) {
+    /// Tells these members from which operation on a group is broken.
+    fn tell_of_break(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        state: &mut State,
+        at: usize,
+        places: Vec<usize>,
+    ) {
         let State { groups, peers, .. } = state;
         let Some((group, (first, cause))) = groups.get(at).and_then(|group| Some((group, group.broken?)))
         else {
@@ -94,7 +101,7 @@ impl Hub {
         };
         let record = Record::Broken { id: group.membership.id, first, cause }.encode();
         let mut way = Way { hub: self, scope, peers };
-        for place in group.neighbours() {
+        for place in places {
             way.record(group.membership.members[place], &record);
         }
     }
@@ -109,7 +116,7 @@ impl Hub {
         for at in groups {
             let Some(group) = state.groups.get_mut(at) else { continue };
             let Some(place) = group.membership.place_of(rank) else { continue };
-            let tell_all = group.lose(place, fault);
+            let untold = group.lose(place, fault);
             let first = (group.base..group.next()).find(|operation| match group.slot_of(*operation) {
                 Some(Slot::Running(op)) => op.run.awaits(place),
                 Some(Slot::OnBoard(_)) => !group.is_written(place, *operation),
@@ -120,8 +127,8 @@ impl Hub {
                 Fault::PeerClosed(_) => first,
                 _ => Some(first.unwrap_or(group.next())),
             };
-            if tell_all {
-                self.tell_of_break(scope, &mut state, at);
+            if !untold.is_empty() {
+                self.tell_of_break(scope, &mut state, at, untold);
             }
             if let Some(first) = first {
                 state = self.break_from(scope, state, at, first, fault);

@@ -6,6 +6,7 @@
 
 use super::custody::Custody;
 use super::record::Record;
+use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
 use posthaste_core::{Collective, ContextId, Device, Fault, JobShape, Rank, WindowId};
@@ -56,8 +57,8 @@ impl Unused {
 #[derive(Default)]
 pub(super) struct Effects {
     pub wake: Vec<Waker>,
-    /// Tell the neighbours that the board is broken.
-    pub relay: bool,
+    /// Whom to tell that the board is broken.
+    pub relay: Vec<Rank>,
     pub unused: Vec<Unused>,
     /// A member of this group has released a window that is still to be made here, if it ever is.
     pub early: Option<u64>,
@@ -119,30 +120,11 @@ impl Board {
         ((u64::from(rank) + u64::from(distance)) % u64::from(self.size)) as u32
     }
 
-    /// The ranks at distances that are powers of two, either way, whose rounds wait for this one.
-    fn nearest(&self) -> Vec<Rank> {
-        let mut ranks = Vec::new();
-        let mut distance = 1;
-        while distance < self.size {
-            ranks.push(Rank(self.after(self.me, distance)));
-            ranks.push(Rank(self.after(self.me, self.size - distance)));
-            distance *= 2;
-        }
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
-    }
-
-    /// Whom to tell first: the nearest. They tell theirs, and so all hear of it. Where one of them is gone, that chain may be cut:
-    /// all are told then.
-    pub fn neighbours(&self) -> Vec<Rank> {
-        let mut ranks = self.nearest();
-        let living = |rank: &Rank| !self.down.contains_key(&rank.0);
-        if !ranks.iter().all(living) {
-            ranks = self.others().collect();
-        }
-        ranks.retain(living);
-        ranks
+    /// Whom to tell that the board is broken; they tell theirs.
+    fn neighbours(&self) -> Vec<Rank> {
+        let is_gone = |place: usize| self.down.contains_key(&(place as u32));
+        let places = nearest_living(self.me as usize, self.size as usize, is_gone);
+        places.into_iter().map(|place| Rank(place as u32)).collect()
     }
 
     /// The record that tells neighbours how far the board is broken.
@@ -242,7 +224,7 @@ impl Board {
             return;
         }
         (self.broken, self.unentered) = (Some((first, cause)), unentered);
-        effects.relay = true;
+        effects.relay = self.neighbours();
         self.wake_all(effects);
         self.settle_all(effects);
     }
@@ -266,17 +248,16 @@ impl Board {
         if self.down.contains_key(&rank.0) {
             return;
         }
+        let told = self.broken.map(|_| self.neighbours()).unwrap_or_default();
         self.down.insert(rank.0, fault);
         if !matches!(fault, Fault::PeerClosed(_)) {
             self.break_from(0, u64::MAX, fault, effects);
         }
-        // What the nearest were told before may have come too late for this one. Behind the first of them all have been told.
-        let (mut gone, mut is_near) = (0, false);
-        for near in self.nearest() {
-            gone += usize::from(self.down.contains_key(&near.0));
-            is_near |= near == rank;
+        // It may have been gone before it was told, and have told nobody: who takes its place does.
+        if self.broken.is_some() && effects.relay.is_empty() {
+            effects.relay = self.neighbours();
+            effects.relay.retain(|neighbour| !told.contains(neighbour));
         }
-        effects.relay |= self.broken.is_some() && is_near && gone == 1;
         self.wake_all(effects);
         self.settle_all(effects);
     }

@@ -44,11 +44,11 @@ impl ExchangeProtocol {
         if let Some(group) = effects.early {
             self.answer(group);
         }
-        if effects.relay
+        if !effects.relay.is_empty()
             && let Some(handle) = self.handle()
         {
             let protocol = self.clone();
-            handle.post_run(move |scope| protocol.relay(scope));
+            handle.post_run(move |scope| protocol.relay(scope, effects.relay));
         }
     }
 
@@ -62,18 +62,15 @@ impl ExchangeProtocol {
             scope.cut_off(rank);
         }
         self.apply(effects);
-        if relay {
-            self.relay(scope);
+        if !relay.is_empty() {
+            self.relay(scope, relay);
         }
     }
 
-    fn relay(self: &Arc<Self>, scope: &mut Scope<'_>) {
-        let (record, neighbours) = {
-            let board = self.board();
-            (board.broken_record(), board.neighbours())
-        };
+    fn relay(self: &Arc<Self>, scope: &mut Scope<'_>, to: Vec<Rank>) {
+        let record = self.board().broken_record();
         if let Some(record) = record {
-            self.notify(scope, neighbours, &record);
+            self.notify(scope, to, &record);
         }
     }
 
