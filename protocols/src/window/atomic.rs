@@ -102,6 +102,13 @@ impl Memory {
         self.aim_at_word(part, offset, op.len)?.atomic(op, fetch)
     }
 
+    /// A mapped word.
+    #[inline(always)]
+    pub(super) fn word_at(&self, part: usize, offset: u64, len: WordLen) -> Option<SharedSlice> {
+        let word = self.parts.get(part)?.mapped?.slice(offset, len.bytes())?;
+        word.is_word(len).then_some(word)
+    }
+
     /// Where an atomic operation on a mapped word goes.
     #[inline(always)]
     pub(super) fn aim_at_word(&self, part: usize, offset: u64, len: WordLen) -> Option<Aim<'_>> {

@@ -1,7 +1,7 @@
 //! Many atomic operations by one call.
 
 use super::atomic::{Access, Word};
-use super::memory::{Aim, Memory};
+use super::memory::{Memory, Part};
 use super::words::Words;
 use posthaste_core::budget;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordOp};
@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 /// How many updates ahead a word is asked for at least, in mapped memory: by then it has come from another processor's cache.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
 /// Updates of mapped memory that count as one step of a task's budget.
 const STEP: usize = 256;
 /// Updates under way at once where they take messages.
@@ -86,24 +86,53 @@ impl WordIndex for u64 {
     }
 }
 
+/// Parts of a window that bits stand for.
+const MOST_MARKED: usize = u64::BITS as usize;
+
 /// An update of a mapped word, which has been asked for.
 #[derive(Clone, Copy)]
-struct Ready<'w> {
-    aim: Aim<'w>,
+struct Ready {
+    word: SharedSlice,
     operand: u64,
+    part: u32,
+    /// How many of the batch were taken before it.
+    at: u32,
 }
 
-/// Updates whose words have been asked for together; none where an update takes a message.
-struct Batch<'w> {
-    updates: [Option<Ready<'w>>; AHEAD],
+/// Updates whose words have been asked for together.
+struct Batch {
+    updates: [Ready; AHEAD],
     count: usize,
-    /// The number of the first.
+    /// The number of the first that was taken.
     first: usize,
+    /// The parts that they go to, if there are no more than bits.
+    marked: u64,
 }
 
-impl Batch<'_> {
+impl Batch {
     fn new() -> Self {
-        Batch { updates: [None; AHEAD], count: 0, first: 0 }
+        let none = Ready { word: SharedSlice::EMPTY, operand: 0, part: 0, at: 0 };
+        Batch { updates: [none; AHEAD], count: 0, first: 0, marked: 0 }
+    }
+
+    fn updates(&self) -> &[Ready] {
+        &self.updates[..self.count]
+    }
+
+    /// The parts that they go to, of so many: each once where there are few, and else for each of them.
+    #[inline(always)]
+    fn numbers(&self, parts: usize) -> impl Iterator<Item = u32> + Clone {
+        let few = parts <= MOST_MARKED;
+        let rest = |bits: &u64| Some(bits & bits.wrapping_sub(1)).filter(|rest| *rest != 0);
+        let marks = std::iter::successors(Some(self.marked).filter(|marked| few && *marked != 0), rest);
+        let each = if few { &[] } else { self.updates() };
+        marks.map(|bits| bits.trailing_zeros()).chain(each.iter().map(|ready| ready.part))
+    }
+
+    /// The same in that memory: what holds for a part need not be asked for every word.
+    #[inline(always)]
+    fn parts<'m>(&self, memory: &'m Memory) -> impl Iterator<Item = &'m Part> + Clone {
+        self.numbers(memory.parts.len()).filter_map(|part| memory.parts.get(part as usize))
     }
 }
 
@@ -163,45 +192,51 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
         found: &mut impl FnMut(usize, W),
     ) -> Result<(), RmaError> {
         let Some(op) = (const { AtomicOp::from_number(OP) }) else { return Ok(()) };
-        // While the words of one are on their way, those of the other are changed.
-        let mut batches = [Batch::new(), Batch::new()];
+        // While the words of one are on their way, those of the other are changed. To ask for one as another is changed took a
+        // fifth longer.
+        let (mut asked, mut changed) = (&mut Batch::new(), &mut Batch::new());
         let mut outcome = Ok(());
         let mut turn = 0;
-        while turn < STEP / AHEAD {
-            if self.ended || outcome.is_err() {
+        while turn < STEP / AHEAD && !self.ended && outcome.is_ok() {
+            std::mem::swap(&mut asked, &mut changed);
+            outcome = self.ask::<FETCH>(op, asked);
+            self.apply::<FETCH>(op, changed, found)?;
+            turn += 1;
+        }
+        self.apply::<FETCH>(op, asked, found)?;
+        outcome
+    }
+
+    /// Takes some updates and asks for their words; those that take messages are started.
+    #[inline(always)]
+    fn ask<const FETCH: bool>(&mut self, op: AtomicOp, batch: &mut Batch) -> Result<(), RmaError> {
+        batch.first = self.taken;
+        let (mut count, mut marked) = (0, 0);
+        let mut outcome = Ok(());
+        for at in 0..AHEAD {
+            // Nobody is amid an access here: the updates come from the user's iterator, which may take its time.
+            let Some((rank, index, value)) = self.updates.next() else {
+                (self.ended, self.taken) = (true, batch.first + at);
                 break;
-            }
-            let asked = &mut batches[turn % 2];
-            let (first, mut count) = (self.taken, 0);
-            for slot in &mut asked.updates {
-                // Nobody is amid an access here: the updates come from the user's iterator, which may take its time.
-                let Some((rank, index, value)) = self.updates.next() else {
-                    self.ended = true;
-                    break;
-                };
-                let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
+            };
+            let (part, offset) = (X::part(&self.words, rank), index.offset(W::LEN.bytes()));
+            let operand = value.to_bits();
+            if let Some(word) = self.words.memory().word_at(part, offset, W::LEN) {
+                word.prefetch_write(0);
+                batch.updates[count] = Ready { word, operand, part: part as u32, at: at as u32 };
                 count += 1;
-                match self.words.memory().aim_at_word(part, offset, W::LEN) {
-                    Some(aim) => {
-                        aim.prefetch_write();
-                        *slot = Some(Ready { aim, operand: value.to_bits() });
-                    }
-                    None => {
-                        *slot = None;
-                        let place = (part, rank, offset);
-                        outcome = self.start::<FETCH>(first + count - 1, op, place, value.to_bits());
-                        if outcome.is_err() {
-                            break;
-                        }
-                    }
+                marked |= 1 << (part % MOST_MARKED);
+            } else {
+                outcome = self.start::<FETCH>(batch.first + at, op, (part, rank, offset), operand);
+                if outcome.is_err() {
+                    break;
                 }
             }
-            (asked.first, asked.count) = (first, count);
-            self.taken = first + count;
-            turn += 1;
-            self.apply::<FETCH>(op, &batches[turn % 2], found)?;
         }
-        self.apply::<FETCH>(op, &batches[(turn + 1) % 2], found)?;
+        if !self.ended {
+            self.taken = batch.first + AHEAD;
+        }
+        (batch.count, batch.marked) = (count, marked);
         outcome
     }
 
@@ -210,37 +245,56 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
     fn apply<const FETCH: bool>(
         &mut self,
         op: AtomicOp,
-        batch: &Batch<'w>,
+        batch: &Batch,
         found: &mut impl FnMut(usize, W),
     ) -> Result<(), RmaError> {
-        let updates = &batch.updates[..batch.count];
+        let memory = self.words.memory();
         let mut old = [0; AHEAD];
-        let refused = self.words.memory().amid(|admission| {
-            let mut refused = 0_u32;
-            for (at, update) in updates.iter().enumerate() {
-                let Some(Ready { aim, operand }) = update else { continue };
-                let word = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
-                let change = |bytes: SharedSlice| match FETCH {
-                    true => bytes.apply(&word),
-                    false => bytes.apply_unread(&word).map(|()| 0),
-                };
-                match admission.for_change(aim).and_then(change) {
-                    Some(value) => old[at] = value,
-                    None => refused |= 1 << at,
+        let applied = memory.amid(|admission| {
+            if !batch.parts(memory).all(|part| admission.for_change(part)) {
+                return false;
+            }
+            for (Ready { word, operand, .. }, old) in batch.updates().iter().zip(&mut old) {
+                let word_op = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
+                // They were seen to be words.
+                match FETCH {
+                    true => *old = word.apply(&word_op).unwrap_or_default(),
+                    false => _ = word.apply_unread(&word_op),
                 }
             }
-            refused
+            true
         });
-        let changed = updates.iter().enumerate().filter(|(at, _)| refused & 1 << at == 0);
-        Memory::rouse_each(changed.filter_map(|(_, update)| update.as_ref()).map(|ready| &ready.aim));
-        for (at, update) in updates.iter().enumerate().filter(|_| FETCH || refused != 0) {
-            let Some(Ready { aim, operand }) = update else { continue };
-            let number = batch.first + at;
-            if refused & 1 << at == 0 {
-                found(number, W::from_bits(old[at]));
-            } else {
-                let (part, offset) = aim.place();
-                self.start::<FETCH>(number, op, (part, aim.rank(), offset), *operand)?;
+        if !applied {
+            return self.apply_apart::<FETCH>(op, batch, found);
+        }
+        Memory::rouse_all(batch.parts(memory));
+        if FETCH {
+            for (Ready { at, .. }, old) in batch.updates().iter().zip(old) {
+                found(batch.first + *at as usize, W::from_bits(old));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where some part may not be changed at once.
+    #[cold]
+    fn apply_apart<const FETCH: bool>(
+        &mut self,
+        op: AtomicOp,
+        batch: &Batch,
+        found: &mut impl FnMut(usize, W),
+    ) -> Result<(), RmaError> {
+        for Ready { word, operand, part, at } in batch.updates() {
+            let (number, index) = (batch.first + *at as usize, *part as usize);
+            let memory = self.words.memory();
+            let Some(part) = memory.parts.get(index) else { continue };
+            let offset = part.mapped.map_or(0, |mapped| word.distance_behind(&mapped));
+            let word_op = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
+            let aim = memory.aim_at_word(index, offset, W::LEN);
+            match aim.and_then(|aim| aim.atomic(&word_op, FETCH)) {
+                Some(old) if FETCH => found(number, W::from_bits(old)),
+                Some(_) => {}
+                None => self.start::<FETCH>(number, op, (index, part.rank, offset), *operand)?,
             }
         }
         Ok(())
@@ -419,5 +473,28 @@ impl<T: Word> super::Window<T> {
         U: IntoIterator<Item = (Rank, usize, T)>,
     {
         FetchEach { each: Each::new(self.elements(), update, updates.into_iter()), old: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_names_each_part_once_where_bits_can_tell_them_apart() {
+        let batch_of = |parts: &[u32]| {
+            let mut batch = Batch::new();
+            for (slot, part) in batch.updates.iter_mut().zip(parts) {
+                slot.part = *part;
+                batch.marked |= 1 << (*part as usize % MOST_MARKED);
+            }
+            batch.count = parts.len();
+            batch
+        };
+        let numbers = |parts: &[u32], of| batch_of(parts).numbers(of).collect::<Vec<_>>();
+        assert_eq!(numbers(&[5, 63, 5, 0, 63], 64), [0, 5, 63]);
+        assert_eq!(numbers(&[5, 64, 5, 0], 65), [5, 64, 5, 0]);
+        assert_eq!(numbers(&[], 64), [0; 0]);
+        assert_eq!(numbers(&[], 100), [0; 0]);
     }
 }

@@ -115,28 +115,10 @@ pub(super) struct Aim<'m> {
 }
 
 impl Aim<'_> {
-    pub fn rank(&self) -> Rank {
-        self.part.rank
-    }
-
-    /// Which part it is, and the offset of the bytes in it.
-    #[cold]
-    pub fn place(&self) -> (usize, u64) {
-        let part = self.memory.parts.iter().position(|part| std::ptr::eq(part, self.part));
-        let offset = self.part.mapped.map_or(0, |mapped| self.bytes.distance_behind(&mapped));
-        (part.unwrap_or(usize::MAX), offset)
-    }
-
     /// Whether an atomic operation on a word of that length may be carried out there.
     #[inline(always)]
     pub fn is_word(&self, len: WordLen) -> bool {
         self.bytes.is_word(len)
-    }
-
-    /// Asks for the line of a word that is about to be changed.
-    #[inline(always)]
-    pub fn prefetch_write(&self) {
-        self.bytes.prefetch_write(0);
     }
 
     /// Makes the access to its bytes, if it may go ahead inline, and only while whoever forbids it can wait for its end.
@@ -145,7 +127,7 @@ impl Aim<'_> {
     /// when it asks for the word's line until it has changed it.
     #[inline(always)]
     pub fn reach<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
-        self.memory.amid(|admission| admission.of(self).map(access))
+        self.memory.amid(|admission| admission.is_open(self.part).then(|| access(self.bytes)))
     }
 
     /// As [`reach`](Self::reach), for what changes the bytes: whoever waits there is roused.
@@ -167,23 +149,22 @@ pub(super) struct Admission<'m> {
 }
 
 impl Admission<'_> {
-    /// The bytes of an access that may be made.
     #[inline(always)]
-    fn of(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
-        (self.alive && self.memory.gates.is_open(aim.part.rank)).then_some(aim.bytes)
+    fn is_open(&self, part: &Part) -> bool {
+        self.alive && self.memory.gates.is_open(part.rank)
     }
 
-    /// The same for one that changes them.
+    /// Whether bytes of that part may be changed.
     #[inline(always)]
-    pub fn for_change(&self, aim: &Aim<'_>) -> Option<SharedSlice> {
+    pub fn for_change(&self, part: &Part) -> bool {
         // What cannot be roused is not written at once.
-        aim.part.rouser.as_ref().and_then(|_| self.of(aim))
+        part.rouser.is_some() && self.is_open(part)
     }
 }
 
 impl Memory {
     /// Makes accesses to this memory amid one pass. `access` runs nothing of the user's; for those that changed something
-    /// [`rouse_each`](Self::rouse_each) is called behind it.
+    /// [`rouse_all`](Self::rouse_all) is called behind it.
     #[inline(always)]
     pub(super) fn amid<R>(&self, access: impl FnOnce(Admission<'_>) -> R) -> R {
         let _amid = self.gates.pass();
@@ -191,12 +172,12 @@ impl Memory {
         access(Admission { memory: self, alive: self.alive.load(Ordering::Relaxed) })
     }
 
-    /// Rouses those who wait on what was changed there.
+    /// Rouses those who wait on what was changed in these parts.
     #[inline(always)]
-    pub(super) fn rouse_each<'a>(aims: impl Iterator<Item = &'a Aim<'a>> + Clone) {
+    pub(super) fn rouse_all<'m>(parts: impl Iterator<Item = &'m Part> + Clone) {
         // Behind all changes; without a branch for each, because they may go anywhere.
         compiler_fence(Ordering::SeqCst);
-        let rousers = aims.filter_map(|aim| aim.part.rouser.as_ref());
+        let rousers = parts.filter_map(|part| part.rouser.as_ref());
         if rousers.clone().fold(false, |asked, rouser| asked | rouser.is_asked()) {
             rousers.for_each(Rouser::rouse);
         }
