@@ -1,7 +1,7 @@
 //! Whom to tell of what all are to hear, when each who hears of it tells others in turn.
 //!
 //! A rank tells those at distances of powers of two, either way round, so that all have heard after as many steps as their
-//! number has digits; in place of one that is gone, the next that is not. So the next living one is always among them, and
+//! number has digits where nobody is gone; in place of one that is, the next that is not. So the next living one is always among them, and
 //! the ring of the living is closed again as soon as each knows who is gone: whoever hears of a death tells the one that
 //! takes the place, if the news did not go there before. Telling all instead, as each of them would, is a storm of as many
 //! messages as there are pairs.

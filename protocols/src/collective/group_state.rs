@@ -246,6 +246,8 @@ pub(super) struct GroupState {
     pub early: HashMap<u64, Vec<Early>>,
     pub down: BTreeMap<usize, Fault>,
     pub broken: Option<(u64, Fault)>,
+    /// This rank was started again: what is broken for it is so for no other member.
+    pub outlived: bool,
     /// From which operation on a member takes no part, because it has dropped the group.
     left: Option<(u64, Fault)>,
     /// The group, and its operation, from which this one was made.
@@ -271,6 +273,7 @@ impl GroupState {
             early: HashMap::new(),
             down: BTreeMap::new(),
             broken: None,
+            outlived: false,
             left: None,
             parent,
             plans: Vec::new(),
@@ -438,7 +441,7 @@ impl GroupState {
     /// A member is gone; who is to hear now that the group is broken, if it is: the one that was told before may have been gone
     /// then, and have told nobody.
     pub fn lose(&mut self, place: usize, fault: Fault) -> Vec<usize> {
-        let told = self.broken.map(|_| self.neighbours());
+        let told = self.broken.filter(|_| !self.outlived).map(|_| self.neighbours());
         self.down.insert(place, fault);
         let Some(told) = told else { return Vec::new() };
         let mut new = self.neighbours();
@@ -480,6 +483,10 @@ pub(super) mod tests {
         assert_eq!(group.lose(4, Fault::PeerClosed(Rank(4))), [3], "the next living, either way");
         assert_eq!(group.lose(3, Fault::PeerClosed(Rank(3))), [0; 0], "all others were told");
         assert_eq!(group.neighbours(), [1, 2, 6, 7]);
+        // What the others do is not broken by what a rank that was started again has missed.
+        let mut group = group_of(8);
+        (group.broken, group.outlived) = (Some((0, Fault::PeerLost(Rank(0)))), true);
+        assert_eq!(group.lose(4, Fault::PeerClosed(Rank(4))), [0; 0]);
     }
 
     #[test]

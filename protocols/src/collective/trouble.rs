@@ -176,7 +176,7 @@ impl Hub {
         state.incarnation = incarnation;
         state.reborn.insert(self.me);
         if let Some(world) = state.groups.get_mut(0) {
-            world.broken = Some((0, cause));
+            (world.broken, world.outlived) = (Some((0, cause)), true);
         }
     }
 }

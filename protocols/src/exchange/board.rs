@@ -87,6 +87,8 @@ pub(super) struct Board {
     broken: Option<(u64, Fault)>,
     /// Some rank never enters this operation or a later one; so none of those can have ended well anywhere.
     unentered: u64,
+    /// This rank was started again: what is broken for it is so for nobody else.
+    outlived: bool,
     windows: HashMap<u64, Tracked>,
     /// Releases of windows that this rank has yet to hear of.
     early: HashMap<u64, Vec<u32>>,
@@ -108,6 +110,7 @@ impl Board {
             down: BTreeMap::new(),
             broken: None,
             unentered: u64::MAX,
+            outlived: false,
             windows: HashMap::new(),
             early: HashMap::new(),
             custody: Custody::new(shape.contexts),
@@ -232,6 +235,7 @@ impl Board {
     /// No operation of this rank ends well, and nobody need be told.
     pub fn outlive(&mut self, cause: Fault) {
         (self.broken, self.unentered) = (Some((0, cause)), 0);
+        self.outlived = true;
     }
 
     fn wake_all(&mut self, effects: &mut Effects) {
@@ -254,7 +258,7 @@ impl Board {
             self.break_from(0, u64::MAX, fault, effects);
         }
         // It may have been gone before it was told, and have told nobody: who takes its place does.
-        if self.broken.is_some() && effects.relay.is_empty() {
+        if self.broken.is_some() && !self.outlived && effects.relay.is_empty() {
             effects.relay = self.neighbours();
             effects.relay.retain(|neighbour| !told.contains(neighbour));
         }
@@ -274,7 +278,7 @@ impl Board {
         self.custody.back(rank, incarnation);
     }
 
-    /// Whether a rank is gone from the windows of the job. One that was cut off before is when a context hears of it.
+    /// Whether a rank is gone from the windows of the job. One that was cut off before is when a context hears of its end.
     pub(super) fn is_gone(&self, rank: Rank) -> bool {
         let heard = |fault: &Fault| reaches_nothing(*fault) || self.custody.drained.latest(rank) > 0;
         self.down.get(&rank.0).is_some_and(heard)

@@ -394,6 +394,20 @@ fn ranks_that_are_ahead_and_call_different_things_are_told_apart() {
 }
 
 #[test]
+fn a_rank_that_was_started_again_tells_nobody_of_what_it_has_missed() {
+    let shape = JobShape { ranks: 8, clients: 1, contexts: 1 };
+    let (mut board, mut effects) = (Board::new(Rank(3), shape), Effects::default());
+    board.outlive(Fault::StaleHandle { rank: Rank(3), held: 0, now: 1 });
+    for rank in [7, 2, 4, 0] {
+        board.drained(ContextId(0), Rank(rank), 0, &mut effects);
+        let fault = if rank == 0 { Fault::PeerLost(Rank(0)) } else { Fault::PeerClosed(Rank(rank)) };
+        board.peer_down(Rank(rank), fault, &mut effects);
+    }
+    assert!(board.begin(Collective::Barrier, &mut effects).is_err());
+    assert_eq!(effects.relay, [], "the windows of the others are as they were");
+}
+
+#[test]
 fn the_news_gets_past_ranks_that_have_left() {
     for seed in 0..2000 {
         let mut world = World::new(seed, 8, &[Step::Make]);

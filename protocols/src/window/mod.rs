@@ -533,9 +533,9 @@ impl<T: Element> Window<T> {
     /// a rank could reach stays taken for as long as the owner of some context does not look.
     ///
     /// # Errors
-    /// If it was freed before, a rank is lost, was cut off ([`Fault::PeerCorrupt`]) or called something else, or this rank is
-    /// closed. The window is freed here all the same, and the memory goes back once the others have released it, too; what a
-    /// rank that was cut off may still write to, once that rank is gone.
+    /// If it was freed before, a rank is lost, was cut off ([`Fault::PeerCorrupt`]) and may yet live, or called something else,
+    /// or this rank is closed. The window is freed here all the same, and the memory goes back once the others have released it,
+    /// too; what a rank that was cut off may still write to, once that rank is gone.
     ///
     /// # Cancel safety
     /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
