@@ -27,7 +27,7 @@ pub(crate) fn nearest_living(me: usize, size: usize, is_gone: impl Fn(usize) -> 
 mod tests {
     use super::*;
     use proptest::collection::vec;
-    use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+    use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
 
     #[test]
     fn powers_of_two_either_way_and_in_place_of_the_gone_the_next() {
@@ -40,6 +40,9 @@ mod tests {
     }
 
     proptest! {
+        // What fails is printed; no file of it is kept in the tree.
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn all_the_living_hear_of_it(is_gone in vec(any::<bool>(), 1..100), first in any::<usize>()) {
             let living: Vec<usize> = (0..is_gone.len()).filter(|place| !is_gone[*place]).collect();

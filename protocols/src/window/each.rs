@@ -136,6 +136,12 @@ impl Batch {
     }
 }
 
+/// What is done to a word of that kind.
+#[inline(always)]
+fn op_of<W: Word>(op: AtomicOp, operand: u64) -> WordOp {
+    WordOp { op, len: W::LEN, operand, expected: operand }
+}
+
 /// Updates, and how far they are done.
 struct Each<'w, I, W> {
     words: Words<'w, W>,
@@ -250,24 +256,18 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
     ) -> Result<(), RmaError> {
         let memory = self.words.memory();
         let mut old = [0; AHEAD];
-        let applied = memory.amid(|admission| {
-            if !batch.parts(memory).all(|part| admission.for_change(part)) {
-                return false;
-            }
+        let applied = memory.change_all(batch.parts(memory), || {
             for (Ready { word, operand, .. }, old) in batch.updates().iter().zip(&mut old) {
-                let word_op = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
                 // They were seen to be words.
                 match FETCH {
-                    true => *old = word.apply(&word_op).unwrap_or_default(),
-                    false => _ = word.apply_unread(&word_op),
+                    true => *old = word.apply(&op_of::<W>(op, *operand)).unwrap_or_default(),
+                    false => _ = word.apply_unread(&op_of::<W>(op, *operand)),
                 }
             }
-            true
         });
         if !applied {
             return self.apply_apart::<FETCH>(op, batch, found);
         }
-        Memory::rouse_all(batch.parts(memory));
         if FETCH {
             for (Ready { at, .. }, old) in batch.updates().iter().zip(old) {
                 found(batch.first + *at as usize, W::from_bits(old));
@@ -289,9 +289,8 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
             let memory = self.words.memory();
             let Some(part) = memory.parts.get(index) else { continue };
             let offset = part.mapped.map_or(0, |mapped| word.distance_behind(&mapped));
-            let word_op = WordOp { op, len: W::LEN, operand: *operand, expected: *operand };
             let aim = memory.aim_at_word(index, offset, W::LEN);
-            match aim.and_then(|aim| aim.atomic(&word_op, FETCH)) {
+            match aim.and_then(|aim| aim.atomic(&op_of::<W>(op, *operand), FETCH)) {
                 Some(old) if FETCH => found(number, W::from_bits(old)),
                 Some(_) => {}
                 None => self.start::<FETCH>(number, op, (index, part.rank, offset), *operand)?,
@@ -308,7 +307,7 @@ impl<'w, X: WordIndex, W: Word, I: Iterator<Item = (Rank, X, W)>> Each<'w, I, W>
         (part, rank, offset): (usize, Rank, u64),
         operand: u64,
     ) -> Result<(), RmaError> {
-        let op = WordOp { op, len: W::LEN, operand, expected: operand };
+        let op = op_of::<W>(op, operand);
         let mut access = Access::new(self.words.memory(), part, rank, offset, op);
         access.start(FETCH)?;
         self.under_way.push_back((number, access));

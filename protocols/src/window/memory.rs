@@ -127,7 +127,8 @@ impl Aim<'_> {
     /// when it asks for the word's line until it has changed it.
     #[inline(always)]
     pub fn reach<R>(&self, access: impl FnOnce(SharedSlice) -> R) -> Option<R> {
-        self.memory.amid(|admission| admission.is_open(self.part).then(|| access(self.bytes)))
+        let _amid = self.memory.gates.pass();
+        self.memory.admits(self.part).then(|| access(self.bytes))
     }
 
     /// As [`reach`](Self::reach), for what changes the bytes: whoever waits there is roused.
@@ -141,40 +142,35 @@ impl Aim<'_> {
     }
 }
 
-/// Says amid a pass which accesses may go ahead.
-#[derive(Clone, Copy)]
-pub(super) struct Admission<'m> {
-    memory: &'m Memory,
-    alive: bool,
-}
-
-impl Admission<'_> {
-    #[inline(always)]
-    fn is_open(&self, part: &Part) -> bool {
-        self.alive && self.memory.gates.is_open(part.rank)
-    }
-
-    /// Whether bytes of that part may be changed.
-    #[inline(always)]
-    pub fn for_change(&self, part: &Part) -> bool {
-        // What cannot be roused is not written at once.
-        part.rouser.is_some() && self.is_open(part)
-    }
-}
-
 impl Memory {
-    /// Makes accesses to this memory amid one pass. `access` runs nothing of the user's; for those that changed something
-    /// [`rouse_all`](Self::rouse_all) is called behind it.
+    /// Whether an access to a part may be made, to be asked amid a pass: one load each for "alive" and "nothing precedes", as the
+    /// window may have been freed just now.
     #[inline(always)]
-    pub(super) fn amid<R>(&self, access: impl FnOnce(Admission<'_>) -> R) -> R {
-        let _amid = self.gates.pass();
-        // Behind the pass, one load each for "alive" and "nothing precedes": the window may have been freed just now.
-        access(Admission { memory: self, alive: self.alive.load(Ordering::Relaxed) })
+    fn admits(&self, part: &Part) -> bool {
+        self.alive.load(Ordering::Relaxed) && self.gates.is_open(part.rank)
+    }
+
+    /// Makes changes in these parts amid one pass, if all of them may be changed. `change` runs nothing of the user's.
+    #[inline(always)]
+    pub(super) fn change_all<'m>(
+        &self,
+        parts: impl Iterator<Item = &'m Part> + Clone,
+        change: impl FnOnce(),
+    ) -> bool {
+        let amid = self.gates.pass();
+        // What cannot be roused is not written at once.
+        if !parts.clone().all(|part| part.rouser.is_some() && self.admits(part)) {
+            return false;
+        }
+        change();
+        drop(amid);
+        Self::rouse_all(parts);
+        true
     }
 
     /// Rouses those who wait on what was changed in these parts.
     #[inline(always)]
-    pub(super) fn rouse_all<'m>(parts: impl Iterator<Item = &'m Part> + Clone) {
+    fn rouse_all<'m>(parts: impl Iterator<Item = &'m Part> + Clone) {
         // Behind all changes; without a branch for each, because they may go anywhere.
         compiler_fence(Ordering::SeqCst);
         let rousers = parts.filter_map(|part| part.rouser.as_ref());
