@@ -12,7 +12,7 @@
 //! stays as it is for as long as the slot does.
 //!
 //! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
-//! A writer stores its stamp, fences, and reads *told*. So either the one sees the stamp or the other sees that it has to
+//! A writer stores its stamp, fences (at its leisure), and reads *told*. So either the one sees the stamp or the other sees that it has to
 //! send a message.
 
 use crate::memory::Words;
@@ -125,7 +125,7 @@ impl<W: Words> Blackboard<W> {
     }
 
     /// Writes this member's part of an operation below [`room`](Self::room). Afterwards, whoever
-    /// [wants to be told](Self::wants_message) is sent it, too.
+    /// [wants to be told](Self::wanting) is sent it, too.
     ///
     /// # Panics
     /// If the payload has more than [`MOST_BYTES`].
@@ -157,22 +157,27 @@ impl<W: Words> Blackboard<W> {
     #[inline(always)]
     fn publish(&self, operation: u64, entry: Entry) {
         self.boards[self.me].store(self.slot(operation), entry.stamp(operation), Ordering::Release);
+    }
+
+    /// The other members, by their bits, that do not look and want messages of what was written before this call. It waits
+    /// until that has left this processor, which takes as long as the line takes to get here from those who look at it: what
+    /// there is to do besides is done first.
+    #[inline(always)]
+    #[must_use]
+    pub fn wanting(&self) -> u64 {
         // Partner: that in `ask`. Both sides fence: a barrier on all processors in `ask` alone would cost ten times as much,
         // as every second operation may go by messages, and ask.
         fence(Ordering::SeqCst);
+        let wants =
+            |member: usize| member != self.me && self.boards[member].load(TOLD, Ordering::Relaxed) != 0;
+        (0..self.members()).fold(0, |bits, member| bits | u64::from(wants(member)) << member)
     }
 
-    /// Whether another member does not look, and wants a message of what was just written.
+    /// This member is about to look what the others have written for an operation.
     #[inline(always)]
-    #[must_use]
-    pub fn wants_message(&self, member: usize) -> bool {
-        self.boards[member].load(TOLD, Ordering::Relaxed) != 0
-    }
-
-    /// This member is about to look what another one has written for an operation.
-    #[inline(always)]
-    pub fn expect(&self, member: usize, operation: u64) {
-        self.boards[member].prefetch(self.slot(operation));
+    pub fn expect(&self, operation: u64) {
+        let others = self.boards.iter().enumerate().filter(|(member, _)| *member != self.me);
+        others.for_each(|(_, board)| board.prefetch(self.slot(operation)));
     }
 
     /// What a member has written for an operation, if it has.
@@ -371,11 +376,11 @@ mod tests {
     #[test]
     fn messages_are_wanted_while_they_are_asked_for() {
         let boards = boards(2);
-        assert!(!boards[0].wants_message(1));
+        assert_eq!(boards[0].wanting(), 0);
         boards[1].ask();
-        assert!(boards[0].wants_message(1) && !boards[1].wants_message(0));
+        assert_eq!((boards[0].wanting(), boards[1].wanting()), (0b10, 0), "its own wish is none");
         boards[1].unask();
-        assert!(!boards[0].wants_message(1));
+        assert_eq!(boards[0].wanting(), 0);
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn entry(operation: u64) -> Entry {
 
 fn write(board: &Blackboard<Memory>, operation: u64) -> bool {
     board.write(operation, entry(operation).mark, &(!operation).to_ne_bytes());
-    board.wants_message(1 - board.me())
+    board.wanting() != 0
 }
 
 /// Whether the other member has written its part, which is whole then.

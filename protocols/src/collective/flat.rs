@@ -288,22 +288,20 @@ impl Hub {
         looking: Looking,
     ) -> Written {
         let (board, operation) = (&boards.board, looking.operation);
-        let others = (0..board.members()).filter(|place| *place != board.me());
-        let unsent = others.fold(0, |bits, place| {
-            // What it has written is on its way while this rank keeps its books.
-            board.expect(place, operation);
-            bits | u64::from(board.wants_message(place)) << place
-        });
         // It was there when the part was written.
         let Some(group) = state.groups.get_mut(inner.at) else { return Written::Left(operation) };
+        group.started = group.started.max(operation + 1);
+        group.settle();
+        let disturbed = group.wanted || group.has_early(operation);
+        let unsent = board.wanting();
+        // What the others have written is on its way while this rank ends its books. Asked for before its own part is out, it
+        // would be taken from those who are about to write it.
+        board.expect(operation);
         if unsent != 0
             && let Some(Slot::OnBoard(what)) = group.slot(operation)
         {
             what.unsent = unsent;
         }
-        group.started = group.started.max(operation + 1);
-        group.settle();
-        let disturbed = group.wanted || group.has_early(operation);
         drop(state);
         if unsent != 0 || disturbed {
             let told = inner.handle.enter(|engine| self.tell(&mut engine.scope(), inner.at, operation));
