@@ -5,12 +5,15 @@ mod near;
 #[allow(dead_code, reason = "these tests need a part of it")]
 mod support;
 
+use bytes::Bytes;
 use futures::poll;
-use near::{soon, wait};
-use posthaste_core::{Messager, Rank};
-use posthaste_protocols::Reduce;
+use near::{fault_of, soon, wait};
+use posthaste_core::{Collective, Fault, Messager, Rank};
+use posthaste_protocols::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
 use posthaste_protocols::window::Region;
+use posthaste_protocols::{CollectiveError, Group, Reduce};
 use std::pin::pin;
+use std::sync::Arc;
 use support::{Setup, run};
 
 const BOTH: [Rank; 2] = [Rank(0), Rank(1)];
@@ -137,5 +140,90 @@ fn parts_of_windows_come_back_from_who_calls_something_else() {
         }
         wait(100).await;
         Region::allocate(&member.client, 12 << 20).await.unwrap();
+    });
+}
+
+/// A schedule in which only rank 3 waits for anybody: for rank 0.
+#[derive(Debug)]
+struct FromFirst;
+
+impl Schedule for FromFirst {
+    fn name(&self) -> &str {
+        "from the first"
+    }
+
+    fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+        let mut route = Route::default();
+        match place.rank {
+            0 => route.send(0, 3, Blocks::one(0)),
+            3 => route.receive(0, 0, Blocks::one(0), Action::Store),
+            _ => {}
+        }
+        (kind == Kind::Reduce).then(|| Program::new(1, route))
+    }
+}
+
+const REFUSED: Fault = Fault::CollectiveRefused { rank: Rank(0), call: Collective::Broadcast(2) };
+
+/// Takes no part in the next operation of a group, and breaks it.
+async fn refuse(group: &Group) {
+    let given = group.broadcast_bytes(0, 2, Some(Bytes::from_static(b"1"))).await;
+    assert!(matches!(given, Err(CollectiveError::Length { .. })), "{given:?}");
+}
+
+#[test]
+fn that_a_group_is_broken_gets_past_members_that_are_yet_to_make_it() {
+    run(8, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let mut split = pin!(world.split(Some(0), 0));
+        let mut sum = None;
+        if matches!(member.rank.0, 0 | 3 | 5) {
+            // So that the others' has begun, and has not ended.
+            wait(5).await;
+        }
+        match member.rank.0 {
+            0 => {
+                let group = split.await.unwrap().unwrap();
+                wait(50).await;
+                refuse(&group).await;
+            }
+            // Who does not hear of it from rank 0.
+            3 | 5 => {
+                let group = split.await.unwrap().unwrap();
+                sum = Some(group.all_reduce(&[1], &Reduce::sum()));
+            }
+            _ => {
+                assert!(poll!(&mut split).is_pending());
+                wait(500).await;
+                drop(split.await.unwrap().unwrap());
+            }
+        }
+        if let Some(sum) = sum {
+            assert_eq!(fault_of(soon("a sum", sum).await), REFUSED);
+        }
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
+}
+
+#[test]
+fn that_a_group_is_broken_gets_past_members_that_have_left_it() {
+    run(8, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let group = world.split(Some(0), 0).await.unwrap().unwrap();
+        let by = group.custom_schedule(Arc::new(FromFirst));
+        let value = [u64::from(member.rank.0)];
+        match member.rank.0 {
+            0 => {
+                wait(500).await;
+                refuse(&group).await;
+            }
+            3 => {
+                let sum = by.reduce(3, &value, &Reduce::sum());
+                assert_eq!(fault_of(soon("a sum", sum).await), REFUSED);
+            }
+            _ => assert_eq!(by.reduce(3, &value, &Reduce::sum()).await.unwrap(), None),
+        }
+        drop((group, by));
+        soon("a barrier", world.barrier()).await.unwrap();
     });
 }

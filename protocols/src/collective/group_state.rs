@@ -246,6 +246,8 @@ pub(super) struct GroupState {
     pub early: HashMap<u64, Vec<Early>>,
     pub down: BTreeMap<usize, Fault>,
     pub broken: Option<(u64, Fault)>,
+    /// It was broken before it was made here, and the others have not heard of that from this rank.
+    pub untold: bool,
     /// This rank was started again: what is broken for it is so for no other member.
     pub outlived: bool,
     /// From which operation on a member takes no part, because it has dropped the group.
@@ -273,6 +275,7 @@ impl GroupState {
             early: HashMap::new(),
             down: BTreeMap::new(),
             broken: None,
+            untold: false,
             outlived: false,
             left: None,
             parent,

@@ -48,13 +48,14 @@ impl Hub {
         }
         let added = state.add(group);
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
+        let untold = added.is_some_and(|at| state.groups[at].untold);
         // Those who make it by themselves wait for this rank.
         let missed = added.is_none() && parent.is_some();
         if missed {
             state.note_gone(id);
         }
         drop(state);
-        if (missed || !waiting.is_empty())
+        if (missed || untold || !waiting.is_empty())
             && let Some(handle) = self.handle()
         {
             let (hub, group) = (self.clone(), membership.clone());
@@ -62,6 +63,7 @@ impl Hub {
                 if missed {
                     hub.tell_of_no_room(scope, &group);
                 }
+                hub.tell_of_early_break(scope, &mut hub.lock(), id);
                 for message in waiting {
                     hub.claimed(scope, id, message);
                 }
@@ -286,6 +288,7 @@ impl Hub {
         state.offers.push_back(Offer { from: source, origin, at: Some(at), members });
         let wakers = std::mem::take(&mut state.waiters);
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
+        self.tell_of_early_break(scope, &mut state, id);
         drop(state);
         for message in waiting {
             self.claimed(scope, id, message);

@@ -223,6 +223,11 @@ impl Hub {
             }
             Some(_) => self.corrupt(scope, state, source),
             None => {
+                // Those who have left the group stand between those who have not.
+                let record = Record::Broken { id, first, cause }.encode();
+                let to_tell = state.hears_of_past(id, source, first);
+                let mut way = Way { hub: self, scope: &mut *scope, peers: &mut state.peers };
+                to_tell.into_iter().for_each(|member| way.record(member, &record));
                 state.note_broken(id, first, cause);
                 // Members may have released windows of it, and lent boards, that are never made here.
                 self.ended(id);

@@ -1,12 +1,14 @@
 //! What a rank knows: its groups, those that are still to be made here or are gone, and its peers.
 
-use super::group_state::{GroupState, KEPT};
+use super::group_state::{GroupState, KEPT, Membership};
 use super::wire::Origin;
+use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::engine::Wait;
 use posthaste_core::{Fault, Rank};
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::task::Waker;
 
 /// Groups that members have dropped, or that are broken, and that are still to be made here.
@@ -15,6 +17,8 @@ const MOST_LEFT: usize = 1 << 12;
 pub(super) const MOST_OFFERED: usize = 1024;
 /// Groups that were here, or were refused, of which is known that they are gone.
 const MOST_GONE: usize = 1 << 14;
+/// Members of groups that are gone, of which is known who they were, so that they hear from each other.
+const MOST_GONE_MEMBERS: usize = 1 << 16;
 /// Groups of a rank: their numbers have 16 bits.
 pub(super) const MOST_GROUPS: usize = 1 << 16;
 
@@ -66,21 +70,62 @@ impl Unclaimed {
 /// latest are known; no number is given twice.
 #[derive(Debug, Default)]
 struct Gone {
-    ids: HashSet<u64>,
+    ids: HashMap<u64, Option<Past>>,
     order: VecDeque<u64>,
+    /// Those of which is known who was in them, and how many that are.
+    known: VecDeque<u64>,
+    members: usize,
+}
+
+/// A group that was here.
+#[derive(Debug)]
+struct Past {
+    membership: Arc<Membership>,
+    /// From which operation on it is known to be broken.
+    broken: u64,
 }
 
 impl Gone {
-    fn note(&mut self, id: u64) {
-        if !self.ids.insert(id) {
+    fn note(&mut self, id: u64, past: Option<Past>) {
+        if self.ids.contains_key(&id) {
             return;
         }
+        if let Some(past) = &past {
+            self.known.push_back(id);
+            self.members += past.membership.size();
+        }
+        self.ids.insert(id, past);
         self.order.push_back(id);
+        while self.members > MOST_GONE_MEMBERS
+            && let Some(oldest) = self.known.pop_front()
+        {
+            self.forget_members(oldest);
+        }
         if self.order.len() > MOST_GONE
             && let Some(oldest) = self.order.pop_front()
         {
+            if self.known.front() == Some(&oldest) {
+                self.known.pop_front();
+                self.forget_members(oldest);
+            }
             self.ids.remove(&oldest);
         }
+    }
+
+    fn forget_members(&mut self, id: u64) {
+        if let Some(past) = self.ids.get_mut(&id).and_then(Option::take) {
+            self.members -= past.membership.size();
+        }
+    }
+
+    /// That a member says that the group is broken is news: then it is for those of this membership.
+    fn break_from(&mut self, id: u64, source: Rank, first: u64) -> Option<Arc<Membership>> {
+        let past = self.ids.get_mut(&id)?.as_mut()?;
+        if first >= past.broken || past.membership.place_of(source).is_none() {
+            return None;
+        }
+        past.broken = first;
+        Some(past.membership.clone())
     }
 }
 
@@ -189,6 +234,7 @@ impl State {
         // What its parent's break has done to it counts as well.
         let told = self.broken.iter().position(|(broken, ..)| *broken == id);
         let told = told.and_then(|at| self.broken.remove(at)).map(|(_, first, fault)| (first, fault));
+        group.untold = group.broken.is_none() && told.is_some();
         group.broken = group.broken.or(told);
         self.left.retain(|(left, first, fault)| {
             if *left == id {
@@ -214,7 +260,13 @@ impl State {
 
     /// A group that is not here is broken: it is still to be made, or is gone.
     pub fn note_broken(&mut self, id: u64, first: u64, cause: Fault) {
-        if self.is_gone(id) || self.broken.iter().any(|(broken, ..)| *broken == id) {
+        if self.is_gone(id) {
+            return;
+        }
+        if let Some(known) = self.broken.iter_mut().find(|(broken, ..)| *broken == id) {
+            if first < known.1 {
+                (known.1, known.2) = (first, cause);
+            }
             return;
         }
         if self.broken.len() >= MOST_LEFT {
@@ -230,12 +282,24 @@ impl State {
 
     /// Whether a group was here, or was refused, and no longer is.
     pub fn is_gone(&self, id: u64) -> bool {
-        self.gone.ids.contains(&id)
+        self.gone.ids.contains_key(&id)
     }
 
-    /// A group is not here any more, or never will be: nothing is kept for it.
+    /// A member says that a group which was here is broken. Who is to hear of that from this rank: others may be in it still.
+    pub fn hears_of_past(&mut self, id: u64, source: Rank, first: u64) -> Vec<Rank> {
+        let Some(membership) = self.gone.break_from(id, source, first) else { return Vec::new() };
+        let is_gone = |place: usize| self.down.contains_key(&membership.members[place]);
+        let places = nearest_living(membership.me, membership.size(), is_gone);
+        places.into_iter().map(|place| membership.members[place]).collect()
+    }
+
+    /// A group never will be here: nothing is kept for it.
     pub fn note_gone(&mut self, id: u64) {
-        self.gone.note(id);
+        self.forget(id, None);
+    }
+
+    fn forget(&mut self, id: u64, past: Option<Past>) {
+        self.gone.note(id, past);
         for message in self.unclaimed.remove(&id).unwrap_or_default() {
             let peer = &mut self.peers[message.from.index()];
             peer.unclaimed = peer.unclaimed.saturating_sub(message.weight());
@@ -247,8 +311,11 @@ impl State {
     /// Removes a group that nobody here can name any more.
     pub fn remove(&mut self, at: usize) -> Option<GroupState> {
         let group = self.groups.try_remove(at)?;
-        self.ids.remove(&group.membership.id);
-        self.note_gone(group.membership.id);
+        let (id, membership) = (group.membership.id, group.membership.clone());
+        self.ids.remove(&id);
+        // Nobody stands between two.
+        let past = Past { membership, broken: group.broken.map_or(u64::MAX, |(first, _)| first) };
+        self.forget(id, Some(past).filter(|past| past.membership.size() > 2));
         Some(group)
     }
 }
@@ -300,6 +367,66 @@ mod tests {
             state.note_broken(id << 32, 0, Fault::PeerLost(Rank(1)));
         }
         assert_eq!(state.broken.len(), MOST_LEFT);
+    }
+
+    #[test]
+    fn members_of_a_group_that_is_gone_hear_from_each_other() {
+        let group_of = |id, size: u32| {
+            let ranks = (0..size).map(Rank).collect();
+            let membership = Membership::new(id, ranks, Rank(0), &vec![0; size as usize]);
+            GroupState::new(Arc::new(membership.expect("a group")), None)
+        };
+        let mut state = State::new(Rank(0), 8);
+        let at = state.add(group_of(7, 5)).expect("room");
+        state.down.insert(Rank(1), Fault::PeerLost(Rank(1)));
+        assert_eq!(state.hears_of_past(7, Rank(2), 4), [], "it is here still");
+        state.remove(at);
+        assert_eq!(state.hears_of_past(7, Rank(6), 4), [], "it is no member");
+        assert_eq!(state.hears_of_past(7, Rank(2), 4), [Rank(2), Rank(3), Rank(4)]);
+        assert_eq!(state.hears_of_past(7, Rank(3), 4), [], "they were told");
+        assert_eq!(state.hears_of_past(7, Rank(3), 3), [Rank(2), Rank(3), Rank(4)]);
+        // What a group was broken from when it went, its members have heard.
+        let mut broken = group_of(8, 5);
+        broken.broken = Some((2, Fault::PeerLost(Rank(1))));
+        let at = state.add(broken).expect("room");
+        state.remove(at);
+        assert_eq!(state.hears_of_past(8, Rank(2), 2), []);
+        // As many as there may be are known, whatever goes besides.
+        for id in 0..MOST_GONE as u64 + 5 {
+            if id % 3 == 0 {
+                let at = state.add(group_of(1000 + id, 8)).expect("room");
+                state.remove(at);
+            } else {
+                state.note_gone(1000 + id);
+            }
+            let counted = |past: &Past| past.membership.size();
+            assert_eq!(state.gone.members, state.gone.ids.values().flatten().map(counted).sum::<usize>());
+        }
+        assert!(state.gone.members <= MOST_GONE_MEMBERS && state.gone.known.len() > MOST_GONE / 3 - 5);
+        for id in 0..2 * MOST_GONE_MEMBERS as u64 / 64 {
+            let nodes = vec![0; 64];
+            let mut large = State::new(Rank(0), 64);
+            std::mem::swap(&mut large.gone, &mut state.gone);
+            let ranks = (0..64).map(Rank).collect();
+            let membership = Membership::new(1 << 40 | id, ranks, Rank(0), &nodes).expect("a group");
+            let at = large.add(GroupState::new(Arc::new(membership), None)).expect("room");
+            large.remove(at);
+            std::mem::swap(&mut large.gone, &mut state.gone);
+        }
+        assert_eq!(state.gone.members, MOST_GONE_MEMBERS);
+        assert!(state.is_gone(1000 + MOST_GONE as u64), "its number is known for longer");
+    }
+
+    #[test]
+    fn the_earliest_operation_from_which_a_group_to_come_is_broken_counts() {
+        let mut state = State::new(Rank(0), 2);
+        for first in [5, 3, 4] {
+            state.note_broken(7, first, Fault::PeerLost(Rank(1)));
+        }
+        assert!(state.is_broken_from(7, 3) && !state.is_broken_from(7, 2));
+        let at = state.add(group()).expect("room");
+        assert_eq!((state.groups[at].failure(2), state.groups[at].failure(3).is_some()), (None, true));
+        assert!(state.groups[at].untold, "nobody has heard of it from this rank");
     }
 
     #[test]

@@ -106,6 +106,17 @@ impl Hub {
         }
     }
 
+    /// Tells those who are to hear it from this rank that a group was broken before it was made here, if it was.
+    pub(super) fn tell_of_early_break(self: &Arc<Self>, scope: &mut Scope<'_>, state: &mut State, id: u64) {
+        let Some(at) = state.ids.get(&id).copied() else { return };
+        if let Some(group) = state.groups.get_mut(at)
+            && std::mem::take(&mut group.untold)
+        {
+            let neighbours = group.neighbours();
+            self.tell_of_break(scope, state, at, neighbours);
+        }
+    }
+
     /// A rank is gone, and everything that it sent was taken in.
     pub(super) fn peer_down(self: &Arc<Self>, scope: &mut Scope<'_>, rank: Rank, fault: Fault) {
         let mut state = self.lock();
