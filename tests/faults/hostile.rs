@@ -141,13 +141,15 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
 
 #[test]
 fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiting_for_it() {
-    let options = options().body_leaves().killed(2).during(|job| {
+    // Of 32 MiB, so that there is no room for two.
+    const LONG: usize = 20 << 20;
+    let options = options().body_leaves().killed(2).env("POSTHASTE_SEGMENT", "32M").during(|job| {
         (0..2).for_each(|rank| wait_for(job, rank, "WINDOW OVER"));
         job.kill(2).unwrap();
     });
     let printed = run(3, options, async |job| {
         let Honest { message, told, .. } = register(&job);
-        let window = job.world().shmalloc::<u64>(16).await.unwrap();
+        let window = job.world().shmalloc::<u8>(LONG).await.unwrap();
         job.barrier().await.unwrap();
         if job.rank() == Rank(2) {
             write_garbage(&job, &message, Duration::from_millis(500)).await;
@@ -158,7 +160,12 @@ fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiti
         until("the news of the hostile rank", || told.lock().unwrap().contains(&corrupt)).await;
         let freed = soon("the end of the window", window.free()).await;
         assert_eq!(freed, Err(posthaste::RmaError::Fault(corrupt)));
-        println!("WINDOW OVER");
+        // It may be reached still. What cannot be made takes nothing of the rest.
+        assert!(job.region(LONG).await.is_err());
+        for _ in 0..100 {
+            let made = soon("the refusal", job.world().shmalloc::<u8>(1 << 20)).await;
+            assert_eq!(made.err(), Some(posthaste::RmaError::Fault(corrupt)));
+        }
         // What it cannot reach works as ever.
         let honest = job.collectives().subset(&[Rank(0), Rank(1)]).await.unwrap();
         let ours = honest.shmalloc::<u64>(16).await.unwrap();
@@ -166,6 +173,14 @@ fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiti
         honest.barrier().await.unwrap();
         assert_eq!(ours.get(job.rank(), 3).await.unwrap(), 7);
         soon("the end of the other window", ours.free()).await.unwrap();
+        println!("WINDOW OVER");
+        // When it is gone, it reaches nothing any more.
+        soon("the end of the hostile rank", async {
+            while job.region(LONG).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
         job.leave().await.unwrap();
     });
     for text in printed {

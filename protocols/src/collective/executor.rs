@@ -18,6 +18,7 @@ use super::stage::{Area, LEAST_LENT, MOST_STAGED};
 use super::staged::Share;
 use super::state::State;
 use super::wire::{Record, parse_part_info};
+use crate::ends::on_end;
 use crate::window::WindowHome;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
@@ -128,12 +129,7 @@ impl Protocol for Registered {
     fn on_peer_down(&self, rank: Rank, fault: Fault) {
         let hub = self.0.clone();
         let Some(handle) = self.0.handle() else { return };
-        handle.post_run(move |scope| {
-            // Another context may have heard of it first: this one still has what the rank sent before.
-            if scope.fault_of(rank).is_some() {
-                hub.peer_down(scope, rank, fault);
-            }
-        });
+        on_end(handle, rank, fault, move |scope, fault| hub.peer_down(scope, rank, fault));
     }
 
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {

@@ -128,6 +128,13 @@ impl Hub {
         gone.map(|(place, _)| group.membership.members[*place]).collect()
     }
 
+    /// Why the next operation of a group cannot end well, if that is known.
+    pub fn failure_of_next(&self, at: usize) -> Option<Fault> {
+        let state = self.lock();
+        let group = state.groups.get(at)?;
+        group.failure(group.next())
+    }
+
     /// Whether a window of a group is never made here any more: the group is gone, or no operation of that number ends well.
     pub fn never_makes(&self, (id, operation): Key) -> bool {
         let state = self.lock();

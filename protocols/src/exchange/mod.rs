@@ -16,6 +16,7 @@ mod record;
 #[cfg(test)]
 mod simulation;
 
+use crate::ends::on_end;
 use crate::handler::ActiveMessage;
 use crate::message::Message;
 pub(crate) use board::reaches_nothing;
@@ -80,13 +81,10 @@ impl Protocol for Registered {
     fn on_peer_down(&self, rank: Rank, fault: Fault) {
         let protocol = self.0.clone();
         let Some(context) = self.0.outlet.get().and_then(|outlet| outlet.context.upgrade()) else { return };
-        Handle::new(context).post_run(move |scope| {
-            // Another context may have heard of it first: this one still has what the rank sent before.
-            if scope.fault_of(rank).is_some() {
-                let mut effects = Effects::default();
-                protocol.board().peer_down(rank, fault, &mut effects);
-                protocol.apply_in(scope, None, effects);
-            }
+        on_end(Handle::new(context), rank, fault, move |scope, fault| {
+            let mut effects = Effects::default();
+            protocol.board().peer_down(rank, fault, &mut effects);
+            protocol.apply_in(scope, None, effects);
         });
     }
 

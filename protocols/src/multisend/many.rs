@@ -5,6 +5,7 @@
 //! that a slow receiver slows its senders.
 
 use super::{ManyError, Multisend};
+use crate::ends::on_end;
 use bytes::Bytes;
 use posthaste_core::context::{Shared, poll_until};
 use posthaste_core::device::Kept;
@@ -259,12 +260,7 @@ impl Protocol for Registered {
     fn on_peer_down(&self, rank: Rank, fault: Fault) {
         let Some(context) = self.context.upgrade() else { return };
         let state = self.state.clone();
-        Handle::new(context).post_run(move |scope| {
-            // Another context may have heard of it first: this one still has what the rank sent before.
-            if scope.fault_of(rank).is_some() {
-                gone(&state, rank, fault);
-            }
-        });
+        on_end(Handle::new(context), rank, fault, move |_, fault| gone(&state, rank, fault));
     }
 
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {

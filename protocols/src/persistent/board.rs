@@ -3,6 +3,7 @@
 
 use super::Tree;
 use crate::cause::parse_cause;
+use crate::ends::on_end;
 use crate::message::Message;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
@@ -243,12 +244,7 @@ impl Protocol for Registered {
     fn on_peer_down(&self, rank: Rank, fault: Fault) {
         let Some(context) = self.context.upgrade() else { return };
         let board = self.board.clone();
-        Handle::new(context).post_run(move |scope| {
-            // Another context may have heard of it first: this one still has what the rank sent before.
-            if scope.fault_of(rank).is_some() {
-                gone(&board, rank, fault);
-            }
-        });
+        on_end(Handle::new(context), rank, fault, move |_, fault| gone(&board, rank, fault));
     }
 
     fn on_peer_up(&self, scope: &mut Scope<'_>, rank: Rank, _incarnation: u32) {

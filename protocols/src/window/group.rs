@@ -179,6 +179,10 @@ impl Group {
         let inner = self.inner();
         let me = inner.handle.me().rank;
         let home = inner.windows.as_ref().ok_or(RmaError::Unreachable(me))?;
+        // What is not begun need not be ended, which takes as long as somebody who was cut off lives.
+        if let Some(fault) = inner.hub.failure_of_next(inner.at) {
+            return Err(fault.into());
+        }
         let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
         let own = allocate_part(&home.device, bytes);
         // Of those that take part: whichever is started again meanwhile has no part.
