@@ -5,7 +5,7 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{
-    Algorithm, Choice, CollectiveError, Datum, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
+    Algorithm, Choice, CollectiveError, Datum, Executor, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
 };
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
@@ -123,6 +123,7 @@ impl Drop for Inner {
 pub struct Group {
     inner: Arc<Inner>,
     choice: Option<Choice>,
+    executor: Option<Arc<dyn Executor>>,
 }
 
 /// What a member says when a group is split.
@@ -348,6 +349,7 @@ impl Group {
                 boards: OnceLock::new(),
             }),
             choice: None,
+            executor: None,
         }
     }
 
@@ -369,7 +371,21 @@ impl Group {
     }
 
     pub(crate) fn with_choice(&self, choice: Choice) -> Group {
-        Group { inner: self.inner.clone(), choice: Some(choice) }
+        Group { choice: Some(choice), ..self.clone() }
+    }
+
+    pub(crate) fn executor(&self) -> Option<&Arc<dyn Executor>> {
+        self.executor.as_ref()
+    }
+
+    pub(crate) fn with_executor(&self, executor: Arc<dyn Executor>) -> Group {
+        Group { executor: Some(executor), ..self.clone() }
+    }
+
+    /// Whether the library chooses how operations are done.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.choice.is_none() && self.executor.is_none()
     }
 
     /// The library's own choice for an operation.

@@ -2,7 +2,9 @@
 
 use crate::TRANSPORT;
 use crate::support::{Random, Transport, barrier_before_death, options, run, soon};
+use posthaste::collective::{Execution, Executor, PhaseByPhase, Program, Step, Turn};
 use posthaste::{Collective, CollectiveError, Fault, Group, Rank, Reduce};
+use std::sync::Arc;
 
 async fn one(group: &Group, random: &mut Random) -> Result<(), CollectiveError> {
     let mine = vec![1u64; [1, 700, 30_000][random.below(3) as usize]];
@@ -26,7 +28,10 @@ fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
         let seeded = options().body_leaves().killed(2).env("POSTHASTE_TEST_SEED", &number);
         run(5, seeded, async |job| {
             let seed: u64 = std::env::var("POSTHASTE_TEST_SEED").unwrap().parse().unwrap();
-            let world = job.world();
+            let world = match seed % 2 {
+                0 => job.world(),
+                _ => job.world().custom_executor(Arc::new(PhaseByPhase)),
+            };
             let mut random = Random(seed);
             let last = random.below(30);
             let expected = |error: &CollectiveError| match error {
@@ -372,5 +377,75 @@ fn fault_groups_for_which_nobody_asks_are_refused_and_their_founder_is_told() {
         let subset = soon("a group", groups.subset(&both)).await.unwrap();
         soon("a barrier", subset.barrier()).await.unwrap();
         job.barrier().await.unwrap();
+    });
+}
+
+/// Its operations end the first phase, and then panic or give the same turn once more.
+#[derive(Debug)]
+struct Flawed {
+    panics: bool,
+}
+
+#[derive(Debug)]
+struct FlawedOperation {
+    panics: bool,
+    execution: Box<dyn Execution>,
+    given: Option<Turn>,
+}
+
+impl Executor for Flawed {
+    fn name(&self) -> &str {
+        "flawed"
+    }
+
+    fn begin(&self, program: &Program, turns: &[Turn]) -> Box<dyn Execution> {
+        let execution = PhaseByPhase.begin(program, turns);
+        Box::new(FlawedOperation { panics: self.panics, execution, given: None })
+    }
+}
+
+impl Execution for FlawedOperation {
+    fn arrived(&mut self, step: Step) {
+        self.execution.arrived(step);
+    }
+
+    fn next(&mut self) -> Option<Turn> {
+        let turn = self.execution.next()?;
+        match self.given.filter(|_| turn.step().phase > 0) {
+            Some(_) if self.panics => panic!("of the user's"),
+            Some(given) => Some(given),
+            None => {
+                self.given = Some(turn);
+                self.given
+            }
+        }
+    }
+
+    fn done(&mut self, turn: Turn) {
+        self.execution.done(turn);
+    }
+}
+
+#[test]
+fn fault_an_executor_that_fails_ends_the_operation_on_all_members() {
+    run(4, options(), async |job| {
+        let world = job.world();
+        for panics in [false, true] {
+            let group = world.split(Some(0), 0).await.unwrap().unwrap();
+            let ring = group.schedule(posthaste::Algorithm::Ring);
+            let ring = match job.rank() {
+                Rank(1) => ring.custom_executor(Arc::new(Flawed { panics })),
+                _ => ring,
+            };
+            let ended = soon("a sum", ring.all_reduce(&[1u64; 9], &Reduce::sum())).await;
+            let cause = match panics {
+                true => Fault::RemotePanicked(Rank(1)),
+                false => Fault::CollectiveRefused { rank: Rank(1), call: Collective::AllReduce(72) },
+            };
+            assert_eq!(ended, Err(cause.into()));
+            assert_eq!(soon("a barrier", group.barrier()).await, Err(cause.into()));
+            // Others go on.
+            assert_eq!(soon("a sum", world.all_reduce_one(1, &Reduce::sum())).await, Ok(4));
+        }
     });
 }

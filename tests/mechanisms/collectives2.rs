@@ -1,7 +1,7 @@
 //! Collective operations on groups, between processes.
 
 use crate::support::{Random, Transport, driven_by_thread, options, run, soon};
-use posthaste::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
+use posthaste::collective::{Action, Blocks, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule};
 use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
 use std::future::Future;
 use std::pin::Pin;
@@ -187,6 +187,36 @@ fn m_d22_the_executor_runs_a_schedule_of_the_users_own_and_pipelines_it() {
         let refused = soon("a barrier", group.barrier()).await.unwrap_err();
         let schedule = "roll call".to_owned();
         assert_eq!(refused, CollectiveError::NotOffered { schedule, kind: Kind::Barrier });
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d22_an_executor_of_the_users_own_carries_every_schedule_out() {
+    run(5, options(), async |job| {
+        let world = job.world();
+        let phases: Arc<dyn Executor> = Arc::new(PhaseByPhase);
+        let mut seed = 500;
+        // The last is cut into several slices.
+        for len in [0, 1, 7, 1000, 30_000] {
+            for algorithm in Algorithm::ALL {
+                seed += 1;
+                let group = world.schedule(algorithm).custom_executor(phases.clone());
+                assert!(soon("all kinds", all_kinds(&group, len, seed)).await > 1);
+                // Who decides on what a rank does when is no concern of the others.
+                let mixed = if job.rank().0.is_multiple_of(2) { group } else { world.schedule(algorithm) };
+                assert!(soon("all kinds", all_kinds(&mixed, len, seed)).await > 1);
+            }
+            seed += 1;
+            let group = world.custom_executor(phases.clone());
+            assert_eq!(soon("all kinds", all_kinds(&group, len, seed)).await, 9);
+        }
+        let rolled = world.custom_executor(phases).custom_schedule(Arc::new(RollCall));
+        let mine = values(1, rolled.rank(), 200_000);
+        let got = soon("a sum", rolled.all_reduce(&mine, &Reduce::sum())).await.unwrap();
+        assert!(got == sum_of(5, |rank| values(1, rank, 200_000)));
+        let teams = soon("a split", rolled.split(Some(0), 0)).await;
+        assert!(matches!(teams, Err(CollectiveError::NotOffered { .. })), "it gathers by the same schedule");
         job.barrier().await.unwrap();
     });
 }

@@ -3,9 +3,11 @@
 use super::algorithm::Algorithm;
 use super::call::Stage;
 use super::call::{CollectiveError, InFlight};
+use super::execution::Executor;
 use super::executor::Call;
 use super::group_state::Choice;
-use super::layout::{CHUNK, Layout, Lengths};
+use super::layout::{CHUNK, EAGER, Layout, Lengths};
+use super::plan::hash;
 use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
@@ -16,6 +18,7 @@ use crate::group::Group;
 use bytes::Bytes;
 use posthaste_core::{Collective, Value};
 use std::any::Any;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 fn unit(_: Value) {}
@@ -108,8 +111,31 @@ impl Group {
     /// # }
     /// ```
     #[must_use]
-    pub fn custom_schedule(&self, schedule: std::sync::Arc<dyn Schedule>) -> Group {
+    pub fn custom_schedule(&self, schedule: Arc<dyn Schedule>) -> Group {
         self.with_choice(Choice::Custom(schedule))
+    }
+
+    /// The same group with an executor of one's own for all operations that are called on it: it decides in which order the
+    /// messages of a schedule's program go out and are taken in. All go as messages then, those of members that share memory,
+    /// too. All members do the same, or else [force a schedule](Self::schedule), as the others' operations may be other ones.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::collective::PhaseByPhase;
+    /// use posthaste::{Algorithm, Reduce};
+    /// use std::sync::Arc;
+    /// // How long does a ring take without pipelining?
+    /// let plain = job.world().schedule(Algorithm::Ring).custom_executor(Arc::new(PhaseByPhase));
+    /// assert_eq!(plain.all_reduce(&[1.5, 2.0], &Reduce::sum()).await?, [1.5, 2.0]);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn custom_executor(&self, executor: Arc<dyn Executor>) -> Group {
+        self.with_executor(executor)
     }
 
     /// Waits until every member has called it.
@@ -523,14 +549,15 @@ impl Group {
         typed: Option<fn(Box<dyn Any + Send>) -> T>,
     ) -> (u64, InFlight<T>) {
         let inner = self.inner();
-        if let (None, true, Some(typed)) = (self.choice(), inner.near, typed)
+        let executor = self.executor();
+        if let (true, true, Some(typed)) = (self.is_plain(), inner.near, typed)
             && let Some((exchange, sink)) = spec.exchange(self.size())
         {
             return self.begin_staged(spec, exchange, sink, convert, typed);
         }
         let (choice, lends) = match self.choice() {
             Some(choice) => (choice.clone(), None),
-            None => match spec.lends(self.size()).filter(|_| inner.near) {
+            None => match spec.lends(self.size()).filter(|_| inner.near && executor.is_none()) {
                 Some(bytes) => (Choice::Known(Algorithm::Pairwise), Some(bytes)),
                 None => (Choice::Known(self.best(spec.kind, spec.bytes)), None),
             },
@@ -554,21 +581,22 @@ impl Group {
             kind if kind.has_block_per_rank() || plan.blocks == 1 => Lengths::Same(bytes),
             _ => Lengths::Split { elements: bytes / element, element },
         };
+        let own_chunk = executor.map(|executor| executor.chunk_bytes().max(EAGER));
+        let chunk = own_chunk.unwrap_or(if lends.is_some() { LENT_CHUNK } else { CHUNK });
         let (outgoing, layout) = match &spec.tables {
-            None => {
-                let chunk = if lends.is_some() { LENT_CHUNK } else { CHUNK };
-                (None, Layout::new(lengths(spec.bytes), element, plan.blocks).cut(chunk))
-            }
+            None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks).cut(chunk)),
             Some([sent, awaited]) => {
                 let (sent, awaited) = (sent.clone(), awaited.clone());
-                let outgoing = Layout::new(Lengths::Table(sent), element, plan.blocks);
-                (Some(outgoing), Layout::new(Lengths::Table(awaited), element, plan.blocks))
+                let outgoing = Layout::new(Lengths::Table(sent), element, plan.blocks).cut(chunk);
+                (Some(outgoing), Layout::new(Lengths::Table(awaited), element, plan.blocks).cut(chunk))
             }
         };
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(0));
         let operand = spec.combiner.as_ref().map_or(0, |combiner| u64::from(combiner.mark()));
         let lent = if lends.is_some() { LENT_MARK } else { 0 };
-        let which = (plan.root as u64) << 32 | u64::from(plan.mark ^ lent);
+        // Members that cut messages otherwise would not understand each other's.
+        let cut = own_chunk.filter(|bytes| *bytes != CHUNK).map_or(0, |bytes| hash(bytes.to_le_bytes()));
+        let which = (plan.root as u64) << 32 | u64::from(plan.mark ^ lent ^ cut);
         let mark = wire::mark(plan.kind as u8, [spec.bytes as u64 ^ operand << 40, which]);
         let lent = area.zip(typed).and_then(|(area, typed)| {
             let outcome = Outcome::default();
@@ -591,6 +619,7 @@ impl Group {
             is_small: false,
             lends: lends.is_some(),
             share: None,
+            executor: executor.cloned(),
         };
         let stage = Stage::start(&inner.hub, &inner.handle, inner.at, operation, call);
         (operation, InFlight::new(inner, stage, None, result, convert))

@@ -4,6 +4,7 @@
 //! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
 use super::buffers::Buffers;
+use super::execution::Executor;
 use super::group_state::{
     Choice, GroupState, MOST_UNDER_WAY, Membership, Notice, Op, Slot, WINDOW, value_of,
 };
@@ -12,7 +13,7 @@ use super::outlet::{Outlet, Way};
 use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Combiner;
-use super::run::{Input, Misfit, Run};
+use super::run::{Broken, Input, Misfit, Run};
 use super::schedule::Kind;
 use super::stage::{Area, LEAST_LENT, MOST_STAGED};
 use super::staged::Share;
@@ -75,6 +76,8 @@ pub(crate) struct Call {
     pub lends: bool,
     /// Which part of what others have laid out is for this rank, where boards tell of that.
     pub share: Option<Share>,
+    /// The group's own way to carry out programs.
+    pub executor: Option<Arc<dyn Executor>>,
 }
 
 /// How an operation started.
@@ -250,7 +253,8 @@ impl Hub {
             return Begun::Failed(fault);
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
-        let Some(run) = Run::new(call.plan, call.layout, call.input, call.combiner) else {
+        let executor = call.executor.as_deref();
+        let Some(run) = Run::by(call.plan, call.layout, call.input, call.combiner, executor) else {
             self.give_up(&mut state, at, operation);
             let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
             drop(self.break_from(scope, state, at, operation, fault));
@@ -491,6 +495,13 @@ impl Hub {
             let mark = op.mark;
             if let Err(failed) = op.run.advance(|out| way.part(group, at, operation, mark, &out)) {
                 fault = Some(failed);
+                break;
+            }
+            if let Some(broken) = op.run.broken() {
+                fault = Some(match broken {
+                    Broken::Panicked => Fault::RemotePanicked(self.me),
+                    Broken::Unsound => Fault::CollectiveRefused { rank: self.me, call: op.call },
+                });
                 break;
             }
             if !op.run.has_due() {

@@ -195,7 +195,7 @@ impl Group {
     #[inline]
     pub(super) fn is_flat(&self, bytes: usize, combiner: Option<&Combiner>) -> bool {
         self.inner().near
-            && self.choice().is_none()
+            && self.is_plain()
             && bytes <= MOST_BYTES
             && !combiner.is_some_and(Combiner::is_users)
     }
@@ -236,8 +236,18 @@ fn begin_by_messages(inner: &Arc<Inner>, mark: u32, name: Collective, payload: &
     };
     let layout = layout_of(payload.len(), &plan);
     let input = Input { bytes: Bytes::copy_from_slice(payload), outgoing: None, lent: None };
-    let call =
-        Call { plan, name, mark, layout, input, combiner: None, is_small: true, lends: false, share: None };
+    let call = Call {
+        plan,
+        name,
+        mark,
+        layout,
+        input,
+        combiner: None,
+        is_small: true,
+        lends: false,
+        share: None,
+        executor: None,
+    };
     Stage::start(hub, handle, *at, operation, call)
 }
 

@@ -1,6 +1,6 @@
 //! Collective operations, in layers each of which can be replaced: a language adaptor calls the operations of a
-//! [`Group`](crate::Group) (`api`), which start an operation of the executor (`executor`, `run`), which carries out the
-//! program that a [`Schedule`] gives, message by message.
+//! [`Group`](crate::Group) (`api`), which start an operation (`executor`, `run`); an [`Executor`] decides when which message of
+//! the program goes out and is taken in that a [`Schedule`] gives. The library's own executor is part of `run`.
 //!
 //! ```text
 //!   Group::all_reduce --> Call --> Hub::start --> Run: what is ready is sent      tag: group, operation, phase, call
@@ -15,6 +15,7 @@ mod api;
 mod arrival;
 mod buffers;
 mod call;
+mod execution;
 mod executor;
 mod flat;
 mod group_state;
@@ -42,6 +43,7 @@ pub(crate) mod wire;
 
 pub use algorithm::Algorithm;
 pub use call::{CollectiveError, InFlight};
+pub use execution::{Execution, Executor, PhaseByPhase, Step, Turn};
 pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
 pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};
 

@@ -41,6 +41,12 @@ pub(crate) struct Colour {
 }
 
 impl Colour {
+    /// The send to that peer in that phase.
+    pub fn send(&self, phase: u16, peer: u32) -> Option<u16> {
+        let is_it = |step: &Step| step.task == Task::Send && (step.phase, step.peer) == (phase, peer);
+        self.steps.iter().position(is_it).map(|step| step as u16)
+    }
+
     /// The receipt of what that peer sends in that phase.
     #[inline]
     pub fn receipt(&self, phase: u16, peer: u32) -> Option<u16> {
@@ -67,6 +73,8 @@ pub(crate) struct Plan {
     pub sends_input: bool,
     /// Tells programs of different schedules apart.
     pub mark: u32,
+    /// As the schedule gave it, for executors.
+    pub program: Program,
 }
 
 /// Why a program is none.
@@ -109,6 +117,7 @@ impl Plan {
             colours,
             sends_input,
             mark: hash(schedule.name().bytes()),
+            program,
         })
     }
 

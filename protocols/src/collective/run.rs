@@ -4,6 +4,7 @@
 //! a slice a step is done as soon as those are done that it waits for. What arrives before its turn is kept; what is
 //! combined is combined in the order of the plan, so that the result does not depend on timing.
 
+use super::execution::{Execution, Executor, Step as Message, Turn};
 use super::group_state::Notice;
 use super::layout::{Layout, input_is_own_block};
 use super::part::{Kept, Part, combine, read};
@@ -15,6 +16,7 @@ use bytes::Bytes;
 use posthaste_core::device::Body;
 use std::collections::HashMap;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The message that a step and a slice are.
@@ -89,14 +91,60 @@ pub(crate) struct Run {
     pub(super) parts: Vec<Option<Kept>>,
     /// By slice, whether the own block is in the area as it is now.
     pub(super) shown: Vec<bool>,
+    /// Who says what is done when, if not the dependencies alone.
+    executor: Option<Box<Foreign>>,
+}
+
+/// An executor of the user's.
+#[derive(Debug)]
+struct Foreign {
+    execution: Box<dyn Execution>,
+    /// It has given what cannot be done, or panicked.
+    failure: Option<Broken>,
+}
+
+/// How an executor has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    Panicked,
+    /// It gave a turn that there is not, or not yet, or no more.
+    Unsound,
+}
+
+impl Foreign {
+    /// Asks it something. Nothing is asked any more of one that has failed.
+    fn ask<R>(&mut self, question: impl FnOnce(&mut dyn Execution) -> R) -> Option<R> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let answer = catch_unwind(AssertUnwindSafe(|| question(&mut *self.execution)));
+        if answer.is_err() {
+            self.failure = Some(Broken::Panicked);
+        }
+        answer.ok()
+    }
 }
 
 /// In `left`: the step is done, or is none of this slice.
 const DONE: u16 = u16::MAX;
+/// The same where an executor decides: its turn has not come, or is there.
+const WAITING: u16 = 1;
+const GIVEN: u16 = 0;
 
 impl Run {
     /// Starts the operation; its first sends are ready. `None`: there is no memory for what it receives.
     pub fn new(plan: Arc<Plan>, layout: Layout, input: Input, combiner: Option<Combiner>) -> Option<Run> {
+        Self::by(plan, layout, input, combiner, None)
+    }
+
+    /// The same, as an executor says.
+    pub fn by(
+        plan: Arc<Plan>,
+        layout: Layout,
+        input: Input,
+        combiner: Option<Combiner>,
+        executor: Option<&dyn Executor>,
+    ) -> Option<Run> {
         let mut run = Run {
             stride: plan.colours.iter().map(|colour| colour.steps.len()).max().unwrap_or(0),
             plan,
@@ -114,9 +162,13 @@ impl Run {
             due: VecDeque::new(),
             parts: Vec::new(),
             shown: Vec::new(),
+            executor: None,
         };
         run.fill()?;
         run.arm();
+        if let Some(executor) = executor {
+            run.hand_over(executor);
+        }
         Some(run)
     }
 
@@ -198,6 +250,83 @@ impl Run {
         }
     }
 
+    /// Has an executor decide from here on.
+    fn hand_over(&mut self, executor: &dyn Executor) {
+        self.ready.clear();
+        self.left.iter_mut().filter(|left| **left != DONE).for_each(|left| *left = WAITING);
+        let plan = self.plan.clone();
+        let turn = |index: usize| {
+            let at = self.at(index);
+            let step = self.step(at);
+            self.turn_of(at, step)
+        };
+        let indices = 0..self.left.len();
+        let turns: Vec<Turn> = indices.filter(|index| self.left[*index] != DONE).map(turn).collect();
+        let begun = catch_unwind(AssertUnwindSafe(|| executor.begin(&plan.program, &turns)));
+        let (execution, failure) = match begun {
+            Ok(execution) => (execution, None),
+            Err(_) => (Box::new(Idle) as Box<dyn Execution>, Some(Broken::Panicked)),
+        };
+        self.executor = Some(Box::new(Foreign { execution, failure }));
+    }
+
+    /// How an executor names what a step of a slice is.
+    fn turn_of(&self, at: At, step: &Step) -> Turn {
+        let message = Message {
+            peer: step.peer as usize,
+            route: self.colour(at.slice),
+            phase: step.phase.into(),
+            slice: at.slice as usize,
+        };
+        if step.task == Task::Send { Turn::Send(message) } else { Turn::Take(message) }
+    }
+
+    /// What an executor names so.
+    fn at_turn(&self, turn: Turn) -> Option<At> {
+        let Message { peer, route, phase, slice } = turn.step();
+        let colour = self.plan.colours.get(route).filter(|_| slice % self.plan.colours.len() == route)?;
+        let (phase, peer) = (u16::try_from(phase).ok()?, u32::try_from(peer).ok()?);
+        let step = match turn {
+            Turn::Send(_) => colour.send(phase, peer)?,
+            Turn::Take(_) => colour.receipt(phase, peer)?,
+        };
+        let index = slice.checked_mul(self.stride)?.checked_add(step.into())?;
+        (*self.left.get(index)? == WAITING).then_some(At { slice: u32::try_from(slice).ok()?, step })
+    }
+
+    /// The next message to be sent. What is to be taken in is due.
+    #[inline]
+    fn next_send(&mut self) -> Option<At> {
+        match self.ready.pop_front() {
+            None if self.executor.is_some() => self.ask_for_send(),
+            next => next,
+        }
+    }
+
+    #[cold]
+    fn ask_for_send(&mut self) -> Option<At> {
+        loop {
+            let turn = self.executor.as_mut()?.ask(|execution| execution.next())??;
+            let at = self.at_turn(turn);
+            let here = |at: &At| matches!(turn, Turn::Send(_)) || self.early.contains_key(at);
+            let Some(at) = at.filter(here) else {
+                self.executor.as_mut()?.failure = Some(Broken::Unsound);
+                return None;
+            };
+            *self.left(at) = GIVEN;
+            match turn {
+                Turn::Send(_) => return Some(at),
+                Turn::Take(_) => self.due.push_back(at),
+            }
+        }
+    }
+
+    /// How the executor has failed, if so.
+    #[inline]
+    pub fn broken(&self) -> Option<Broken> {
+        self.executor.as_ref().and_then(|executor| executor.failure)
+    }
+
     fn outgoing(&self) -> &Layout {
         self.input.outgoing.as_ref().unwrap_or(&self.layout)
     }
@@ -209,6 +338,12 @@ impl Run {
     #[inline]
     fn colour(&self, slice: u32) -> usize {
         slice as usize % self.plan.colours.len()
+    }
+
+    /// Which step of which slice has that place in `left`.
+    fn at(&self, index: usize) -> At {
+        let stride = self.stride.max(1);
+        At { slice: (index / stride) as u32, step: (index % stride) as u16 }
     }
 
     #[inline]
@@ -299,12 +434,8 @@ impl Run {
 
     /// Whose messages are still to come or to go, once for each.
     fn missing(&self) -> impl Iterator<Item = usize> + '_ {
-        let at = |index: usize| At {
-            slice: (index / self.stride.max(1)) as u32,
-            step: (index % self.stride.max(1)) as u16,
-        };
         let missing = self.left.iter().enumerate().filter(|(_, left)| **left != DONE);
-        let missing = missing.map(move |(index, _)| at(index));
+        let missing = missing.map(|(index, _)| self.at(index));
         missing.filter(|at| !self.early.contains_key(at)).map(|at| self.step(at).peer as usize)
     }
 
@@ -334,7 +465,7 @@ impl Run {
     /// If a send fails for good.
     #[inline]
     pub fn advance<E>(&mut self, mut transmit: impl FnMut(Outgoing<'_>) -> Result<Sent, E>) -> Result<(), E> {
-        while let Some(at) = self.ready.pop_front() {
+        while let Some(at) = self.next_send() {
             let plan = self.plan.clone();
             let colour = self.colour(at.slice);
             let step = &plan.colours[colour].steps[usize::from(at.step)];
@@ -392,6 +523,9 @@ impl Run {
     fn finish(&mut self, at: At, step: &Step) {
         *self.left(at) = DONE;
         self.remaining -= 1;
+        if self.executor.is_some() {
+            return self.tell_of_end(at, step);
+        }
         for follower in &step.followers {
             let next = At { slice: at.slice, step: *follower };
             let left = self.left(next);
@@ -406,6 +540,14 @@ impl Run {
                     self.due.push_back(next);
                 }
             }
+        }
+    }
+
+    #[cold]
+    fn tell_of_end(&mut self, at: At, step: &Step) {
+        let turn = self.turn_of(at, step);
+        if let Some(executor) = &mut self.executor {
+            executor.ask(|execution| execution.done(turn));
         }
     }
 
@@ -429,8 +571,16 @@ impl Run {
         if left == DONE || part.len() != expected {
             return Err(Misfit);
         }
-        if left > 0 {
-            return if self.early.insert(at, part.keep()).is_none() { Ok(()) } else { Err(Misfit) };
+        if left > 0 || self.executor.is_some() {
+            let is_first = self.early.insert(at, part.keep()).is_none();
+            if let Some(executor) = &mut self.executor
+                && is_first
+            {
+                let (route, phase, slice) = (self.plan.colours.len(), phase.into(), slice as usize);
+                let message = Message { peer: from, route: slice % route, phase, slice };
+                executor.ask(|execution| execution.arrived(message));
+            }
+            return if is_first { Ok(()) } else { Err(Misfit) };
         }
         self.apply(step, slice, part);
         self.finish(at, step);
@@ -503,6 +653,20 @@ impl Run {
             _ => Some(Bytes::from(work)),
         }
     }
+}
+
+/// In place of what an executor did not begin.
+#[derive(Debug)]
+struct Idle;
+
+impl Execution for Idle {
+    fn arrived(&mut self, _: Message) {}
+
+    fn next(&mut self) -> Option<Turn> {
+        None
+    }
+
+    fn done(&mut self, _: Turn) {}
 }
 
 fn each_once(peers: impl Iterator<Item = usize>) -> Vec<usize> {

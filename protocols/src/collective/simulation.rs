@@ -2,18 +2,19 @@
 //! what a sequential oracle says, in whatever order messages arrive.
 
 use super::algorithm::Algorithm;
+use super::execution::{Execution, Executor, PhaseByPhase, Step, Turn};
 use super::group_state::Notice;
-use super::layout::{Layout, Lengths};
+use super::layout::{CHUNK, EAGER, Layout, Lengths};
 use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Reduce;
-use super::run::{Input, Outgoing, Run, Sent};
+use super::run::{Broken, Input, Outgoing, Run, Sent};
 use super::schedule::{Kind, Place, Program, Schedule};
 use bytes::Bytes;
 use posthaste_core::Rank;
 use posthaste_core::device::Body;
 use posthaste_core::inprocess::Arena;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
 
 /// SplitMix64 (Steele et al. 2014).
@@ -154,6 +155,7 @@ impl World {
             }
             idle = if self.wires.is_empty() { idle + 1 } else { 0 };
             assert!(idle < 1000, "nobody gets any further");
+            assert!(self.runs.iter().all(|run| run.broken().is_none()), "the executor is sound");
             for _ in 0..8 {
                 if self.wires.is_empty() {
                     break;
@@ -197,6 +199,7 @@ struct Case {
     /// Elements of the vector, or of each block.
     len: usize,
     seed: u64,
+    executor: Option<Arc<dyn Executor>>,
 }
 
 fn bytes_of(words: &[u32]) -> Bytes {
@@ -224,17 +227,20 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
                 _ => Lengths::Split { elements: len, element: 4 },
             };
             let layout = Layout::new(lengths, 4, plan.blocks);
+            let executor = case.executor.as_deref();
+            let layout = layout.cut(executor.map_or(CHUNK, |executor| executor.chunk_bytes()));
             let gives = match kind {
                 Kind::Barrier => false,
                 Kind::Broadcast | Kind::Scatter => place.rank == root,
                 _ => true,
             };
             let bytes = if gives { bytes_of(&inputs[place.rank]) } else { Bytes::new() };
-            let run = Run::new(
+            let run = Run::by(
                 Arc::new(plan),
                 layout,
                 Input { bytes, outgoing: None, lent: None },
                 (kind != Kind::Barrier).then(|| operation.combiner()),
+                executor,
             );
             Some(run.expect("so little memory"))
         })
@@ -285,6 +291,7 @@ fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
                             nodes: hosts(size, (size + number) % 4),
                             len,
                             seed: (size * 100 + len) as u64,
+                            executor: None,
                         };
                         if check(&case, &Reduce::sum(), u32::wrapping_add).is_some() {
                             *checked.entry((algorithm, kind)).or_insert(0) += 1;
@@ -311,6 +318,7 @@ fn long_vectors_go_in_chunks_and_over_all_colours() {
                         nodes: hosts(size, 2),
                         len: if kind.has_block_per_rank() { len } else { len * size },
                         seed: (size + len) as u64,
+                        executor: None,
                     };
                     let long = check(&case, &Reduce::sum(), u32::wrapping_add);
                     if size > 1 && kind != Kind::Barrier {
@@ -336,9 +344,165 @@ fn schedules_that_keep_the_order_of_the_ranks_do_so() {
         for size in 1..=33 {
             let nodes = hosts(size, 0);
             let seed = size as u64;
-            let case = Case { algorithm: Arc::new(algorithm), kind, size, root: 0, nodes, len: 9, seed };
+            let algorithm = Arc::new(algorithm);
+            let case = Case { algorithm, kind, size, root: 0, nodes, len: 9, seed, executor: None };
             check(&case, &Reduce::by(compose), compose).expect("it is offered");
         }
+    }
+}
+
+/// Every turn in the order of the program and of its slice, and the slices in any order that comes.
+#[derive(Debug)]
+struct SlicesAtRandom;
+
+#[derive(Debug)]
+struct AtRandom {
+    /// By slice, what is not given yet, the first last.
+    turns: Vec<Vec<Turn>>,
+    open: HashSet<usize>,
+    here: HashSet<Step>,
+    random: u64,
+}
+
+impl Executor for SlicesAtRandom {
+    fn name(&self) -> &str {
+        "slices at random"
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        EAGER
+    }
+
+    fn begin(&self, _: &Program, turns: &[Turn]) -> Box<dyn Execution> {
+        let mut slices = Vec::new();
+        for turn in turns.iter().rev() {
+            let slice = turn.step().slice;
+            slices.resize_with(slices.len().max(slice + 1), Vec::new);
+            slices[slice].push(*turn);
+        }
+        Box::new(AtRandom { turns: slices, open: HashSet::new(), here: HashSet::new(), random: 7 })
+    }
+}
+
+impl Execution for AtRandom {
+    fn arrived(&mut self, step: Step) {
+        self.here.insert(step);
+    }
+
+    fn next(&mut self) -> Option<Turn> {
+        self.random = Random(self.random).next();
+        let slices = self.turns.len();
+        let first = self.random as usize % slices.max(1);
+        let possible = |slice: &usize| match self.turns[*slice].last() {
+            _ if self.open.contains(slice) => false,
+            Some(Turn::Take(step)) => self.here.contains(step),
+            send => send.is_some(),
+        };
+        let slice = (0..slices).map(|slice| (slice + first) % slices).find(possible)?;
+        self.open.insert(slice);
+        self.turns[slice].pop()
+    }
+
+    fn done(&mut self, turn: Turn) {
+        assert!(self.open.remove(&turn.step().slice), "it was not given");
+    }
+}
+
+#[test]
+fn whatever_executor_carries_a_schedule_out_the_result_is_the_same() {
+    let executors: [Arc<dyn Executor>; 2] = [Arc::new(PhaseByPhase), Arc::new(SlicesAtRandom)];
+    let mut checked = 0;
+    for executor in executors {
+        for algorithm in Algorithm::ALL {
+            for kind in Kind::ALL {
+                for size in (1..=9).chain([16, 33]) {
+                    for (number, len) in [0, 1, 17, 10_001].into_iter().enumerate() {
+                        for root in roots(kind, size) {
+                            let long = if size > 5 { len / 20 } else { len };
+                            let case = Case {
+                                algorithm: Arc::new(algorithm),
+                                kind,
+                                size,
+                                root,
+                                nodes: hosts(size, (size + number) % 4),
+                                len: if kind.has_block_per_rank() { long } else { long * size },
+                                seed: (size * 10 + len) as u64,
+                                executor: Some(executor.clone()),
+                            };
+                            checked += u32::from(check(&case, &Reduce::sum(), u32::wrapping_add).is_some());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(checked > 5_000, "{checked}");
+}
+
+/// Does wrong what its number says.
+#[derive(Debug)]
+struct Unsound(u8, Vec<Turn>);
+
+impl Executor for Unsound {
+    fn name(&self) -> &str {
+        "unsound"
+    }
+
+    fn begin(&self, _: &Program, turns: &[Turn]) -> Box<dyn Execution> {
+        assert!(self.0 != 0, "it begins nothing");
+        Box::new(Unsound(self.0, turns.to_vec()))
+    }
+}
+
+impl Execution for Unsound {
+    fn arrived(&mut self, _: Step) {
+        assert!(self.0 != 1, "nothing is to arrive");
+    }
+
+    fn next(&mut self) -> Option<Turn> {
+        let first = self.1[0];
+        let Step { peer, route, phase, slice } = first.step();
+        match self.0 {
+            1 => None,
+            2 => panic!("it gives nothing"),
+            // Twice.
+            3 => Some(first),
+            4 => Some(Turn::Send(Step { peer: peer + 1, ..first.step() })),
+            5 => Some(Turn::Send(Step { route: route + 1, ..first.step() })),
+            6 => Some(Turn::Send(Step { phase: phase + 1, ..first.step() })),
+            7 => Some(Turn::Send(Step { slice: slice + 1, ..first.step() })),
+            8 => Some(Turn::Send(Step { peer: usize::MAX, phase: usize::MAX, route, slice: usize::MAX })),
+            // Before it has come.
+            9 => self.1.iter().find(|turn| matches!(turn, Turn::Take(_))).copied(),
+            _ => Some(Turn::Take(first.step())),
+        }
+    }
+
+    fn done(&mut self, _: Turn) {}
+}
+
+#[test]
+fn an_executor_that_does_what_cannot_be_done_is_found_out() {
+    for what in 0..=10 {
+        let place = Place { rank: 0, size: 2, root: 0, nodes: &[0; 2] };
+        let plan = Plan::new(&Algorithm::RecursiveDoubling, Kind::Barrier, &place).expect("a plan");
+        let layout = Layout::new(Lengths::Same(0), 1, plan.blocks);
+        let input = Input { bytes: Bytes::new(), outgoing: None, lent: None };
+        let unsound = Unsound(what, Vec::new());
+        let mut run = Run::by(Arc::new(plan), layout, input, None, Some(&unsound)).expect("so little memory");
+        if what == 1 {
+            let empty = Part::Body(&Body::Short(&[]));
+            assert!((0..8).any(|phase| run.arrive(1, phase, 0, &empty).is_ok()), "some phase has a message");
+        }
+        let mut sent = 0;
+        run.advance(|_| {
+            sent += 1;
+            Ok::<_, ()>(Sent::Done)
+        })
+        .expect("nothing fails here");
+        let expected = if what < 3 { Broken::Panicked } else { Broken::Unsound };
+        assert_eq!((run.broken(), sent), (Some(expected), u32::from(what == 3)), "{what}");
+        assert!(!run.is_done());
     }
 }
 
