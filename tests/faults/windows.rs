@@ -2,7 +2,9 @@
 
 use crate::support::{Options, barrier_before_death, options, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
-use posthaste::{ContextId, Error, Fault, Job, Message, Rank, Region, RmaError, Scope, Window, WordUpdate};
+use posthaste::{
+    ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope, Window, WordUpdate,
+};
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -378,4 +380,46 @@ fn fault_i10_a_group_windows_range_is_not_reused_while_a_context_has_yet_to_see_
 fn fault_i10_a_windows_range_is_not_reused_while_puts_of_who_died_lie_in_a_lane_as_messages() {
     let over_send = killed_with_unseen_puts().env("POSTHASTE_OVERSEND", "always");
     run(2, over_send, async |job| unseen_puts_of_who_died(job, false).await);
+}
+
+#[test]
+fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_target() {
+    let dying = options().killed(1).during(|job| {
+        wait_for(job, 1, "asleep");
+        std::thread::sleep(Duration::from_millis(500));
+        job.kill(1).unwrap();
+    });
+    run(2, dying, async |job| {
+        let window = job.shmalloc::<u64>(4).await.unwrap();
+        let table = job.region_from(vec![0_u8; 8]).unwrap();
+        let blob = job.all_gather(&table.key().offset.to_le_bytes()).await.unwrap();
+        let offset = u64::from_le_bytes(blob[1][..].try_into().unwrap());
+        barrier_before_death(&job, Rank(1)).await;
+        if job.rank() == Rank(1) {
+            println!("asleep");
+            // No thread of it takes anything in.
+            let stop = ["-STOP", &std::process::id().to_string()];
+            std::process::Command::new("kill").args(stop).status().unwrap();
+            std::future::pending::<()>().await;
+        }
+        let remote = job.remote_region(RegionKey { rank: 1, offset, ..table.key() }).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let (words, lost) = (remote.words::<u64>(), Fault::PeerLost(Rank(1)));
+        let waiting = async {
+            ::futures::join!(
+                remote.put_slice(0, &[1; 8]),
+                window.put(Rank(1), 0, 1),
+                window.fetch_add(Rank(1), 1, 1),
+                words.fetch_add(Rank(1), 0, 1),
+                window.get(Rank(1), 2),
+                window.put_slice(Rank(1), 3, &[2])
+            )
+        };
+        let (first, put, fetched, word, got, last) = soon("the loss", waiting).await;
+        let ends = [first.err(), put.err(), fetched.err(), word.err(), got.err(), last.err()];
+        assert_eq!(ends, [(); 6].map(|()| Some(RmaError::Fault(lost))));
+        // Itself it reaches as ever.
+        window.put(Rank(0), 0, 5).await.unwrap();
+        assert_eq!(window.load(0), Some(5));
+    });
 }

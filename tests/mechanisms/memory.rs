@@ -1,10 +1,14 @@
 //! Windows and regions.
 
 use crate::support::{is_payload, options, payload, run, soon};
-use posthaste::{Bytes, Message, Rank, RegionKey, RmaError, Scope};
+use futures::join;
+use posthaste::datatype::{Datatype, Layout};
+use posthaste::{Bytes, Message, Rank, RegionKey, RmaError, Scope, WordUpdate};
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 #[test]
 fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
@@ -226,6 +230,78 @@ fn m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order() {
         } else {
             soon("the messages", arrived.reach(1000)).await;
             assert_eq!((window.load(0), job.stats().panics), (Some(1000), 0));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mapped() {
+    /// Ways to write a word of rank 1's part of the window, each one of its own.
+    const WAYS: usize = 7;
+    const ROUNDS: u64 = 210;
+    const LONG: usize = 150_000;
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(WAYS + 1).await.unwrap();
+        // How far the writer is, bytes that it has written, and how far the owner is.
+        let table = job.region_from(vec![0_u8; 16 + LONG]).unwrap();
+        let blob = job.all_gather(&table.key().offset.to_le_bytes()).await.unwrap();
+        if job.rank() == Rank(0) {
+            let offset = u64::from_le_bytes(blob[1][..].try_into().unwrap());
+            let remote = job.remote_region(RegionKey { rank: 1, offset, ..table.key() }).await.unwrap();
+            let (to, source) = (Rank(1), job.region(8).await.unwrap());
+            let recorded = job.record(|r| r.put(&window, to, 3, &source)).await.unwrap();
+            let word = Datatype::of::<u64>();
+            let one = Layout::new(&word, 1);
+            let mut under_way = 0;
+            for round in 1..=ROUNDS {
+                let (number, long) = (round.to_ne_bytes(), vec![round as u8; LONG]);
+                source.write(0, &number).unwrap();
+                let (way, ended) = (round as usize % WAYS, Cell::new(false));
+                let then = async {
+                    let put = remote.put_slice(0, &number).await;
+                    ended.set(true);
+                    put.unwrap();
+                };
+                let direct = async {
+                    under_way += u64::from(!ended.get());
+                    match way {
+                        0 => window.put(to, 0, round).await.unwrap(),
+                        1 => window.put_slice(to, 1, &[round]).await.unwrap(),
+                        2 => window.atomic_store(to, 2, round).await.unwrap(),
+                        3 => recorded.replay().await.unwrap(),
+                        4 => window.update_each(WordUpdate::Replace, [(to, 4, round)]).await.unwrap(),
+                        5 => {
+                            let signal = window.signal_set(5, round);
+                            window.put_signal(to, WAYS, &[9], signal).await.unwrap();
+                        }
+                        _ => window.put_typed(to, &one.at(8 * 6), &[round], &one).await.unwrap(),
+                    }
+                };
+                // Begun in this order, whichever is waited for.
+                let got = remote.get_into(8 + LONG, vec![0; 8]);
+                let (got, first, ..) = join!(got, remote.put_slice(8, &long), then, direct);
+                first.unwrap();
+                let told = u64::from_ne_bytes(got.unwrap().try_into().unwrap());
+                assert!(told < round, "{way}: the owner had heard of {round} before a get that precedes it");
+            }
+            assert!(under_way > ROUNDS / 20, "{under_way}: hardly ever was anything to be passed");
+        } else {
+            let mut seen = 0;
+            while seen < ROUNDS {
+                // Nothing is taken in meanwhile.
+                std::thread::sleep(Duration::from_micros(500));
+                let told: Vec<u64> = (0..WAYS).map(|way| window.load(way).unwrap()).collect();
+                table.with(|bytes| {
+                    let written = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+                    assert!(told.iter().all(|told| *told <= written), "{told:?} passed {written}");
+                    let is_there = |byte: &u8| *byte == written as u8 || *byte == written as u8 + 1;
+                    assert!(bytes[8..8 + LONG].iter().all(is_there), "a put passed one of the same memory");
+                    seen = told.into_iter().max().unwrap();
+                    bytes[8 + LONG..].copy_from_slice(&seen.to_ne_bytes());
+                });
+                tokio::task::yield_now().await;
+            }
         }
         job.barrier().await.unwrap();
     });

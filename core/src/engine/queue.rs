@@ -139,6 +139,11 @@ impl Scope<'_> {
             if in_parts && self.state.peer(index).turn.is_some() {
                 return moved;
             }
+            if self.state.peer(index).holds_gate() && self.state.passes_lane(index, &front) {
+                // It goes on when what precedes has been acknowledged.
+                self.state.peer(index).stuck = true;
+                return moved;
+            }
             let done = match front.op {
                 Op::Jump => self.step_replay(index, front),
                 Op::Local => Some(Some(self.state.take_turn_of(&front))),
@@ -168,6 +173,7 @@ impl Scope<'_> {
                         self.state.answer_left_queue(index, &front);
                     }
                     if matches!(front.op, Op::Put | Op::Get | Op::Atomic | Op::Jump | Op::Local) {
+                        self.state.hold_gate(index);
                         self.state.rma_left_queue(index);
                     }
                     if let Some(outcome) = result {

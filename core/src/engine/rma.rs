@@ -122,7 +122,7 @@ impl Scope<'_> {
     ) -> Result<Option<Ticket>, RmaError> {
         let over_send = self.state.accesses_over_send(index, &descriptor);
         self.state.peer(index).unflushed = true;
-        if !over_send && self.state.peer(index).queue_is_empty() {
+        if !over_send && self.state.peer(index).lets_past() {
             let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
@@ -177,7 +177,7 @@ impl Scope<'_> {
             ticket: ticket.to_word(),
             ..Descriptor::default()
         };
-        if self.state.peer(index).queue_is_empty() {
+        if self.state.peer(index).lets_past() {
             let outcome = self.state.take_turn_of(&descriptor);
             self.state.completer.complete(ticket, outcome);
         } else {
@@ -246,6 +246,15 @@ impl State {
             Op::Send | Op::Jump | Op::Nop | Op::Local => return false,
         };
         over_send || self.aims_at_exposed(descriptor)
+    }
+
+    /// Whether what a descriptor says reaches the peer's memory past its lane, or may do so.
+    pub(super) fn passes_lane(&self, index: usize, descriptor: &Descriptor) -> bool {
+        match descriptor.op {
+            Op::Put | Op::Get | Op::Atomic => !self.accesses_over_send(index, descriptor),
+            Op::Jump | Op::Local => true,
+            Op::Send | Op::Nop => false,
+        }
     }
 
     /// Whether a put, a get or an atomic operation aims at memory that no device has.

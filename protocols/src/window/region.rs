@@ -295,8 +295,9 @@ impl Region {
 /// dropped with it.
 ///
 /// # Order
-/// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner. Whatever it
-/// does to windows and other regions may pass what it does here: whoever wants it behind that awaits it, or flushes.
+/// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner and what it
+/// does to its windows and other regions. As the owner itself carries it out, that waits until it has, where the memory of those
+/// is mapped: until then puts to them are no plain copies.
 ///
 /// No pattern is recorded of such a region ([`RmaError::Unreachable`]): a replay sends no messages for it.
 #[derive(Debug)]

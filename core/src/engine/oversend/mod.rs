@@ -14,6 +14,10 @@
 //! the lane. A put is acknowledged by a count and a get is answered in its turn: a peer names none of this side's
 //! operations, and can end none but its own.
 //!
+//! Memory that is no device's, as [exposed](crate::exposed) one, is reached so as well where the rest of the peer's is mapped.
+//! The latter is reached past the lane, and so not while anything of the former is under way: the gate is held until that is
+//! acknowledged or answered.
+//!
 //! A get asks for parts within a window ([`EngineConfig::get_window`](super::EngineConfig::get_window)), which bounds what
 //! the target keeps for it. Whoever cannot ask for more lets nothing behind it pass; answers and acknowledgements wait for
 //! nobody, so that two ranks that get from each other cannot wait for each other.
@@ -69,6 +73,8 @@ pub(crate) struct OverSend {
     answers: VecDeque<Answer>,
     /// What they count for.
     answering: u64,
+    /// Memory of the peer is reached past its lane as well: not while this is set, and the gate is held.
+    holds_gate: bool,
 }
 
 /// Parts of operations of this side: the numbers of the first packet and get, and those behind the last.
@@ -123,6 +129,11 @@ impl OverSend {
         if over { self.ends.pop_front() } else { None }
     }
 
+    /// Whether any operation is under way.
+    fn is_under_way(&self) -> bool {
+        self.begun.is_some() || !self.ends.is_empty() || !self.gets.is_empty()
+    }
+
     /// The operation whose packets are sent now.
     fn begin(&mut self, ticket: u64) -> &mut End {
         let (put, get) = (self.puts, self.gets_begun);
@@ -153,6 +164,18 @@ impl OverSend {
 impl Peer {
     pub(super) fn over(&mut self) -> &mut OverSend {
         self.over.get_or_insert_default()
+    }
+
+    /// Whether nothing that is queued, or on its way to memory that only the peer reaches, precedes an access to memory that is
+    /// reached past the lane.
+    #[inline]
+    pub fn lets_past(&self) -> bool {
+        self.queue_is_empty() && !self.holds_gate()
+    }
+
+    #[inline]
+    pub fn holds_gate(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.holds_gate)
     }
 
     /// Whether the peer is owed acknowledgements or answers.
@@ -204,6 +227,25 @@ impl State {
                 self.end(ticket, end.fault.map_or(Ok(Value::Unit), Err));
             }
         }
+        self.hold_gate(index);
+    }
+
+    /// Of a peer some of whose memory is mapped and some is not, nothing done to the one kind passes what is done to the
+    /// other: keeps the gate closed while anything of the latter is under way.
+    pub(super) fn hold_gate(&mut self, index: usize) {
+        let Some(peer) = self.peers[index].as_ref() else { return };
+        let (rank, Some(over)) = (peer.endpoint.rank, peer.over.as_ref()) else { return };
+        let held = over.is_under_way() && self.routes.of(rank).mappable && !self.goes_over_send(index);
+        if held == over.holds_gate {
+            return;
+        }
+        self.gates.queued(rank, if held { 1 } else { -1 });
+        let peer = self.peer(index);
+        peer.over().holds_gate = held;
+        if !held {
+            peer.stuck = false;
+            self.mark_busy(index);
+        }
     }
 
     /// The peer is gone: its operations have ended or will, and it gets no answers.
@@ -211,6 +253,9 @@ impl State {
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.stuck = false;
         let Some(over) = peer.over.take() else { return };
+        if over.holds_gate {
+            self.gates.queued(peer.endpoint.rank, -1);
+        }
         for answer in over.answers {
             if let Answer::Data { key, .. } = answer {
                 self.table.held.try_remove(key);

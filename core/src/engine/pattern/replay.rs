@@ -92,7 +92,7 @@ impl Scope<'_> {
         let Some(Some(peer)) = peers.get_mut(run.index) else { return false };
         let clear = run.plain
             && peer.fault.is_none()
-            && peer.queue_is_empty()
+            && peer.lets_past()
             && peer.parked.is_empty()
             && routes.of(peer.endpoint.rank).mappable
             && !(run.accesses && over_send[run.index])
@@ -169,7 +169,7 @@ impl Scope<'_> {
         let over_send = self.state.run_goes_over_send(key, run);
         let long = self.state.patterns.sections[key].runs[run].long;
         let peer = self.state.peer(index);
-        let clear = peer.queue_is_empty() && !over_send && !(long && peer.turn.is_some());
+        let clear = peer.lets_past() && !over_send && !(long && peer.turn.is_some());
         if clear && self.state.fifo_of(part.to_word()).is_none() {
             match self.inject_run(key, run, &mut cursor, part.to_word(), info, &mut { u64::MAX }) {
                 Progress::Ended => self.state.end_part(part, None),
