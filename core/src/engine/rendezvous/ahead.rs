@@ -122,7 +122,7 @@ impl Scope<'_> {
         if self.state.peer(index).rendezvous().given.is_some() {
             return;
         }
-        let Some(mut landing) = self.state.take_landing_ahead(len) else { return };
+        let Some(mut landing) = self.state.take_landing_ahead(index, len) else { return };
         let clear = wire::ClearAhead {
             place: landing.place.into(),
             len: len.into(),

@@ -19,6 +19,9 @@ pub(crate) const LANDINGS: Ticket = match Ticket::from_word(u64::MAX) {
 };
 /// What is kept for the next message rather than given back to the device, which would have to make it anew.
 const KEPT: u64 = 64 << 20;
+/// Bytes of the places that are used in turn, at least, the one that has rested longest first, where the sender's core writes
+/// to them: by then their lines have left the reader's own cache for one that both may share, and are written in half the time.
+const TURN: u64 = 8 << 20;
 /// Landings are multiples of this, so that they fit the next message of about the same length.
 const STEP: u64 = 64 << 10;
 
@@ -77,23 +80,29 @@ impl Landings {
         Self { me, memory, limit, inner: Mutex::new(Inner::default()) }
     }
 
-    /// A place for `len` bytes; `None` if there is no room.
-    pub fn take(self: &Arc<Self>, len: u64) -> Option<Landing> {
+    /// A place for `len` bytes; `None` if there is no room. `in_turn`: another core writes there, and not this one.
+    pub fn take(self: &Arc<Self>, len: u64, in_turn: bool) -> Option<Landing> {
         let wanted = len.max(1).checked_next_multiple_of(STEP)?;
         let mut inner = lock(&self.inner);
         let left = self.limit.saturating_sub(inner.used_bytes);
         let most = wanted.saturating_mul(2).min(left);
         let fits = |free: &Allocation| (wanted..=most).contains(&free.len);
-        // The one that was used last: the fewer are used in turn, the more of them stays in the caches.
-        let kept = inner.free.iter().rposition(fits);
-        let allocation = match kept {
-            Some(at) => {
-                let allocation = inner.free.remove(at);
-                inner.free_bytes -= allocation.len;
-                allocation
-            }
-            None if wanted > left => return None,
-            None => self.memory.allocate(wanted).ok()?,
+        let enough = !in_turn || inner.used_bytes + inner.free_bytes >= TURN.min(self.limit);
+        let fresh = || if wanted <= left { self.memory.allocate(wanted).ok() } else { None };
+        let allocation = match if enough { None } else { fresh() } {
+            Some(fresh) => fresh,
+            None => match if in_turn {
+                inner.free.iter().position(fits)
+            } else {
+                inner.free.iter().rposition(fits)
+            } {
+                Some(at) => {
+                    let allocation = inner.free.remove(at);
+                    inner.free_bytes -= allocation.len;
+                    allocation
+                }
+                None => fresh()?,
+            },
         };
         let place = allocation.offset;
         let Some(slice) = self.memory.map(self.me, place, len) else {
@@ -109,11 +118,11 @@ impl Landings {
 
     /// A place for a message of that length that has not asked yet: of these there are as many as fit into a quarter of
     /// all. `None` if there is no room.
-    pub fn take_ahead(self: &Arc<Self>, len: u64) -> Option<Landing> {
+    pub fn take_ahead(self: &Arc<Self>, len: u64, in_turn: bool) -> Option<Landing> {
         if lock(&self.inner).ahead_bytes.checked_add(len).is_none_or(|bytes| bytes > self.limit / 4) {
             return None;
         }
-        let mut landing = self.take(len)?;
+        let mut landing = self.take(len, in_turn)?;
         landing.ahead = true;
         lock(&self.inner).ahead_bytes += len;
         Some(landing)
@@ -152,16 +161,21 @@ impl Landings {
 }
 
 impl State {
-    /// A place for `len` bytes; `None` if there is no room.
-    pub(super) fn take_landing(&mut self, len: u64) -> Option<Landing> {
+    /// A place for `len` bytes of that peer's; `None` if there is no room.
+    pub(super) fn take_landing(&mut self, index: usize, len: u64) -> Option<Landing> {
         self.time_landings();
-        self.landings.take(len)
+        self.landings.take(len, self.lands_itself(index))
     }
 
     /// A place for a message that has not asked yet; `None` if there is no room.
-    pub(super) fn take_landing_ahead(&mut self, len: u64) -> Option<Landing> {
+    pub(super) fn take_landing_ahead(&mut self, index: usize, len: u64) -> Option<Landing> {
         self.time_landings();
-        self.landings.take_ahead(len)
+        self.landings.take_ahead(len, self.lands_itself(index))
+    }
+
+    /// Whether the peer writes to its places here itself.
+    fn lands_itself(&self, index: usize) -> bool {
+        self.routes.of(self.shape.endpoint(index).rank).mappable
     }
 
     /// Sees to it that somebody looks whether places are still used.
@@ -267,7 +281,7 @@ mod tests {
         let landings = Arc::new(Landings::new(Rank(0), Arc::new(memory), 8 * STEP));
         let bytes = || taken.load(std::sync::atomic::Ordering::Relaxed);
         let take = || {
-            let mut landing = landings.take(STEP).expect("there is room");
+            let mut landing = landings.take(STEP, false).expect("there is room");
             landing.settle();
             landing
         };
@@ -294,7 +308,7 @@ mod tests {
         let limit = 3 * STEP;
         let landings = Arc::new(Landings::new(Rank(0), Arc::new(routes.memory(Rank(0))), limit));
         let take = |len| {
-            let mut landing = landings.take(len)?;
+            let mut landing = landings.take(len, true)?;
             landing.settle();
             Some(landing)
         };
@@ -308,5 +322,30 @@ mod tests {
         drop(second);
         assert_eq!(lock(&landings.inner).used_bytes, 0);
         assert!(take(limit).is_some());
+    }
+
+    #[test]
+    fn places_are_used_in_turn() {
+        let fabric = InProcessFabric::new(JobShape { ranks: 1, clients: 1, contexts: 1 });
+        let routes = Routes::new(vec![fabric.device(ClientId(0), Rank(0))], 1).expect("it reaches itself");
+        let memory = || Arc::new(routes.memory(Rank(0)));
+        let places = |limit, in_turn| {
+            let landings = Arc::new(Landings::new(Rank(0), memory(), limit));
+            let take = || {
+                let mut landing = landings.take(TURN / 4, in_turn).expect("there is room");
+                landing.settle();
+                landing.place
+            };
+            (0..9).map(|_| take()).collect::<Vec<u64>>()
+        };
+        let used = places(2 * TURN, true);
+        let first: std::collections::HashSet<u64> = used[..4].iter().copied().collect();
+        assert_eq!((first.len(), &used[4..]), (4, &[&used[..4], &used[..1]].concat()[..]));
+        // No more than there is room for.
+        let used = places(TURN / 2, true);
+        assert_eq!((&used[2..4], &used[8..]), (&used[..2], &used[..1]));
+        assert_ne!(used[0], used[1]);
+        // What this core writes itself stays in its cache.
+        assert_eq!(places(2 * TURN, false), [used[0]; 9]);
     }
 }

@@ -290,7 +290,7 @@ impl Scope<'_> {
             Resolution::Local(local, _) => {
                 let behind = self.state.peer(index).has_aside() && !self.state.overtakes(local);
                 let chooses = self.state.registry.get(local).is_none_or(|handler| handler.chooses_buffer());
-                if behind || chooses { None } else { self.state.take_landing(total) }
+                if behind || chooses { None } else { self.state.take_landing(index, total) }
             }
             // Streams know what becomes of it.
             Resolution::Hold | Resolution::Refused(_) => None,
