@@ -24,6 +24,9 @@ use std::arch::asm;
 const STRING_COPY_MIN: usize = 32 << 10;
 /// The same where the ranges lie alike in their cache lines and the loop has the registers of AVX2, or of every x86-64.
 const ALIKE_STRING_COPY_MIN: [usize; 2] = [4096, 2048];
+/// The same where the ranges lie otherwise in their cache lines and are too long for the second cache: from this many bytes on a
+/// loop over the lines of the target is a sixth faster.
+const UNLIKE_LOOP_MIN: usize = 512 << 10;
 /// The same where another processor has the lines of the target, because it has read them. A loop of stores waits for each
 /// line to be fetched before it is overwritten; a string copy says that all of it will be. Measured between two processors
 /// that share a cache: 8 KiB at 65 GB/s and not 28; between two that share none, messages of 16 KiB at 24 GB/s and not 6.
@@ -154,7 +157,9 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
         |least: usize| len >= if lines_alike { least } else { STRING_COPY_MIN } && may_be_string(to, from);
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
-        if has_wide() {
+        if !lines_alike && len >= UNLIKE_LOOP_MIN && alike(to, from) && (has_wide() || half::is_there()) {
+            copy_lines(to, from, len);
+        } else if has_wide() {
             if by_string(STRING_COPY_MIN) { copy_string(to, from, len) } else { copy_wide(to, from, len) }
         } else if half::is_there() {
             if by_string(ALIKE_STRING_COPY_MIN[0]) {
@@ -167,6 +172,21 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
         } else {
             copy_narrow(to, from, len);
         }
+    }
+}
+
+/// By a loop over the cache lines of the target.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least two lines, and the processor must have AVX-512 or AVX2.
+#[inline(never)]
+unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
+    let head = to.align_offset(LINE);
+    // SAFETY: the head is shorter than a line, and a line at least is left behind it.
+    unsafe {
+        short(to, from, head);
+        let (to, from, left) = (to.add(head), from.add(head), len - head);
+        if has_wide() { copy_wide(to, from, left) } else { half::copy(to, from, left) }
     }
 }
 
