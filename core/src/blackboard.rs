@@ -12,8 +12,8 @@
 //! stays as it is for as long as the slot does.
 //!
 //! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
-//! A writer stores its stamp, fences (at its leisure), and reads *told*. So either the one sees the stamp or the other sees that it has to
-//! send a message.
+//! A writer stores its stamp, fences before long, and reads *told*. So either the one sees the stamp or the other sees that it
+//! has to send a message.
 
 use crate::memory::Words;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -225,7 +225,7 @@ impl<W: Words> Blackboard<W> {
     /// From now on messages are wanted, too, of what is written; what was written before is to be looked for once more.
     pub fn ask(&self) {
         self.boards[self.me].store(TOLD, 1, Ordering::Relaxed);
-        // Partner: that in `write`.
+        // Partner: that in `wanting`.
         fence(Ordering::SeqCst);
     }
 

@@ -160,6 +160,17 @@ pub enum Fault {
         /// What it called.
         call: Collective,
     },
+    /// A rank could not carry a collective operation out, as the executor that its group was given panicked, or gave a turn that
+    /// there is not, or not yet, or no more.
+    #[error(
+        "rank {rank} could not carry out {call}: its group's executor failed, as the log of that rank says"
+    )]
+    ExecutorFailed {
+        /// The rank.
+        rank: Rank,
+        /// What was called.
+        call: Collective,
+    },
     /// A member of a group dropped it before an operation that others called.
     #[error(
         "rank {0} has dropped the group: all members call its operations, and drop it after the same one"
@@ -182,6 +193,7 @@ impl Fault {
             | Fault::Undecodable(rank)
             | Fault::NoSuchMemory(rank)
             | Fault::CollectiveRefused { rank, .. }
+            | Fault::ExecutorFailed { rank, .. }
             | Fault::GroupLeft(rank)
             | Fault::StaleHandle { rank, .. } => Some(rank),
             _ => None,

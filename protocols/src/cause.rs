@@ -17,6 +17,7 @@ pub(crate) fn put_cause(bytes: &mut BytesMut, cause: Fault) {
         Fault::RemotePanicked(rank) => (5, [rank; 2], [Collective::Barrier; 2]),
         Fault::GroupLeft(rank) => (7, [rank; 2], [Collective::Barrier; 2]),
         Fault::CollectiveRefused { rank, call } => (8, [rank; 2], [call; 2]),
+        Fault::ExecutorFailed { rank, call } => (9, [rank; 2], [call; 2]),
         _ => (6, [Rank(0); 2], [Collective::Barrier; 2]),
     };
     bytes.put_u32_le(code);
@@ -49,6 +50,7 @@ pub(crate) fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
         6 => Fault::OutOfMemory("on another rank, in a collective operation"),
         7 => Fault::GroupLeft(one.0),
         8 => Fault::CollectiveRefused { rank: one.0, call: one.1 },
+        9 => Fault::ExecutorFailed { rank: one.0, call: one.1 },
         _ => return None,
     })
 }

@@ -227,3 +227,30 @@ fn that_a_group_is_broken_gets_past_members_that_have_left_it() {
         soon("a barrier", world.barrier()).await.unwrap();
     });
 }
+
+#[test]
+fn that_a_group_is_broken_gets_past_members_that_have_refused_it() {
+    run(8, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let is_memory = |ended| assert!(matches!(fault_of(ended), Fault::OutOfMemory(_)));
+        match member.rank.0 {
+            0 => {
+                let mut unasked = Vec::new();
+                // Those whom it tells of a break.
+                for other in [1, 2, 4, 6, 7].map(Rank) {
+                    unasked
+                        .extend((0..1024).map(|_| member.collectives.on_the_fly(&[Rank(0), other]).unwrap()));
+                }
+                wait(100).await;
+                let group = member.collectives.on_the_fly(&[0, 1, 2, 3, 4, 5, 6, 7].map(Rank)).unwrap();
+                is_memory(soon("a barrier", group.barrier()).await);
+            }
+            3 | 5 => {
+                let group = soon("a group", member.collectives.arrival()).await.unwrap();
+                is_memory(soon("a barrier", group.barrier()).await);
+            }
+            _ => {}
+        }
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
+}

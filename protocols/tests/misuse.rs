@@ -8,7 +8,9 @@ mod support;
 use futures::future::join_all;
 use near::{fault_of, soon, wait, warm};
 use posthaste_core::{Collective, Fault, Rank};
-use posthaste_protocols::collective::{Action, Algorithm, Blocks, Kind, Place, Program, Route, Schedule};
+use posthaste_protocols::collective::{
+    Action, Algorithm, Blocks, Execution, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule, Turn,
+};
 use posthaste_protocols::{CollectiveError, Group, InFlight, Reduce};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -376,4 +378,38 @@ fn lengths_that_no_memory_has_are_refused_and_told() {
             world.barrier().await.unwrap();
         });
     }
+}
+
+/// Cannot say how it cuts messages, at first.
+#[derive(Debug, Default)]
+struct Undecided(AtomicBool);
+
+impl Executor for Undecided {
+    fn name(&self) -> &str {
+        "undecided"
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        assert!(self.0.swap(true, Ordering::Relaxed), "of the user's");
+        1 << 20
+    }
+
+    fn begin(&self, program: &Program, turns: &[Turn]) -> Box<dyn Execution> {
+        PhaseByPhase.begin(program, turns)
+    }
+}
+
+#[test]
+fn an_executor_that_panics_before_an_operation_begins_has_begun_none() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let group =
+            world.split(Some(0), 0).await.unwrap().unwrap().custom_executor(Arc::<Undecided>::default());
+        let sum = || group.all_reduce(&[1u64; 300_000], &Reduce::sum());
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(sum())));
+        assert!(panicked.is_err());
+        assert_eq!(soon("a sum", sum()).await.unwrap(), vec![3; 300_000]);
+        drop(group);
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
 }

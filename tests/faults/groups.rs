@@ -438,10 +438,7 @@ fn fault_an_executor_that_fails_ends_the_operation_on_all_members() {
                 _ => ring,
             };
             let ended = soon("a sum", ring.all_reduce(&[1u64; 9], &Reduce::sum())).await;
-            let cause = match panics {
-                true => Fault::RemotePanicked(Rank(1)),
-                false => Fault::CollectiveRefused { rank: Rank(1), call: Collective::AllReduce(72) },
-            };
+            let cause = Fault::ExecutorFailed { rank: Rank(1), call: Collective::AllReduce(72) };
             assert_eq!(ended, Err(cause.into()));
             assert_eq!(soon("a barrier", group.barrier()).await, Err(cause.into()));
             // Others go on.

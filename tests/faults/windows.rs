@@ -385,26 +385,27 @@ fn fault_i10_a_windows_range_is_not_reused_while_puts_of_who_died_lie_in_a_lane_
 #[test]
 fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_target() {
     let dying = options().killed(1).during(|job| {
-        wait_for(job, 1, "asleep");
-        std::thread::sleep(Duration::from_millis(500));
+        wait_for(job, 0, "waiting");
+        std::thread::sleep(Duration::from_millis(50));
         job.kill(1).unwrap();
     });
     run(2, dying, async |job| {
         let window = job.shmalloc::<u64>(4).await.unwrap();
         let table = job.region_from(vec![0_u8; 8]).unwrap();
-        let blob = job.all_gather(&table.key().offset.to_le_bytes()).await.unwrap();
-        let offset = u64::from_le_bytes(blob[1][..].try_into().unwrap());
+        let mine = [table.key().offset, std::process::id().into()].map(u64::to_le_bytes).concat();
+        let blob = job.all_gather(&mine).await.unwrap();
+        let theirs = |at: usize| u64::from_le_bytes(blob[1][at..at + 8].try_into().unwrap());
         barrier_before_death(&job, Rank(1)).await;
         if job.rank() == Rank(1) {
-            println!("asleep");
-            // No thread of it takes anything in.
-            let stop = ["-STOP", &std::process::id().to_string()];
-            std::process::Command::new("kill").args(stop).status().unwrap();
-            std::future::pending::<()>().await;
+            return std::future::pending().await;
         }
-        let remote = job.remote_region(RegionKey { rank: 1, offset, ..table.key() }).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(250)).await;
+        let remote = RegionKey { rank: 1, offset: theirs(0), ..table.key() };
+        let remote = job.remote_region(remote).await.unwrap();
+        // From here on it takes nothing in.
+        let stop = ["-STOP", &theirs(8).to_string()];
+        assert!(std::process::Command::new("kill").args(stop).status().unwrap().success());
         let (words, lost) = (remote.words::<u64>(), Fault::PeerLost(Rank(1)));
+        println!("waiting");
         let waiting = async {
             ::futures::join!(
                 remote.put_slice(0, &[1; 8]),

@@ -34,6 +34,8 @@ mod fault_stopped;
 mod fault_windows;
 #[path = "../mechanisms/fifos.rs"]
 mod fifos;
+#[path = "../mechanisms/memory.rs"]
+mod memory;
 #[path = "../mechanisms/multisend.rs"]
 mod multisend;
 #[path = "../mechanisms/recorded.rs"]

@@ -72,6 +72,11 @@ impl State {
 
     pub(super) fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
+        self.drop_what_waits(index, fault);
+    }
+
+    /// The same, but for what the peer has asked for.
+    pub(super) fn drop_what_waits(&mut self, index: usize, fault: Fault) {
         self.drop_parked(index, fault);
         self.drop_controls(index, fault);
         self.drop_rendezvous(index, fault);

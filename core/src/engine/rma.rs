@@ -252,7 +252,8 @@ impl State {
     pub(super) fn passes_lane(&self, index: usize, descriptor: &Descriptor) -> bool {
         match descriptor.op {
             Op::Put | Op::Get | Op::Atomic => !self.accesses_over_send(index, descriptor),
-            Op::Jump | Op::Local => true,
+            Op::Jump => !self.jump_goes_over_send(descriptor),
+            Op::Local => true,
             Op::Send | Op::Nop => false,
         }
     }

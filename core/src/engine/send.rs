@@ -479,7 +479,8 @@ impl Scope<'_> {
             self.state.drop_parked(index, Fault::Shutdown);
             let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();
             if self.state.peers[index].as_deref().is_some_and(writes) {
-                self.state.drop_queue(index, Fault::Shutdown);
+                self.state.end_own_over(index);
+                self.state.drop_what_waits(index, Fault::Shutdown);
             }
         }
     }

@@ -567,6 +567,8 @@ impl Group {
             let error = CollectiveError::UnknownRank { rank: spec.root, size: self.size() };
             return (u64::MAX, InFlight::refused(inner, error, convert));
         }
+        // Code of the user's: before anything is begun.
+        let own_chunk = executor.map(|executor| executor.chunk_bytes().max(EAGER));
         let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, lends)
         {
             Ok(reserved) => reserved,
@@ -581,7 +583,6 @@ impl Group {
             kind if kind.has_block_per_rank() || plan.blocks == 1 => Lengths::Same(bytes),
             _ => Lengths::Split { elements: bytes / element, element },
         };
-        let own_chunk = executor.map(|executor| executor.chunk_bytes().max(EAGER));
         let chunk = own_chunk.unwrap_or(if lends.is_some() { LENT_CHUNK } else { CHUNK });
         let (outgoing, layout) = match &spec.tables {
             None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks).cut(chunk)),

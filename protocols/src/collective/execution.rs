@@ -52,7 +52,8 @@ impl Turn {
 /// order routes take turns.
 ///
 /// The library's own does each turn as soon as those are done that it depends on, by the blocks that both name. A group
-/// takes any other through [`Group::custom_executor`](crate::Group::custom_executor).
+/// takes any other through [`Group::custom_executor`](crate::Group::custom_executor). It is asked under a lock of the library's,
+/// as its [`Execution`] is, and so calls nothing of it.
 ///
 /// # Examples
 /// One that does a single turn at a time, in the order of the program:
@@ -111,7 +112,7 @@ impl Turn {
 /// # }
 /// ```
 pub trait Executor: Send + Sync + Debug {
-    /// Its name, for errors.
+    /// Its name, for the log.
     fn name(&self) -> &str;
 
     /// Bytes of a block that go into one message, which are a slice: at least 16 KiB, and the same on all members. Those of
@@ -125,10 +126,10 @@ pub trait Executor: Send + Sync + Debug {
     fn begin(&self, program: &Program, turns: &[Turn]) -> Box<dyn Execution>;
 }
 
-/// One operation under way on one rank. It is asked under a lock of the library's, and so calls nothing of it.
+/// One operation under way on one rank. It is asked, and dropped, under a lock of the library's, and so calls nothing of it.
 ///
-/// Each turn is given once. Who gives one twice, or takes what has not come, or panics, ends the operation with a fault, on
-/// all members; who never gives one that is possible hangs it. A result is right if no turn is given before those are
+/// Each turn is given once. Who gives one twice, or takes what has not come, or panics, ends the operation and all later ones
+/// of the group with [`Fault::ExecutorFailed`](posthaste_core::Fault::ExecutorFailed), on all members; who never gives one that is possible hangs it. A result is right if no turn is given before those are
 /// [done](Self::done) that stand before it in the program of its slice and name one of its blocks (for an all-to-all, whose
 /// sends and receipts are of different memory: receipts only).
 pub trait Execution: Send + Debug {

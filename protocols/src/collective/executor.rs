@@ -1,7 +1,8 @@
 //! The executor: starts operations, takes in their parts, and ends them.
 //!
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
-//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
+//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs, but for an
+//! [`Executor`], which is asked between two steps of what it is under way with.
 
 use super::buffers::Buffers;
 use super::execution::Executor;
@@ -13,7 +14,7 @@ use super::outlet::{Outlet, Way};
 use super::part::Part;
 use super::plan::{Plan, Unfit};
 use super::reduce::Combiner;
-use super::run::{Broken, Input, Misfit, Run};
+use super::run::{Input, Misfit, Run};
 use super::schedule::Kind;
 use super::stage::{Area, LEAST_LENT, MOST_STAGED};
 use super::staged::Share;
@@ -497,11 +498,8 @@ impl Hub {
                 fault = Some(failed);
                 break;
             }
-            if let Some(broken) = op.run.broken() {
-                fault = Some(match broken {
-                    Broken::Panicked => Fault::RemotePanicked(self.me),
-                    Broken::Unsound => Fault::CollectiveRefused { rank: self.me, call: op.call },
-                });
+            if op.run.has_failed() {
+                fault = Some(Fault::ExecutorFailed { rank: self.me, call: op.call });
                 break;
             }
             if !op.run.has_due() {

@@ -285,12 +285,15 @@ impl Hub {
             return self.corrupt(scope, state, source);
         };
         let members = members.into_boxed_slice();
+        let membership = Arc::new(membership);
         let added = if state.peers[source.index()].offered < MOST_OFFERED {
-            state.add(GroupState::new(Arc::new(membership), None))
+            state.add(GroupState::new(membership.clone(), None))
         } else {
             None
         };
-        let Some(at) = added else { return self.refuse_offer(scope, state, source, id, (origin, members)) };
+        let Some(at) = added else {
+            return self.refuse_offer(scope, state, source, membership, (origin, members));
+        };
         state.peers[source.index()].offered += 1;
         state.offers.push_back(Offer { from: source, origin, at: Some(at), members });
         let wakers = std::mem::take(&mut state.waiters);
@@ -310,12 +313,13 @@ impl Hub {
         scope: &mut Scope<'_>,
         mut state: MutexGuard<'_, State>,
         founder: Rank,
-        id: u64,
+        membership: Arc<Membership>,
         (origin, members): (Origin, Box<[Rank]>),
     ) {
+        let id = membership.id;
         tracing::warn!(%founder, "too many groups that nobody has asked for: one that a peer founded is refused");
         let waiting = state.unclaimed.remove(&id).unwrap_or_default();
-        state.note_gone(id);
+        state.note_refused(id, membership);
         if origin == Origin::Called {
             let refused = &mut state.peers[founder.index()].refused;
             *refused += 1;

@@ -228,7 +228,7 @@ impl Hub {
                 let to_tell = state.hears_of_past(id, source, first);
                 let mut way = Way { hub: self, scope: &mut *scope, peers: &mut state.peers };
                 to_tell.into_iter().for_each(|member| way.record(member, &record));
-                state.note_broken(id, first, cause);
+                state.note_broken(id, source, first, cause);
                 // Members may have released windows of it, and lent boards, that are never made here.
                 self.ended(id);
                 if first == 0 {

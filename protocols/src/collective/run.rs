@@ -98,30 +98,41 @@ pub(crate) struct Run {
 /// An executor of the user's.
 #[derive(Debug)]
 struct Foreign {
-    execution: Box<dyn Execution>,
+    /// Until it is dropped.
+    execution: Option<Box<dyn Execution>>,
+    name: String,
     /// It has given what cannot be done, or panicked.
-    failure: Option<Broken>,
-}
-
-/// How an executor has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
-    Panicked,
-    /// It gave a turn that there is not, or not yet, or no more.
-    Unsound,
+    failed: bool,
 }
 
 impl Foreign {
     /// Asks it something. Nothing is asked any more of one that has failed.
     fn ask<R>(&mut self, question: impl FnOnce(&mut dyn Execution) -> R) -> Option<R> {
-        if self.failure.is_some() {
+        if self.failed {
             return None;
         }
-        let answer = catch_unwind(AssertUnwindSafe(|| question(&mut *self.execution)));
+        let execution = self.execution.as_deref_mut()?;
+        let answer = catch_unwind(AssertUnwindSafe(|| question(execution)));
         if answer.is_err() {
-            self.failure = Some(Broken::Panicked);
+            self.fail("it panicked");
         }
         answer.ok()
+    }
+
+    #[cold]
+    fn fail(&mut self, why: &str) {
+        self.failed = true;
+        tracing::error!(executor = self.name, why, "an executor of the user's failed");
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // Whoever ends the operation has other things to do behind it.
+        let execution = self.execution.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(execution))).is_err() {
+            tracing::error!("an execution of a collective operation panicked as it was dropped");
+        }
     }
 }
 
@@ -262,12 +273,13 @@ impl Run {
         };
         let indices = 0..self.left.len();
         let turns: Vec<Turn> = indices.filter(|index| self.left[*index] != DONE).map(turn).collect();
-        let begun = catch_unwind(AssertUnwindSafe(|| executor.begin(&plan.program, &turns)));
-        let (execution, failure) = match begun {
-            Ok(execution) => (execution, None),
-            Err(_) => (Box::new(Idle) as Box<dyn Execution>, Some(Broken::Panicked)),
-        };
-        self.executor = Some(Box::new(Foreign { execution, failure }));
+        let mut foreign = Foreign { execution: None, name: String::new(), failed: false };
+        let begin = || (executor.name().to_owned(), executor.begin(&plan.program, &turns));
+        match catch_unwind(AssertUnwindSafe(begin)) {
+            Ok((name, execution)) => (foreign.name, foreign.execution) = (name, Some(execution)),
+            Err(_) => foreign.fail("it panicked as it was to begin"),
+        }
+        self.executor = Some(Box::new(foreign));
     }
 
     /// How an executor names what a step of a slice is.
@@ -310,7 +322,7 @@ impl Run {
             let at = self.at_turn(turn);
             let here = |at: &At| matches!(turn, Turn::Send(_)) || self.early.contains_key(at);
             let Some(at) = at.filter(here) else {
-                self.executor.as_mut()?.failure = Some(Broken::Unsound);
+                self.executor.as_mut()?.fail(&format!("it gave {turn:?}, which cannot be done now"));
                 return None;
             };
             *self.left(at) = GIVEN;
@@ -321,10 +333,10 @@ impl Run {
         }
     }
 
-    /// How the executor has failed, if so.
+    /// Whether the executor has failed.
     #[inline]
-    pub fn broken(&self) -> Option<Broken> {
-        self.executor.as_ref().and_then(|executor| executor.failure)
+    pub fn has_failed(&self) -> bool {
+        self.executor.as_ref().is_some_and(|executor| executor.failed)
     }
 
     fn outgoing(&self) -> &Layout {
@@ -653,20 +665,6 @@ impl Run {
             _ => Some(Bytes::from(work)),
         }
     }
-}
-
-/// In place of what an executor did not begin.
-#[derive(Debug)]
-struct Idle;
-
-impl Execution for Idle {
-    fn arrived(&mut self, _: Message) {}
-
-    fn next(&mut self) -> Option<Turn> {
-        None
-    }
-
-    fn done(&mut self, _: Turn) {}
 }
 
 fn each_once(peers: impl Iterator<Item = usize>) -> Vec<usize> {

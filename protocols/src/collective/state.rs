@@ -139,6 +139,15 @@ pub(super) struct Offer {
     pub members: Box<[Rank]>,
 }
 
+/// What a rank says of a group that is still to be made here: that it is broken from an operation on.
+#[derive(Clone, Copy, Debug)]
+struct EarlyBreak {
+    id: u64,
+    first: u64,
+    cause: Fault,
+    source: Rank,
+}
+
 /// Everything.
 #[derive(Debug)]
 pub(super) struct State {
@@ -149,7 +158,7 @@ pub(super) struct State {
     pub peers: Vec<Peer>,
     pub unclaimed: HashMap<u64, Vec<Unclaimed>>,
     /// Groups that are broken and are still to be made here, and from which operation on, the latest last.
-    broken: VecDeque<(u64, u64, Fault)>,
+    broken: VecDeque<EarlyBreak>,
     /// Who has dropped which groups that are still to be made here, from which operation on, the latest last.
     left: VecDeque<(u64, u64, Fault)>,
     gone: Gone,
@@ -232,8 +241,11 @@ impl State {
             }
         }
         // What its parent's break has done to it counts as well.
-        let told = self.broken.iter().position(|(broken, ..)| *broken == id);
-        let told = told.and_then(|at| self.broken.remove(at)).map(|(_, first, fault)| (first, fault));
+        let told = self.broken.iter().filter(|broken| broken.id == id);
+        // Others have no say in it.
+        let told = told.filter(|broken| group.membership.place_of(broken.source).is_some());
+        let told = told.min_by_key(|broken| broken.first).map(|broken| (broken.first, broken.cause));
+        self.broken.retain(|broken| broken.id != id);
         group.untold = group.broken.is_none() && told.is_some();
         group.broken = group.broken.or(told);
         self.left.retain(|(left, first, fault)| {
@@ -259,25 +271,26 @@ impl State {
     }
 
     /// A group that is not here is broken: it is still to be made, or is gone.
-    pub fn note_broken(&mut self, id: u64, first: u64, cause: Fault) {
+    pub fn note_broken(&mut self, id: u64, source: Rank, first: u64, cause: Fault) {
         if self.is_gone(id) {
             return;
         }
-        if let Some(known) = self.broken.iter_mut().find(|(broken, ..)| *broken == id) {
-            if first < known.1 {
-                (known.1, known.2) = (first, cause);
+        let told = EarlyBreak { id, first, cause, source };
+        if let Some(known) = self.broken.iter_mut().find(|known| (known.id, known.source) == (id, source)) {
+            if first < known.first {
+                *known = told;
             }
             return;
         }
         if self.broken.len() >= MOST_LEFT {
             self.broken.pop_front();
         }
-        self.broken.push_back((id, first, cause));
+        self.broken.push_back(told);
     }
 
     /// Whether a group that is not here is known to be broken from an operation on.
     pub fn is_broken_from(&self, id: u64, operation: u64) -> bool {
-        self.broken.iter().any(|(broken, first, _)| *broken == id && *first <= operation)
+        self.broken.iter().any(|broken| broken.id == id && broken.first <= operation)
     }
 
     /// Whether a group was here, or was refused, and no longer is.
@@ -298,13 +311,18 @@ impl State {
         self.forget(id, None);
     }
 
+    /// A group that was offered here will not be: the others may hear of its break from this rank nevertheless.
+    pub fn note_refused(&mut self, id: u64, membership: Arc<Membership>) {
+        self.forget(id, Some(Past { membership, broken: u64::MAX }));
+    }
+
     fn forget(&mut self, id: u64, past: Option<Past>) {
         self.gone.note(id, past);
         for message in self.unclaimed.remove(&id).unwrap_or_default() {
             let peer = &mut self.peers[message.from.index()];
             peer.unclaimed = peer.unclaimed.saturating_sub(message.weight());
         }
-        self.broken.retain(|(broken, ..)| *broken != id);
+        self.broken.retain(|broken| broken.id != id);
         self.left.retain(|(left, ..)| *left != id);
     }
 
@@ -334,7 +352,7 @@ mod tests {
         let at = state.add(broken).expect("so few groups");
         assert_eq!(state.groups[at].failure(0), Some(Fault::PeerLost(Rank(1))));
         let mut state = State::new(Rank(0), 2);
-        state.note_broken(7, 3, Fault::PeerLost(Rank(1)));
+        state.note_broken(7, Rank(1), 3, Fault::PeerLost(Rank(1)));
         let at = state.add(group()).expect("so few groups");
         assert_eq!((state.groups[at].failure(2), state.groups[at].failure(3).is_some()), (None, true));
         assert!(state.broken.is_empty());
@@ -345,14 +363,14 @@ mod tests {
         let mut state = State::new(Rank(0), 2);
         let at = state.add(group()).expect("so few groups");
         state.remove(at);
-        state.note_broken(7, 3, Fault::PeerLost(Rank(1)));
+        state.note_broken(7, Rank(1), 3, Fault::PeerLost(Rank(1)));
         state.note_left(7, 3, Fault::GroupLeft(Rank(1)));
         assert!(state.is_gone(7) && state.broken.is_empty() && state.left.is_empty());
         // What was kept for one that is refused after all is let go of.
         let message = Unclaimed { from: Rank(1), cookie: 1, bytes: Bytes::from_static(b"part") };
         state.peers[1].unclaimed += message.weight();
         state.unclaimed.entry(8).or_default().push(message);
-        state.note_broken(8, 3, Fault::PeerLost(Rank(1)));
+        state.note_broken(8, Rank(1), 3, Fault::PeerLost(Rank(1)));
         state.note_left(8, 3, Fault::GroupLeft(Rank(1)));
         state.note_gone(8);
         assert!(state.broken.is_empty() && state.left.is_empty() && state.unclaimed.is_empty());
@@ -364,7 +382,7 @@ mod tests {
         assert!(!state.is_gone(7) && state.is_gone(1000 + 2 * MOST_GONE as u64 - 1));
         // Of those that may still be made the latest are known.
         for id in 0..2 * MOST_LEFT as u64 {
-            state.note_broken(id << 32, 0, Fault::PeerLost(Rank(1)));
+            state.note_broken(id << 32, Rank(1), 0, Fault::PeerLost(Rank(1)));
         }
         assert_eq!(state.broken.len(), MOST_LEFT);
     }
@@ -421,7 +439,7 @@ mod tests {
     fn the_earliest_operation_from_which_a_group_to_come_is_broken_counts() {
         let mut state = State::new(Rank(0), 2);
         for first in [5, 3, 4] {
-            state.note_broken(7, first, Fault::PeerLost(Rank(1)));
+            state.note_broken(7, Rank(1), first, Fault::PeerLost(Rank(1)));
         }
         assert!(state.is_broken_from(7, 3) && !state.is_broken_from(7, 2));
         let at = state.add(group()).expect("room");

@@ -308,6 +308,7 @@ mod tests {
             mismatch,
             Fault::GroupLeft(Rank(3)),
             Fault::CollectiveRefused { rank: Rank(8), call: Collective::AllToAll(12) },
+            Fault::ExecutorFailed { rank: Rank(9), call: Collective::Barrier },
         ] {
             records.push(Record::Broken { id: 1, first: 2, cause });
         }

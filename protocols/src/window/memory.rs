@@ -233,11 +233,11 @@ impl Memory {
         }))
     }
 
-    /// Until what is returned is dropped nothing is done at once at a part that is mapped, which would overtake what has yet
+    /// Until what is returned is dropped nothing is done at once at the rank that has a part, which would overtake what has yet
     /// to be started.
     fn hold(&self, part: &Part) -> Option<Held> {
-        // Reads, and writes where there are no sleepers, are done at once wherever memory is mapped.
-        let is_at_once = part.mapped.is_some() && !self.gates.goes_over_send(part.rank);
+        // Whether or not this part is mapped, others of that rank's may be.
+        let is_at_once = !self.gates.goes_over_send(part.rank);
         is_at_once.then(|| Gates::hold(&self.gates, part.rank))
     }
 

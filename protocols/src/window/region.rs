@@ -296,8 +296,9 @@ impl Region {
 ///
 /// # Order
 /// What a rank does with such a region takes effect in program order, and so do its sends to the region's owner and what it
-/// does to its windows and other regions. As the owner itself carries it out, that waits until it has, where the memory of those
-/// is mapped: until then puts to them are no plain copies.
+/// does to that one's windows and other regions through the same context, but for replays through a [FIFO](crate::Fifo) of their
+/// own. As the owner itself carries it out, what is done to mapped memory behind it waits until it has: meanwhile no put, get or
+/// atomic operation there is done at once.
 ///
 /// No pattern is recorded of such a region ([`RmaError::Unreachable`]): a replay sends no messages for it.
 #[derive(Debug)]

@@ -329,6 +329,45 @@ pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
     }
 }
 
+/// Who departs ends what it has begun itself, and not what others have asked of it: they are told of what they put there, and
+/// get what they ask for, until they hear of the leave.
+pub fn who_departs_goes_on_to_answer<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 16);
+    let memory = world.memory(1 << 14);
+    let (departing, other) = (Rank(0), Rank(1));
+    memory.write(departing, 0, &[7; 5000]);
+    let ask = |world: &mut World<H>| {
+        let put = Rma::Put(Payload::Owned(bytes::Bytes::from(vec![5; 3000])));
+        [(8000, put), (0, Rma::Get(5000))]
+            .map(|(offset, rma)| world.access(&memory, other, departing, offset, rma))
+    };
+    let check = |world: &mut World<H>, asked: [Option<Ticket>; 2]| {
+        let ended = asked.map(|ticket| ticket.map(|ticket| world.outcome(at(other), ticket)));
+        assert!(ended[0].as_ref().is_none_or(Result::is_ok), "{:?}", ended[0]);
+        let got = ended[1].as_ref().and_then(|got| got.as_ref().ok()).map(|value| value.as_bytes().to_vec());
+        assert!(got == Some(vec![7; 5000]), "{:?}", ended[1]);
+        assert_eq!(memory.bytes(departing, 8000, 3000), [5; 3000]);
+    };
+    // Some of it before, so that neither side begins to count.
+    for _ in 0..3 {
+        let asked = ask(&mut world);
+        check(&mut world, asked);
+    }
+    world.pause(other);
+    for number in 0..300 {
+        let put = Rma::Put(Payload::Owned(bytes::Bytes::from(vec![1; 2000])));
+        let rma = if number % 3 == 0 { Rma::Get(3000) } else { put };
+        let _waiting = world.access(&memory, departing, other, 0, rma);
+    }
+    world.enter(at(departing), |scope| scope.depart());
+    world.resume(other);
+    for _ in 0..3 {
+        let asked = ask(&mut world);
+        check(&mut world, asked);
+    }
+    assert_eq!((world.errors(other), world.errors(departing)), (vec![], vec![]));
+}
+
 /// The same of a recorded put that a FIFO of one's own carries out in parts, each in its turn.
 pub fn a_replay_of_a_fifo_ends_with_the_departure<H: Harness>(harness: H) {
     const LEN: u64 = 64 << 10;

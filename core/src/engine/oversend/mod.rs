@@ -230,6 +230,12 @@ impl State {
         self.hold_gate(index);
     }
 
+    /// What is being sent is not sent to its end.
+    pub(super) fn give_up_begun(&mut self, index: usize) {
+        self.peer(index).over().begun = None;
+        self.hold_gate(index);
+    }
+
     /// Of a peer some of whose memory is mapped and some is not, nothing done to the one kind passes what is done to the
     /// other: keeps the gate closed while anything of the latter is under way.
     pub(super) fn hold_gate(&mut self, index: usize) {
@@ -246,6 +252,16 @@ impl State {
             peer.stuck = false;
             self.mark_busy(index);
         }
+    }
+
+    /// This side leaves, and its operations have ended. What the peer has been asked for it will answer nevertheless, and it is
+    /// owed what it has asked for.
+    pub(super) fn end_own_over(&mut self, index: usize) {
+        let Some(over) = self.peers[index].as_mut().and_then(|peer| peer.over.as_mut()) else { return };
+        over.begun = None;
+        // What comes is for nobody, and nothing of it goes to memory that its owner may have back.
+        over.gets.iter_mut().for_each(|get| get.into = Landing::Value(Vec::new()));
+        self.hold_gate(index);
     }
 
     /// The peer is gone: its operations have ended or will, and it gets no answers.

@@ -92,7 +92,7 @@ impl Scope<'_> {
         self.state.peer(index).over().begin(ticket);
         while front.offset < end {
             let Some((_, recorded)) = self.state.patterns.recorded(section, front.offset) else {
-                self.state.peer(index).over().begun = None;
+                self.state.give_up_begun(index);
                 return Some(Some(Err(Fault::NoSuchMemory(front.rank))));
             };
             let stop = match recorded.op {
@@ -110,7 +110,7 @@ impl Scope<'_> {
                 Stop::Done => (front.offset, front.cookie) = (front.offset + 1, 0),
                 Stop::Full => return None,
                 Stop::Fault(fault) => {
-                    self.state.peer(index).over().begun = None;
+                    self.state.give_up_begun(index);
                     return Some(Some(Err(fault)));
                 }
             }
@@ -128,11 +128,11 @@ impl Scope<'_> {
         front: &Descriptor,
         stop: Stop,
     ) -> Option<Option<Outcome>> {
-        let peer = self.state.peer(index);
         if let Stop::Fault(fault) = stop {
-            peer.over().begun = None;
+            self.state.give_up_begun(index);
             return Some(Some(Err(fault)));
         }
+        let peer = self.state.peer(index);
         if let Some(fifo) = peer.fifo.as_mut() {
             fifo.set_front(front);
         }

@@ -436,6 +436,11 @@ impl State {
         peer.is_some_and(|peer| needs.iter().all(|need| peer.is_announced(need.protocol)))
     }
 
+    /// The same of what an entry of a FIFO goes on with.
+    pub(in super::super) fn jump_goes_over_send(&self, jump: &Descriptor) -> bool {
+        self.part_of(jump.ticket).is_some_and(|part| self.run_goes_over_send(part.section, part.run))
+    }
+
     /// Whether the puts, gets and atomic operations of a run are packets: all of them, if the device lacks one kind, so
     /// that they have one end.
     fn run_goes_over_send(&self, key: usize, run: usize) -> bool {
