@@ -1,6 +1,6 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{Options, barrier_before_death, options, run, soon, wait_for};
+use crate::support::{Options, barrier_before_death, options, run, soon, until, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope, Window, WordUpdate,
@@ -401,9 +401,16 @@ fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_tar
         }
         let remote = RegionKey { rank: 1, offset: theirs(0), ..table.key() };
         let remote = job.remote_region(remote).await.unwrap();
-        // From here on it takes nothing in.
         let stop = ["-STOP", &theirs(8).to_string()];
         assert!(std::process::Command::new("kill").args(stop).status().unwrap().success());
+        // From here on it takes nothing in: one of its threads has stopped the others.
+        until("the stop", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", theirs(8))).unwrap();
+            let stats =
+                threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap());
+            stats.into_iter().all(|stat| stat.rsplit(')').next().unwrap().trim_start().starts_with('T'))
+        })
+        .await;
         let (words, lost) = (remote.words::<u64>(), Fault::PeerLost(Rank(1)));
         println!("waiting");
         let waiting = async {
