@@ -200,7 +200,7 @@ impl Head {
     fn hear(&mut self, node: u32, frame: &Frame) {
         let here = |rank: u32| self.nodes.get(rank as usize) == Some(&node);
         match frame.kind {
-            Kind::Started => self.with(node, |link| link.started = true),
+            Kind::Started => self.with(node, Link::starts),
             Kind::Failed if here(frame.number) => match decode_failure(&frame.body) {
                 Some((cause, pid)) => self.fail(frame.number, pid, cause),
                 None => self.lost(node, "its agent said something that is not understood"),
@@ -263,7 +263,7 @@ impl Head {
             self.ended_early = true;
             self.end(signal);
         } else {
-            self.links.iter().filter(|(_, link)| link.started).for_each(|(_, link)| link.signal(signal));
+            self.links.iter_mut().for_each(|(_, link)| link.pass_on(signal));
         }
     }
 

@@ -59,6 +59,8 @@ pub(crate) struct Link {
     /// Its end ends the agent's ranks.
     input: Arc<Mutex<Option<ChildStdin>>>,
     pub(crate) started: bool,
+    /// What its ranks are to hear when it has said that they run: they may do so already.
+    early: Vec<Signal>,
     pub(crate) over: bool,
     /// Its sender is dropped when all that the remote shell has said besides has been passed on.
     said: Receiver<()>,
@@ -86,7 +88,15 @@ impl Link {
         let input = Arc::new(Mutex::new(child.stdin.take()));
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (saying, said) = channel();
-        let link = Self { host, child, input: Arc::clone(&input), started: false, over: false, said };
+        let link = Self {
+            host,
+            child,
+            input: Arc::clone(&input),
+            started: false,
+            early: Vec::new(),
+            over: false,
+            said,
+        };
         let (Some(output), Some(mut errors)) = (output, errors) else {
             return Err(io::Error::other("a pipe is missing"));
         };
@@ -109,6 +119,24 @@ impl Link {
             let _ = events.send(Event::Over(node, why));
         })?;
         Ok(link)
+    }
+
+    /// Its ranks run.
+    pub(crate) fn starts(&mut self) {
+        self.started = true;
+        for signal in std::mem::take(&mut self.early) {
+            self.signal(signal);
+        }
+    }
+
+    /// Sends the ranks a signal that does not end them, as soon as they are known to run.
+    pub(crate) fn pass_on(&mut self, signal: Signal) {
+        if self.started {
+            self.signal(signal);
+        } else if !self.early.contains(&signal) {
+            // As with a process: what is pending is pending once.
+            self.early.push(signal);
+        }
     }
 
     /// Sends the ranks a signal. An agent that is gone needs none.
