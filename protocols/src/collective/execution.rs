@@ -129,9 +129,10 @@ pub trait Executor: Send + Sync + Debug {
 /// One operation under way on one rank. It is asked, and dropped, under a lock of the library's, and so calls nothing of it.
 ///
 /// Each turn is given once. Who gives one twice, or takes what has not come, or panics, ends the operation and all later ones
-/// of the group with [`Fault::ExecutorFailed`](posthaste_core::Fault::ExecutorFailed), on all members; who never gives one that is possible hangs it. A result is right if no turn is given before those are
-/// [done](Self::done) that stand before it in the program of its slice and name one of its blocks (for an all-to-all, whose
-/// sends and receipts are of different memory: receipts only).
+/// of the group with [`Fault::ExecutorFailed`](posthaste_core::Fault::ExecutorFailed), on all members; who never gives one
+/// that is possible hangs it. A result is right if no turn is given before those are [done](Self::done) that stand before it in
+/// the program of its slice and name one of its blocks (for an all-to-all, whose sends and receipts are of different memory:
+/// receipts only).
 pub trait Execution: Send + Debug {
     /// A message has come. It is kept until its turn.
     fn arrived(&mut self, step: Step);

@@ -81,6 +81,14 @@ pub(crate) struct Call {
     pub executor: Option<Arc<dyn Executor>>,
 }
 
+impl Call {
+    /// One that is done on boards where there are any.
+    pub fn small(plan: Arc<Plan>, name: Collective, mark: u32, layout: Layout, input: Input) -> Call {
+        let (combiner, share, executor) = (None, None, None);
+        Call { plan, name, mark, layout, input, combiner, is_small: true, lends: false, share, executor }
+    }
+}
+
 /// How an operation started.
 #[derive(Debug)]
 pub(crate) enum Begun {

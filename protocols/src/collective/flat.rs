@@ -236,18 +236,7 @@ fn begin_by_messages(inner: &Arc<Inner>, mark: u32, name: Collective, payload: &
     };
     let layout = layout_of(payload.len(), &plan);
     let input = Input { bytes: Bytes::copy_from_slice(payload), outgoing: None, lent: None };
-    let call = Call {
-        plan,
-        name,
-        mark,
-        layout,
-        input,
-        combiner: None,
-        is_small: true,
-        lends: false,
-        share: None,
-        executor: None,
-    };
+    let call = Call::small(plan, name, mark, layout, input);
     Stage::start(hub, handle, *at, operation, call)
 }
 

@@ -275,13 +275,19 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
     Some(long)
 }
 
-#[test]
-fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
+/// Checks every schedule and kind for groups of these sizes, whose vectors or blocks have so many elements, by an executor;
+/// how many cases of each there were.
+fn check_all(
+    sizes: impl Iterator<Item = usize> + Clone,
+    lens: &[usize],
+    len_of: impl Fn(Kind, usize, usize) -> usize,
+    executor: Option<Arc<dyn Executor>>,
+) -> HashMap<(Algorithm, Kind), u32> {
     let mut checked = HashMap::new();
     for algorithm in Algorithm::ALL {
         for kind in Kind::ALL {
-            for size in 1..=33 {
-                for (number, len) in [0, 1, 3, 17, 1000].into_iter().enumerate() {
+            for size in sizes.clone() {
+                for (number, len) in lens.iter().enumerate() {
                     for root in roots(kind, size) {
                         let case = Case {
                             algorithm: Arc::new(algorithm),
@@ -289,9 +295,9 @@ fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
                             size,
                             root,
                             nodes: hosts(size, (size + number) % 4),
-                            len,
+                            len: len_of(kind, size, *len),
                             seed: (size * 100 + len) as u64,
-                            executor: None,
+                            executor: executor.clone(),
                         };
                         if check(&case, &Reduce::sum(), u32::wrapping_add).is_some() {
                             *checked.entry((algorithm, kind)).or_insert(0) += 1;
@@ -301,6 +307,12 @@ fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
             }
         }
     }
+    checked
+}
+
+#[test]
+fn every_schedule_gives_what_the_oracle_says_in_any_order_of_arrival() {
+    let checked = check_all(1..=33, &[0, 1, 3, 17, 1000], |_, _, len| len, None);
     assert_eq!(checked.len(), 8 + 3 + 6 + 4 + 8 + 2 + 8, "{checked:?}");
 }
 
@@ -411,30 +423,14 @@ impl Execution for AtRandom {
 #[test]
 fn whatever_executor_carries_a_schedule_out_the_result_is_the_same() {
     let executors: [Arc<dyn Executor>; 2] = [Arc::new(PhaseByPhase), Arc::new(SlicesAtRandom)];
+    let len_of = |kind: Kind, size, len| {
+        let len = if size > 5 { len / 20 } else { len };
+        if kind.has_block_per_rank() { len } else { len * size }
+    };
     let mut checked = 0;
     for executor in executors {
-        for algorithm in Algorithm::ALL {
-            for kind in Kind::ALL {
-                for size in (1..=9).chain([16, 33]) {
-                    for (number, len) in [0, 1, 17, 10_001].into_iter().enumerate() {
-                        for root in roots(kind, size) {
-                            let long = if size > 5 { len / 20 } else { len };
-                            let case = Case {
-                                algorithm: Arc::new(algorithm),
-                                kind,
-                                size,
-                                root,
-                                nodes: hosts(size, (size + number) % 4),
-                                len: if kind.has_block_per_rank() { long } else { long * size },
-                                seed: (size * 10 + len) as u64,
-                                executor: Some(executor.clone()),
-                            };
-                            checked += u32::from(check(&case, &Reduce::sum(), u32::wrapping_add).is_some());
-                        }
-                    }
-                }
-            }
-        }
+        let sizes = (1..=9).chain([16, 33]);
+        checked += check_all(sizes, &[0, 1, 17, 10_001], len_of, Some(executor)).values().sum::<u32>();
     }
     assert!(checked > 5_000, "{checked}");
 }

@@ -208,18 +208,7 @@ impl Group {
         let name = (spec.name)(u32::try_from(spec.bytes).unwrap_or(u32::MAX));
         let call = |plan: Arc<Plan>, layout, input| {
             let share = Some(share(kind, plan.rank, block));
-            Call {
-                plan,
-                name,
-                mark,
-                layout,
-                input,
-                combiner: None,
-                is_small: true,
-                lends: true,
-                share,
-                executor: None,
-            }
+            Call { lends: true, share, ..Call::small(plan, name, mark, layout, input) }
         };
         let start = |call| Stage::start(&inner.hub, &inner.handle, inner.at, operation, call);
         let outcome = Outcome::default();

@@ -87,23 +87,20 @@ impl Landings {
         let left = self.limit.saturating_sub(inner.used_bytes);
         let most = wanted.saturating_mul(2).min(left);
         let fits = |free: &Allocation| (wanted..=most).contains(&free.len);
-        let enough = !in_turn || inner.used_bytes + inner.free_bytes >= TURN.min(self.limit);
         let fresh = || if wanted <= left { self.memory.allocate(wanted).ok() } else { None };
-        let allocation = match if enough { None } else { fresh() } {
-            Some(fresh) => fresh,
-            None => match if in_turn {
-                inner.free.iter().position(fits)
-            } else {
-                inner.free.iter().rposition(fits)
-            } {
-                Some(at) => {
-                    let allocation = inner.free.remove(at);
-                    inner.free_bytes -= allocation.len;
-                    allocation
-                }
-                None => fresh()?,
-            },
+        let more = in_turn && inner.used_bytes + inner.free_bytes < TURN.min(self.limit);
+        // The one that was used last stays in the cache of who writes and reads it.
+        let kept = |inner: &mut Inner| {
+            let mut free = inner.free.iter();
+            let at = if in_turn { free.position(fits) } else { free.rposition(fits) }?;
+            let allocation = inner.free.remove(at);
+            inner.free_bytes -= allocation.len;
+            Some(allocation)
         };
+        let allocation = match more {
+            true => fresh().or_else(|| kept(&mut inner)),
+            false => kept(&mut inner).or_else(fresh),
+        }?;
         let place = allocation.offset;
         let Some(slice) = self.memory.map(self.me, place, len) else {
             self.memory.free(allocation);
