@@ -52,8 +52,8 @@ impl Turn {
 /// order routes take turns.
 ///
 /// The library's own does each turn as soon as those are done that it depends on, by the blocks that both name. A group
-/// takes any other through [`Group::custom_executor`](crate::Group::custom_executor). It is asked under a lock of the library's,
-/// as its [`Execution`] is, and so calls nothing of it.
+/// takes any other through [`Group::custom_executor`](crate::Group::custom_executor). It is asked while the context advances,
+/// as its [`Execution`] is, and has to be as quick as a handler.
 ///
 /// # Examples
 /// One that does a single turn at a time, in the order of the program:
@@ -126,7 +126,7 @@ pub trait Executor: Send + Sync + Debug {
     fn begin(&self, program: &Program, turns: &[Turn]) -> Box<dyn Execution>;
 }
 
-/// One operation under way on one rank. It is asked, and dropped, under a lock of the library's, and so calls nothing of it.
+/// One operation under way on one rank.
 ///
 /// Each turn is given once. Who gives one twice, or takes what has not come, or panics, ends the operation and all later ones
 /// of the group with [`Fault::ExecutorFailed`](posthaste_core::Fault::ExecutorFailed), on all members; who never gives one
@@ -137,8 +137,7 @@ pub trait Execution: Send + Debug {
     /// A message has come. It is kept until its turn.
     fn arrived(&mut self, step: Step);
 
-    /// What is to be done now, if anything: asked when the operation begins and after each of the other two, until there is
-    /// nothing.
+    /// What is to be done now, if anything: asked when the operation begins and after the other two, until there is nothing.
     fn next(&mut self) -> Option<Turn>;
 
     /// A turn that was given is over: the blocks of a message that goes out may change, and those of one that was taken have.

@@ -1,11 +1,11 @@
 //! The executor: starts operations, takes in their parts, and ends them.
 //!
 //! Everything happens under the progress token of one context, most of it in the handler of a part. The state has a lock
-//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs, but for an
-//! [`Executor`], which is asked between two steps of what it is under way with.
+//! besides, which is never waited for but by callers on other threads; it is not held while code of the user's runs.
 
 use super::buffers::Buffers;
 use super::execution::Executor;
+use super::foreign::Retire;
 use super::group_state::{
     Choice, GroupState, MOST_UNDER_WAY, Membership, Notice, Op, Slot, WINDOW, value_of,
 };
@@ -262,7 +262,7 @@ impl Hub {
             return Begun::Failed(fault);
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
-        let executor = call.executor.as_deref();
+        let executor = call.executor.map(|executor| (executor, self.retire()));
         let Some(run) = Run::by(call.plan, call.layout, call.input, call.combiner, executor) else {
             self.give_up(&mut state, at, operation);
             let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
@@ -322,6 +322,16 @@ impl Hub {
             },
             _ => Begun::Failed(failure.unwrap_or(Fault::Shutdown)),
         }
+    }
+
+    /// What drops executions once this context has a turn: an operation ends with the lock held.
+    fn retire(self: &Arc<Self>) -> Retire {
+        let hub = Arc::downgrade(self);
+        Box::new(move |users| {
+            if let Some(handle) = hub.upgrade().and_then(|hub| hub.handle()) {
+                handle.post_run(move |_| drop(users));
+            }
+        })
     }
 
     /// The hosts of the job's ranks.
@@ -498,6 +508,11 @@ impl Hub {
         };
         let mut fault = None;
         loop {
+            if op.run.has_news() {
+                drop(state);
+                op.run.consult();
+                state = self.lock();
+            }
             let State { groups, peers, .. } = &mut *state;
             let Some(group) = groups.get_mut(at) else { break };
             let mut way = Way { hub: self, scope: &mut *scope, peers };
@@ -510,7 +525,7 @@ impl Hub {
                 fault = Some(Fault::ExecutorFailed { rank: self.me, call: op.call });
                 break;
             }
-            if !op.run.has_due() {
+            if !op.run.has_due() && !op.run.has_news() {
                 break;
             }
             if op.run.calls_user() {

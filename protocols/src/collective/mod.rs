@@ -18,6 +18,7 @@ mod call;
 mod execution;
 mod executor;
 mod flat;
+mod foreign;
 mod group_state;
 mod layout;
 mod lend;

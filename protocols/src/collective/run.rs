@@ -4,7 +4,8 @@
 //! a slice a step is done as soon as those are done that it waits for. What arrives before its turn is kept; what is
 //! combined is combined in the order of the plan, so that the result does not depend on timing.
 
-use super::execution::{Execution, Executor, Step as Message, Turn};
+use super::execution::{Executor, Step as Message, Turn};
+use super::foreign::{Foreign, Retire};
 use super::group_state::Notice;
 use super::layout::{Layout, input_is_own_block};
 use super::part::{Kept, Part, combine, read};
@@ -16,7 +17,6 @@ use bytes::Bytes;
 use posthaste_core::device::Body;
 use std::collections::HashMap;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The message that a step and a slice are.
@@ -95,47 +95,6 @@ pub(crate) struct Run {
     executor: Option<Box<Foreign>>,
 }
 
-/// An executor of the user's.
-#[derive(Debug)]
-struct Foreign {
-    /// Until it is dropped.
-    execution: Option<Box<dyn Execution>>,
-    name: String,
-    /// It has given what cannot be done, or panicked.
-    failed: bool,
-}
-
-impl Foreign {
-    /// Asks it something. Nothing is asked any more of one that has failed.
-    fn ask<R>(&mut self, question: impl FnOnce(&mut dyn Execution) -> R) -> Option<R> {
-        if self.failed {
-            return None;
-        }
-        let execution = self.execution.as_deref_mut()?;
-        let answer = catch_unwind(AssertUnwindSafe(|| question(execution)));
-        if answer.is_err() {
-            self.fail("it panicked");
-        }
-        answer.ok()
-    }
-
-    #[cold]
-    fn fail(&mut self, why: &str) {
-        self.failed = true;
-        tracing::error!(executor = self.name, why, "an executor of the user's failed");
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        // Whoever ends the operation has other things to do behind it.
-        let execution = self.execution.take();
-        if catch_unwind(AssertUnwindSafe(|| drop(execution))).is_err() {
-            tracing::error!("an execution of a collective operation panicked as it was dropped");
-        }
-    }
-}
-
 /// In `left`: the step is done, or is none of this slice.
 const DONE: u16 = u16::MAX;
 /// The same where an executor decides: its turn has not come, or is there.
@@ -154,7 +113,7 @@ impl Run {
         layout: Layout,
         input: Input,
         combiner: Option<Combiner>,
-        executor: Option<&dyn Executor>,
+        executor: Option<(Arc<dyn Executor>, Retire)>,
     ) -> Option<Run> {
         let mut run = Run {
             stride: plan.colours.iter().map(|colour| colour.steps.len()).max().unwrap_or(0),
@@ -177,8 +136,8 @@ impl Run {
         };
         run.fill()?;
         run.arm();
-        if let Some(executor) = executor {
-            run.hand_over(executor);
+        if let Some((executor, retire)) = executor {
+            run.hand_over(executor, retire);
         }
         Some(run)
     }
@@ -262,24 +221,16 @@ impl Run {
     }
 
     /// Has an executor decide from here on.
-    fn hand_over(&mut self, executor: &dyn Executor) {
+    fn hand_over(&mut self, executor: Arc<dyn Executor>, retire: Retire) {
         self.ready.clear();
         self.left.iter_mut().filter(|left| **left != DONE).for_each(|left| *left = WAITING);
-        let plan = self.plan.clone();
         let turn = |index: usize| {
             let at = self.at(index);
-            let step = self.step(at);
-            self.turn_of(at, step)
+            self.turn_of(at, self.step(at))
         };
         let indices = 0..self.left.len();
-        let turns: Vec<Turn> = indices.filter(|index| self.left[*index] != DONE).map(turn).collect();
-        let mut foreign = Foreign { execution: None, name: String::new(), failed: false };
-        let begin = || (executor.name().to_owned(), executor.begin(&plan.program, &turns));
-        match catch_unwind(AssertUnwindSafe(begin)) {
-            Ok((name, execution)) => (foreign.name, foreign.execution) = (name, Some(execution)),
-            Err(_) => foreign.fail("it panicked as it was to begin"),
-        }
-        self.executor = Some(Box::new(foreign));
+        let turns = indices.filter(|index| self.left[*index] != DONE).map(turn).collect();
+        self.executor = Some(Box::new(Foreign::new(executor, turns, retire)));
     }
 
     /// How an executor names what a step of a slice is.
@@ -306,37 +257,36 @@ impl Run {
         (*self.left.get(index)? == WAITING).then_some(At { slice: u32::try_from(slice).ok()?, step })
     }
 
-    /// The next message to be sent. What is to be taken in is due.
+    /// Whether an executor is to be [consulted](Self::consult).
     #[inline]
-    fn next_send(&mut self) -> Option<At> {
-        match self.ready.pop_front() {
-            None if self.executor.is_some() => self.ask_for_send(),
-            next => next,
-        }
+    pub fn has_news(&self) -> bool {
+        self.executor.as_ref().is_some_and(|executor| executor.has_news())
     }
 
+    /// Asks the executor, which is code of the user's, what is to be done now.
     #[cold]
-    fn ask_for_send(&mut self) -> Option<At> {
-        loop {
-            let turn = self.executor.as_mut()?.ask(|execution| execution.next())??;
-            let at = self.at_turn(turn);
+    pub fn consult(&mut self) {
+        let Some(mut executor) = self.executor.take() else { return };
+        executor.hear(&self.plan.program);
+        while let Some(turn) = executor.next() {
             let here = |at: &At| matches!(turn, Turn::Send(_)) || self.early.contains_key(at);
-            let Some(at) = at.filter(here) else {
-                self.executor.as_mut()?.fail(&format!("it gave {turn:?}, which cannot be done now"));
-                return None;
+            let Some(at) = self.at_turn(turn).filter(here) else {
+                executor.fail(&format!("it gave {turn:?}, which cannot be done now"));
+                break;
             };
             *self.left(at) = GIVEN;
             match turn {
-                Turn::Send(_) => return Some(at),
+                Turn::Send(_) => self.ready.push_back(at),
                 Turn::Take(_) => self.due.push_back(at),
             }
         }
+        self.executor = Some(executor);
     }
 
     /// Whether the executor has failed.
     #[inline]
     pub fn has_failed(&self) -> bool {
-        self.executor.as_ref().is_some_and(|executor| executor.failed)
+        self.executor.as_ref().is_some_and(|executor| executor.has_failed())
     }
 
     fn outgoing(&self) -> &Layout {
@@ -477,7 +427,7 @@ impl Run {
     /// If a send fails for good.
     #[inline]
     pub fn advance<E>(&mut self, mut transmit: impl FnMut(Outgoing<'_>) -> Result<Sent, E>) -> Result<(), E> {
-        while let Some(at) = self.next_send() {
+        while let Some(at) = self.ready.pop_front() {
             let plan = self.plan.clone();
             let colour = self.colour(at.slice);
             let step = &plan.colours[colour].steps[usize::from(at.step)];
@@ -559,7 +509,7 @@ impl Run {
     fn tell_of_end(&mut self, at: At, step: &Step) {
         let turn = self.turn_of(at, step);
         if let Some(executor) = &mut self.executor {
-            executor.ask(|execution| execution.done(turn));
+            executor.done(turn);
         }
     }
 
@@ -590,7 +540,7 @@ impl Run {
             {
                 let (route, phase, slice) = (self.plan.colours.len(), phase.into(), slice as usize);
                 let message = Message { peer: from, route: slice % route, phase, slice };
-                executor.ask(|execution| execution.arrived(message));
+                executor.arrived(message);
             }
             return if is_first { Ok(()) } else { Err(Misfit) };
         }

@@ -3,6 +3,7 @@
 
 use super::algorithm::Algorithm;
 use super::execution::{Execution, Executor, PhaseByPhase, Step, Turn};
+use super::foreign::Retire;
 use super::group_state::Notice;
 use super::layout::{CHUNK, EAGER, Layout, Lengths};
 use super::part::Part;
@@ -120,6 +121,9 @@ impl World {
         let run = &mut runs[rank];
         run.resume();
         loop {
+            if run.has_news() {
+                run.consult();
+            }
             let sent = run.advance(|out: Outgoing<'_>| {
                 if random.below(8) == 0 {
                     return Ok(Sent::Later);
@@ -129,7 +133,7 @@ impl World {
                 Ok::<_, ()>(Sent::Done)
             });
             sent.expect("nothing fails here");
-            if !run.has_due() {
+            if !run.has_due() && !run.has_news() {
                 return;
             }
             run.take_due();
@@ -227,8 +231,8 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
                 _ => Lengths::Split { elements: len, element: 4 },
             };
             let layout = Layout::new(lengths, 4, plan.blocks);
-            let executor = case.executor.as_deref();
-            let layout = layout.cut(executor.map_or(CHUNK, |executor| executor.chunk_bytes()));
+            let executor = case.executor.clone();
+            let layout = layout.cut(executor.as_ref().map_or(CHUNK, |executor| executor.chunk_bytes()));
             let gives = match kind {
                 Kind::Barrier => false,
                 Kind::Broadcast | Kind::Scatter => place.rank == root,
@@ -240,7 +244,7 @@ fn check(case: &Case, operation: &Reduce<u32>, oracle: impl Fn(u32, u32) -> u32)
                 layout,
                 Input { bytes, outgoing: None, lent: None },
                 (kind != Kind::Barrier).then(|| operation.combiner()),
-                executor,
+                executor.map(|executor| (executor, Box::new(drop) as Retire)),
             );
             Some(run.expect("so little memory"))
         })
@@ -484,13 +488,14 @@ fn an_executor_that_does_what_cannot_be_done_is_found_out() {
         let plan = Plan::new(&Algorithm::RecursiveDoubling, Kind::Barrier, &place).expect("a plan");
         let layout = Layout::new(Lengths::Same(0), 1, plan.blocks);
         let input = Input { bytes: Bytes::new(), outgoing: None, lent: None };
-        let unsound = Unsound(what, Vec::new());
-        let mut run = Run::by(Arc::new(plan), layout, input, None, Some(&unsound)).expect("so little memory");
+        let unsound: (Arc<dyn Executor>, Retire) = (Arc::new(Unsound(what, Vec::new())), Box::new(drop));
+        let mut run = Run::by(Arc::new(plan), layout, input, None, Some(unsound)).expect("so little memory");
         if what == 1 {
             let empty = Part::Body(&Body::Short(&[]));
             assert!((0..8).any(|phase| run.arrive(1, phase, 0, &empty).is_ok()), "some phase has a message");
         }
         let mut sent = 0;
+        run.consult();
         run.advance(|_| {
             sent += 1;
             Ok::<_, ()>(Sent::Done)
