@@ -9,9 +9,10 @@ use futures::future::join_all;
 use near::{fault_of, soon, wait, warm};
 use posthaste_core::{Collective, Fault, Rank};
 use posthaste_protocols::collective::{
-    Action, Algorithm, Blocks, Execution, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule, Turn,
+    Action, Algorithm, Blocks, Execution, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule,
+    Step, Turn,
 };
-use posthaste_protocols::{CollectiveError, Group, InFlight, Reduce};
+use posthaste_protocols::{CollectiveError, Collectives, Group, InFlight, Reduce};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::{Setup, run};
@@ -409,6 +410,77 @@ fn an_executor_that_panics_before_an_operation_begins_has_begun_none() {
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(sum())));
         assert!(panicked.is_err());
         assert_eq!(soon("a sum", sum()).await.unwrap(), vec![3; 300_000]);
+        drop(group);
+        soon("a barrier", world.barrier()).await.unwrap();
+    });
+}
+
+/// Asks for the world, for which a lock is taken, whatever it is asked itself, and as it is dropped.
+#[derive(Debug)]
+struct Curious(Collectives);
+
+impl Curious {
+    fn look(&self) {
+        assert_eq!(self.0.world().size(), 3);
+    }
+}
+
+impl Drop for Curious {
+    fn drop(&mut self) {
+        self.look();
+    }
+}
+
+#[derive(Debug)]
+struct CuriousOperation(Curious, Box<dyn Execution>);
+
+impl Executor for Curious {
+    fn name(&self) -> &str {
+        "curious"
+    }
+
+    fn begin(&self, program: &Program, turns: &[Turn]) -> Box<dyn Execution> {
+        self.look();
+        Box::new(CuriousOperation(Curious(self.0.clone()), PhaseByPhase.begin(program, turns)))
+    }
+}
+
+impl Execution for CuriousOperation {
+    fn arrived(&mut self, step: Step) {
+        self.0.look();
+        self.1.arrived(step);
+    }
+
+    fn next(&mut self) -> Option<Turn> {
+        self.0.look();
+        self.1.next()
+    }
+
+    fn done(&mut self, turn: Turn) {
+        self.0.look();
+        self.1.done(turn);
+    }
+}
+
+#[test]
+fn an_executor_is_asked_and_dropped_where_no_lock_is_held() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let curious = Arc::new(Curious(member.collectives.clone()));
+        let group = world.split(Some(0), 0).await.unwrap().unwrap().custom_executor(curious);
+        for len in [1, 200_000] {
+            let sum = group.all_reduce(&vec![1u64; len], &Reduce::sum());
+            assert_eq!(soon("a sum", sum).await.unwrap(), vec![3; len]);
+        }
+        // Also of one that is broken while it waits.
+        match member.rank.0 {
+            0 => {
+                wait(20).await;
+                let given = group.broadcast_bytes(0, 2, None).await;
+                assert!(matches!(given, Err(CollectiveError::Length { .. })), "{given:?}");
+            }
+            _ => drop(soon("a sum", group.all_reduce(&[1], &Reduce::sum())).await.unwrap_err()),
+        }
         drop(group);
         soon("a barrier", world.barrier()).await.unwrap();
     });
