@@ -212,7 +212,9 @@ fn kills() -> u32 {
 }
 
 /// What a process holds: resident KiB, descriptors, mappings.
-fn held_by(pid: u32) -> (u64, usize, usize) {
+type Held = (u64, usize, usize);
+
+fn held_by(pid: u32) -> Held {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let rss = rss.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
@@ -267,7 +269,7 @@ fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
                 }
             }
             std::fs::write(&done, "done").unwrap();
-            let all = |at: &([(u64, usize, usize); 2], (u64, usize, usize))| [at.0[0], at.0[1], at.1];
+            let all = |at: &([Held; 2], Held)| [at.0[0], at.0[1], at.1];
             let (first, last) = (all(before.first().unwrap()), all(before.last().unwrap()));
             // By the second time all threads that there may be have been, with their stacks and heaps.
             let second = all(before.get(1).or(before.first()).unwrap());

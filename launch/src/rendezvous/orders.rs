@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use rustix::net;
 
 use crate::key::JobKey;
 use crate::meeting::Meeting;
+use crate::rendezvous::wire::STANDBYS;
 use crate::rendezvous::{
     Bulletin, Notice, Rendezvous, RendezvousClient, Succession, Whereabout, Whereabouts,
 };
@@ -61,6 +63,9 @@ type Ports = Arc<Mutex<Vec<(SocketAddr, Option<TcpListener>)>>>;
 /// What a rank has heard.
 type Heard = Arc<Mutex<Vec<Notice>>>;
 
+/// Whether a rank stands by, or knows all who do.
+type Known = Arc<AtomicBool>;
+
 /// Where nobody listens: the port of one that has ended might be another's by the time that it is looked at.
 fn closed() -> SocketAddr {
     static BOUND: OnceLock<(SocketAddr, OwnedFd)> = OnceLock::new();
@@ -84,6 +89,7 @@ struct Ear {
     named: Option<(SocketAddr, Instant)>,
     ports: Ports,
     heard: Heard,
+    known: Known,
 }
 
 /// How a rank listens on.
@@ -144,6 +150,10 @@ impl Ear {
     /// Reads what has come.
     fn step(mut self) -> On {
         let Ok(news) = self.bulletin.read() else { return On::Lost(self) };
+        let known = self.bulletin.standbys().len() >= STANDBYS;
+        if known || (self.rank != 0 && self.server.is_some()) {
+            self.known.store(true, Ordering::Relaxed);
+        }
         let (mut duty, mut next) = (None, None);
         if news.is_empty() {
             std::thread::sleep(Duration::from_millis(1));
@@ -241,6 +251,7 @@ impl Ear {
 struct Job {
     events: Vec<Sender<Event>>,
     heard: Vec<Heard>,
+    known: Vec<Known>,
     gone: Vec<u32>,
 }
 
@@ -268,7 +279,7 @@ impl Job {
             (listener.local_addr().unwrap(), Some(listener))
         };
         let ports: Ports = Arc::new(Mutex::new((0..size).map(port).collect()));
-        let (mut events, mut heard) = (Vec::new(), Vec::new());
+        let (mut events, mut heard, mut known) = (Vec::new(), Vec::new(), Vec::new());
         let mut place = Some(place);
         for (rank, mut seat) in (0..).zip(seats) {
             let (sender, receiver) = channel();
@@ -276,14 +287,26 @@ impl Job {
                 (Arc::clone(&ports), Heard::default(), place.take(), dice.pause());
             events.push(sender);
             heard.push(Arc::clone(&hears));
+            let knows = Known::default();
+            known.push(Arc::clone(&knows));
             std::thread::spawn(move || {
                 std::thread::sleep(pause);
                 let Some(bulletin) = seat.bulletin() else { return };
-                let ear = Ear { rank, bulletin, server, served_by: 0, named: None, ports, heard: hears };
+                let (served_by, named, heard, known) = (0, None, hears, knows);
+                let ear = Ear { rank, bulletin, server, served_by, named, ports, heard, known };
                 ear.listen(&receiver);
             });
         }
-        Self { events, heard, gone: Vec::new() }
+        Self { events, heard, known, gone: Vec::new() }
+    }
+
+    /// Waits until all stand by or know who does: from then on they outlive whoever serves, also where that ends without a word.
+    fn all_know_who_stands_by(&self) {
+        let until = Instant::now() + NEWS;
+        while !self.known.iter().all(|known| known.load(Ordering::Relaxed)) {
+            assert!(Instant::now() < until, "not all know who stands by: {:?}", self.known);
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn happens(&mut self, rank: u32, event: Event) {
@@ -326,7 +349,7 @@ fn order(seed: u64) -> Result<(), String> {
     // Until ranks stand by, and the others know it, nobody promises to outlive rank 0; but it alone may leave.
     let early = dice.roll(2) == 0;
     if !early {
-        std::thread::sleep(Duration::from_millis(350));
+        job.all_know_who_stands_by();
     }
     let stopped = |dice: &mut Dice| Event::Stopped {
         ear: dice.roll(2) == 0,
