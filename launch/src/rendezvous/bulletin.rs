@@ -12,7 +12,7 @@ use crate::rendezvous::client::{Comes, Connection, meet};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
-use crate::rendezvous::seek::{Answer, Lost, ask};
+use crate::rendezvous::seek::{Answer, ask};
 use crate::rendezvous::standing::Standing;
 use crate::rendezvous::wire::{
     HEADER, Header, Kind, MAX_RECORD, message, take_address, take_gone, take_standbys,
@@ -80,14 +80,20 @@ pub struct Bulletin {
     connection: Connection,
     input: Vec<u8>,
     seat: Seat,
-    /// Which rank serves the news, if one does and has said so.
-    server: Option<u32>,
-    /// How often they have changed hands.
-    generation: u32,
+    served: Served,
     /// Who is to serve them next, in this order.
     standbys: Vec<(u32, SocketAddr)>,
     /// A duty whose parts are still coming.
     duty: Option<Duty>,
+}
+
+/// Whoever serves the news.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// How often they had changed hands before.
+    pub(crate) generation: u32,
+    /// The rank, if one does and has said so.
+    pub(crate) server: Option<u32>,
 }
 
 /// Why a rank does not serve the news, and what it goes on listening with unless that is lost.
@@ -117,13 +123,13 @@ impl Bulletin {
         mut connection: Connection,
         watching: bool,
         seat: Seat,
-        generation: u32,
+        served: Served,
     ) -> Option<Bulletin> {
         if !watching {
             let until = Instant::now() + PATIENCE;
             connection.send(&message(Kind::Watch, 0, 0, &[]), until).ok()?;
         }
-        Self::of_watching(connection, seat, generation)
+        Self::of_watching(connection, seat, served)
     }
 
     /// As [`new`](Self::new), of a rank that has just met the others: if whoever served that has ended since, it hears so, and may
@@ -132,32 +138,32 @@ impl Bulletin {
         mut connection: Connection,
         watching: bool,
         seat: Seat,
-        generation: u32,
+        served: Served,
     ) -> Option<Bulletin> {
         let until = Instant::now() + PATIENCE;
         let lost = !watching && connection.send(&message(Kind::Watch, 0, 0, &[]), until).is_err();
-        let mut bulletin = Self::of_watching(connection, seat, generation)?;
+        let mut bulletin = Self::of_watching(connection, seat, served)?;
         if lost {
             bulletin.say_no_more();
         }
         Some(bulletin)
     }
 
-    fn of_watching(mut connection: Connection, seat: Seat, generation: u32) -> Option<Bulletin> {
+    fn of_watching(mut connection: Connection, seat: Seat, served: Served) -> Option<Bulletin> {
         connection.stream.set_nonblocking(true).ok()?;
         connection.forget_taken();
         let (standbys, duty) = (Vec::new(), None);
-        Some(Bulletin { connection, input: Vec::new(), seat, server: None, generation, standbys, duty })
+        Some(Bulletin { connection, input: Vec::new(), seat, served, standbys, duty })
     }
 
     /// The rank that serves the news, if one does and has said so: its end is theirs.
     pub fn server(&self) -> Option<u32> {
-        self.server
+        self.served.server
     }
 
-    /// Of whoever serves.
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
+    /// Whoever serves.
+    pub(crate) fn served(&self) -> Served {
+        self.served
     }
 
     /// Who is to serve next.
@@ -264,7 +270,7 @@ impl Bulletin {
             }
             (Kind::Standbys, generation) => {
                 self.standbys = take_standbys(&body).ok_or_else(garbage)?;
-                (self.server, self.generation) = (Some(header.first), generation);
+                self.served = Served { generation, server: Some(header.first) };
                 return Ok(None);
             }
             (Kind::Move, _) => {
@@ -359,8 +365,9 @@ impl Bulletin {
     /// It cannot be reached; the bulletin as it was comes with the error.
     pub fn follow(mut self, place: SocketAddr) -> Result<Bulletin, (io::Error, Box<Bulletin>)> {
         match hear_at(place, &self.seat) {
-            Ok(next) => {
+            Ok(mut next) => {
                 self.moved();
+                next.inherit(&self);
                 Ok(next)
             }
             Err(error) => Err((error, Box::new(self))),
@@ -372,7 +379,6 @@ impl Bulletin {
     ///
     /// Where the ranks met is asked last: whoever serves there may not have become known to this rank before that was too late.
     pub fn find_successor(&self) -> Succession {
-        let lost = Lost { generation: self.generation, server: self.server };
         let known = self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank);
         let known = known.map(|(rank, place)| (Some(*rank), *place));
         let mut later = false;
@@ -380,7 +386,7 @@ impl Bulletin {
             if rank.is_none() && later {
                 break;
             }
-            match ask(&self.seat, (rank, place), lost) {
+            match ask(&self.seat, place, self.served) {
                 Answer::Serves(mut bulletin) => {
                     tracing::debug!(rank, %place, "hears the news from a successor");
                     bulletin.inherit(self);
@@ -400,11 +406,6 @@ impl Bulletin {
         if self.standbys.is_empty() {
             self.standbys.clone_from(&before.standbys);
         }
-    }
-
-    /// Knows who serves, before that has said so.
-    pub(crate) fn is_served_by(&mut self, rank: u32) {
-        self.server.get_or_insert(rank);
     }
 
     /// Says where this rank stands by.

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::key::{JobId, JobKey};
 use crate::meeting::{Meeting, MeetingError};
-use crate::rendezvous::bulletin::{Bulletin, Seat};
+use crate::rendezvous::bulletin::{Bulletin, Seat, Served};
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
 use crate::rendezvous::silence::notice_silence;
-use crate::rendezvous::wire::{ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message};
+use crate::rendezvous::wire::{
+    ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message, take_welcome,
+};
 
 /// The first and the longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
@@ -38,6 +40,8 @@ pub struct RendezvousClient {
     incarnation: u32,
     /// Of whoever serves.
     generation: u32,
+    /// Which rank that is, if it is one.
+    server: Option<u32>,
     round: u32,
     began: Instant,
     /// The server has been told that this rank listens to its news.
@@ -220,18 +224,19 @@ impl Visit<'_> {
             .map_err(|error| Attempt::Again(format!("it gives this rank no seat ({error})")))?;
         match header.kind {
             Kind::Welcome => {
-                let job = <[u8; 16]>::try_from(body)
-                    .map_err(|_| Attempt::Over(garbled("a job without identity")))?;
+                let (job, server) =
+                    take_welcome(&body).ok_or_else(|| Attempt::Over(garbled("a job without identity")))?;
                 Ok(RendezvousClient {
                     connection: Some(connection),
                     rank: self.rank,
                     size: self.size,
-                    job: JobId::from_bytes(job),
+                    job,
                     key: self.key.clone(),
                     place: place.to_owned(),
                     address,
                     incarnation: self.moves.unwrap_or(header.first),
                     generation: header.second,
+                    server,
                     round: 0,
                     began: self.began,
                     watching: false,
@@ -321,7 +326,7 @@ impl Meeting for RendezvousClient {
 
     fn bulletin(&mut self) -> Option<Bulletin> {
         let seat = self.seat(self.address);
-        Bulletin::of_met(self.connection.take()?, self.watching, seat, self.generation)
+        Bulletin::of_met(self.connection.take()?, self.watching, seat, self.served())
     }
 }
 
@@ -329,7 +334,7 @@ impl RendezvousClient {
     /// The bulletin, of a job whose ranks met there in the first place.
     pub(crate) fn bulletin_of_job_met_at(&mut self, met_at: SocketAddr) -> Option<Bulletin> {
         let seat = self.seat(met_at);
-        Bulletin::new(self.connection.take()?, self.watching, seat, self.generation)
+        Bulletin::new(self.connection.take()?, self.watching, seat, self.served())
     }
 
     fn seat(&self, met_at: SocketAddr) -> Seat {
@@ -337,9 +342,9 @@ impl RendezvousClient {
         Seat { rank, size, job, key: self.key.clone(), incarnation, met_at }
     }
 
-    /// The generation of whoever serves.
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
+    /// Whoever serves.
+    pub(crate) fn served(&self) -> Served {
+        Served { generation: self.generation, server: self.server }
     }
 
     fn gather(

@@ -8,7 +8,8 @@ use std::time::Instant;
 use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
 use crate::rendezvous::wire::{
-    Failure, HEADER, Header, Hello, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, take_address,
+    Failure, HEADER, Header, Hello, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, put_welcome,
+    take_address,
 };
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
@@ -165,9 +166,10 @@ impl Member {
         matches!(self.state, State::Idle | State::Watching) && !self.has_output() && self.closing.is_none()
     }
 
-    /// Tells it the job, which incarnation of its rank it is, and which generation of server this is.
-    pub(crate) fn welcome(&mut self, job: &[u8; 16], incarnation: u32, generation: u32) {
-        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, incarnation, generation, job)));
+    /// Tells it the job, which incarnation of its rank it is, which generation of server this is, and of which rank.
+    pub(crate) fn welcome(&mut self, job: &[u8; 16], incarnation: u32, generation: u32, server: Option<u32>) {
+        let body = put_welcome(job, server);
+        self.queue.push_back(Outgoing::Message(message(Kind::Welcome, incarnation, generation, &body)));
     }
 
     /// It has come again: tells it what all gave last.

@@ -47,8 +47,9 @@ use crate::key::{JobId, JobKey};
 use crate::meeting::MeetingError;
 use client::Comes;
 use gathering::Gathering;
-use server::{NO_RANK, Server, Stop};
+use server::{Server, Stop};
 use standing::Standing;
+use wire::NO_RANK;
 
 pub use absent::{Whereabout, Whereabouts};
 pub use bulletin::{Bulletin, Duty, NotServed, Notice, Succession};

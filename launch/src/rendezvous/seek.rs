@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::bulletin::{Bulletin, Seat};
+use crate::rendezvous::bulletin::{Bulletin, Seat, Served};
 use crate::rendezvous::client::{Attempt, Visit};
 
 /// How long one of those asked may take: its thread does nothing else than answer.
@@ -25,24 +25,17 @@ pub(crate) enum Answer {
     Silent,
 }
 
-/// The server that is not heard any more.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Lost {
-    pub(crate) generation: u32,
-    pub(crate) server: Option<u32>,
-}
-
-impl Lost {
-    /// Whether a server of that generation may be its successor. Two may follow the same one, if the first ends before the second
-    /// has heard of it: those who were with the first go to the second.
-    fn is_succeeded_by(self, rank: Option<u32>, generation: u32) -> bool {
-        generation > self.generation
-            || (generation == self.generation && rank.is_some() && rank != self.server)
+impl Served {
+    /// Whether that server may be the successor of this one. Two may follow the same one, if the first ends before the second has
+    /// heard of it: those who were with the first go to the second.
+    fn is_succeeded_by(self, other: Self) -> bool {
+        other.generation > self.generation
+            || (other.generation == self.generation && other.server.is_some() && other.server != self.server)
     }
 }
 
-/// Asks whoever is there, if it is known which rank that is, whether it serves after that server.
-pub(crate) fn ask(seat: &Seat, (rank, place): (Option<u32>, SocketAddr), lost: Lost) -> Answer {
+/// Asks whoever is there whether it serves after that server, which is not heard any more.
+pub(crate) fn ask(seat: &Seat, place: SocketAddr, lost: Served) -> Answer {
     let began = Instant::now();
     let visit = Visit {
         began,
@@ -54,7 +47,7 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (Option<u32>, SocketAddr), lost: L
     };
     match visit.attempt(&place.to_string(), place) {
         // One that was only cut off serves those who stayed with it, and nobody else.
-        Ok(mut client) if !lost.is_succeeded_by(rank, client.generation()) => {
+        Ok(mut client) if !lost.is_succeeded_by(client.served()) => {
             // There it has a seat now, and leaves it without having ended.
             if let Some(bulletin) = client.bulletin_of_job_met_at(seat.met_at) {
                 bulletin.give_up();
@@ -62,12 +55,7 @@ pub(crate) fn ask(seat: &Seat, (rank, place): (Option<u32>, SocketAddr), lost: L
             Answer::Dead
         }
         Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at) {
-            Some(mut bulletin) => {
-                if let Some(rank) = rank {
-                    bulletin.is_served_by(rank);
-                }
-                Answer::Serves(Box::new(bulletin))
-            }
+            Some(bulletin) => Answer::Serves(Box::new(bulletin)),
             None => Answer::Silent,
         },
         Err(Attempt::Later { hears }) => Answer::Later { hears },
@@ -94,7 +82,7 @@ pub(crate) enum Sought {
 }
 
 /// For a rank that stands by itself: asks the others, in the order in which they are to serve.
-pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Lost, patience: Duration) -> Sought {
+pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Served, patience: Duration) -> Sought {
     let until = Instant::now() + patience;
     let mut pause = PAUSES.0;
     loop {
@@ -104,7 +92,7 @@ pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Lost, pati
                 before = false;
                 continue;
             }
-            match ask(seat, (Some(*rank), *place), lost) {
+            match ask(seat, *place, lost) {
                 Answer::Serves(bulletin) => return Sought::Serves(bulletin),
                 // One behind this rank waits for it, unless it hears the server: then nobody may serve.
                 Answer::Later { hears } => wait |= before || hears,
@@ -125,14 +113,14 @@ pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Lost, pati
 /// Takes the place where the ranks met, which one process has at a time, or finds another there that serves. So of those who
 /// could not tell the others that they stand by one serves, and of those who did not hear each other when each took its turn.
 /// On other hosts than that of the place whoever is `known` to the others serves.
-fn claim(seat: &Seat, known: bool, lost: Lost) -> Sought {
+fn claim(seat: &Seat, known: bool, lost: Served) -> Sought {
     let until = Instant::now() + if known { Duration::ZERO } else { ALONE };
     loop {
         let refused = match TcpListener::bind(seat.met_at) {
             Ok(listener) => return Sought::OwnTurn(Some(listener)),
             Err(refused) => refused,
         };
-        if let Answer::Serves(bulletin) = ask(seat, (None, seat.met_at), lost) {
+        if let Answer::Serves(bulletin) = ask(seat, seat.met_at, lost) {
             return Sought::Serves(bulletin);
         }
         if Instant::now() >= until {
@@ -149,11 +137,12 @@ mod tests {
 
     #[test]
     fn a_server_has_successors_of_its_own_generation_but_not_itself() {
-        let lost = Lost { generation: 2, server: Some(1) };
-        assert!(lost.is_succeeded_by(Some(3), 3) && lost.is_succeeded_by(None, 3));
+        let served = |server, generation| Served { generation, server };
+        let lost = served(Some(1), 2);
+        assert!(lost.is_succeeded_by(served(Some(3), 3)) && lost.is_succeeded_by(served(None, 3)));
         // Both have followed the same one: the first had ended before the second heard of it.
-        assert!(lost.is_succeeded_by(Some(3), 2));
-        assert!(!lost.is_succeeded_by(Some(1), 2) && !lost.is_succeeded_by(None, 2));
-        assert!(!lost.is_succeeded_by(Some(3), 1));
+        assert!(lost.is_succeeded_by(served(Some(3), 2)));
+        assert!(!lost.is_succeeded_by(served(Some(1), 2)) && !lost.is_succeeded_by(served(None, 2)));
+        assert!(!lost.is_succeeded_by(served(Some(3), 1)));
     }
 }

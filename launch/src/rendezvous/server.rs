@@ -21,7 +21,7 @@ use crate::rendezvous::member::{Member, Over, Said, State};
 use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::standing::{Reclaim, Standing};
 use crate::rendezvous::stranger::{Proven, Step, Stranger};
-use crate::rendezvous::wire::{Failure, who};
+use crate::rendezvous::wire::{Failure, NO_RANK, who};
 
 /// How long a connection has to prove the key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -112,9 +112,6 @@ impl Stop {
         }
     }
 }
-
-/// The launcher serves, or nobody yet.
-pub(crate) const NO_RANK: u32 = u32::MAX;
 
 /// What a sleep has found.
 struct Found {
@@ -450,7 +447,7 @@ impl Server {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
                 let mut member = Member::new(stream, channel, Some(hello.rank), hello);
-                member.welcome(self.job.as_bytes(), incarnation, self.generation);
+                member.welcome(self.job.as_bytes(), incarnation, self.generation, self.served_by());
                 if let Some((incarnations, parts)) = self.gathering.roster().filter(|_| incarnation > 0) {
                     member.welcome_back(incarnations, parts);
                 }

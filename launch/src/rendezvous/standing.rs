@@ -17,9 +17,9 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::absent::{Absent, Whereabouts};
-use crate::rendezvous::bulletin::{Bulletin, Notice};
+use crate::rendezvous::bulletin::{Bulletin, Notice, Served};
 use crate::rendezvous::handover::Handover;
-use crate::rendezvous::seek::{Answer, Lost, Sought, ask, seek};
+use crate::rendezvous::seek::{Answer, Sought, ask, seek};
 use crate::rendezvous::server::Server;
 
 /// How long others may go on hearing a server that this rank does not hear any more: longer than a connection takes to notice
@@ -45,7 +45,7 @@ pub(crate) struct Standing {
     /// The search is for a server that was named.
     named: bool,
     /// Another was named meanwhile.
-    named_since: Option<(u32, SocketAddr)>,
+    named_since: Option<SocketAddr>,
     cut_off: bool,
     /// Its own rank has said that it leaves.
     leaves: bool,
@@ -79,9 +79,9 @@ impl Standing {
         }
     }
 
-    /// The server that is not heard any more.
-    fn lost(&self) -> Lost {
-        Lost { generation: self.before.generation(), server: self.before.server() }
+    /// The server that it follows, or followed.
+    fn served(&self) -> Served {
+        self.before.served()
     }
 
     /// What it would have followed, of one that has not begun.
@@ -133,13 +133,13 @@ impl Standing {
     }
 
     /// Moves to a server that was named, as soon as that serves.
-    fn move_to(&mut self, (rank, place): (u32, SocketAddr)) {
-        let (seat, lost) = (self.before.seat().clone(), self.lost());
+    fn move_to(&mut self, place: SocketAddr) {
+        let (seat, lost) = (self.before.seat().clone(), self.served());
         let until = Instant::now() + NAMED;
         self.named = true;
         self.search(move || {
             loop {
-                match ask(&seat, (Some(rank), place), lost) {
+                match ask(&seat, place, lost) {
                     Answer::Serves(bulletin) => return Sought::Serves(bulletin),
                     Answer::Later { .. } if Instant::now() < until => std::thread::sleep(LOOK),
                     _ => return Sought::CutOff,
@@ -258,7 +258,7 @@ impl Server {
         }
         let Some(standing) = &mut self.standing else { return false };
         if standing.lost && standing.search.is_none() && !standing.cut_off {
-            let (seat, lost) = (standing.before.seat().clone(), standing.lost());
+            let (seat, lost) = (standing.before.seat().clone(), standing.served());
             let standbys = standing.before.standbys().to_vec();
             standing.search(move || seek(&seat, &standbys, lost, PATIENCE));
         }
@@ -300,9 +300,9 @@ impl Server {
                 standing.announce();
             }
             Notice::Move { rank, .. } if rank == standing.rank() => self.take_over(None, now),
-            Notice::Move { rank, place } if standing.search.is_none() => standing.move_to((rank, place)),
+            Notice::Move { place, .. } if standing.search.is_none() => standing.move_to(place),
             // The one named before is gone, and the search for it not over.
-            Notice::Move { rank, place } => standing.named_since = Some((rank, place)),
+            Notice::Move { place, .. } => standing.named_since = Some(place),
             // As a rule nobody is left who would serve, and whoever comes again finds this rank. But somebody else may be asked to
             // serve, and be stopped, and others may stand by as well: not all of them are to serve.
             Notice::Closed => {
@@ -344,7 +344,7 @@ impl Server {
     fn take_over(&mut self, met: Option<TcpListener>, now: Instant) {
         let Some(standing) = self.standing.take() else { return };
         let rank = standing.rank();
-        self.generation = standing.before.generation().saturating_add(1);
+        self.generation = standing.before.served().generation.saturating_add(1);
         let (place, generation) = (standing.place, self.generation);
         tracing::debug!(rank, %place, generation, "serves the news of the other ranks from here on"
         );

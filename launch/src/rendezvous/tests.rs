@@ -10,7 +10,7 @@ use crate::rendezvous::noise::{Channel, hello, record_length};
 use crate::rendezvous::wire::{
     ANSWER, HEADER, HELLO, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, TAG, message,
 };
-use crate::rendezvous::{Bulletin, Notice, Rendezvous, RendezvousClient};
+use crate::rendezvous::{Bulletin, Notice, Rendezvous, RendezvousClient, Succession};
 
 fn key() -> JobKey {
     JobKey::from_bytes([7; 32])
@@ -92,7 +92,7 @@ fn what_breaks_the_rules_ends_that_rank_and_is_told_to_those_who_wait() {
         twice,
         ahead,
         message(Kind::Taken, 0, 0, b""),
-        message(Kind::Welcome, 0, 0, &[0; 16]),
+        message(Kind::Welcome, 0, 0, &[0; 20]),
         message(Kind::Part, 0, 0, b"part"),
         message(Kind::Failed, 1, 0, b""),
         message(Kind::Join, 0, 0, b""),
@@ -273,6 +273,45 @@ fn what_the_server_said_before_its_end_is_known_to_one_that_could_not_answer_it(
     knows(&mut own, "the server has ended", |_, heard| heard.contains(&Notice::Ended(0)));
     assert_eq!(
         standing.stop.served_by.load(std::sync::atomic::Ordering::Relaxed),
-        crate::rendezvous::server::NO_RANK
+        crate::rendezvous::wire::NO_RANK
     );
+}
+
+/// A rank that has moved there, of a job whose ranks met at that place.
+fn moved_to(place: &Rendezvous, rank: u32, met_at: SocketAddr) -> Bulletin {
+    use crate::rendezvous::client::{Comes, meet};
+    let places = [place.address().to_string()];
+    let mut seat = meet(&places, rank, 3, &key(), soon(), Comes::Moving(0)).unwrap();
+    seat.bulletin_of_job_met_at(met_at).unwrap()
+}
+
+#[test]
+fn whoever_ended_before_it_said_a_word_is_followed_by_another_of_its_generation() {
+    let (here, job) = ([127, 0, 0, 1].into(), crate::JobId::random().unwrap());
+    let [first, second] = [0, 1].map(|rank| {
+        let place = Rendezvous::tell(here, None, 3, &key(), job).unwrap();
+        place.pass_on(rank);
+        place
+    });
+    // It reads nothing: all that it knows of that server is what it was told when it came.
+    let two = moved_to(&first, 2, second.address());
+    first.vanish();
+    let Succession::Found(mut found) = two.find_successor() else { panic!("one serves where they met") };
+    knows(&mut found, "one serves", |bulletin, _| bulletin.server() == Some(1));
+}
+
+#[test]
+fn whoever_follows_knows_who_stood_by_until_it_hears_otherwise() {
+    let (here, job) = ([127, 0, 0, 1].into(), crate::JobId::random().unwrap());
+    let [zero, next] = [0, 1].map(|_| Rendezvous::tell(here, None, 3, &key(), job).unwrap());
+    let mut one = moved_to(&zero, 1, zero.address());
+    let heard = knows(&mut one, "it is asked", |_, heard| matches!(heard.last(), Some(Notice::StandBy(_))));
+    let Some(Notice::StandBy(duty)) = heard.into_iter().last() else { unreachable!() };
+    let nowhere: crate::Whereabouts = std::sync::Arc::new(|_| crate::Whereabout::Listens(Vec::new()));
+    let _one = one.stand_by(duty, here, None, nowhere).unwrap();
+    let mut two = moved_to(&zero, 2, zero.address());
+    knows(&mut two, "one stands by", |bulletin, _| bulletin.has_successors());
+    let two = two.follow(next.address()).unwrap();
+    next.vanish();
+    assert!(two.has_successors());
 }

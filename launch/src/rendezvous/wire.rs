@@ -5,7 +5,7 @@
 //!   │ ── clear part, psk, e ────────────────────▶ │
 //!   │ ◀─ status, e, ee ────────────────────────── │  the server has proven that it has the key
 //!   │ ── record: Join ──────────────────────────▶ │  the rank has, now and not in a recording
-//!   │ ◀─ Welcome(job) ─────────────────────────── │  its number is its own from here on
+//!   │ ◀─ Welcome(job, who serves) ─────────────── │  its number is its own from here on
 //!   │ ── Blob(round, time left) ────────────────▶ │
 //!   │ ◀─ Part(round, rank) × size  |  Failed ──── │
 //!   │ ── Taken(round) ──────────────────────────▶ │
@@ -38,6 +38,7 @@
 use std::net::SocketAddr;
 
 use crate::env::MAX_RANKS;
+use crate::key::JobId;
 use crate::meeting::MeetingError;
 
 /// Bytes of a blob at most.
@@ -60,11 +61,15 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) const FINISH: usize = 2 + HEADER + TAG;
 
 const MAGIC: [u8; 20] = *b"posthaste rendezvous";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// The longest description of a failure: the list of all ranks of the largest job.
 const MAX_FAILURE: usize = 32 << 10;
+/// Bytes of what a rank is told first: the job, and the rank that serves.
+pub(crate) const WELCOME: usize = 16 + 4;
 /// The longest address: IPv6 with a scope, and a port.
 const MAX_ADDRESS: usize = 64;
+/// The launcher serves, or nobody yet.
+pub(crate) const NO_RANK: u32 = u32::MAX;
 /// The most ranks that stand by to serve the news.
 pub(crate) const STANDBYS: usize = 3;
 /// The longest text in one.
@@ -175,7 +180,7 @@ impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let (kind, most) = match bytes[0] {
             1 => (Kind::Join, 0),
-            2 => (Kind::Welcome, 16),
+            2 => (Kind::Welcome, WELCOME),
             3 => (Kind::Blob, MAX_BLOB),
             4 => (Kind::Part, MAX_BLOB),
             5 => (Kind::Taken, 0),
@@ -364,6 +369,21 @@ pub(crate) fn take_standbys(mut body: &[u8]) -> Option<Vec<(u32, SocketAddr)>> {
     Some(standbys)
 }
 
+/// What a rank is told first, as a body: the job, and the rank that serves, if one does.
+pub(crate) fn put_welcome(job: &[u8; 16], server: Option<u32>) -> [u8; WELCOME] {
+    let mut body = [0; WELCOME];
+    body[..16].copy_from_slice(job);
+    body[16..].copy_from_slice(&server.unwrap_or(NO_RANK).to_le_bytes());
+    body
+}
+
+/// What [`put_welcome`] has written; none if it is not that.
+pub(crate) fn take_welcome(body: &[u8]) -> Option<(JobId, Option<u32>)> {
+    let (job, server) = body.split_first_chunk()?;
+    let server = u32::from_le_bytes(server.try_into().ok()?);
+    Some((JobId::from_bytes(*job), Some(server).filter(|server| *server != NO_RANK)))
+}
+
 /// An address as a body; none if it is not one.
 pub(crate) fn take_address(body: &[u8]) -> Option<SocketAddr> {
     std::str::from_utf8(body).ok()?.parse().ok()
@@ -422,7 +442,9 @@ mod tests {
 
     #[test]
     fn no_header_announces_more_than_its_kind_may_have() {
-        for (kind, most) in [(Kind::Join, 0), (Kind::Welcome, 16), (Kind::Blob, MAX_BLOB), (Kind::Taken, 0)] {
+        for (kind, most) in
+            [(Kind::Join, 0), (Kind::Welcome, WELCOME), (Kind::Blob, MAX_BLOB), (Kind::Taken, 0)]
+        {
             let header = Header::new(kind, 1, 2, most);
             assert_eq!(Header::decode(&header.encode()), Some(header));
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
@@ -469,6 +491,12 @@ mod tests {
         let bytes = put_standbys(&standbys);
         assert_eq!(take_standbys(&bytes), Some(standbys));
         assert!((1..bytes.len()).all(|cut| cut == 25 || take_standbys(&bytes[..cut]).is_none()), "{bytes:?}");
+        for server in [None, Some(0), Some(4095)] {
+            let body = put_welcome(&[9; 16], server);
+            assert_eq!(take_welcome(&body), Some((JobId::from_bytes([9; 16]), server)));
+            assert!((0..body.len()).all(|cut| take_welcome(&body[..cut]).is_none()));
+        }
+        assert_eq!(take_welcome(&[0; WELCOME + 1]), None);
         let hostile = Failure::Refused("a\n\u{1b}[2Jb".into()).encode();
         let read = Failure::decode(5, &hostile[HEADER..]).unwrap();
         assert_eq!(read, Failure::Refused("a\u{fffd}\u{fffd}[2Jb".into()));
