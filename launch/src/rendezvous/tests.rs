@@ -298,6 +298,7 @@ fn whoever_ended_before_it_said_a_word_is_followed_by_another_of_its_generation(
     first.vanish();
     let Succession::Found(mut found) = two.find_successor() else { panic!("one serves where they met") };
     knows(&mut found, "one serves", |bulletin, _| bulletin.server() == Some(1));
+    second.vanish();
 }
 
 #[test]
@@ -308,10 +309,10 @@ fn whoever_follows_knows_who_stood_by_until_it_hears_otherwise() {
     let heard = knows(&mut one, "it is asked", |_, heard| matches!(heard.last(), Some(Notice::StandBy(_))));
     let Some(Notice::StandBy(duty)) = heard.into_iter().last() else { unreachable!() };
     let nowhere: crate::Whereabouts = std::sync::Arc::new(|_| crate::Whereabout::Listens(Vec::new()));
-    let _one = one.stand_by(duty, here, None, nowhere).unwrap();
+    let (standing, _one) = one.stand_by(duty, here, None, nowhere).unwrap();
     let mut two = moved_to(&zero, 2, zero.address());
     knows(&mut two, "one stands by", |bulletin, _| bulletin.has_successors());
     let two = two.follow(next.address()).unwrap();
-    next.vanish();
     assert!(two.has_successors());
+    [zero, next, standing].map(Rendezvous::vanish);
 }
