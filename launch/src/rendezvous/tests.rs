@@ -314,5 +314,5 @@ fn whoever_follows_knows_who_stood_by_until_it_hears_otherwise() {
     knows(&mut two, "one stands by", |bulletin, _| bulletin.has_successors());
     let two = two.follow(next.address()).unwrap();
     assert!(two.has_successors());
-    [zero, next, standing].map(Rendezvous::vanish);
+    [zero, next, standing].into_iter().for_each(Rendezvous::vanish);
 }
