@@ -87,6 +87,14 @@ pub enum JoinError {
         /// The launcher.
         launcher: &'static str,
     },
+    /// This rank cannot listen for connections.
+    #[error("{source}; {advice}")]
+    Listen {
+        /// What was tried, and what the system said.
+        source: DeviceError,
+        /// What to set otherwise.
+        advice: &'static str,
+    },
     /// An address to listen on could not be found.
     #[error("cannot listen on {wanted}: {problem}")]
     Interface {

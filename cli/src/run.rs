@@ -3,7 +3,7 @@
 use crate::say::complain;
 use clap::value_parser;
 use posthaste::launcher::{JobOutcome, Launch, LaunchError, prepare};
-use posthaste_launch::Hosts;
+use posthaste_launch::{Hosts, REMOTE_SHELL};
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "nodes")]
     hosts: Option<PathBuf>,
     /// How to reach a host: a command to which its name and the agent's command are added.
-    #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = "ssh -T -o BatchMode=yes")]
+    #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = REMOTE_SHELL)]
     ssh: String,
     /// The command of the agent on the hosts.
     #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = "posthaste agent")]

@@ -124,7 +124,7 @@ impl RunningJob {
 
     /// Ends the job: the ranks that run get SIGTERM, and SIGKILL after the grace. Does not wait.
     pub fn end(&self) {
-        let terminate = Forwarded { signal: Signal::TERM, to_group: false };
+        let terminate = Forwarded { signal: Signal::TERM, by_terminal: false };
         // If it has ended, there is nothing to do.
         self.shared.forward(terminate);
     }
@@ -261,6 +261,15 @@ impl State {
     pub(crate) fn signal_all(&self, signal: Signal) {
         for rank in 0..self.slots.len() as u32 {
             let _ = self.signal(rank, signal);
+        }
+    }
+
+    /// Sends a signal that came to the launcher to all ranks that run and do not have it already.
+    pub(crate) fn pass_on(&self, forwarded: Forwarded) {
+        for (rank, slot) in (0..).zip(&self.slots) {
+            if matches!(slot, Slot::Running(child) if !forwarded.has_it(Pid::from_child(child))) {
+                let _ = self.signal(rank, forwarded.signal);
+            }
         }
     }
 

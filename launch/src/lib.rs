@@ -71,7 +71,7 @@ pub use error::{AdoptError, BrokerError, EnvError, HostFdsError, LaunchError};
 pub use fds::HostFds;
 pub use foreign::{Appointment, Detected, Foreign, ForeignError, detect};
 pub use host_broker::{HostBroker, host_identity};
-pub use hosts::{Hosts, run_agent};
+pub use hosts::{Hosts, REMOTE_SHELL, run_agent};
 pub use inherited::InheritedFds;
 pub use interface::{InterfaceError, address_facing, address_of};
 pub use job::RunningJob;
@@ -86,4 +86,5 @@ pub use rendezvous::{
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
 pub use settings::{DeviceChoice, Driver, Settings, TcpMode};
+pub use signals::remember_children;
 pub use spawn::Launch;

@@ -1,10 +1,10 @@
 //! Signals that the launcher gets and its jobs should know of.
 
 use std::io;
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use rustix::process::{Pid, Signal, getpgid, getpgrp, getpid, getsid};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::emulate_default_handler;
@@ -27,8 +27,31 @@ static LISTENING: Mutex<bool> = Mutex::new(false);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Forwarded {
     pub(crate) signal: Signal,
-    /// The terminal sent it, to the whole process group: the ranks have it already.
-    pub(crate) to_group: bool,
+    /// The terminal sent it, to the whole process group as a rule: see [`has_it`](Self::has_it).
+    pub(crate) by_terminal: bool,
+}
+
+impl Forwarded {
+    /// Whether a process has it already, as one of this process's group to which the terminal has sent it.
+    pub(crate) fn has_it(self, process: Pid) -> bool {
+        // Of the end of a terminal the kernel tells the session's leader alone.
+        let alone = || self.signal == Signal::HUP && getsid(None).is_ok_and(|leader| leader == getpid());
+        // Some have a group of their own, as `timeout` does.
+        self.by_terminal && !alone() && getpgid(Some(process)).is_ok_and(|group| group == getpgrp())
+    }
+}
+
+/// Sees to it that how a child ends can be asked: if whoever started this process has it ignore SIGCHLD, as some do, the kernel
+/// forgets children as they end.
+///
+/// # Errors
+/// The system refuses to have the signal handled.
+pub fn remember_children() -> io::Result<()> {
+    if ignored() & (1 << (SIGCHLD - 1)) != 0 {
+        // A handler that does nothing; the children begin with the default again.
+        signal_hook::flag::register(SIGCHLD, Arc::default())?;
+    }
+    Ok(())
 }
 
 /// Forwards from now on to this job while it runs.
@@ -58,7 +81,7 @@ fn ignored() -> u64 {
 fn listen(mut signals: SignalsInfo<WithOrigin>) {
     for origin in signals.forever() {
         let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
-        let forwarded = Forwarded { signal, to_group: matches!(origin.cause, Cause::Kernel) };
+        let forwarded = Forwarded { signal, by_terminal: matches!(origin.cause, Cause::Kernel) };
         let mut taken = false;
         lock(&JOBS).retain(|job| match job.upgrade() {
             Some(job) => {

@@ -216,7 +216,8 @@ impl Launch {
     /// Whether to forward SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 from the launcher to all ranks.
     ///
     /// The first three end the job: ranks that outlive the grace, or a second SIGINT or SIGTERM, get SIGKILL. A signal
-    /// that the terminal sends to the whole process group reaches each rank once, not twice. After the job the
+    /// that the terminal sends to the whole process group reaches each rank once, not twice, also one that is in another group.
+    /// After the job the
     /// signals act on the launcher as they do by default.
     pub fn forward_signals(mut self, forward: bool) -> Self {
         self.forward_signals = forward;
@@ -255,6 +256,8 @@ impl Launch {
 
     /// Starts the job; returns when all ranks that have no delay run their program.
     ///
+    /// A process that ignores SIGCHLD stops doing so, since it could not tell how ranks end.
+    ///
     /// # Errors
     /// The description is wrong, a variable that the ranks would inherit would be refused by them, the system's limits
     /// are too low, or a rank cannot be started; then none is left.
@@ -264,6 +267,7 @@ impl Launch {
             None => Placement::blocks(self.ranks, self.nodes),
         };
         let Checked { arena_bytes, placement, tcp, .. } = self.check(placement)?;
+        signals::remember_children().map_err(system("see how ranks end"))?;
         let (bind, several) = (self.bind, self.nodes > 1 && self.part.is_none());
         let mut cpus = if bind || several { allowed_cpus()? } else { Vec::new() };
         let told = self.envs.iter().any(|(name, _)| name == crate::vars::CORES)

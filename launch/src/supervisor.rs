@@ -27,7 +27,8 @@ use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
 
-/// Who is told of every process that was a rank and has ended: the rank, and the process's number.
+/// Who is told of every process that was a rank and has ended: the rank, and the process's number. It must not wait: the
+/// supervisor tells it.
 pub(crate) struct Reaped(pub(crate) Arc<dyn Fn(u32, u32) + Send + Sync>);
 
 impl fmt::Debug for Reaped {
@@ -143,9 +144,7 @@ impl Supervisor {
         }
         for forwarded in std::mem::take(&mut state.forwarded) {
             let signal = forwarded.signal;
-            if !forwarded.to_group {
-                state.signal_all(signal);
-            }
+            state.pass_on(forwarded);
             if !ENDING.contains(&signal) {
                 continue;
             }
@@ -336,7 +335,7 @@ impl Supervisor {
             reaped.push((rank as u32, pid));
         }
         drop(state);
-        // Without the lock: who is told may be slow to listen, and signals must get through meanwhile.
+        // Without the lock: whoever is told may have one of its own.
         if let Some(told) = &self.reaped {
             reaped.iter().for_each(|(rank, pid)| (told.0)(*rank, *pid));
         }

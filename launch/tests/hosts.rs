@@ -233,6 +233,13 @@ fn a_host_that_cannot_be_used_is_named() {
     }
     let error = job("/bin/true").run_on(&list.clone().interface("no-such-0")).unwrap_err();
     assert!(error.to_string().contains("no-such-0"), "{error}");
+    let elsewhere = |name, value| job("/bin/true").env(name, value).run_on(&list).unwrap_err().to_string();
+    let error = elsewhere("POSTHASTE_TCP_INTERFACE", "no-such-1");
+    assert!(error.contains("no-such-1") && error.contains("POSTHASTE_TCP_INTERFACE"), "{error}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let error = elsewhere("POSTHASTE_TCP_PORTS", &format!("{port}-{port}"));
+    assert!(error.contains(&port) && error.contains("POSTHASTE_TCP_PORTS"), "{error}");
 }
 
 #[test]
@@ -279,6 +286,45 @@ fn signals_reach_the_ranks_of_all_hosts() {
         assert_eq!(child.wait().unwrap().code(), Some(code));
         eventually("no rank is left", || !pids.iter().any(|pid| runs(*pid)));
     }
+}
+
+#[test]
+fn a_failure_ends_the_ranks_of_its_host_though_nobody_reads_what_they_print() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let note = format!("echo $$ > {0}/t$$; mv {0}/t$$ {0}/pid$POSTHASTE_RANK", dir.path().display());
+    // Rank 1 fails when its own agent has been waiting for a reader for a while.
+    let script = format!(
+        "{note}; case $POSTHASTE_RANK in 0) exec yes;; 1) until [ -e {}/stalled ]; do sleep 0.02; done; exit 7;; \
+         *) exec sleep 100;; esac",
+        dir.path().display()
+    );
+    let mut child = head(dir.path(), &script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pid =
+        |rank: u32| std::fs::read_to_string(dir.path().join(format!("pid{rank}"))).ok()?.trim().parse().ok();
+    eventually("all ranks run", || (0..4).all(|rank| pid(rank).is_some()));
+    let written = |pid: u32| {
+        let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+        io.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse::<u64>().ok())
+    };
+    let printing = pid(0).unwrap();
+    let mut before = None;
+    eventually("rank 0 waits for a reader", || {
+        std::thread::sleep(Duration::from_millis(200));
+        std::mem::replace(&mut before, written(printing)) == before && before.is_some_and(|bytes| bytes > 0)
+    });
+    std::fs::write(dir.path().join("stalled"), "").unwrap();
+    eventually("rank 0 is ended", || !runs(printing));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    eventually("no rank is left", || (0..4).filter_map(pid).all(|pid: u32| !runs(pid)));
+}
+
+#[test]
+fn a_rank_that_fails_when_all_others_have_ended_has_ended_none() {
+    let _dog = watchdog();
+    let outcome = run("all; [ $POSTHASTE_RANK = 3 ] || exit 0; sleep 2; exit 3", 4);
+    assert_eq!((outcome.exit_code(), outcome.ended_early), (3, false), "{outcome}");
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 mod common;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{assigned, eventually, job_of_shell, process_of, runs, watchdog};
 use posthaste_launch::{Cause, Launch, LaunchError, Output, RankEnd, Signal};
 use rustix::process::{Pid, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// Does nothing for longer than any test lasts.
 const SLEEP: &str = "exec sleep 100";
@@ -39,6 +41,23 @@ fn role() {
         "launcher" => wait(prepared("echo ready; exec sleep 100").forward_signals(false)),
         "forward" => {
             wait(prepared("trap 'exit 9' TERM; trap 'exit 7' USR1; echo ready; while :; do sleep 0.02; done"))
+        }
+        // Each rank notes what it gets, and only one of them is in the launcher's process group.
+        "terminal" => {
+            let note = format!("for s in INT HUP; do trap \"echo $s >> {dir}/$POSTHASTE_RANK\" $s; done");
+            let script = format!("{note}; trap 'exit 0' USR1; echo ready; while :; do sleep 0.02; done");
+            let own =
+                format!("[ $POSTHASTE_RANK = 0 ] || exec setsid sh -c '{}'", script.replace('\'', "'\\''"));
+            wait(prepared(&format!("{own}; {script}")).grace(Duration::from_secs(100)))
+        }
+        "forgetful" => {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+            let ignored = u64::from_str_radix(ignored, 16).unwrap();
+            assert!(ignored & (1 << (Signal::CHILD.as_raw() - 1)) != 0, "the kernel is not told to reap");
+            let outcome = job_of_shell("exit $((POSTHASTE_RANK * 3))").ranks(2).spawn().unwrap().wait();
+            assert_eq!(outcome.ranks, [RankEnd::Exit(0), RankEnd::Exit(3)]);
+            std::process::exit(0);
         }
         "stubborn" => {
             wait(prepared("trap '' TERM; echo ready; exec sleep 100").grace(Duration::from_secs(1000)))
@@ -76,12 +95,12 @@ fn role() {
 
 /// A launcher in a process of its own, and the processes of its ranks.
 fn launcher(role: &str, dir: &Path) -> (Child, Vec<u32>) {
-    let child = process_of(role)
-        .env("POSTHASTE_TEST_DIR", dir)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    started(process_of(role), dir)
+}
+
+fn started(mut launcher: Command, dir: &Path) -> (Child, Vec<u32>) {
+    let child =
+        launcher.env("POSTHASTE_TEST_DIR", dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     eventually("the launcher is ready", || dir.join("pids").exists());
     let pids = std::fs::read_to_string(dir.join("pids")).unwrap();
     (child, pids.split(' ').map(|pid| pid.parse().unwrap()).collect())
@@ -263,6 +282,52 @@ fn signals_reach_the_ranks_through_the_launcher() {
         assert_eq!(child.wait().unwrap().code(), Some(code));
         all_gone(&pids);
     }
+}
+
+/// A launcher that leads the session of a terminal, whose other end this is.
+fn on_a_terminal(dir: &Path) -> (Child, Vec<u32>, OwnedFd) {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let inner = std::fs::OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let role = process_of("terminal");
+    let mut launcher = Command::new("setsid");
+    launcher
+        .arg("--ctty")
+        .arg(role.get_program())
+        .args(role.get_args())
+        .env("POSTHASTE_TEST_ROLE", "terminal");
+    launcher.stdin(inner);
+    let (child, pids) = started(launcher, dir);
+    (child, pids, terminal)
+}
+
+#[test]
+fn what_the_terminal_sends_reaches_every_rank_once_and_so_does_its_end() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, pids, terminal) = on_a_terminal(dir.path());
+    let noted = |rank: u32| std::fs::read_to_string(dir.path().join(rank.to_string())).unwrap_or_default();
+    rustix::io::write(&terminal, b"\x03").unwrap();
+    eventually("both get Ctrl-C", || (0..2).all(|rank| noted(rank) == "INT\n"));
+    // Within the tenth of a second in which a second request is the same one.
+    drop(terminal);
+    eventually("both hear of the terminal's end", || (0..2).all(|rank| noted(rank) == "INT\nHUP\n"));
+    send(&child, Signal::USR1);
+    child.wait().unwrap();
+    all_gone(&pids);
+}
+
+#[test]
+fn a_launcher_that_was_told_to_forget_its_children_sees_how_ranks_end() {
+    let _dog = watchdog();
+    let role = process_of("forgetful");
+    let mut launcher = Command::new("/bin/sh");
+    launcher.args(["-c", "trap '' CHLD; exec \"$@\"", "sh"]).arg(role.get_program()).args(role.get_args());
+    assert!(
+        launcher.env("POSTHASTE_TEST_ROLE", "forgetful").stdout(Stdio::null()).status().unwrap().success()
+    );
 }
 
 #[test]

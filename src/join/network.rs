@@ -21,8 +21,13 @@ pub(crate) enum Whereabouts {
 /// The address that this rank listens on.
 pub(crate) fn own_address(settings: &Settings, whereabouts: &Whereabouts) -> Result<IpAddr, JoinError> {
     if let Some(wanted) = &settings.tcp_interface {
-        return address_of(wanted)
-            .map_err(|error| JoinError::Interface { wanted: error.wanted, problem: error.problem });
+        return address_of(wanted).map_err(|error| JoinError::Interface {
+            problem: format!(
+                "{}; POSTHASTE_TCP_INTERFACE takes the name of one, or an address",
+                error.problem
+            ),
+            wanted: error.wanted,
+        });
     }
     match whereabouts {
         Whereabouts::OneHost => Ok(Ipv4Addr::LOCALHOST.into()),
@@ -38,6 +43,17 @@ fn facing(place: SocketAddr) -> Result<IpAddr, JoinError> {
         problem: format!("{}, or an address, in POSTHASTE_TCP_INTERFACE", error.problem),
         wanted: error.wanted,
     })
+}
+
+/// What to look at where a rank cannot listen.
+fn advice(settings: &Settings) -> &'static str {
+    match (&settings.tcp_ports, &settings.tcp_interface) {
+        (Some(_), _) => {
+            "POSTHASTE_TCP_PORTS needs a free port for each client of each rank of this host, and for each launcher"
+        }
+        (None, Some(_)) => "POSTHASTE_TCP_INTERFACE has to name an interface, or an address, of this host",
+        (None, None) => "POSTHASTE_TCP_INTERFACE and POSTHASTE_TCP_PORTS say where else to listen",
+    }
 }
 
 /// A rank's devices over TCP, one per client, and where the others listen.
@@ -83,7 +99,9 @@ impl Network {
                 config.memory = Memory::Of(near.clone());
             }
             let book = Arc::new(AddressBook::new(shape.ranks));
-            devices.push(Arc::new(TcpDevice::new(config, book.clone())?));
+            let device = TcpDevice::new(config, book.clone());
+            let device = device.map_err(|source| JoinError::Listen { source, advice: advice(settings) })?;
+            devices.push(Arc::new(device));
             books.push(book);
         }
         Ok(Network { devices, books })
@@ -125,6 +143,6 @@ mod tests {
         assert_eq!(own_address(&settings, &Whereabouts::Anywhere).unwrap(), place.ip());
         settings.tcp_interface = Some("no-such-0".into());
         let error = own_address(&settings, &Whereabouts::Anywhere).unwrap_err().to_string();
-        assert!(error.contains("no-such-0"), "{error}");
+        assert!(error.contains("no-such-0") && error.contains("POSTHASTE_TCP_INTERFACE"), "{error}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 
 use rustix::process::Signal;
 use zeroize::Zeroize;
@@ -38,7 +40,8 @@ fn serve() -> io::Result<()> {
     drop(input);
     let node = order.part.node;
     let nodes = order.part.nodes.clone();
-    let job = match start(order) {
+    let obituary = Obituary::new()?;
+    let job = match start(order, &obituary) {
         Ok(job) => job,
         Err(problem) => return write_frame(&mut out, Kind::Refused, node, problem.as_bytes()),
     };
@@ -50,12 +53,45 @@ fn serve() -> io::Result<()> {
         write_frame(&mut out, Kind::Failed, failure.rank, &body)?;
     }
     let outcome = job.wait();
+    obituary.finish();
     for (rank, end) in (0..).zip(outcome.ranks).filter(|(rank, _)| nodes[*rank as usize] == node) {
         if end != RankEnd::Elsewhere {
             write_frame(&mut out, Kind::Ended, rank, &encode_end(end))?;
         }
     }
-    write_frame(&mut out, Kind::Done, node, &[])
+    write_frame(&mut out, Kind::Done, node, &[outcome.ended_early.into()])
+}
+
+/// Tells the head of every process that has ended, in a thread of its own: what the ranks print may stop at a reader that does
+/// not go on, and the supervisor has to go on then.
+struct Obituary {
+    told: Sender<(u32, u32)>,
+    thread: JoinHandle<()>,
+}
+
+impl Obituary {
+    fn new() -> io::Result<Self> {
+        let (told, ended) = channel();
+        let thread = std::thread::Builder::new().name("obituary".into()).spawn(move || {
+            for (rank, pid) in ended {
+                // If the head is gone, so is our standard input, and with it the job.
+                let _ = write_frame(&mut io::stdout().lock(), Kind::Reaped, rank, &encode_pid(pid));
+            }
+        })?;
+        Ok(Self { told, thread })
+    }
+
+    fn reaped(&self) -> Reaped {
+        let told = self.told.clone();
+        // The thread ends when nobody can tell it anything.
+        Reaped(Arc::new(move |rank, pid| drop(told.send((rank, pid)))))
+    }
+
+    /// Waits until all has been told: the job is over.
+    fn finish(self) {
+        drop(self.told);
+        let _ = self.thread.join();
+    }
 }
 
 /// The first frame; none if there is none.
@@ -67,7 +103,7 @@ fn read_order(input: &mut impl Read) -> io::Result<Option<Order>> {
     order.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-fn start(order: Order) -> Result<RunningJob, String> {
+fn start(order: Order, obituary: &Obituary) -> Result<RunningJob, String> {
     let directory = order.directory.display();
     std::env::set_current_dir(&order.directory)
         .map_err(|error| format!("the directory {directory} is not there: {error}"))?;
@@ -75,9 +111,6 @@ fn start(order: Order) -> Result<RunningJob, String> {
         let kind = if stream == Stream::Out { Kind::Out } else { Kind::Err };
         // If the head is gone, so is our standard input, and with it the job.
         let _ = write_frame(&mut io::stdout().lock(), kind, rank, bytes);
-    }));
-    let reaped = Reaped(Arc::new(|rank, pid| {
-        let _ = write_frame(&mut io::stdout().lock(), Kind::Reaped, rank, &encode_pid(pid));
     }));
     let launch = Launch::program(&order.program)
         .args(order.args)
@@ -91,7 +124,7 @@ fn start(order: Order) -> Result<RunningJob, String> {
         .restart(order.restarts)
         .part(order.part)
         .relay(relay)
-        .reaped(reaped)
+        .reaped(obituary.reaped())
         .forget_settings();
     let launch = order.envs.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value));
     launch.spawn().map_err(|error| error.to_string())
@@ -103,7 +136,7 @@ fn listen(shared: &Shared) {
     while let Ok(Some(frame)) = read_frame(&mut input) {
         let signal = i32::try_from(frame.number).ok().and_then(Signal::from_named_raw);
         match signal.filter(|_| frame.kind == Kind::Signal) {
-            Some(signal) => drop(shared.forward(Forwarded { signal, to_group: false })),
+            Some(signal) => drop(shared.forward(Forwarded { signal, by_terminal: false })),
             None => break,
         }
     }

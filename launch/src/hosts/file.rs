@@ -6,6 +6,10 @@ use std::path::Path;
 use crate::env::MAX_RANKS;
 use crate::error::LaunchError;
 
+/// How hosts are reached by default: without a terminal and without questions, and a host that does not answer for six seconds
+/// is lost.
+pub const REMOTE_SHELL: &str = "ssh -T -o BatchMode=yes -o ServerAliveInterval=2 -o ServerAliveCountMax=3";
+
 /// Hosts, how many ranks each takes, and how an agent is started there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
@@ -64,14 +68,14 @@ impl Hosts {
         }
         Ok(Self {
             hosts,
-            remote_shell: ["ssh", "-T", "-o", "BatchMode=yes"].map(OsString::from).to_vec(),
+            remote_shell: REMOTE_SHELL.split(' ').map(OsString::from).collect(),
             agent: ["posthaste", "agent"].map(OsString::from).to_vec(),
             interface: None,
         })
     }
 
     /// How to reach a host: a program and its arguments, to which the host's name and the agent's command are added.
-    /// `ssh -T -o BatchMode=yes` by default.
+    /// [`REMOTE_SHELL`] by default. It is by its end that the loss of a host is noticed where no rank notices it.
     #[must_use]
     pub fn remote_shell(mut self, command: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.remote_shell = command.into_iter().map(Into::into).collect();

@@ -22,7 +22,7 @@ use crate::rendezvous::{Obituary, Rendezvous, listen};
 use crate::settings::Settings;
 use crate::signals::{self, Forwarded, Target};
 use crate::spawn::{Checked, Launch, system};
-use crate::vars::KEY_FILE;
+use crate::vars::{KEY_FILE, TCP_INTERFACE, TCP_PORTS};
 
 /// How much longer than their grace ranks may take to end before their agents are given up.
 const SLACK: Duration = Duration::from_secs(5);
@@ -32,7 +32,8 @@ impl Launch {
     /// The ranks run the program in the directory of this process, and find the same settings set. Rank 0 reads nothing.
     ///
     /// The first failure ends the job on all hosts, as does the loss of one; a rank that may be started again
-    /// ([`restart`](Self::restart)) is so on its own host. If this process ends, so do all ranks.
+    /// ([`restart`](Self::restart)) is so on its own host. If this process ends, so do all ranks; if its host vanishes, as soon
+    /// as the remote shells' servers notice.
     ///
     /// # Errors
     /// The description is wrong, there is no address at which the hosts reach this one, or no remote shell can be
@@ -47,6 +48,7 @@ impl Launch {
         }
         let placement = hosts.place(self.ranks).map(Placement::of_nodes);
         let Checked { arena_bytes, placement, settings, .. } = self.check(placement)?;
+        signals::remember_children().map_err(system("see how remote shells end"))?;
         let job = JobId::random().map_err(system("draw the job's identity"))?;
         let key = JobKey::random().map_err(system("draw the job's key"))?;
         let used: Vec<u32> = placement.counts().into_iter().map(|(node, _)| node).collect();
@@ -56,9 +58,9 @@ impl Launch {
         // Of each agent the pipes to and from its remote shell.
         Rendezvous::check_room_beside(self.ranks, 3 * used.len() as u64)
             .map_err(|error| LaunchError::Invalid(error.to_string()))?;
-        let listener = listen(address, settings.tcp_ports.clone());
-        let place = listener
-            .and_then(|listener| Rendezvous::serve(listener, self.ranks, key.clone(), Some(job)))
+        let listener = listen(address, settings.tcp_ports.clone())
+            .map_err(|error| LaunchError::Invalid(cannot_listen(address, &settings, &error)))?;
+        let place = Rendezvous::serve(listener, self.ranks, key.clone(), Some(job))
             .map_err(system("serve a place where the ranks meet"))?;
         let part = |node| Part {
             job,
@@ -140,11 +142,11 @@ fn own_address<'a>(
     interface: Option<&str>,
     settings: &Settings,
 ) -> Result<IpAddr, String> {
-    let told = |error: crate::interface::InterfaceError| error.to_string();
     if let Some(wanted) = interface.or(settings.tcp_interface.as_deref()) {
-        return address_of(wanted).map_err(told);
+        let by = if interface.is_some() { "the interface given for the hosts" } else { TCP_INTERFACE };
+        return address_of(wanted).map_err(|error| format!("{by}: {error}"));
     }
-    let advice = "name the interface at which the hosts reach this one";
+    let advice = format!("name the interface at which the hosts reach this one, as by {TCP_INTERFACE}");
     for far in hosts.into_iter().filter(|host| !host.is_local()) {
         let name = far.name.rsplit('@').next().unwrap_or_default();
         let name = name.trim_start_matches('[').trim_end_matches(']');
@@ -158,6 +160,19 @@ fn own_address<'a>(
         }
     }
     Ok(Ipv4Addr::LOCALHOST.into())
+}
+
+/// Why the ranks cannot meet at that address, and what to set otherwise.
+fn cannot_listen(address: IpAddr, settings: &Settings, error: &std::io::Error) -> String {
+    match &settings.tcp_ports {
+        Some(ports) => {
+            let (first, last) = (ports.start(), ports.end());
+            format!(
+                "no port of {TCP_PORTS} ({first}-{last}) can be had at {address}, where the ranks would meet: {error}"
+            )
+        }
+        None => format!("the ranks cannot meet at {address}: {error}; {TCP_INTERFACE} names another address"),
+    }
 }
 
 /// A job on several hosts while it runs.
@@ -213,7 +228,11 @@ impl Head {
                 Some(end) => self.ends[frame.number as usize] = end,
                 None => self.lost(node, "its agent said something that is not understood"),
             },
-            Kind::Done => self.with(node, |link| link.over = true),
+            Kind::Done => {
+                // Whether ranks of it still ran when the job was ended.
+                self.ended_early |= frame.body == [1];
+                self.with(node, |link| link.over = true);
+            }
             Kind::Refused => {
                 let problem = String::from_utf8_lossy(&frame.body).escape_debug().to_string();
                 let problem = format!("host {}: {problem}", self.host(node));
@@ -252,15 +271,12 @@ impl Head {
         if self.keep_going {
             return;
         }
-        let others = (0..).zip(&self.ends).any(|(other, end)| other != rank && *end == RankEnd::NotStarted);
-        self.ended_early |= others;
         self.end(Signal::TERM);
     }
 
     /// Passes a signal to all ranks; some of them end the job.
     fn pass_on(&mut self, signal: Signal) {
         if [Signal::INT, Signal::TERM, Signal::HUP].contains(&signal) {
-            self.ended_early = true;
             self.end(signal);
         } else {
             self.links.iter_mut().for_each(|(_, link)| link.pass_on(signal));
@@ -276,6 +292,7 @@ impl Head {
             }
             link.over = true;
             link.kill();
+            self.ended_early = true;
             // Ranks that were never there cannot tell that they were ended.
             let rank = self.nodes.iter().position(|other| other == node).unwrap_or_default() as u32;
             let after = self.began.elapsed();
