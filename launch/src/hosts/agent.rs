@@ -83,8 +83,10 @@ impl Obituary {
 
     fn reaped(&self) -> Reaped {
         let told = self.told.clone();
-        // The thread ends when nobody can tell it anything.
-        Reaped(Arc::new(move |rank, pid| drop(told.send((rank, pid)))))
+        Reaped(Arc::new(move |rank, pid| {
+            // The thread ends when nobody can tell it anything, and not before.
+            let _ = told.send((rank, pid));
+        }))
     }
 
     /// Waits until all has been told: the job is over.

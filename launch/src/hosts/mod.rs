@@ -22,4 +22,4 @@ mod order;
 mod wire;
 
 pub use agent::run_agent;
-pub use file::Hosts;
+pub use file::{Hosts, REMOTE_SHELL};
