@@ -29,6 +29,7 @@ pub mod protocol;
 #[cfg(unix)]
 pub mod reactor;
 pub mod route;
+mod row;
 pub mod slot;
 pub mod stats;
 pub mod sync;

@@ -471,6 +471,33 @@ impl Completer {
         self.end(ticket, outcome).is_some()
     }
 
+    /// Whether somebody still waits for the end of an operation that only this side can end. If nobody does, its slot is free.
+    #[cold]
+    pub(crate) fn is_still_wanted(&mut self, ticket: Ticket) -> bool {
+        match self.state_of(ticket) {
+            Some(PENDING | WAITED) => true,
+            Some(DETACHED) => {
+                // Acquired: its owner is through, and nobody else looks at it.
+                self.free(ticket.index());
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes over an operation that has not ended and that nobody waits for any more, for somebody who wants its outcome; false
+    /// if there is none.
+    #[cold]
+    pub(crate) fn adopt(&mut self, ticket: Ticket) -> bool {
+        if self.state_of(ticket) != Some(DETACHED) {
+            return false;
+        }
+        let Some(slot) = self.pool.slot(ticket.index()) else { return false };
+        // Its former owner is through (acquired), and nobody but the completer goes on from DETACHED.
+        slot.state.store(PENDING, Ordering::Release);
+        true
+    }
+
     /// Ends the operation with a unit. Returns true only if its owner will see that.
     pub fn complete_if_wanted(&mut self, ticket: Ticket) -> bool {
         self.end(ticket, Ok(Value::Unit)) == Some(true)

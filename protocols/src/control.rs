@@ -68,7 +68,12 @@ impl<F: Face> Control<F> {
     pub async fn send(&self, rank: Rank, payload: [u8; CONTROL_BYTES]) -> Result<(), SendError> {
         let (target, id) = (self.target(rank), self.id);
         loop {
-            let send = move |scope: &mut Scope<'_>| scope.control(target, id, payload, true);
+            let handle = Handle::of(&self.face);
+            // Owned at once: the future may be dropped before it hears of the ticket.
+            let send = move |scope: &mut Scope<'_>| match scope.control(target, id, payload, true)? {
+                ControlSent::Later(ticket) => Ok(Some(Pending::new(handle.clone(), ticket, None, None))),
+                ControlSent::Done | ControlSent::Full => Ok::<_, SendError>(None),
+            };
             let sent = match self.face.enter(|engine| send(&mut engine.scope())) {
                 Ok(sent) => sent?,
                 Err(_) => {
@@ -76,8 +81,7 @@ impl<F: Face> Control<F> {
                     std::future::poll_fn(|cx| posted.poll(cx)).await?
                 }
             };
-            let ControlSent::Later(ticket) = sent else { return Ok(()) };
-            let mut pending = Pending::new(Handle::of(&self.face), ticket, None, None);
+            let Some(mut pending) = sent else { return Ok(()) };
             std::future::poll_fn(|cx| pending.poll(&self.face, cx)).await?;
         }
     }

@@ -7,6 +7,7 @@ use crate::descriptor::{Descriptor, Op};
 use crate::device::{Sources, Stop, Verdict};
 use crate::error::{Fault, SendError};
 use crate::ids::{ControlId, Endpoint, ProtocolId};
+use crate::row::Row;
 use crate::slot::Ticket;
 use crate::wire;
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ type Payload = [u8; CONTROL_BYTES];
 pub(crate) struct PeerControls {
     queue: VecDeque<(ControlId, Payload)>,
     /// Who waits for a place in the queue.
-    waiters: VecDeque<Ticket>,
+    waiters: Row<Ticket>,
     /// What has come and is not registered here yet.
     unknown: VecDeque<(ControlId, Payload)>,
     /// What became of a control of the peer's that did not go well; the latest, if it cannot be told at once.
@@ -94,7 +95,10 @@ impl Scope<'_> {
             return Ok(ControlSent::Full);
         }
         let ticket = self.operation(Some(target.rank))?;
-        self.state.peer(index).controls.get_or_insert_default().waiters.push_back(ticket);
+        let State { peers, completer, .. } = &mut *self.state;
+        if let Some(peer) = peers[index].as_mut() {
+            peer.controls.get_or_insert_default().waiters.push_back(ticket, completer);
+        }
         self.state.mark_busy(index);
         Ok(ControlSent::Later(ticket))
     }

@@ -232,12 +232,13 @@ impl State {
     /// Puts somebody behind those who wait for credit. The first of them has the peer told that what it owes is waited for: of
     /// itself it pays when that is worth a record, and no more may come.
     pub(super) fn wait_for_credit(&mut self, index: usize, number: usize, waiter: Waiter) {
-        let out = &mut self.peer(index).outgoing[number];
+        let State { peers, completer, .. } = self;
+        let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
         if waiter.has_bytes {
             // It goes on with what it has begun: whoever is behind may wait for the bytes that it holds.
-            out.waiters.push_front(waiter);
+            out.waiters.push_front(waiter, completer);
         } else {
-            out.waiters.push_back(waiter);
+            out.waiters.push_back(waiter, completer);
         }
         if out.waiters.len() == 1 {
             self.ask_for_credit(index, number);

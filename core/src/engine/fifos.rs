@@ -15,11 +15,11 @@ use crate::device::{Sources, Stop};
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::ProtocolId;
+use crate::row::Row;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
 use bytes::Bytes;
 use slab::Slab;
-use std::collections::VecDeque;
 use thiserror::Error;
 
 /// In `State::busy`: the extra FIFOs.
@@ -137,11 +137,11 @@ struct Extra {
     /// It goes when it is empty.
     closing: bool,
     /// Senders that wait for room.
-    room: VecDeque<Ticket>,
+    room: Row<Ticket>,
     /// Who waits for the threshold.
-    crossing: Vec<Ticket>,
+    crossing: Row<Ticket>,
     /// Who waits until all is out that was in before.
-    drains: VecDeque<(u64, Ticket)>,
+    drains: Row<(u64, Ticket)>,
 }
 
 /// The extra FIFOs of a context.
@@ -166,10 +166,10 @@ impl Fifos {
         found.filter(|extra| extra.generation == id.generation && !extra.closing).ok_or(FifoError::Closed)
     }
 
-    fn remove(&mut self, key: usize) {
-        self.all.remove(key);
+    fn remove(&mut self, key: usize) -> Extra {
         self.urgent.retain(|&other| other != key);
         self.others.retain(|&other| other != key);
+        self.all.remove(key)
     }
 
     /// Whether anything waits that is to be served.
@@ -210,9 +210,9 @@ impl Scope<'_> {
             enabled: true,
             active: true,
             closing: false,
-            room: VecDeque::new(),
-            crossing: Vec::new(),
-            drains: VecDeque::new(),
+            room: Row::default(),
+            crossing: Row::default(),
+            drains: Row::default(),
         });
         if options.priority {
             fifos.urgent.push(key)
@@ -228,7 +228,7 @@ impl Scope<'_> {
         tracing::debug!(me = %self.state.me, ?id, waiting = !extra.fifo.is_empty(), "fifo closed");
         (extra.closing, extra.enabled) = (true, true);
         if extra.fifo.is_empty() {
-            self.state.fifos.remove(id.key as usize);
+            self.state.remove_fifo(id.key as usize);
         } else {
             self.state.mark_fifos_busy();
         }
@@ -307,7 +307,8 @@ impl Scope<'_> {
             Ok(ticket) => ticket,
             Err(fault) => return Ok(Err(fault)),
         };
-        self.state.fifos.of(id)?.crossing.push(ticket);
+        let State { fifos, completer, .. } = &mut *self.state;
+        fifos.of(id)?.crossing.push_back(ticket, completer);
         Ok(Ok(Some(ticket)))
     }
 
@@ -326,8 +327,9 @@ impl Scope<'_> {
         let mut tickets = Vec::new();
         for key in keys {
             let ticket = self.operation(None)?;
-            let extra = &mut self.state.fifos.all[key];
-            extra.drains.push_back((extra.fifo.tail(), ticket));
+            let State { fifos, completer, .. } = &mut *self.state;
+            let extra = &mut fifos.all[key];
+            extra.drains.push_back((extra.fifo.tail(), ticket), completer);
             tickets.push(ticket);
         }
         Ok(tickets)
@@ -355,7 +357,8 @@ impl Scope<'_> {
             takes?;
             return Ok(match self.operation(Some(args.target.rank)) {
                 Ok(ticket) => {
-                    self.state.fifos.of(id)?.room.push_back(ticket);
+                    let State { fifos, completer, .. } = &mut *self.state;
+                    fifos.of(id)?.room.push_back(ticket, completer);
                     Ok(Sent::Later(ticket, Wait::Await, payload))
                 }
                 Err(fault) => Err((fault.into(), payload)),
@@ -487,7 +490,7 @@ impl Scope<'_> {
             let front = if extra.enabled { extra.fifo.front() } else { None };
             let Some(mut front) = front else {
                 if extra.closing && extra.fifo.is_empty() {
-                    self.state.fifos.remove(key);
+                    self.state.remove_fifo(key);
                 }
                 return (moved, Served::Empty);
             };
@@ -599,6 +602,15 @@ impl Scope<'_> {
 }
 
 impl State {
+    /// A FIFO is closed and empty. Nobody is left who would wait for something of it, but for its slot.
+    fn remove_fifo(&mut self, key: usize) {
+        let mut gone = self.fifos.remove(key);
+        let drains = gone.drains.drain(..).map(|(_, ticket)| ticket);
+        for ticket in gone.crossing.drain(..).chain(gone.room.drain(..)).chain(drains) {
+            self.completer.complete(ticket, Err(Fault::Shutdown));
+        }
+    }
+
     pub(super) fn mark_fifos_busy(&mut self) {
         if !std::mem::replace(&mut self.fifos.listed, true) {
             self.busy.push(FIFOS);

@@ -5,6 +5,7 @@ use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::{Endpoint, ProtocolId};
 use crate::protocol::{Accept, Flow};
+use crate::row::{Row, Waits};
 use crate::slot::{Completer, Ticket};
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ pub(crate) struct Peer {
     /// So many of them that further requests are not carried out.
     pub asks_too_much: bool,
     /// Sends that wait for room in the FIFO, in order.
-    pub room_waiters: VecDeque<Ticket>,
+    pub room_waiters: Row<Ticket>,
     /// FIFO places promised to waiters that were woken.
     pub room_granted: usize,
     /// By this side's protocol numbers.
@@ -75,7 +76,7 @@ pub(crate) struct Outgoing {
     pub credits: u32,
     pub bytes: i64,
     pub refused: Option<Fault>,
-    pub waiters: VecDeque<Waiter>,
+    pub waiters: Row<Waiter>,
     /// Credits promised to waiters that were woken.
     pub granted: u32,
 }
@@ -88,6 +89,12 @@ pub(crate) struct Waiter {
     pub bytes: u64,
     /// The bytes of the message were taken with one before it.
     pub has_bytes: bool,
+}
+
+impl Waits for Waiter {
+    fn ticket(&self) -> Ticket {
+        self.ticket
+    }
 }
 
 impl Outgoing {
@@ -153,7 +160,7 @@ impl Peer {
             answers: 0,
             answer_bytes: 0,
             asks_too_much: false,
-            room_waiters: VecDeque::new(),
+            room_waiters: Row::default(),
             room_granted: 0,
             outgoing: Vec::new(),
             asks: Vec::new(),

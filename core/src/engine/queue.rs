@@ -40,8 +40,7 @@ impl Scope<'_> {
                 let (endpoint, life) = (peer.endpoint, peer.life);
                 match self.operation(Some(rank)) {
                     Ok(ticket) => {
-                        self.state.peer(index).room_waiters.push_back(ticket);
-                        self.state.mark_busy(index);
+                        self.state.wait_for_room(index, ticket);
                         return Ok(Sent::Later(ticket, Wait::Room(endpoint, life), payload));
                     }
                     Err(fault) => return Err((fault.into(), payload)),
@@ -291,6 +290,15 @@ impl Scope<'_> {
 }
 
 impl State {
+    /// Puts somebody behind those who wait for a place.
+    fn wait_for_room(&mut self, index: usize, ticket: Ticket) {
+        let State { peers, completer, .. } = self;
+        if let Some(peer) = peers[index].as_mut() {
+            peer.room_waiters.push_back(ticket, completer);
+        }
+        self.mark_busy(index);
+    }
+
     /// Wakes senders that wait for a place, as far as there are places.
     pub(super) fn hand_out_room(&mut self, index: usize) {
         let capacity = self.config.fifo_slots;

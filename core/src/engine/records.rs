@@ -148,8 +148,8 @@ impl Scope<'_> {
         if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
             out.open = false;
             if out.refused.replace(fault).is_none() {
-                let waiters = std::mem::take(&mut out.waiters);
-                for waiter in waiters {
+                let mut waiters = std::mem::take(&mut out.waiters);
+                for waiter in waiters.drain(..) {
                     self.state.completer.complete(waiter.ticket, Err(fault));
                 }
                 if cookie == 0 {

@@ -2,9 +2,10 @@
 
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::engine::{ControlSent, Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::ids::ControlId;
 use posthaste_core::protocol::{Credit, Flow};
-use posthaste_core::{Endpoint, ProtocolId, Rank};
+use posthaste_core::{Endpoint, ProtocolId, Rank, Value};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +37,60 @@ fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent: &mut Vec<M
             world.step();
         }
     }
+}
+
+/// Who waits for a peer that does nothing and gives that up, again and again, takes nothing along: neither of what others use
+/// nor of what waits for the peer.
+pub fn who_gives_up_waiting_takes_nothing_along<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 1;
+        setup.config.fifo_slots = 8;
+    });
+    let log = Log::default();
+    for rank in world.ranks() {
+        world.register(rank, Probe::recording("inline", &log));
+        world.register(rank, Probe::recording("credited", &log).flow(Flow::Credited));
+    }
+    let from = at(Rank(0));
+    world.pause(Rank(1));
+    let mut sent = Vec::new();
+    fill(&mut world, ProtocolId(0), &mut sent);
+    let begin = |world: &World<H>, number: u64| {
+        let args = SendArgs {
+            target: at(Rank(1)),
+            protocol: ProtocolId((number % 2) as u16),
+            cookie: 0,
+            info: &[],
+            relaxed: false,
+        };
+        world.enter(from, |scope| match scope.send(&args, Payload::Borrowed(&[5; 40]), Wait::Await) {
+            Ok(Sent::Later(ticket, ..) | Sent::Queued(ticket)) => scope.detach(ticket),
+            Ok(Sent::Done) => {}
+            other => panic!("{other:?}"),
+        });
+        let control = world.enter(from, |scope| scope.control(at(Rank(1)), ControlId(7), [0; 16], true));
+        if let Ok(ControlSent::Later(ticket)) = control {
+            world.enter(from, |scope| scope.detach(ticket));
+        }
+        if let Ok(Some(ticket)) = world.enter(from, |scope| scope.flush(at(Rank(1)))) {
+            world.enter(from, |scope| scope.detach(ticket));
+        }
+    };
+    (0..2000).for_each(|number| begin(&world, number));
+    let held = |world: &World<H>| {
+        world.enter(from, |scope| {
+            let ticket = scope.operation(None).expect("it is open");
+            scope.complete(ticket, Ok(Value::Unit));
+            scope.detach(ticket);
+            ticket.to_word() as u32
+        })
+    };
+    (0..20_000).for_each(|number| begin(&world, number));
+    assert!(held(&world) < 2000, "slot {} is the first that is free", held(&world));
+    // It goes on where it was.
+    world.resume(Rank(1));
+    world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), ProtocolId(0), *b"the last")])]);
+    world.until("the last arrives", |_| log.all().last().is_some_and(|last| last.bytes == b"the last"));
 }
 
 /// Who tries is told Full, who awaits is queued and then waits; other receivers go on; in the end all arrives in order.
