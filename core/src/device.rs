@@ -546,7 +546,8 @@ impl<'a> Packet<'a> {
 
 /// Page memory that a caller fills and then sends: the payload is never copied.
 ///
-/// Dropped unsent, it goes back to its device.
+/// Dropped unsent, it goes back to its device. The context that lent it sends it without a copy; any other may send it, too, and
+/// copies it.
 pub struct Loan {
     memory: SharedSlice,
     key: u64,
@@ -587,6 +588,12 @@ impl Loan {
     #[must_use]
     pub fn key(&self) -> u64 {
         self.key
+    }
+
+    /// What tells whoever lent it from all others, as long as this loan or the lender is there.
+    #[must_use]
+    pub(crate) fn lender(&self) -> usize {
+        self.owner.as_ref().map_or(0, |owner| Arc::as_ptr(owner).cast::<()>() as usize)
     }
 
     /// It was sent: nobody takes it back when it is dropped.

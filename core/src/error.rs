@@ -130,6 +130,9 @@ pub enum Fault {
     /// A put or a get of memory that the target does not have.
     #[error("peer {0} has no such memory: it was freed, or the key is not one that the peer told")]
     NoSuchMemory(Rank),
+    /// The answer to a request is longer than a message may be: it was not sent.
+    #[error("the answer of rank {0} is longer than a message may be: let it send it in parts")]
+    AnswerTooLong(Rank),
     /// What was asked for belongs to an earlier incarnation of a rank, which died; the rank was started again since, and
     /// the new incarnation has nothing of it.
     #[error(
@@ -192,6 +195,7 @@ impl Fault {
             | Fault::Busy(rank)
             | Fault::Undecodable(rank)
             | Fault::NoSuchMemory(rank)
+            | Fault::AnswerTooLong(rank)
             | Fault::CollectiveRefused { rank, .. }
             | Fault::ExecutorFailed { rank, .. }
             | Fault::GroupLeft(rank)

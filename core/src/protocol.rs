@@ -344,6 +344,12 @@ pub trait Protocol: Send + Sync {
         true
     }
 
+    /// Whether a request may be answered by [`Fault::Busy`] in this protocol's stead, without being carried out, as long as too many
+    /// answers wait for who asks. False for what is answered by next to nothing, and must not be left out.
+    fn may_be_refused(&self, _message: &Incoming<'_>) -> bool {
+        true
+    }
+
     /// The first packet of a message has arrived: where is the message to go?
     fn accept(&self, _scope: &mut Scope<'_>, _first: &FirstPacket<'_>) -> Accept {
         Accept::Whole

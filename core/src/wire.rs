@@ -152,6 +152,7 @@ pub fn code_of(fault: Fault) -> u16 {
         Fault::Undecodable(_) => 5,
         Fault::OutOfMemory(_) => 6,
         Fault::NoSuchMemory(_) => 7,
+        Fault::AnswerTooLong(_) => 8,
         _ => 0,
     }
 }
@@ -167,6 +168,7 @@ pub fn fault_of(code: u16, peer: Rank) -> Fault {
         5 => Fault::Undecodable(peer),
         6 => Fault::OutOfMemory("on the peer"),
         7 => Fault::NoSuchMemory(peer),
+        8 => Fault::AnswerTooLong(peer),
         _ => Fault::PeerClosed(peer),
     }
 }

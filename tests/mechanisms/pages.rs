@@ -1,7 +1,7 @@
 //! Messages in pages: the sender's pool, leases of the receiver, loans.
 
-use crate::support::{is_payload, options, payload, run, soon, until};
-use posthaste::{Message, OwnedMessage, Rank, Scope};
+use crate::support::{is_payload, options, payload, run, sealed, soon, unseal, until};
+use posthaste::{ContextId, Endpoint, Message, OwnedMessage, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
 /// Bytes of shared memory that this process has mapped and touched.
@@ -326,6 +326,83 @@ fn m_v01_a_message_that_waits_for_a_page_goes_on_when_a_loan_is_dropped() {
             drop((loans, held));
         } else {
             soon("the message", arrived.reach(1)).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_loan_may_be_sent_through_another_context_than_lent_it() {
+    const LEN: usize = 100_000;
+    run(2, options().contexts(2), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("lent", move |m: Message, _: &mut Scope| {
+                let number = u64::from_ne_bytes(m.info().try_into().unwrap());
+                assert!(is_payload(number, &m.bytes()), "payload {number} is another's");
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let beside = message.through(job.context_handle(ContextId(1)).unwrap());
+            for number in 0..20u64 {
+                // The other context has messages of its own under way where it would look for the page.
+                let other = 1000 + number;
+                beside.send(Rank(1), payload(other, LEN)).info(&other.to_ne_bytes()).await.unwrap();
+                let loan = message.loan(LEN).expect("a page");
+                loan.memory().write(&payload(number, LEN));
+                let own = if number % 4 == 3 { &message } else { &beside };
+                own.send(Rank(1), loan).info(&number.to_ne_bytes()).await.unwrap();
+            }
+            // The pages of both are there still.
+            for number in 0..20u64 {
+                beside.send(Rank(1), payload(number, LEN)).info(&number.to_ne_bytes()).await.unwrap();
+                message.send(Rank(1), payload(number, LEN)).info(&number.to_ne_bytes()).await.unwrap();
+            }
+        } else {
+            soon("all of them", arrived.reach(80)).await;
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
+fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
+    const LEN: usize = 50_000;
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let page = job
+            .register("page", move |m: Message, _: &mut Scope| {
+                assert_eq!(unseal(&m.bytes()), Some(count.value()), "it is one sent before");
+                count.add(1);
+            })
+            .unwrap();
+        let send = page.clone();
+        let fails = job
+            .register("fails", move |_: Message, scope: &mut Scope| {
+                scope.multicast(|scope| {
+                    assert!(
+                        send.send_in(scope, Endpoint::new(Rank(1), ContextId(0)), sealed(0, LEN)).is_ok()
+                    );
+                    panic!("on purpose");
+                });
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            fails.send(Rank(0), "").await.unwrap();
+            until("it has failed", || job.stats().panics == 1).await;
+            // From the same memory as before, as a rule.
+            for number in 1..20u64 {
+                page.send(Rank(1), sealed(number, LEN)).await.unwrap();
+            }
+        } else {
+            soon("all of them", arrived.reach(20)).await;
+            assert_eq!(job.stats().panics, 0);
         }
         job.barrier().await.unwrap();
     });

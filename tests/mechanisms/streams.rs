@@ -1,7 +1,7 @@
 //! Delivery to streams and to spawned handlers; back-pressure.
 
 use crate::support::{Transport, options, payload, receives, run, sealed, soon, unseal, until};
-use posthaste::{ActiveMessage, Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
+use posthaste::{ActiveMessage, ContextId, Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -281,6 +281,41 @@ fn flush_and_fence_wait_until_handlers_have_run() {
             job.fence().await.unwrap();
         }
         job.barrier().await.unwrap();
+    });
+}
+
+/// What goes to another context of a rank is handled when that is driven, and a flush waits for it, too.
+#[test]
+fn a_flush_waits_for_every_context_of_a_rank() {
+    run(2, options().contexts(2), async |job| {
+        let window = job.shmalloc::<u64>(2).await.unwrap();
+        let own = window.clone();
+        let note = job
+            .register("note", move |m: Message, scope: &mut Scope| {
+                own.store(scope.me().context.index(), m.read(0).unwrap());
+            })
+            .unwrap();
+        let context = (job.rank() == Rank(1)).then(|| job.own_context(ContextId(1)).expect("free"));
+        job.barrier().await.unwrap();
+        for round in 1..=6u64 {
+            if let Some(context) = &context {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                let mut moved = 0;
+                while window.load(1) < Some(round) || moved < 100 {
+                    moved += 1;
+                    context.advance();
+                    tokio::task::yield_now().await;
+                }
+            } else {
+                note.send(Rank(1), round.to_ne_bytes()).to_context(ContextId(1)).await.unwrap();
+                match round % 2 {
+                    0 => soon("the fence", job.fence()).await.unwrap(),
+                    _ => soon("the flush", job.flush(Rank(1))).await.unwrap(),
+                }
+                assert_eq!(window.get(Rank(1), 1).await, Ok(round), "the handler has not run");
+            }
+            job.barrier().await.unwrap();
+        }
     });
 }
 

@@ -121,6 +121,12 @@ impl Shared {
         self.sysdep.personality().shape.ranks
     }
 
+    /// Contexts of each of their clients.
+    #[must_use]
+    pub fn contexts(&self) -> u16 {
+        self.sysdep.personality().shape.contexts
+    }
+
     /// Around an engine and the pool that was made with it.
     #[must_use]
     pub fn new(

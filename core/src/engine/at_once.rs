@@ -5,11 +5,12 @@ use super::peer::Peer;
 use super::send::request_note;
 use super::{Scope, State};
 use crate::descriptor::{Descriptor, Op, SourceKind};
-use crate::device::{Sources, Stop};
+use crate::device::{Loan, Sources, Stop};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::ReplyTo;
 use crate::slot::Ticket;
 use crate::wire;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Targets of a multicast that are handed to the device together.
 const AT_ONCE: usize = 16;
@@ -19,8 +20,8 @@ const AT_ONCE: usize = 16;
 pub enum Whole<'p> {
     /// These bytes; they are copied.
     Bytes(&'p [u8]),
-    /// A loan, by its key, and its length.
-    Loan(u64, u64),
+    /// A loan, which is nobody's but the receiver's once it is sent.
+    Loan(&'p Loan),
 }
 
 impl Scope<'_> {
@@ -54,7 +55,12 @@ impl Scope<'_> {
     /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
-        let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
+        if let Whole::Loan(loan) = source
+            && !self.state.lends(loan, target.rank)
+        {
+            return false;
+        }
+        let State { peers, shape, stats, table, eager, .. } = &mut *self.state;
         let Some((index, peer)) = clear_way(peers, *shape, target) else { return false };
         if !peer.is_open(protocol) {
             return false;
@@ -65,8 +71,7 @@ impl Scope<'_> {
                 (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
             Whole::Bytes(_) => return false,
-            Whole::Loan(key, len) if routes.of(target.rank).loans => (SourceKind::Loan, key, len, &[][..]),
-            Whole::Loan(..) => return false,
+            Whole::Loan(loan) => (SourceKind::Loan, loan.key(), loan.len() as u64, &[][..]),
         };
         let plain = source_kind == SourceKind::Borrowed && self.inject.plain(index, wire_id, 0, borrowed);
         if !plain {
@@ -165,9 +170,10 @@ impl Scope<'_> {
     /// must not change before it returns.
     pub fn multicast<R>(&mut self, f: impl FnOnce(&mut Scope<'_>) -> R) -> R {
         self.inject.multicast(true);
-        let result = f(self);
+        // The panic goes on, and the rank as a rule, too: what is sent from then on may change.
+        let result = catch_unwind(AssertUnwindSafe(|| f(self)));
         self.inject.multicast(false);
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Answers a request with one word if nothing at all stands in the way. Otherwise nothing was done, and

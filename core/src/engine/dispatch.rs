@@ -434,7 +434,7 @@ impl Scope<'_> {
 
     fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
         let asks = message.cookie != 0 && protocol.takes_requests();
-        if asks && self.is_asked_too_much(&message, flow) {
+        if asks && self.is_asked_too_much(protocol, &message, flow) {
             return;
         }
         let _span = self.traced(&message);
@@ -460,9 +460,9 @@ impl Scope<'_> {
     }
 
     /// Too many answers wait for who asks: it is told so instead of one more.
-    fn is_asked_too_much(&mut self, message: &Incoming<'_>, flow: Flow) -> bool {
+    fn is_asked_too_much(&mut self, protocol: &dyn Protocol, message: &Incoming<'_>, flow: Flow) -> bool {
         let index = self.state.shape.index(message.source);
-        let busy = self.state.peer(index).asks_too_much;
+        let busy = self.state.peer(index).asks_too_much && protocol.may_be_refused(message);
         if busy {
             let to = ReplyTo::new(message.source, message.life, message.cookie);
             self.reply(to, Err(Fault::Busy(self.state.me.rank)));
@@ -487,9 +487,7 @@ impl Scope<'_> {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
         tracing::error!(source = %arrived.source, "a message handler panicked");
-        let asks =
-            || self.state.registry.get(arrived.protocol).is_none_or(|protocol| protocol.takes_requests());
-        if arrived.cookie != 0 && asks() {
+        if arrived.cookie != 0 && self.takes_requests(arrived.source, arrived.protocol) {
             let to = ReplyTo::new(arrived.source, arrived.life, arrived.cookie);
             self.reply(to, Err(Fault::RemotePanicked(me)));
         }
@@ -497,6 +495,17 @@ impl Scope<'_> {
             let Arrived { source: endpoint, protocol, life, bytes, .. } = *arrived;
             self.consumed(Credit { endpoint, protocol, life, bytes });
         }
+    }
+
+    /// Whether messages of a peer's protocol with a cookie are requests. One that is unknown here was none of those which are not.
+    fn takes_requests(&self, source: Endpoint, protocol: ProtocolId) -> bool {
+        let number = usize::from(protocol.0.wrapping_sub(wire::FIRST_USER));
+        let peer = self.state.peers[self.state.shape.index(source)].as_ref();
+        let Some(IncomingState::Resolved { local, .. }) = peer.and_then(|peer| peer.incoming.get(number))
+        else {
+            return true;
+        };
+        self.state.registry.get(*local).is_none_or(|protocol| protocol.takes_requests())
     }
 
     /// A message that is whole already goes through the first-packet handler, too.

@@ -180,6 +180,7 @@ impl Engine {
             aside_seen: None,
             controls: parts.controls,
             table: SourceTable::default(),
+            lender: 0,
             patterns: pattern::PatternStore::default(),
             replaying: pattern::Replays::default(),
             fifos: fifos::Fifos::default(),

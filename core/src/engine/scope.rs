@@ -76,7 +76,9 @@ impl Scope<'_> {
 
     /// Borrows page memory of the device to be filled and sent without a copy.
     pub fn loan(&mut self, len: usize) -> Option<crate::device::Loan> {
-        self.inject.loan(len)
+        let loan = self.inject.loan(len)?;
+        self.state.lender = loan.lender();
+        Some(loan)
     }
 
     /// A slot for an operation of the caller's own; `peer`: whose loss ends it.

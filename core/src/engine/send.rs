@@ -7,10 +7,11 @@ use crate::device::{Loan, Sources, Stop};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, ProtocolId};
 use crate::protocol::{Flow, ReplyTo};
+use crate::row::Row;
 use crate::slot::Ticket;
 use crate::wire;
 use bytes::Bytes;
-use std::collections::VecDeque;
+
 use zerocopy::IntoBytes;
 
 /// What is to be sent.
@@ -286,7 +287,7 @@ impl Scope<'_> {
                 credits: config.credits,
                 bytes: config.credit_bytes as i64,
                 refused: None,
-                waiters: VecDeque::new(),
+                waiters: Row::default(),
                 granted: 0,
             });
         }
@@ -353,6 +354,12 @@ impl Scope<'_> {
         if peer.fault.is_some() || closed || peer.life != to.life {
             return;
         }
+        // The other side would take a longer one for a peer's that is corrupt.
+        let fits = |payload: &Payload<'_>| payload.len() as u64 <= self.state.config.max_message;
+        let answer = match answer {
+            Ok(payload) if !fits(&payload) => Err(Fault::AnswerTooLong(self.state.me.rank)),
+            answer => answer,
+        };
         let result = match answer {
             Ok(payload) => self
                 .post(index, ProtocolId(wire::REPLY), to.cookie, &[], payload, Queue::Answer, false)
@@ -383,15 +390,14 @@ impl Scope<'_> {
     ) -> SendResult<'p> {
         let len = payload.len();
         let eager = self.state.eager;
-        let State { peers, table, shape, routes, .. } = &mut *self.state;
-        let target = shape.endpoint(index);
+        let target = self.state.shape.endpoint(index);
         let payload = match payload {
-            // The page is another device's, which does not reach this target.
-            Payload::Loan(loan) if !routes.of(target.rank).loans => {
+            Payload::Loan(loan) if !self.state.lends(&loan, target.rank) => {
                 Payload::Owned(Bytes::from(loan.memory().to_vec()))
             }
             payload => payload,
         };
+        let State { peers, table, .. } = &mut *self.state;
         let mut descriptor = Descriptor {
             op: Op::Send,
             source_kind: SourceKind::Borrowed,
@@ -445,6 +451,12 @@ impl Scope<'_> {
         }
         if !peer.wants_flush(&self.state.completer) {
             return Ok(None);
+        }
+        // The last question may have been given up by whoever asked it: if nothing was sent since, its answer is the one.
+        if let (false, Some(flush)) = (peer.unflushed, peer.flush)
+            && self.state.completer.adopt(flush)
+        {
+            return Ok(Some(flush));
         }
         let ticket = self.operation(Some(target.rank))?;
         if let Err(fault) = self.system(index, wire::FLUSH, ticket.to_word(), &[]) {

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::caps::Caps;
 use crate::control::Controls;
-use crate::device::{Memory, SourceTable};
+use crate::device::{Loan, Memory, SourceTable};
 use crate::error::{Fault, SendError};
 use crate::exposed::Exposed;
 use crate::ids::{Endpoint, JobShape, Rank};
@@ -48,6 +48,8 @@ pub struct State {
     pub(crate) aside_seen: Option<(u64, u64, bool)>,
     pub(crate) controls: std::sync::Arc<Controls>,
     pub(crate) table: SourceTable,
+    /// What this context's own loans are known by; 0 as long as it has lent nothing.
+    pub(super) lender: usize,
     pub(crate) patterns: pattern::PatternStore,
     pub(crate) replaying: pattern::Replays,
     pub(super) fifos: fifos::Fifos,
@@ -95,6 +97,13 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
+    /// Whether the page of a loan is this context's to send to that rank. One of another context, or of another device, is only
+    /// a copy's source.
+    #[inline]
+    pub(super) fn lends(&self, loan: &Loan, to: Rank) -> bool {
+        loan.lender() == self.lender && self.routes.of(to).loans
+    }
+
     #[inline]
     pub(crate) fn index_of(&self, target: Endpoint) -> Result<usize, SendError> {
         if target.rank.0 >= self.shape.ranks || target.context.0 >= self.shape.contexts {

@@ -108,6 +108,7 @@ pub struct Probe {
     name: String,
     schema: u64,
     flow: Flow,
+    takes_requests: bool,
     on_message: OnMessage,
     on_first: Option<OnFirst>,
     closed: Arc<AtomicUsize>,
@@ -129,6 +130,7 @@ impl Probe {
             name: name.to_owned(),
             schema: 0,
             flow: Flow::Inline,
+            takes_requests: true,
             on_message: Box::new(on_message),
             on_first: None,
             closed: Arc::default(),
@@ -147,6 +149,13 @@ impl Probe {
     #[must_use]
     pub fn flow(mut self, flow: Flow) -> Self {
         self.flow = flow;
+        self
+    }
+
+    /// Its cookies are its own, and ask for nothing.
+    #[must_use]
+    pub fn without_requests(mut self) -> Self {
+        self.takes_requests = false;
         self
     }
 
@@ -185,6 +194,10 @@ impl Protocol for Probe {
 
     fn flow(&self) -> Flow {
         self.flow
+    }
+
+    fn takes_requests(&self) -> bool {
+        self.takes_requests
     }
 
     fn chooses_buffer(&self) -> bool {

@@ -3,7 +3,7 @@
 use super::probe::bytes_of;
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::Payload;
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
 use posthaste_core::protocol::{Flow, ReplyTo};
 use posthaste_core::{Face, Fault, ProtocolId, Rank};
 use std::collections::VecDeque;
@@ -132,6 +132,86 @@ pub fn a_panicking_handler_is_reported_and_the_rank_goes_on<H: Harness>(harness:
         }
     }
     assert_eq!(world.handle(at(Rank(1))).stats().panics, 7);
+}
+
+/// Whether a panic is told to whoever has sent the message is its protocol's to say, not that of another with the number under
+/// which it travels.
+pub fn a_panic_is_told_by_the_protocol_that_it_was_in<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    for rank in world.ranks() {
+        let panics = |name: &str| Probe::new(name, |_, _| std::panic::panic_any("a handler of a test"));
+        world.register(rank, panics("asked"));
+        world.register(rank, panics("tagged").without_requests());
+        for number in 2..40u16 {
+            let filler = panics(&format!("filler {number}"));
+            world.register(rank, if number % 2 == 0 { filler.without_requests() } else { filler });
+        }
+    }
+    let from = at(Rank(0));
+    let long = world.caps().max_eager * 2;
+    let lengths = [0, 8, 100, long];
+    // A tag that is answered would end an operation that has its number: all that wait here are asked last, and end so.
+    quietly(|| {
+        let tags = lengths.map(|len| Message::new(Rank(1), ProtocolId(1), vec![1; len]));
+        for message in tags {
+            let args = SendArgs {
+                target: at(Rank(1)),
+                protocol: ProtocolId(1),
+                cookie: 1 << 32 | 1,
+                info: &[],
+                relaxed: false,
+            };
+            world.enter(from, |scope| {
+                assert!(matches!(
+                    scope.send(&args, Payload::Borrowed(&message.payload), Wait::Await),
+                    Ok(Sent::Done | Sent::Queued(_))
+                ));
+            });
+        }
+        let asked = lengths.iter().enumerate();
+        let asked =
+            asked.map(|(n, &len)| Message::filled(from, at(Rank(1)), ProtocolId(0), n, 0, len).request());
+        let mut outboxes = [Outbox::new(from, asked)];
+        world.send_all(&mut outboxes);
+        for answer in outboxes[0].answers.values() {
+            assert_eq!(answer.as_ref().expect_err("it panicked"), &Fault::RemotePanicked(Rank(1)));
+        }
+    });
+    assert_eq!(world.handle(at(Rank(1))).stats().panics, 8);
+}
+
+/// An answer that no message may have the length of ends its request, and nothing else.
+pub fn an_answer_that_is_too_long_is_told_as_that<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.max_message = 5000);
+    for rank in world.ranks() {
+        let probe = |name, len: usize| {
+            Probe::new(name, move |scope, message| {
+                if let Some(to) = message.reply() {
+                    scope.reply(to, Ok(Payload::Owned(vec![7; len].into())));
+                }
+            })
+        };
+        world.register(rank, probe("too long", 5001));
+        world.register(rank, probe("long", 5000).flow(Flow::Replied));
+        world.register(rank, probe("much too long", 1 << 20).flow(Flow::Replied));
+    }
+    let from = at(Rank(0));
+    let asked = [0, 1, 2, 0, 2, 1];
+    let messages = asked
+        .iter()
+        .enumerate()
+        .map(|(n, &protocol)| Message::filled(from, at(Rank(1)), ProtocolId(protocol), n, 0, 10).request());
+    let mut outboxes = [Outbox::new(from, messages)];
+    world.send_all(&mut outboxes);
+    for (n, protocol) in asked.iter().enumerate() {
+        match &outboxes[0].answers[&n] {
+            Ok(value) => assert_eq!((*protocol, value.as_bytes().len()), (1, 5000)),
+            Err(fault) => {
+                assert_ne!(*protocol, 1);
+                assert_eq!(*fault, Fault::AnswerTooLong(Rank(1)));
+            }
+        }
+    }
 }
 
 /// A credited message whose handler panicked counts as consumed.
