@@ -110,7 +110,7 @@ impl Buffer {
         match &self.0 {
             Kind::Inline(short) => Whole::Bytes(short.as_slice()),
             Kind::Bytes(bytes) => Whole::Bytes(bytes),
-            Kind::Loan(loan) => Whole::Loan(loan.key(), loan.len() as u64),
+            Kind::Loan(loan) => Whole::Loan(loan),
         }
     }
 

@@ -3,10 +3,10 @@
 use crate::operation::Pending;
 use futures::future::join_all;
 use posthaste_core::context::Face;
-use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
+use posthaste_core::{ContextId, Endpoint, Fault, Handle, Rank, SendError};
 
-/// Awaits that everything this context did towards a rank before has taken effect there: puts are visible, and inline
-/// handlers of earlier messages have run.
+/// Awaits that everything this context did towards a rank before has taken effect there, on whichever of its contexts: puts are
+/// visible, and inline handlers of earlier messages have run.
 ///
 /// # Errors
 /// If the rank is unknown or gone.
@@ -32,7 +32,13 @@ use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
 /// ```
 pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
     settle(face).await?;
-    flush_queue(face, rank).await
+    let shared = face.shared();
+    let (own, contexts) = (shared.me().context, shared.contexts());
+    if contexts == 1 {
+        return flush_queue(face, Endpoint::new(rank, own)).await;
+    }
+    let all = (0..contexts).map(|context| flush_queue(face, Endpoint::new(rank, ContextId(context))));
+    join_all(all).await.into_iter().collect()
 }
 
 /// Awaits that what does not wait in the order of the context has left its place: what is in FIFOs of their own, and replays
@@ -58,8 +64,7 @@ async fn settle<F: Face>(face: &F) -> Result<(), SendError> {
     Ok(())
 }
 
-async fn flush_queue<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
-    let target = Endpoint::new(rank, face.shared().me().context);
+async fn flush_queue<F: Face>(face: &F, target: Endpoint) -> Result<(), SendError> {
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
         let handle = handle.clone();
@@ -117,6 +122,6 @@ pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
             std::future::poll_fn(|cx| posted.poll(cx)).await
         }
     };
-    let ended = join_all(targets.into_iter().map(|target| flush_queue(face, target.rank))).await;
+    let ended = join_all(targets.into_iter().map(|target| flush_queue(face, target))).await;
     ended.into_iter().collect()
 }

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use posthaste_core::control::ControlHandler;
 use posthaste_core::ids::ControlId;
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{Accept, ArrivedWord, ArrivedWords, FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
     ContextId, Device, Endpoint, Fault, Handle, JobShape, Messager, ProtocolId, Rank, RegisterError, Scope,
@@ -126,8 +127,24 @@ impl Protocol for Prefixed {
         self.protocol.overtakes_held()
     }
 
+    fn takes_requests(&self) -> bool {
+        self.protocol.takes_requests()
+    }
+
+    fn may_be_refused(&self, message: &Incoming<'_>) -> bool {
+        self.protocol.may_be_refused(message)
+    }
+
     fn accept(&self, scope: &mut Scope<'_>, first: &FirstPacket<'_>) -> Accept {
         self.protocol.accept(scope, first)
+    }
+
+    fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
+        self.protocol.place(first)
+    }
+
+    fn on_placed(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
+        self.protocol.on_placed(scope, message);
     }
 
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
@@ -156,5 +173,44 @@ impl Protocol for Prefixed {
 
     fn on_close(&self) {
         self.protocol.on_close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use posthaste_core::device::Body;
+
+    /// A protocol that answers everything otherwise than one does that says nothing of it.
+    struct Contrary;
+
+    impl Protocol for Contrary {
+        fn name(&self) -> &str {
+            "contrary"
+        }
+
+        fn takes_requests(&self) -> bool {
+            false
+        }
+
+        fn may_be_refused(&self, _message: &Incoming<'_>) -> bool {
+            false
+        }
+
+        fn place(&self, _first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
+            Some(Vec::new())
+        }
+
+        fn on_message(&self, _scope: &mut Scope<'_>, _message: Incoming<'_>) {}
+    }
+
+    #[test]
+    fn what_a_protocol_says_of_itself_holds_under_another_name() {
+        let prefixed = Prefixed { name: "library/contrary".into(), protocol: Arc::new(Contrary) };
+        let source = Endpoint::new(Rank(0), ContextId(0));
+        let (body, protocol) = (Body::Short(&[]), ProtocolId(16));
+        let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 1 };
+        assert!(!prefixed.takes_requests() && !prefixed.may_be_refused(&message));
+        assert!(prefixed.place(&FirstPacket { source, info: &[], total: 0 }).is_some());
     }
 }

@@ -6,6 +6,8 @@ use futures::future::join_all;
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::{Algorithm, Kind, Located};
 use posthaste_protocols::{CollectiveError, Group, Reduce};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{Random, Setup, run, values};
 
 /// Calls an operation and compares it with the oracle; false: the schedule does not offer it.
@@ -515,4 +517,43 @@ fn a_rank_that_leaves_in_order_spoils_nothing_that_it_took_part_in() {
             assert_eq!(fault_of(world.barrier().await), Fault::PeerClosed(Rank(0)));
         }
     });
+}
+
+/// What a user's closure has captured, whose end asks the library for something.
+struct Asks(Group, Arc<AtomicUsize>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        drop(self.0.barrier());
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_combines_goes_where_its_end_may_ask_the_library() {
+    for dies in [false, true] {
+        run(3, Setup::new(), async |member| {
+            let world = member.collectives.world();
+            // Of another group than the one that it combines for.
+            let other = world.split(Some(0), member.rank.0).await.unwrap().unwrap();
+            let gone = Arc::new(AtomicUsize::new(0));
+            let asks = Asks(other, gone.clone());
+            let sum = Reduce::by(move |a: u64, b: u64| if asks.0.size() > 0 { a + b } else { 0 });
+            let values = vec![1; 100];
+            let summed = world.schedule(Algorithm::RecursiveDoubling).all_reduce(&values, &sum);
+            drop(sum);
+            if dies && member.rank == Rank(0) {
+                // The others wait for it, and hear that it has dropped the group.
+                drop(summed);
+            } else if !dies {
+                assert_eq!(summed.await.unwrap(), vec![3; 100]);
+            } else {
+                let _either = summed.await;
+            }
+            while gone.load(Ordering::Relaxed) == 0 {
+                member.client.advance();
+                tokio::task::yield_now().await;
+            }
+        });
+    }
 }

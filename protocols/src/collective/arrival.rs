@@ -163,6 +163,10 @@ impl Hub {
                         let clears: Vec<_> = from_it.map(|(_, clear)| clear).collect();
                         let mut way = Way { hub: self, scope: &mut *scope, peers };
                         for clear in &clears {
+                            // Who asks again is told again, but not more often than it can hear it.
+                            if group.others[place].notices.contains(&(operation, *clear)) {
+                                continue;
+                            }
                             way.notice(group, at, operation, place, *clear);
                         }
                         !clears.is_empty()

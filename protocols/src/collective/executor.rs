@@ -25,7 +25,7 @@ use crate::window::WindowHome;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::slot::Value;
 use posthaste_core::sync::lock;
-use posthaste_core::{Collective, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
+use posthaste_core::{Collective, Endpoint, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -119,6 +119,11 @@ impl Protocol for Registered {
     #[inline]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let source = message.source.rank;
+        // All of them go from first context to first context, whose tickets they name.
+        let is_at_the_wrong_place = |me: Endpoint| (scope.me(), message.source.context) != (me, me.context);
+        if self.0.handle().is_some_and(|handle| is_at_the_wrong_place(handle.me())) {
+            return self.0.corrupt(scope, self.0.lock(), source);
+        }
         if message.cookie == 0 {
             let record = Record::parse(message.body.to_bytes());
             return self.0.on_record(scope, source, record);
@@ -554,6 +559,7 @@ impl Hub {
             return (state, None);
         };
         *slot = Slot::Ended;
+        self.let_go(op.run.take_combiner());
         // Before the others hear that nothing of theirs is read here any more.
         let value = value_of(op.run.into_result());
         group.sweep();
@@ -562,5 +568,44 @@ impl Hub {
             self.remove(&mut state, at);
         }
         (state, Some(value))
+    }
+
+    /// What combines an operation's vectors is a user's, as a rule not for the last time here. It goes where no lock is held.
+    pub(super) fn let_go(&self, combiner: Option<Combiner>) {
+        let users = combiner.filter(Combiner::is_users);
+        if let (Some(combiner), Some(handle)) = (users, self.handle()) {
+            handle.post_run(move |_| drop(combiner));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::first_of;
+    use posthaste_core::context::Face;
+    use posthaste_core::device::Body;
+    use posthaste_core::{ContextId, ProtocolId};
+
+    #[test]
+    fn what_is_said_to_another_context_than_the_first_is_no_members() {
+        let client = first_of(2, 2);
+        let hub = Hub::new(&client, &[0, 0]).expect("the name is free");
+        let record = Record::Want { group: 0, operations: 0 }.encode();
+        let said = |at: usize, from: u16| {
+            let source = Endpoint::new(Rank(1), ContextId(from));
+            let heard = client.contexts()[at].enter(|engine| {
+                let mut scope = engine.scope();
+                let body = Body::Owned(&record);
+                let protocol = ProtocolId(16);
+                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
+                Registered(hub.clone()).on_message(&mut scope, message);
+                scope.fault_of(Rank(1))
+            });
+            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+        };
+        assert_eq!(said(0, 0), None);
+        assert_eq!(said(1, 0), Some(Fault::PeerCorrupt(Rank(1))));
+        assert_eq!(said(0, 1), Some(Fault::PeerCorrupt(Rank(1))));
     }
 }

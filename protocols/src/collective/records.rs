@@ -238,7 +238,9 @@ impl Hub {
                 let made_of_it = |parent: Option<(u64, u64)>| {
                     parent.is_some_and(|(parent, made)| parent == id && made >= first)
                 };
-                let groups = state.groups.iter().filter(|(_, group)| made_of_it(group.parent));
+                let groups = state.groups.iter().filter(|(_, group)| {
+                    made_of_it(group.parent) && state.has_a_say(id, source, &group.membership)
+                });
                 let children: Vec<usize> = groups.map(|(at, _)| at).collect();
                 for at in children {
                     state = self.break_from(scope, state, at, 0, cause);

@@ -593,6 +593,11 @@ impl Run {
         });
     }
 
+    /// What combines its vectors, once nothing more is to be combined.
+    pub fn take_combiner(&mut self) -> Option<Combiner> {
+        self.combiner.take()
+    }
+
     /// What the operation gives to its caller; `None`: nothing, on this rank.
     pub fn into_result(mut self) -> Option<Bytes> {
         if self.lends() {

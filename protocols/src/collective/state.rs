@@ -118,6 +118,12 @@ impl Gone {
         }
     }
 
+    /// Whether a rank was of that membership, if that is known still.
+    fn has_member(&self, id: u64, rank: Rank) -> Option<bool> {
+        let past = self.ids.get(&id)?.as_ref()?;
+        Some(past.membership.place_of(rank).is_some())
+    }
+
     /// That a member says that the group is broken is news: then it is for those of this membership.
     fn break_from(&mut self, id: u64, source: Rank, first: u64) -> Option<Arc<Membership>> {
         let past = self.ids.get_mut(&id)?.as_mut()?;
@@ -249,7 +255,9 @@ impl State {
         group.untold = group.broken.is_none() && told.is_some();
         group.broken = group.broken.or(told);
         self.left.retain(|(left, first, fault)| {
-            if *left == id {
+            let is_member =
+                |fault: Fault| fault.peer().is_some_and(|rank| group.membership.place_of(rank).is_some());
+            if *left == id && is_member(*fault) {
                 group.note_left(*first, *fault);
             }
             *left != id
@@ -265,7 +273,11 @@ impl State {
             return;
         }
         if self.left.len() >= MOST_LEFT {
-            self.left.pop_front();
+            // Whoever has said most of it loses the first of that.
+            let own = |(_, _, other): &(u64, u64, Fault)| *other == fault;
+            let said = self.left.iter().filter(|left| own(left)).count();
+            let oldest = if said > MOST_LEFT / 4 { self.left.iter().position(own) } else { None };
+            self.left.remove(oldest.unwrap_or(0));
         }
         self.left.push_back((id, first, fault));
     }
@@ -304,6 +316,12 @@ impl State {
         let is_gone = |place: usize| self.down.contains_key(&membership.members[place]);
         let places = nearest_living(membership.me, membership.size(), is_gone);
         places.into_iter().map(|place| membership.members[place]).collect()
+    }
+
+    /// Whether what a rank says of a group that was here counts for one that was made of it: members of that have a say, and of
+    /// the other if nothing is known of the former any more.
+    pub fn has_a_say(&self, id: u64, source: Rank, made_of_it: &Membership) -> bool {
+        self.gone.has_member(id, source).unwrap_or_else(|| made_of_it.place_of(source).is_some())
     }
 
     /// A group never will be here: nothing is kept for it.
@@ -356,6 +374,33 @@ mod tests {
         let at = state.add(group()).expect("so few groups");
         assert_eq!((state.groups[at].failure(2), state.groups[at].failure(3).is_some()), (None, true));
         assert!(state.broken.is_empty());
+    }
+
+    #[test]
+    fn who_is_no_member_has_no_say_in_a_group() {
+        let mut state = State::new(Rank(0), 8);
+        state.note_left(7, 0, Fault::GroupLeft(Rank(5)));
+        let at = state.add(group()).expect("so few groups");
+        assert_eq!(state.groups[at].failure(0), None);
+        assert!(state.left.is_empty());
+        // Nor in what was made of one that was here.
+        let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect();
+        let of = |id, members: &[u32]| {
+            let membership = Membership::new(id, ranks(members), Rank(0), &[0; 8]);
+            Arc::new(membership.expect("a group"))
+        };
+        let (parent, child) = (of(8, &[0, 1, 2, 3]), of(9, &[0, 1]));
+        let at = state.add(GroupState::new(parent, None)).expect("so few groups");
+        state.remove(at);
+        assert_eq!([1, 3, 5].map(|rank| state.has_a_say(8, Rank(rank), &child)), [true, true, false]);
+        assert_eq!([1, 3, 5].map(|rank| state.has_a_say(10, Rank(rank), &child)), [true, false, false]);
+        // Nor can one rank have what others have said forgotten.
+        state.note_left(20, 0, Fault::GroupLeft(Rank(2)));
+        for id in 0..2 * MOST_LEFT as u64 {
+            state.note_left(100 + id, 0, Fault::GroupLeft(Rank(5)));
+        }
+        assert_eq!(state.left.front().map(|left| left.0), Some(20));
+        assert_eq!(state.left.len(), MOST_LEFT);
     }
 
     #[test]

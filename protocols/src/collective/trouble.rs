@@ -57,7 +57,8 @@ impl Hub {
                 group.take_early(operation);
                 let Some(slot) = group.slot(operation) else { continue };
                 match std::mem::replace(slot, Slot::Ended) {
-                    Slot::Running(op) => {
+                    Slot::Running(mut op) => {
+                        self.let_go(op.run.take_combiner());
                         if let Some(ticket) = op.ticket {
                             scope.complete(ticket, Err(cause));
                         }

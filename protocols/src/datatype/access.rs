@@ -173,6 +173,11 @@ impl Protocol for Owner {
         true
     }
 
+    // A put is one of several as a rule, and nobody may be left to put it again.
+    fn may_be_refused(&self, message: &Incoming<'_>) -> bool {
+        !matches!(Request::parse(message.info), Some((PUT, ..)))
+    }
+
     fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
         let (PUT, request, Program::Here(program)) = Request::parse(first.info)? else { return None };
         let (memory, mut machine) = self.checked(&request, program).ok()?;
@@ -293,6 +298,19 @@ mod tests {
         assert!(program as u64 > KEPT, "{program}");
         assert!(put_chunk(&Layout::new(&irregular, 1), program) >= 16 * program as u64);
         assert_eq!(put_chunk(&Layout::new(&Datatype::of::<u64>(), 1), 20), KEPT);
+    }
+
+    #[test]
+    fn a_get_may_be_asked_for_again_and_a_put_may_not() {
+        let owner = Owner { me: ME, incarnation: 0, device: None };
+        let place = Request { place: 0, len: 64, base: 0, count: 1, first: 0, bytes: 8, incarnation: 0 };
+        for (kind, may_be_refused) in [(GET, true), (PUT, false)] {
+            let (info, _) = place.info(kind, &Datatype::of::<u64>().to_bytes());
+            let source = Endpoint::new(Rank(0), ContextId(0));
+            let (body, protocol) = (Body::Short(&[]), ProtocolId(9));
+            let message = Incoming { source, info: &info, body, protocol, life: 0, cookie: 1 };
+            assert_eq!(owner.may_be_refused(&message), may_be_refused);
+        }
     }
 
     #[test]
