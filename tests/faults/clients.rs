@@ -141,6 +141,33 @@ fn fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone
     });
 }
 
+/// A rank whose clients have all left is in the job again when one is opened: then it can be lost.
+#[test]
+fn fault_a_rank_that_opens_a_client_after_the_last_has_left_is_lost_when_it_dies() {
+    run(2, options().clients(2).body_leaves().killed(1), async |job| {
+        if job.rank() == Rank(1) {
+            let again = job.clone();
+            job.leave().await.unwrap();
+            let second = again.client(1).await.unwrap();
+            let _ready = second.service("ready", |()| async {}).unwrap();
+            let never = second.service("never", |()| async {
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+                    .unwrap();
+            });
+            never.unwrap();
+            return std::future::pending().await;
+        }
+        let second = job.client(1).await.unwrap();
+        let ready = second.service("ready", |()| async {}).unwrap();
+        let never = second.service("never", |()| async {}).unwrap();
+        soon("its second client", ready.call(Rank(1), ())).await.unwrap();
+        let end = soon("the call", never.call(Rank(1), ())).await;
+        assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(Rank(1)))));
+        second.leave().await.unwrap();
+        job.leave().await.unwrap();
+    });
+}
+
 /// Whoever owns a context of a client that leaves, and does not poll it: what the client has to say waits with whatever else was
 /// posted there.
 fn the_owner_does_not_poll(test: &str, contexts: u16, owned: ContextId) {

@@ -1,6 +1,7 @@
 //! Messages in pages: the sender's pool, leases of the receiver, loans.
 
 use crate::support::{is_payload, options, payload, run, sealed, soon, unseal, until};
+use bytes::Bytes;
 use posthaste::{ContextId, Endpoint, Message, OwnedMessage, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
@@ -381,13 +382,14 @@ fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
                 count.add(1);
             })
             .unwrap();
-        let send = page.clone();
+        // The same memory each time.
+        let buffer = Arc::new(Mutex::new(Bytes::from(sealed(0, LEN))));
+        let (send, first) = (page.clone(), buffer.clone());
         let fails = job
             .register("fails", move |_: Message, scope: &mut Scope| {
+                let to = Endpoint::new(Rank(1), ContextId(0));
                 scope.multicast(|scope| {
-                    assert!(
-                        send.send_in(scope, Endpoint::new(Rank(1), ContextId(0)), sealed(0, LEN)).is_ok()
-                    );
+                    assert!(send.send_in(scope, to, first.lock().unwrap().clone()).is_ok());
                     panic!("on purpose");
                 });
             })
@@ -396,9 +398,13 @@ fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
         if job.rank() == Rank(0) {
             fails.send(Rank(0), "").await.unwrap();
             until("it has failed", || job.stats().panics == 1).await;
-            // From the same memory as before, as a rule.
             for number in 1..20u64 {
-                page.send(Rank(1), sealed(number, LEN)).await.unwrap();
+                let again = std::mem::take(&mut *buffer.lock().unwrap());
+                let mut memory = again.try_into_mut().expect("nobody else has it");
+                memory.copy_from_slice(&sealed(number, LEN));
+                let again = memory.freeze();
+                *buffer.lock().unwrap() = again.clone();
+                page.send(Rank(1), again).await.unwrap();
             }
         } else {
             soon("all of them", arrived.reach(20)).await;

@@ -386,6 +386,13 @@ impl Arena {
         self.entry(rank).atomic(PRESENCE).store(2, Ordering::Release);
     }
 
+    /// Notes that this rank is in the job again, if it had left: another of its clients has been opened.
+    pub fn stays(&self, rank: Rank) {
+        // Nothing but this rank itself writes it.
+        let _was_there =
+            self.entry(rank).atomic(PRESENCE).compare_exchange(2, 1, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     /// What the table says of a rank.
     #[must_use]
     pub fn presence(&self, rank: Rank) -> Presence {

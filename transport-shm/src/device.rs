@@ -219,7 +219,9 @@ impl Device for ShmDevice {
         };
         let ear = ear.map_err(os)?;
         let poll = link.ear().map_err(os)?;
-        self.host.open.fetch_add(1, Ordering::AcqRel);
+        if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
+            link.arena.stays(link.me);
+        }
         link.listen(self.client, news);
         let mut tasks = lock(&self.tasks);
         tasks.push(tokio::spawn(link.clone().watch_all(poll)));

@@ -531,4 +531,9 @@ impl Inject for Tx {
         let head = PageHead { protocol, cookie, len: payload.len() as u64, info: &[] };
         matches!(self.send_page(target, head, Payload::Private(payload)), Ok(true))
     }
+
+    // Handlers send through this half alone.
+    fn multicast(&mut self, begins: bool) {
+        Tx::multicast(self, begins);
+    }
 }
