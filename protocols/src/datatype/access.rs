@@ -178,6 +178,7 @@ impl Protocol for Owner {
         !matches!(Request::parse(message.info), Some((PUT, ..)))
     }
 
+    // A program that is in the info is short.
     fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
         let (PUT, request, Program::Here(program)) = Request::parse(first.info)? else { return None };
         let (memory, mut machine) = self.checked(&request, program).ok()?;
@@ -208,6 +209,12 @@ impl Owner {
             // What is there now is another incarnation's.
             return Err(Fault::NoSuchMemory(self.me));
         }
+        let memory = self
+            .device
+            .as_ref()
+            .and_then(Weak::upgrade)
+            .and_then(|device| device.map(self.me, request.place, request.len))
+            .ok_or(Fault::NoSuchMemory(self.me))?;
         let datatype = Datatype::from_bytes(program).map_err(|error| {
             tracing::warn!(%error, "a program was refused");
             undecodable()
@@ -219,12 +226,6 @@ impl Owner {
         if !inside || size > request.len {
             return Err(undecodable());
         }
-        let memory = self
-            .device
-            .as_ref()
-            .and_then(Weak::upgrade)
-            .and_then(|device| device.map(self.me, request.place, request.len))
-            .ok_or(Fault::NoSuchMemory(self.me))?;
         let mut machine = Machine::new(&layout).map_err(|_| undecodable())?;
         machine.skip(request.first);
         Ok((memory, machine))

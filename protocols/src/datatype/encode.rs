@@ -1,4 +1,4 @@
-//! Programs as bytes: portable, versioned, and checked before anything is run.
+//! Programs as bytes: portable and versioned. What is made of them is in [`decode`](super::decode).
 //!
 //! ```text
 //!   "DGSP" | version | lower bound | extent | size | low | high | chunks | elements | kind | hash, 16 bytes | code
@@ -8,22 +8,20 @@
 //! Numbers are variable-length, seven bits a byte and the lowest first, at most 10 bytes; signed ones alternate (0, -1,
 //! 1, -2, …). The hash is little-endian. What the header says of the code is compared with what the code does.
 
-use super::body::{Block, Facts, MAX_SPAN};
-use super::element::ElementKind;
-use super::error::{DatatypeError, ProgramError};
-use super::program::{Instruction, check};
-use super::signature::{Signature, is_residue};
-use super::{Bounds, Datatype};
+use super::Datatype;
+use super::body::Block;
+use super::decode::Reader;
+use super::program::Instruction;
 
-const MAGIC: [u8; 4] = *b"DGSP";
+pub(super) const MAGIC: [u8; 4] = *b"DGSP";
 /// Of the format.
 pub(super) const VERSION: u8 = 1;
 
-const COPY: u64 = 1;
-const MULTI_COPY: u64 = 2;
-const GOSUB: u64 = 3;
-const ITERATE: u64 = 4;
-const CONTROL: u64 = 5;
+pub(super) const COPY: u64 = 1;
+pub(super) const MULTI_COPY: u64 = 2;
+pub(super) const GOSUB: u64 = 3;
+pub(super) const ITERATE: u64 = 4;
+pub(super) const CONTROL: u64 = 5;
 
 /// Appends a number of variable length.
 pub(super) fn write_number(to: &mut Vec<u8>, mut number: u64) {
@@ -36,9 +34,9 @@ pub(super) fn write_number(to: &mut Vec<u8>, mut number: u64) {
 
 /// Takes a number of variable length from the beginning; `None` if there is none.
 pub(super) fn read_number(from: &mut &[u8]) -> Option<u64> {
-    let mut reader = Reader { bytes: from, at: 0 };
+    let mut reader = Reader::new(from);
     let number = reader.number().ok()?;
-    *from = from.get(reader.at..)?;
+    *from = reader.rest();
     Some(number)
 }
 
@@ -100,131 +98,4 @@ pub(super) fn encode(datatype: &Datatype, program: &[Instruction]) -> Vec<u8> {
     signature.hash.iter().for_each(|part| out.0.extend(part.to_le_bytes()));
     program.iter().for_each(|instruction| out.instruction(instruction));
     out.0
-}
-
-struct Reader<'b> {
-    bytes: &'b [u8],
-    at: usize,
-}
-
-impl<'b> Reader<'b> {
-    fn take(&mut self, len: usize) -> Result<&'b [u8], ProgramError> {
-        let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..len)).ok_or(ProgramError::Length)?;
-        self.at += len;
-        Ok(taken)
-    }
-
-    fn number(&mut self) -> Result<u64, ProgramError> {
-        let start = self.at;
-        let mut number = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.take(1)?[0];
-            let bits = u64::from(byte & 0x7f);
-            if bits << shift >> shift != bits {
-                break;
-            }
-            number |= bits << shift;
-            if byte < 0x80 {
-                return Ok(number);
-            }
-        }
-        Err(ProgramError::Number(start))
-    }
-
-    /// A number of bytes that is possible for offsets, bounds and strides.
-    fn signed(&mut self) -> Result<i64, ProgramError> {
-        let start = self.at;
-        let number = self.number()?;
-        let signed = (number >> 1) as i64 ^ -((number & 1) as i64);
-        // Between two ends of a span there may be twice its length.
-        if signed.unsigned_abs() > 2 * MAX_SPAN as u64 {
-            return Err(ProgramError::Number(start));
-        }
-        Ok(signed)
-    }
-
-    fn count(&mut self, least: u64) -> Result<u64, ProgramError> {
-        let start = self.at;
-        let number = self.number()?;
-        if number < least || number > MAX_SPAN as u64 {
-            return Err(ProgramError::Number(start));
-        }
-        Ok(number)
-    }
-
-    fn word(&mut self) -> Result<u64, ProgramError> {
-        let start = self.at;
-        let word = u64::from_le_bytes(self.take(8)?.try_into().unwrap_or_default());
-        if is_residue(word) { Ok(word) } else { Err(ProgramError::Number(start)) }
-    }
-
-    fn block(&mut self) -> Result<Block, ProgramError> {
-        Ok(Block { offset: self.signed()?, len: self.count(1)? })
-    }
-
-    fn instruction(&mut self) -> Result<Instruction, ProgramError> {
-        let start = self.at;
-        Ok(match self.number()? {
-            COPY => Instruction::Copy(self.block()?),
-            MULTI_COPY => {
-                let count = self.count(1)? as usize;
-                // A block has two bytes at least: no more memory than in proportion to the bytes.
-                if count > (self.bytes.len() - self.at) / 2 {
-                    return Err(ProgramError::Number(start));
-                }
-                Instruction::MultiCopy((0..count).map(|_| self.block()).collect::<Result<_, _>>()?)
-            }
-            GOSUB => {
-                let at = self.at;
-                let routine = u32::try_from(self.number()?).map_err(|_| ProgramError::Number(at))?;
-                Instruction::Gosub { routine, offset: self.signed()? }
-            }
-            ITERATE => Instruction::Iterate { count: self.count(2)?, stride: self.signed()? },
-            CONTROL => Instruction::Control,
-            _ => return Err(ProgramError::Instruction(start)),
-        })
-    }
-}
-
-pub(super) fn decode(bytes: &[u8]) -> Result<Datatype, ProgramError> {
-    let mut reader = Reader { bytes, at: 0 };
-    if reader.take(4)? != MAGIC || reader.take(1)? != [VERSION] {
-        return Err(ProgramError::Version);
-    }
-    let bounds = Bounds { lower: reader.signed()?, extent: reader.signed()? };
-    if bounds.lower.unsigned_abs().max(bounds.extent.unsigned_abs()) > MAX_SPAN as u64 {
-        return Err(DatatypeError::TooLarge.into());
-    }
-    let mut declared = Facts {
-        size: reader.number()?,
-        low: reader.signed()?,
-        high: reader.signed()?,
-        chunks: reader.number()?,
-        depth: 0,
-    };
-    let elements = reader.number()?;
-    let at = reader.at;
-    let kind = match reader.number()? {
-        0 => None,
-        number => Some(ElementKind::from_number(number).ok_or(ProgramError::Number(at))?),
-    };
-    let hash = [reader.word()?, reader.word()?];
-    let signature = Signature { elements, bytes: declared.size, kind, hash };
-    let mut program = Vec::new();
-    while reader.at < bytes.len() {
-        program.push(reader.instruction()?);
-    }
-    let body = check(&program)?;
-    declared.depth = body.facts.depth;
-    if body.facts != declared {
-        return Err(ProgramError::Declared("size, bounds or number of chunks"));
-    }
-    let plausible = match kind {
-        Some(kind) => elements.checked_mul(kind.size()) == Some(declared.size),
-        None => elements <= declared.size && (elements == 0) == (declared.size == 0),
-    };
-    if !plausible {
-        return Err(ProgramError::Declared("number of elements"));
-    }
-    Ok(Datatype::from_parts(body, bounds, signature))
 }

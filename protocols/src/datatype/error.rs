@@ -63,6 +63,12 @@ pub enum ProgramError {
     /// The bytes end within the program, or go on behind it.
     #[error("the program does not end where its bytes end")]
     Length,
+    /// It is longer than [`MAX_PROGRAM`](super::MAX_PROGRAM) bytes.
+    #[error("a program of {len} bytes, and at most {limit} are read: describe it in fewer blocks", limit = super::MAX_PROGRAM)]
+    TooLong {
+        /// Of the program, in bytes.
+        len: u64,
+    },
     /// A number that is not possible there.
     #[error("byte {0} of the program: an impossible number")]
     Number(usize),
@@ -141,6 +147,12 @@ pub enum TransferError {
         /// Bytes of the layout.
         size: u64,
         /// Of the memory.
+        len: u64,
+    },
+    /// Its owner would refuse the program of a layout, for it is longer than [`MAX_PROGRAM`](super::MAX_PROGRAM) bytes.
+    #[error("the layout takes a program of {len} bytes, and owners read at most {limit}: use several layouts of fewer blocks", limit = super::MAX_PROGRAM)]
+    Program {
+        /// Of the program, in bytes.
         len: u64,
     },
     /// The payload is not as long as the layout.

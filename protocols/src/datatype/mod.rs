@@ -33,6 +33,7 @@ mod access;
 mod body;
 mod builder;
 mod cursor;
+mod decode;
 mod element;
 mod encode;
 mod error;
@@ -49,6 +50,7 @@ mod signature;
 pub use access::LayoutAccess;
 pub(crate) use access::{Request, chunk, put_chunk};
 pub use body::{Block, MAX_DEPTH};
+pub use decode::MAX_PROGRAM;
 pub use element::{ElementKind, Elementary};
 pub use error::{DatatypeError, ProgramError, Side, TransferError, TypedError};
 pub use heuristic::{Method, Thresholds};
@@ -108,10 +110,11 @@ impl Datatype {
     }
 
     /// Reads a program that [`to_bytes`](Self::to_bytes) wrote, perhaps of a peer. Nothing in it is believed: what it
-    /// does is derived from its instructions and compared with what it declares.
+    /// does is derived from its instructions and compared with what it declares. What is made of it takes some 30 times
+    /// its length at most.
     ///
     /// # Errors
-    /// If it is not a program of this version, or one that could not have been compiled.
+    /// If it is not a program of this version, longer than [`MAX_PROGRAM`], or one that could not have been compiled.
     ///
     /// # Examples
     /// ```
@@ -127,10 +130,11 @@ impl Datatype {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_bytes(bytes: &[u8]) -> Result<Datatype, ProgramError> {
-        encode::decode(bytes)
+        decode::decode(bytes)
     }
 
-    /// The program in a portable form.
+    /// The program in a portable form: a few bytes for each of its blocks, routines and calls. If it is longer than
+    /// [`MAX_PROGRAM`], [`from_bytes`](Self::from_bytes) refuses it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         encode::encode(self, self.program())

@@ -49,7 +49,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub leaves: Vec<Leaf>,
-    pub routines: Vec<Vec<Step>>,
+    pub routines: Vec<Box<[Step]>>,
     /// Number of the routine that is one element.
     pub main: usize,
     /// An element as a leaf of one iteration, if it is a small one of several.
@@ -97,11 +97,16 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
         stride: 1,
         pitch: None,
     }],
-    routines: vec![vec![Step::Leaf { leaf: 0, offset: 0 }]],
+    routines: vec![Box::new([Step::Leaf { leaf: 0, offset: 0 }])],
     main: 0,
     unrolled: None,
     regular: None,
 });
+
+/// How many blocks these items begin with.
+fn blocks_ahead(items: &[Item]) -> usize {
+    items.iter().take_while(|item| matches!(item, Item::Block(_))).count()
+}
 
 fn pitch(blocks: &[Block]) -> Option<i64> {
     let [first, second, ..] = blocks else { return None };
@@ -149,9 +154,12 @@ impl Plan {
         }
         let mut steps = Vec::new();
         let mut blocks: Vec<Block> = Vec::new();
-        for item in &body.items {
+        for (index, item) in body.items.iter().enumerate() {
             let repeated = match item {
                 Item::Block(block) => {
+                    if blocks.len() == blocks.capacity() {
+                        blocks.reserve_exact(blocks_ahead(&body.items[index..]));
+                    }
                     blocks.push(*block);
                     continue;
                 }
@@ -172,8 +180,11 @@ impl Plan {
             }
         }
         self.flush(&mut blocks, &mut steps);
-        self.routines.push(steps);
-        known.insert(key, self.routines.len() - 1);
+        self.routines.push(steps.into());
+        // What only one item names is not come by again.
+        if Arc::strong_count(body) > 1 {
+            known.insert(key, self.routines.len() - 1);
+        }
         self.routines.len() - 1
     }
 

@@ -1,7 +1,6 @@
 //! Data gather/scatter programs (DGSP): what a datatype compiles to (G01).
 
 use super::body::{Block, Body, Item, Loop};
-use super::error::ProgramError;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -90,72 +89,4 @@ fn flush(blocks: &mut Vec<Block>, code: &mut Vec<Instruction>) {
         _ => code.push(Instruction::MultiCopy(std::mem::take(blocks))),
     }
     blocks.clear();
-}
-
-/// A routine of a checked program.
-#[derive(Clone, Debug)]
-pub(super) struct Routine {
-    pub body: Arc<Body>,
-    pub count: u64,
-    pub stride: i64,
-}
-
-/// Checks a program and tells what its first routine is: calls go to later routines only, every routine is used, all
-/// counts and lengths are at least what they must be, and nothing is larger or deeper than is possible.
-///
-/// The work is linear in the number of instructions and blocks.
-pub(super) fn check(program: &[Instruction]) -> Result<Arc<Body>, ProgramError> {
-    let ends =
-        |instruction: &Instruction| matches!(instruction, Instruction::Iterate { .. } | Instruction::Control);
-    let codes: Vec<&[Instruction]> = program.split_inclusive(ends).collect();
-    if !program.last().is_some_and(ends) {
-        return Err(ProgramError::Declared("its last routine has no end"));
-    }
-    let mut routines: Vec<Option<Routine>> = vec![None; codes.len()];
-    let mut used = vec![false; codes.len()];
-    for number in (0..codes.len()).rev() {
-        routines[number] = Some(load(number, codes[number], &routines, &mut used)?);
-    }
-    if !used.iter().skip(1).all(|used| *used) {
-        return Err(ProgramError::Declared("a routine is never called"));
-    }
-    match routines.swap_remove(0) {
-        Some(Routine { body, count: 1, .. }) => Ok(body),
-        _ => Err(ProgramError::Declared("its first routine iterates")),
-    }
-}
-
-/// Loads one routine, for which the later ones must be there.
-fn load(
-    number: usize,
-    code: &[Instruction],
-    routines: &[Option<Routine>],
-    used: &mut [bool],
-) -> Result<Routine, ProgramError> {
-    let (mut count, mut stride) = (1, 0);
-    let mut items = Vec::new();
-    for instruction in code {
-        match instruction {
-            Instruction::Copy(block) => items.push(Item::Block(*block)),
-            Instruction::MultiCopy(blocks) => items.extend(blocks.iter().copied().map(Item::Block)),
-            Instruction::Gosub { routine, offset } => {
-                let later = routines.get(*routine as usize).cloned().flatten();
-                let Some(Routine { body, count, stride }) = later else {
-                    return Err(ProgramError::Call { routine: number as u32, called: *routine });
-                };
-                used[*routine as usize] = true;
-                items.push(Item::Loop(Loop { offset: *offset, count, stride, body }));
-            }
-            Instruction::Iterate { count: times, stride: step } => (count, stride) = (*times, *step),
-            Instruction::Control => {}
-        }
-    }
-    let empty = |item: &Item| match item {
-        Item::Block(block) => block.len == 0,
-        Item::Loop(repeated) => repeated.body.items.is_empty(),
-    };
-    if items.iter().any(empty) {
-        return Err(ProgramError::Declared("an instruction moves nothing"));
-    }
-    Ok(Routine { body: Arc::new(Body::new(items)?), count, stride })
 }

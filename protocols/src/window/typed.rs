@@ -2,8 +2,8 @@
 
 use super::{Element, Memory, Part, RemoteRegion, Stage, Window, send_to_rma};
 use crate::datatype::{
-    Datatype, Layout, LayoutAccess, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
-    checked, chunk, pack, put_chunk, redistribute_with,
+    Datatype, Layout, LayoutAccess, MAX_PROGRAM, Machine, Request, SlicedMemory, Thresholds, TransferError,
+    TypedError, checked, chunk, pack, put_chunk, redistribute_with,
 };
 use crate::operation::Pending;
 use bytes::Bytes;
@@ -100,7 +100,7 @@ impl Memory {
     ) -> Result<Asks, TypedError> {
         let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
-        let (protocol, program) = (self.layouts(part.rank)?.id(), to.datatype.to_bytes());
+        let (protocol, program) = (self.layouts(part.rank)?.id(), readable(to.datatype.to_bytes())?);
         let mut machine = Machine::new(from)?;
         let mut asks = VecDeque::new();
         // Bytes in one run need not be packed.
@@ -202,6 +202,12 @@ impl Memory {
 /// Whether a layout of so many bytes can be one without overlaps in memory of that length, which is all that is packed.
 fn distinct(len: u64, size: u64) -> Result<u64, TransferError> {
     if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
+}
+
+/// A program, if its owner reads one that is so long.
+fn readable(program: Vec<u8>) -> Result<Vec<u8>, TransferError> {
+    let len = program.len();
+    if len <= MAX_PROGRAM { Ok(program) } else { Err(TransferError::Program { len: len as u64 }) }
 }
 
 /// The request for bytes of a layout.
@@ -578,7 +584,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
             return Ok(false);
         }
         let all = distinct(part.len, all)?;
-        let program = self.from.datatype.to_bytes().into();
+        let program = readable(self.from.datatype.to_bytes())?.into();
         let (machine, requests) = (Machine::new(&to)?, VecDeque::new());
         let mut remote = Remote { machine, program, requests, asked: 0, come: 0, all };
         remote.ask(self.memory, self.rank, &from)?;
@@ -654,5 +660,18 @@ impl<S: Element> Future for GetTyped<'_, S> {
                 Poll::Pending
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_its_owner_would_refuse_is_not_sent() {
+        assert_eq!(readable(vec![0; MAX_PROGRAM]).map(|program| program.len()), Ok(MAX_PROGRAM));
+        let error = readable(vec![0; MAX_PROGRAM + 1]).expect_err("one byte too many");
+        assert_eq!(error, TransferError::Program { len: MAX_PROGRAM as u64 + 1 });
+        assert!(error.to_string().contains(&MAX_PROGRAM.to_string()), "{error}");
     }
 }

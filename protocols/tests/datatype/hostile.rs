@@ -101,8 +101,11 @@ fn forged_programs_are_refused() {
     assert_eq!(outcome(&forged(4, 4, 1, &backwards)), Err(ProgramError::Call { routine: 1, called: 0 }));
     assert_eq!(outcome(&forged(4, 4, 1, &[3, 9, 0, 5])), Err(ProgramError::Call { routine: 0, called: 9 }));
     // Nothing is moved, again and again.
-    assert_eq!(outcome(&forged(0, 0, 0, &[3, 1, 0, 5, 5])), declared("an instruction moves nothing"));
-    assert_eq!(outcome(&forged(4, 4, 1, &[1, 0, 4, 5, 5])), declared("a routine is never called"));
+    assert_eq!(outcome(&forged(0, 0, 0, &[3, 1, 0, 5, 5])), declared("a routine moves nothing"));
+    assert_eq!(outcome(&forged(4, 4, 1, &[1, 0, 4, 5, 5])), declared("a routine moves nothing"));
+    assert_eq!(outcome(&forged(4, 4, 1, &[1, 0, 4, 5, 1, 0, 4, 5])), declared("a routine is never called"));
+    let one_of_two = [3, 2, 0, 5, 1, 0, 4, 5, 1, 0, 4, 5];
+    assert_eq!(outcome(&forged(4, 4, 1, &one_of_two)), declared("a routine is never called"));
     assert_eq!(outcome(&forged(4, 4, 1, &[1, 0, 4])), declared("its last routine has no end"));
     assert_eq!(outcome(&forged(8, 4, 2, &[1, 0, 4, 4, 2, 0])), declared("its first routine iterates"));
     // Counts and lengths of nothing, and numbers that no memory has.
