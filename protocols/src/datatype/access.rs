@@ -222,7 +222,7 @@ impl Owner {
         let layout = Layout::new(&datatype, request.count).at(request.base);
         let size = layout.check(Side::Target, request.len).map_err(|_| undecodable())?;
         let inside = request.first <= size && (1..=size - request.first).contains(&request.bytes);
-        // What a layout names is looked through to find the first byte: no more than the memory has.
+        // No more than the memory has: a layout without overlaps.
         if !inside || size > request.len {
             return Err(undecodable());
         }

@@ -1,7 +1,7 @@
 //! Programs of peers: checked before anything is run, and looked through before anything is made of them.
 //!
-//! A peer pays for what it makes others do: what is made of a program takes no more than some 30 times its length, the
-//! work is linear in that, and there is a limit to it. So the code is read twice: first for its shape, which takes next to
+//! A peer pays for what it makes others do: what is made of a program takes no more than some 30 times its length, and its
+//! plan about as much again; the work is linear in that, and there is a limit to it. So the code is read twice: first for its shape, which takes next to
 //! nothing, and then, from its end, routine by routine.
 
 use super::body::{Block, Body, Facts, Item, Loop, MAX_SPAN};

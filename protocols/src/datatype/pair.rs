@@ -43,24 +43,6 @@ pub(super) trait Mover {
     }
 }
 
-/// Copies nothing: the machines go on, and that is all.
-pub(super) struct Nothing;
-
-impl Mover for Nothing {
-    const IN_ORDER: bool = false;
-    // No byte is touched.
-    const TILE: u64 = u64::MAX;
-    type Error = std::convert::Infallible;
-
-    fn copy(&mut self, _: &Blocks) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    fn copy_rows(&mut self, _: &Rows) -> Result<(), Self::Error> {
-        Ok(())
-    }
-}
-
 /// Copies `bytes` from where one machine is to where the other is; both have as many left at least.
 pub(super) fn run<M: Mover>(
     target: &mut Machine<'_>,

@@ -50,6 +50,8 @@ pub(super) enum Step {
 pub(super) struct Plan {
     pub leaves: Vec<Leaf>,
     pub routines: Vec<Box<[Step]>>,
+    /// Bytes of one run of each routine.
+    pub sizes: Vec<u64>,
     /// Number of the routine that is one element.
     pub main: usize,
     /// An element as a leaf of one iteration, if it is a small one of several.
@@ -98,6 +100,7 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
         pitch: None,
     }],
     routines: vec![Box::new([Step::Leaf { leaf: 0, offset: 0 }])],
+    sizes: vec![1],
     main: 0,
     unrolled: None,
     regular: None,
@@ -119,8 +122,8 @@ fn pitch(blocks: &[Block]) -> Option<i64> {
 
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
-        let (leaves, routines) = (Vec::new(), Vec::new());
-        let mut plan = Plan { leaves, routines, main: 0, unrolled: None, regular: None };
+        let (leaves, routines, sizes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut plan = Plan { leaves, routines, sizes, main: 0, unrolled: None, regular: None };
         plan.main = plan.lower(body, &mut HashMap::new());
         if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
             && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
@@ -137,6 +140,14 @@ impl Plan {
             plan.unrolled = Some(plan.leaf(blocks, 1, 0));
         }
         plan
+    }
+
+    /// Bytes of a step.
+    pub fn size(&self, step: &Step) -> u64 {
+        match *step {
+            Step::Leaf { leaf, .. } => self.leaves[leaf].width * self.leaves[leaf].count,
+            Step::Call { routine, count, .. } => self.sizes[routine] * count,
+        }
     }
 
     fn leaf(&mut self, blocks: Arc<[Block]>, count: u64, stride: i64) -> usize {
@@ -181,6 +192,7 @@ impl Plan {
         }
         self.flush(&mut blocks, &mut steps);
         self.routines.push(steps.into());
+        self.sizes.push(body.facts.size);
         // What only one item names is not come by again.
         if Arc::strong_count(body) > 1 {
             known.insert(key, self.routines.len() - 1);

@@ -61,14 +61,6 @@ proptest! {
         }
         let mut cycle = lengths.iter().copied().cycle();
         prop_assert_eq!(&gather_in(&layout, &memory, || cycle.next().unwrap_or(1)), &packed);
-        // What is skipped is not looked at.
-        for first in lengths.iter().map(|length| length * 7 % (packed.len() + 1)) {
-            let mut machine = Machine::new(&layout).expect("countable");
-            prop_assert_eq!(machine.skip(first as u64), first as u64);
-            let mut out = vec![0; packed.len()];
-            prop_assert_eq!(machine.gather(&memory, &mut out), Ok((packed.len() - first) as u64));
-            prop_assert_eq!(&out[..packed.len() - first], &packed[first..]);
-        }
         // From and to memory that others may write.
         let mut out = vec![0; packed.len()];
         Machine::new(&layout).expect("countable").gather(shared(&memory), &mut out).expect("inside");
@@ -77,6 +69,39 @@ proptest! {
             let target = shared(&clean);
             Machine::new(&layout).expect("countable").scatter(target, &packed).expect("inside");
             prop_assert_eq!(&target.to_vec(), &scattered);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, max_global_rejects: 100_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_skipped_is_all_that_is_missing(
+        (shape, record, count) in (shapes(), records(), 0..9u64),
+        before in 0..30usize,
+    ) {
+        let datatype = shape.datatype(&record).expect("small");
+        let (layout, len) = placed(&datatype, count);
+        let bytes = all_bytes(&shape.meaning(&record), count, layout.base as i64);
+        prop_assume!(bytes.len() <= 2000);
+        let memory = pattern(len);
+        let packed: Vec<u8> = bytes.iter().map(|at| memory[*at as usize]).collect();
+        let before = before.min(packed.len());
+        for skipped in 0..=packed.len() {
+            // From the beginning, and from amid of it.
+            for gathered in [0, before.min(packed.len() - skipped)] {
+                let mut machine = Machine::new(&layout).expect("countable");
+                let mut out = vec![0; packed.len()];
+                prop_assert_eq!(machine.gather(&memory, &mut out[..gathered]), Ok(gathered as u64));
+                prop_assert_eq!(machine.skip(skipped as u64), skipped as u64);
+                let rest = &packed[gathered + skipped..];
+                prop_assert_eq!(machine.remaining(), rest.len() as u64);
+                prop_assert_eq!(machine.gather(&memory, &mut out[gathered..]), Ok(rest.len() as u64));
+                prop_assert_eq!(&out[..gathered], &packed[..gathered]);
+                prop_assert_eq!(&out[gathered..gathered + rest.len()], rest, "{} skipped behind {}", skipped, gathered);
+                prop_assert_eq!(machine.skip(1), 0);
+            }
         }
     }
 }
