@@ -37,7 +37,7 @@ pub struct Thresholds {
     pub granularity: u64,
     /// Of all bytes of the transfer.
     pub size: u64,
-    /// Staging memory in bytes; it is filled and drained as often as it takes.
+    /// Staging memory in bytes, no more than all of the transfer or the longer memory; it is filled and drained as often as it takes.
     pub staging: usize,
 }
 

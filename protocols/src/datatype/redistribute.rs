@@ -267,17 +267,29 @@ pub fn redistribute_staged<'t, 's>(
     from: &Layout<'_>,
     staging: &mut [u8],
 ) -> Result<u64, TransferError> {
-    let (mut target, source) = (target.into(), source.into());
+    let (target, source) = (target.into(), source.into());
     let bytes = checked((to, target.len() as u64), (from, source.len() as u64))?;
     if staging.is_empty() && bytes > 0 {
         return Err(TransferError::Length { len: 0, size: bytes });
     }
+    staged(target, to, source, from, staging)?;
+    Ok(bytes)
+}
+
+/// The same for layouts that were checked, over staging memory of a byte at least.
+fn staged(
+    mut target: Target<'_>,
+    to: &Layout<'_>,
+    source: Source<'_>,
+    from: &Layout<'_>,
+    staging: &mut [u8],
+) -> Result<(), TransferError> {
     let (mut fill, mut drain) = (super::Machine::new(from)?, super::Machine::new(to)?);
     while fill.remaining() > 0 {
         let filled = fill.gather(source, &mut *staging)?;
         drain.scatter(target.reborrow(), &staging[..filled as usize])?;
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// The same by the method that the thresholds choose (G06); tells which one it was.
@@ -306,12 +318,15 @@ pub fn redistribute_with<'t, 's>(
     from: &Layout<'_>,
 ) -> Result<Method, TransferError> {
     let method = thresholds.method(to, from);
-    match method {
-        Method::Direct => redistribute(target, to, source, from)?,
-        Method::Staged => {
-            let len = thresholds.staging.clamp(1, from.size().unwrap_or(u64::MAX).max(1) as usize);
-            redistribute_staged(target, to, source, from, &mut vec![0; len])?
-        }
-    };
+    if method == Method::Direct {
+        redistribute(target, to, source, from)?;
+        return Ok(method);
+    }
+    let (target, source) = (target.into(), source.into());
+    let bytes = checked((to, target.len() as u64), (from, source.len() as u64))?;
+    // Layouts that name bytes many times may have more than there is memory.
+    let most = usize::try_from(bytes).unwrap_or(usize::MAX).min(target.len().max(source.len()));
+    let mut staging = vec![0; thresholds.staging.clamp(1, most.max(1))];
+    staged(target, to, source, from, &mut staging)?;
     Ok(method)
 }

@@ -237,3 +237,15 @@ fn the_thresholds_choose_the_method() {
     assert_eq!(method(0, 101, &coarse, &coarse), Method::Staged);
     assert_eq!(method(100, 1000, &coarse, &flat), Method::Direct, "a single copy is all it takes");
 }
+
+#[test]
+fn what_is_not_inside_is_refused_before_there_is_staging_memory() {
+    let pair = Datatype::of::<u8>().vector(2, 1, 3).expect("small");
+    let thresholds = Thresholds { granularity: 8, size: 0, staging: usize::MAX };
+    let (many, mut target) = (Layout::new(&pair, 1 << 44), [0; 16]);
+    let refused = redistribute_with(&thresholds, &mut target, &many, &[1; 16], &many);
+    assert!(matches!(refused, Err(TransferError::OutOfBounds { .. })), "{refused:?}");
+    let few = Layout::new(&pair, 3);
+    assert_eq!(redistribute_with(&thresholds, &mut target, &few, &[1; 16], &few), Ok(Method::Staged));
+    assert_eq!(target[..12], [1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1]);
+}
