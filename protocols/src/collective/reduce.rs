@@ -220,7 +220,8 @@ operations! {
 struct LeastPlace<T>(PhantomData<T>);
 struct GreatestPlace<T>(PhantomData<T>);
 
-/// The nearer of two equal values is the one with the lower place, so that the order does not matter.
+/// A number rather than a NaN; of two that are alike the one with the lower place. By that all values are in one order,
+/// and so neither that of the operands matters nor how they are grouped.
 #[inline(always)]
 fn choose<T: PartialOrd + Copy>(
     left: Located<T>,
@@ -228,7 +229,14 @@ fn choose<T: PartialOrd + Copy>(
     better: impl Fn(&T, &T) -> bool,
 ) -> Located<T> {
     let ((ours, our_place), (theirs, their_place)) = ((left.value, left.place), (right.value, right.place));
-    if better(&theirs, &ours) || (theirs == ours && their_place < our_place) { right } else { left }
+    let is_nan = |value: &T| value.partial_cmp(value).is_none();
+    let theirs_is_better = match (is_nan(&ours), is_nan(&theirs)) {
+        (true, false) => true,
+        (false, true) => false,
+        _ if better(&theirs, &ours) => true,
+        _ => !better(&ours, &theirs) && their_place < our_place,
+    };
+    if theirs_is_better { right } else { left }
 }
 
 impl<T: PartialOrd + Copy> Binary<Located<T>> for LeastPlace<T> {
@@ -360,7 +368,8 @@ impl<T: PartialOrd + Copy> Reduce<Located<T>>
 where
     Located<T>: Datum,
 {
-    /// The least value and its place; of equal ones, the lowest place.
+    /// The least value and its place; of equal ones, the lowest place. A number rather than a NaN: that is the result only
+    /// if there is no number, with the lowest place.
     ///
     /// # Examples
     /// ```
@@ -381,7 +390,8 @@ where
         Self::built_in::<LeastPlace<T>>()
     }
 
-    /// The greatest value and its place; of equal ones, the lowest place.
+    /// The greatest value and its place; of equal ones, the lowest place. NaNs are as for
+    /// [`min_location`](Self::min_location).
     #[must_use]
     pub fn max_location() -> Self {
         Self::built_in::<GreatestPlace<T>>()
@@ -430,6 +440,72 @@ impl Combiner {
         match &self.function {
             RowOf::BuiltIn(rows) => rows(target, other, prepend),
             RowOf::Users(rows) => rows(target, other, prepend),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All orders of some values.
+    fn permutations(values: &[Located<f64>]) -> Vec<Vec<Located<f64>>> {
+        let Some((first, rest)) = values.split_first() else { return vec![Vec::new()] };
+        let with_first = |at: usize, mut others: Vec<_>| {
+            others.insert(at, *first);
+            others
+        };
+        let rest = permutations(rest);
+        (0..values.len())
+            .flat_map(|at| rest.iter().cloned().map(move |others| with_first(at, others)))
+            .collect()
+    }
+
+    /// The results of all ways to put parentheses.
+    fn groupings(
+        values: &[Located<f64>],
+        combine: fn(Located<f64>, Located<f64>) -> Located<f64>,
+    ) -> Vec<Located<f64>> {
+        if let [only] = values {
+            return vec![*only];
+        }
+        let mut results = Vec::new();
+        for (left, right) in (1..values.len()).map(|at| values.split_at(at)) {
+            for one in groupings(left, combine) {
+                results.extend(groupings(right, combine).into_iter().map(|two| combine(one, two)));
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn places_of_the_least_and_the_greatest_depend_on_no_order() {
+        const NAN: f64 = f64::NAN;
+        // Places of the least and of the greatest.
+        let cases: [(&[f64], u64, u64); 8] = [
+            (&[1.0, 2.0, NAN, 0.0], 3, 1),
+            (&[NAN, 1.0, NAN, 1.0], 1, 1),
+            (&[NAN, NAN, NAN, NAN], 0, 0),
+            (&[NAN, NAN, -NAN, f64::INFINITY], 3, 3),
+            (&[f64::NEG_INFINITY, NAN, f64::INFINITY, 7.0], 0, 2),
+            (&[2.0, 1.0, 2.0, 1.0, 2.0], 1, 0),
+            (&[0.0, -0.0, NAN, 0.0], 0, 0),
+            (&[NAN, 3.0], 1, 1),
+        ];
+        for (values, least, greatest) in cases {
+            let located = |(place, value): (usize, &f64)| Located { value: *value, place: place as u64 };
+            let located: Vec<_> = values.iter().enumerate().map(located).collect();
+            for order in permutations(&located) {
+                for (combine, place) in [
+                    (LeastPlace::apply as fn(_, _) -> _, least),
+                    (GreatestPlace::apply as fn(_, _) -> _, greatest),
+                ] {
+                    for result in groupings(&order, combine) {
+                        assert_eq!({ result.place }, place, "{order:?}");
+                        assert_eq!({ result.value }.to_bits(), values[place as usize].to_bits(), "{order:?}");
+                    }
+                }
+            }
         }
     }
 }
