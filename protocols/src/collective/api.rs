@@ -38,6 +38,13 @@ fn one<T: Datum>(value: Value) -> T {
     T::read_from_prefix(value.as_bytes()).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
 }
 
+/// No vector has more.
+const MOST_BYTES: usize = isize::MAX as usize;
+
+fn sum_of(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
 /// Collective operations. All members call the same ones in the same order; each call starts at once, before its future is
 /// awaited, and several may be under way, on this group or on others, in any order of completion.
 ///
@@ -46,13 +53,6 @@ fn one<T: Datum>(value: Value) -> T {
 ///
 /// Values are plain data, sent as they lie in memory: the machines of a job have one byte order. Ranks are those of the
 /// group.
-/// No vector has more.
-const MOST_BYTES: usize = isize::MAX as usize;
-
-fn sum_of(counts: &[usize]) -> usize {
-    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
-}
-
 impl Group {
     /// The same group with a schedule of one's choice for all operations that are called on it; all members choose the
     /// same. An operation that the schedule does not offer is refused.
