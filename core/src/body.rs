@@ -40,10 +40,10 @@ impl<'a> Body<'a> {
     /// Where it is, for copying out of it during the call: behind it a page may have become another message's.
     #[inline]
     #[must_use]
-    pub fn source(&self) -> Source<'a> {
-        match *self {
+    pub fn source(&self) -> Source<'_> {
+        match self {
             Body::Short(bytes) => Source::Private(bytes),
-            Body::Lease(ref lent) => Source::Shared(lent.memory),
+            Body::Lease(lent) => lent.memory().into(),
             Body::Owned(bytes) => Source::Private(bytes),
         }
     }
@@ -169,7 +169,7 @@ impl Kept {
     pub fn source(&self) -> Source<'_> {
         match self {
             Kept::Bytes(bytes) => Source::Private(bytes),
-            Kept::Lease(lease) => Source::Shared(lease.slice()),
+            Kept::Lease(lease) => lease.memory().into(),
         }
     }
 

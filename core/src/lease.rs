@@ -54,10 +54,6 @@ impl Lease {
         LeasedPage::of(self.slice, self)
     }
 
-    pub(crate) fn slice(&self) -> SharedSlice {
-        self.slice
-    }
-
     /// Copies the bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {

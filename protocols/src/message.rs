@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use posthaste_core::device::{Body, Kept};
-use posthaste_core::memory::{SharedSlice, Source};
+use posthaste_core::memory::{LeasedPage, Source};
 use posthaste_core::protocol::{Credit, Incoming};
 use posthaste_core::{Endpoint, Lease, Rank};
 use std::borrow::Cow;
@@ -480,7 +480,7 @@ fn bytes_read<T: FromBytes>(bytes: &[u8], offset: usize) -> Option<T> {
 }
 
 /// Reads through a private copy: the peer could write to the page meanwhile.
-fn page_read<T: FromBytes + IntoBytes>(page: SharedSlice, offset: usize) -> Option<T> {
+fn page_read<T: FromBytes + IntoBytes>(page: LeasedPage<'_>, offset: usize) -> Option<T> {
     let slice = page.slice(offset as u64, size_of::<T>() as u64)?;
     let mut value = T::new_zeroed();
     slice.read(value.as_mut_bytes());

@@ -4,24 +4,36 @@
 //! is as tight as one written for the two layouts.
 #![allow(unsafe_code)]
 
-use super::SharedSlice;
+use super::{LeasedPage, LoanedPage, SharedSlice};
 
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Memory of this process alone.
     Private(&'a [u8]),
-    /// Memory that other processes may write meanwhile.
-    Shared(SharedSlice),
+    /// Memory that other processes may write meanwhile, for as long as the right to read it lasts.
+    Shared(LeasedPage<'a>),
 }
 
 /// Memory that is written.
+///
+/// # Examples
+/// What was lent to be filled is not written behind that:
+/// ```compile_fail,E0505
+/// use posthaste_core::memory::Target;
+///
+/// fn write_behind(loan: posthaste_core::Loan, send: impl FnOnce(posthaste_core::Loan)) {
+///     let Target::Shared(page) = Target::from(loan.memory()) else { return };
+///     send(loan);
+///     page.write(b"the receiver may be reading it");
+/// }
+/// ```
 #[derive(Debug)]
 pub enum Target<'a> {
     /// Memory of this process alone.
     Private(&'a mut [u8]),
-    /// Memory that other processes may read and write meanwhile.
-    Shared(SharedSlice),
+    /// Memory that other processes may read and write meanwhile, for as long as the right to write it lasts.
+    Shared(LoanedPage<'a>),
 }
 
 impl Source<'_> {
@@ -31,7 +43,7 @@ impl Source<'_> {
     pub fn len(&self) -> usize {
         match self {
             Source::Private(bytes) => bytes.len(),
-            Source::Shared(slice) => slice.len(),
+            Source::Shared(page) => page.len(),
         }
     }
 
@@ -46,7 +58,7 @@ impl Source<'_> {
     fn address(&self) -> (*const u8, bool) {
         match self {
             Source::Private(bytes) => (bytes.as_ptr(), false),
-            Source::Shared(slice) => (slice.as_ptr().cast_const(), true),
+            Source::Shared(page) => (page.as_ptr().cast_const(), true),
         }
     }
 }
@@ -58,7 +70,7 @@ impl Target<'_> {
     pub fn len(&self) -> usize {
         match self {
             Target::Private(bytes) => bytes.len(),
-            Target::Shared(slice) => slice.len(),
+            Target::Shared(page) => page.len(),
         }
     }
 
@@ -74,7 +86,7 @@ impl Target<'_> {
     pub fn reborrow(&mut self) -> Target<'_> {
         match self {
             Target::Private(bytes) => Target::Private(bytes),
-            Target::Shared(slice) => Target::Shared(*slice),
+            Target::Shared(page) => Target::Shared(*page),
         }
     }
 
@@ -183,7 +195,7 @@ impl Target<'_> {
     fn address(&mut self) -> (*mut u8, bool) {
         match self {
             Target::Private(bytes) => (bytes.as_mut_ptr(), false),
-            Target::Shared(slice) => (slice.as_ptr(), true),
+            Target::Shared(page) => (page.as_ptr(), true),
         }
     }
 }
@@ -347,7 +359,7 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Source<'a> {
 
 impl From<SharedSlice> for Source<'_> {
     fn from(slice: SharedSlice) -> Self {
-        Source::Shared(slice)
+        Source::Shared(LeasedPage::lasting(slice))
     }
 }
 
@@ -371,7 +383,7 @@ impl<'a, const N: usize> From<&'a mut [u8; N]> for Target<'a> {
 
 impl From<SharedSlice> for Target<'_> {
     fn from(slice: SharedSlice) -> Self {
-        Target::Shared(slice)
+        Target::Shared(LoanedPage::lasting(slice))
     }
 }
 

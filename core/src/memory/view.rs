@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use zerocopy::FromBytes;
 
-/// Page memory of a sender, to be read for as long as the [`Lease`](crate::Lease) on it lives.
+/// Page memory of a sender, or other shared memory, to be read for as long as the [`Lease`](crate::Lease) on it lives.
 ///
 /// The sender promised not to write the page meanwhile, but it could: nothing here makes a `&[u8]` of it. Every access copies, or
 /// is a relaxed atomic load.
@@ -37,6 +37,17 @@ impl<'a> LeasedPage<'a> {
     #[inline]
     pub(crate) fn of<R: ?Sized>(slice: SharedSlice, _right: &'a R) -> Self {
         Self { slice, right: PhantomData }
+    }
+
+    /// A view of what stays there: a right to it is needed no longer than somebody wants.
+    #[inline]
+    pub(super) fn lasting(slice: SharedSlice) -> Self {
+        Self { slice, right: PhantomData }
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.slice.as_ptr()
     }
 
     /// Length in bytes.
@@ -135,7 +146,7 @@ impl<'a> LeasedPage<'a> {
     }
 }
 
-/// Page memory of one's own, to be filled for as long as the [`Loan`](crate::Loan) is not sent. What it has to begin with is
+/// Page memory of one's own, to be filled for as long as the [`Loan`](crate::Loan) is not sent, or other shared memory. What it has to begin with is
 /// not said: zeros, or what an earlier message of this rank left there.
 ///
 /// # Examples
@@ -171,6 +182,12 @@ impl<'a> LoanedPage<'a> {
         Self(LeasedPage::of(slice, right))
     }
 
+    /// A view of what stays there and may be written at any time.
+    #[inline]
+    pub(super) fn lasting(slice: SharedSlice) -> Self {
+        Self(LeasedPage::lasting(slice))
+    }
+
     /// A part of it to be filled; `None` if that is not inside.
     #[inline]
     #[must_use]
@@ -199,12 +216,12 @@ impl<'a> LoanedPage<'a> {
 
 impl<'a> From<LeasedPage<'a>> for Source<'a> {
     fn from(page: LeasedPage<'a>) -> Self {
-        Source::Shared(page.slice)
+        Source::Shared(page)
     }
 }
 
 impl<'a> From<LoanedPage<'a>> for Target<'a> {
     fn from(page: LoanedPage<'a>) -> Self {
-        Target::Shared(page.0.slice)
+        Target::Shared(page)
     }
 }

@@ -3,7 +3,7 @@
 use super::reduce::Combiner;
 use bytes::Bytes;
 use posthaste_core::device::Body;
-use posthaste_core::memory::{SharedSlice, Source};
+use posthaste_core::memory::{LeasedPage, SharedSlice, Source};
 
 /// Bytes that are copied out of a page before they are combined: they stay in the first cache.
 const SCRATCH: usize = 16 << 10;
@@ -28,7 +28,7 @@ impl Part<'_> {
     fn source(&self) -> Source<'_> {
         match self {
             Part::Body(body) => body.source(),
-            Part::Lent(memory) => Source::Shared(*memory),
+            Part::Lent(memory) => (*memory).into(),
         }
     }
 
@@ -62,7 +62,7 @@ fn copy(bytes: &[u8], from: usize, target: &mut [u8]) {
     }
 }
 
-fn read_shared(memory: SharedSlice, from: usize, target: &mut [u8]) {
+fn read_shared(memory: LeasedPage<'_>, from: usize, target: &mut [u8]) {
     if let Some(part) = memory.slice(from as u64, target.len() as u64) {
         part.read(target);
     }
@@ -79,7 +79,13 @@ pub(super) fn combine(combiner: &Combiner, prepend: bool, part: &Part<'_>, from:
     }
 }
 
-fn combine_shared(combiner: &Combiner, prepend: bool, memory: SharedSlice, from: usize, target: &mut [u8]) {
+fn combine_shared(
+    combiner: &Combiner,
+    prepend: bool,
+    memory: LeasedPage<'_>,
+    from: usize,
+    target: &mut [u8],
+) {
     let step = (SCRATCH / combiner.element()).max(1) * combiner.element();
     let mut scratch = vec![0; step.min(target.len())];
     for (number, part) in target.chunks_mut(step).enumerate() {

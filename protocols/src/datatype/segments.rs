@@ -295,11 +295,11 @@ impl<S: Segments> Segmented<'_, S> {
         let copied = match &mut self.local {
             Local::Source(source) => {
                 part.target += relocation;
-                Target::Shared(attached).copy_blocks(source, &part)
+                Target::from(attached).copy_blocks(source, &part)
             }
             Local::Target(target) => {
                 part.source += relocation;
-                target.copy_blocks(&Source::Shared(attached), &part)
+                target.copy_blocks(&Source::from(attached), &part)
             }
         };
         if copied { Ok(()) } else { Err(TransferError::Segment(segment)) }

@@ -332,7 +332,7 @@ fn land(get: &mut OpenGet, body: Body<'_>) -> Option<()> {
             let place = region.slice(get.received, body.len() as u64)?;
             match body.source() {
                 Source::Private(bytes) => place.write(bytes),
-                Source::Shared(page) => place.copy_from(page),
+                Source::Shared(page) => page.copy_to(place),
             }
         }
         Landing::Value(_) if body.len() as u64 == get.len => {

@@ -30,7 +30,7 @@ impl Scope<'_> {
             if let Some(memory) = memory {
                 match body.source() {
                     Source::Private(bytes) => memory.write(bytes),
-                    Source::Shared(page) => memory.copy_from(page),
+                    Source::Shared(page) => page.copy_to(memory),
                 }
             }
             memory.is_some()
