@@ -169,6 +169,21 @@ fn wrong_flags_are_told_in_a_line() {
         (&["--bench", "barrier", "--plot", "x"], "cannot be used with '--plot <DIR>'"),
         (&["--plot", "/proc/none"], "/proc/none: "),
         (&["--sizes", "many"], "invalid value 'many'"),
+        (&["--bench", "all_to_all", "--sizes", "2"], "--sizes 2: all_to_all takes a multiple of 4 bytes"),
+        (
+            &["--bench", "am_latency,all_to_all", "--sizes", "8,6"],
+            "--sizes 6: all_to_all takes a multiple of 4",
+        ),
+        (&["--bench", "multicast", "--sizes", "7"], "--sizes 7: multicast takes 8 bytes at least"),
+        (&["--bench", "replay_64", "--sizes", "0"], "--sizes 0: replay_64 takes a byte at least"),
+        (&["--bench", "typed_direct", "--sizes", "48"], "typed_direct takes a power of two from 2 to 262144"),
+        (&["--plot", "/proc/none", "--sizes", "48"], "--sizes 48: typed_direct takes a power of two"),
+        (&["--bench", "loss", "--ranks", "1"], "--ranks 1: loss takes 2 to 4096"),
+        (
+            &["--bench", "put_latency,memory_silent", "--ranks", "2"],
+            "--ranks 2: memory_silent takes 3 to 4096",
+        ),
+        (&["--ranks", "0"], "invalid value '0'"),
     ] {
         let out = perf(args).output().unwrap();
         let err = text(&out.stderr);
@@ -176,6 +191,45 @@ fn wrong_flags_are_told_in_a_line() {
         let line = err.lines().next().unwrap_or_default();
         assert!(line.contains(told) && out.stdout.is_empty(), "{args:?}: {err}");
     }
+}
+
+#[test]
+fn rows_say_what_settings_they_were_measured_with() {
+    let measured = |settings: &[(&str, &str)], more: &[&str]| {
+        let args = ["--bench", "put_bandwidth", "--sizes", "65536", "--no-limits"];
+        let out = perf(&args).args(BRIEF).args(more).envs(settings.iter().copied()).output().unwrap();
+        let err = text(&out.stderr);
+        assert!(out.status.success(), "{err}");
+        (rows(&out).remove(0), err)
+    };
+    let (row, err) = measured(&[("POSTHASTE_SPIN_US", "0"), ("POSTHASTE_CREDITS", "9")], &[]);
+    let settings = serde_json::json!({ "POSTHASTE_SPIN_US": "0", "POSTHASTE_CREDITS": "9" });
+    assert_eq!((&row["settings"], &row["device"]), (&settings, &"shm".into()), "{row}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    for told in ["not those of the default configuration", "POSTHASTE_SPIN_US=0", "POSTHASTE_CREDITS=9"] {
+        assert!(err.contains(told), "{err}");
+    }
+    // The device is that of the environment where no flag names one, and the row is one of that device.
+    for (settings, more, device) in [
+        (&[][..], &[][..], "shm"),
+        (&[("POSTHASTE_DEVICE", "tcp")], &[], "tcp"),
+        (&[("POSTHASTE_DEVICE", "tcp")], &["--device", "tcp"], "tcp"),
+        (&[("POSTHASTE_DEVICE", "auto")], &["--device", "tcp"], "tcp"),
+        (&[("POSTHASTE_DEVICE", "shm")], &[], "shm"),
+    ] {
+        let (row, err) = measured(settings, more);
+        assert_eq!((row["device"].as_str(), row.get("settings")), (Some(device), None), "{row}");
+        assert_eq!(err, "");
+    }
+    let refused = |settings: (&str, &str), args: &[&str], told: &[&str]| {
+        let out = perf(args).env(settings.0, settings.1).output().unwrap();
+        let err = text(&out.stderr);
+        assert_eq!((out.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+        assert!(out.stdout.is_empty() && told.iter().all(|told| err.contains(told)), "{err}");
+    };
+    let both = ["--device shm", "POSTHASTE_DEVICE=tcp"];
+    refused(("POSTHASTE_DEVICE", "tcp"), &["--device", "shm", "--bench", "put_latency"], &both);
+    refused(("POSTHASTE_DEVICE", "ib"), &["--list"], &["POSTHASTE_DEVICE"]);
 }
 
 /// A folder with commands that look like those of rivals, to be the only one where commands are looked for.
@@ -286,6 +340,45 @@ fn an_interrupt_ends_the_rival_that_runs_and_all() {
     let status = wait_for("it goes on", || process.try_wait().unwrap());
     assert_eq!(status.code(), Some(130));
     assert!(!PathBuf::from(format!("/proc/{}", rival.trim())).exists(), "the rival goes on");
+}
+
+/// Sends a signal as soon as a process has children; how it ends, and what it has said.
+fn ended_by(signal: &str, mut command: Command) -> Output {
+    let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = process.id().to_string();
+    let of_it = |line: &str| line.strip_prefix("PPid:").is_some_and(|parent| parent.trim() == id);
+    let is_child = |path: PathBuf| {
+        std::fs::read_to_string(path.join("status")).is_ok_and(|status| status.lines().any(of_it))
+    };
+    wait_for("nothing runs", || {
+        let processes = std::fs::read_dir("/proc").unwrap();
+        processes.into_iter().flatten().any(|entry| is_child(entry.path())).then_some(())
+    });
+    assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    process.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_signal_that_ends_a_program_ends_all_rows() {
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let start = Instant::now();
+        let out =
+            ended_by(signal, perf(&["--bench", "am_latency", "--no-limits", "--seconds", "20", "--json"]));
+        assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(130), ""), "{signal}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{signal}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_signal_ends_the_counting_of_instructions() {
+    for signal in ["-INT", "-HUP"] {
+        let out = ended_by(signal, perf(&["--instructions", "--json"]));
+        let err = text(&out.stderr);
+        if err.contains("instructions cannot be counted here") {
+            return println!("skipped: {err}");
+        }
+        assert_eq!((out.status.code(), err.as_str()), (Some(130), ""), "{signal}");
+    }
 }
 
 /// Whether every element that is opened is closed, in order.

@@ -86,5 +86,5 @@ pub use rendezvous::{
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;
 pub use settings::{DeviceChoice, Driver, Settings, TcpMode};
-pub use signals::remember_children;
+pub use signals::{is_ignored, remember_children};
 pub use spawn::Launch;

@@ -71,6 +71,11 @@ pub(crate) fn forward_to(job: Weak<dyn Target>) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether this process ignores a signal, as those that `nohup` starts ignore SIGHUP: who handles it would undo that.
+pub fn is_ignored(signal: i32) -> bool {
+    ignored() & (1 << (signal - 1)) != 0
+}
+
 /// The signals that whoever started this process had ignored, as `nohup` does: they stay so, here and in the ranks.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,6 +1,7 @@
 //! What there is to measure, with what limit and bar.
 
 use super::Device;
+use posthaste_launch::MAX_RANKS;
 
 /// A benchmark: what it is called, measured with, compared to, and asked for.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct Bench {
     /// Numbers of ranks, each of which gives a row.
     pub ranks: &'static [u32],
     pub device: Device,
-    /// Operations of a batch, blocks of a layout, or targets of a message.
+    /// Operations of a batch, or blocks of a layout.
     pub count: usize,
     /// What its ranks run, where that is called otherwise.
     pub program: Option<&'static str>,
@@ -180,8 +181,8 @@ pub const BENCHES: &[Bench] = &[
     beside("descriptor_loop", counting(64, runs("sends_awaited", plain(bench("sends_awaited_64", &[8, K], "us"))))),
     beside("descriptor_loop", plain(bench("sends_joined", &[8, K], "us"))),
     beside("descriptor_loop", counting(64, runs("sends_joined", plain(bench("sends_joined_64", &[8, K], "us"))))),
-    against("lanes", 2.0, counting(7, ranks(&[8], bench("multicast", &[8], "us")))),
-    against("lanes", 1.3, counting(7, ranks(&[8], bench("multicast", &[64 * K], "us")))),
+    against("lanes", 2.0, ranks(&[8], bench("multicast", &[8], "us"))),
+    against("lanes", 1.3, ranks(&[8], bench("multicast", &[64 * K], "us"))),
     against("pingpong_two_lines", 1.6, bench("barrier", &[0], "us")),
     ranks(CROWDS, plain(bench("barrier", &[0], "us"))),
     against("pingpong_two_lines", 1.8, bench("all_reduce", &[8], "us")),
@@ -234,7 +235,7 @@ pub const BENCHES: &[Bench] = &[
     tcp(Bench { limit: Some(Limit::Bare("tcp_pingpong", 2.0)), ..plain(bench("fetch_add", &[8], "us")) }),
     tcp(plain(fast("gups", &[2 * M], "M/s"))),
     tcp(beside("tcp_pingpong", plain(bench("put_signal", &[8], "us")))),
-    tcp(counting(7, ranks(&[8], plain(bench("multicast", &[8, 64 * K], "us"))))),
+    tcp(ranks(&[8], plain(bench("multicast", &[8, 64 * K], "us")))),
     tcp(beside("tcp_pingpong", plain(bench("barrier", &[0], "us")))),
     tcp(ranks(CROWDS, plain(bench("barrier", &[0], "us")))),
     tcp(beside("tcp_pingpong", plain(bench("all_reduce", &[8], "us")))),
@@ -247,7 +248,111 @@ pub const BENCHES: &[Bench] = &[
     tcp(at_best(100.0, ranks(&[33], plain(bench("loss_busy", &[0], "ms"))))),
 ];
 
+/// What a size has to be.
+#[derive(Clone, Copy, Debug)]
+enum Sizes {
+    /// Whatever it counts.
+    All,
+    /// So many bytes at least.
+    From(usize),
+    /// A multiple of so many bytes, which is not 0.
+    MultipleOf(usize),
+    /// A power of two within these bounds, both of which are in.
+    PowerOfTwo(usize, usize),
+}
+
+impl Sizes {
+    /// Of what ranks run.
+    fn of(program: &str) -> Sizes {
+        match program {
+            "am_bandwidth" | "long_bandwidth" | "broadcast_bandwidth" | "put_bandwidth" | "get_bandwidth" => {
+                Sizes::From(1)
+            }
+            "replay" | "puts_awaited" | "puts_joined" => Sizes::From(1),
+            "replay_sends" | "replay_sends_acked" | "sends_awaited" | "sends_joined" => Sizes::From(1),
+            "strided_put" | "strided_both" | "layout_strided" => Sizes::From(1),
+            // The first word says which message it is, or that it is the last one.
+            "multicast" => Sizes::From(8),
+            "loan_latency" | "all_reduce" | "all_reduce_bandwidth" => Sizes::MultipleOf(8),
+            "all_to_all" => Sizes::MultipleOf(4),
+            "typed_put_bandwidth" => Sizes::MultipleOf(K),
+            // All blocks have 256 KiB, and each is two of the other side.
+            "typed_direct" | "typed_staged" => Sizes::PowerOfTwo(2, 256 * K),
+            "gups" => Sizes::PowerOfTwo(8, 1 << 40),
+            _ => Sizes::All,
+        }
+    }
+
+    fn include(self, size: usize) -> bool {
+        match self {
+            Sizes::All => true,
+            Sizes::From(least) => size >= least,
+            Sizes::MultipleOf(unit) => size > 0 && size.is_multiple_of(unit),
+            Sizes::PowerOfTwo(least, most) => size.is_power_of_two() && (least..=most).contains(&size),
+        }
+    }
+}
+
+impl std::fmt::Display for Sizes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Sizes::All => f.write_str("any size"),
+            Sizes::From(1) => f.write_str("a byte at least"),
+            Sizes::From(least) => write!(f, "{least} bytes at least"),
+            Sizes::MultipleOf(unit) => write!(f, "a multiple of {unit} bytes"),
+            Sizes::PowerOfTwo(least, most) => write!(f, "a power of two from {least} to {most} bytes"),
+        }
+    }
+}
+
+/// Whether ranks that run a program can do so with a size.
+///
+/// # Errors
+/// If not: what it takes.
+pub fn check_size(name: &str, program: &str, size: usize) -> Result<(), String> {
+    let sizes = Sizes::of(program);
+    if sizes.include(size) { Ok(()) } else { Err(format!("--sizes {size}: {name} takes {sizes}")) }
+}
+
 impl Bench {
+    /// What its ranks run.
+    pub fn program(&self) -> &'static str {
+        self.program.unwrap_or(self.name)
+    }
+
+    /// Whether it can have a size.
+    ///
+    /// # Errors
+    /// If not: what it takes.
+    pub fn check_size(&self, size: usize) -> Result<(), String> {
+        if self.is_of_one_size() && !self.sizes.contains(&size) {
+            return Err(format!("--sizes: {} has none but {}", self.name, self.sizes[0]));
+        }
+        check_size(self.name, self.program(), size)
+    }
+
+    /// Whether it can have so many ranks.
+    ///
+    /// # Errors
+    /// If not: how many it takes.
+    pub fn check_ranks(&self, ranks: u32) -> Result<(), String> {
+        let least = match self.name {
+            // What one more peer costs is told by the difference to a job of two.
+            "memory_silent" => 3,
+            "multicast" | "loss" | "loss_busy" | "memory_talking" | "oversubscribed" => 2,
+            _ => 1,
+        };
+        if (least..=MAX_RANKS).contains(&ranks) {
+            return Ok(());
+        }
+        Err(format!("--ranks {ranks}: {} takes {least} to {MAX_RANKS}", self.name))
+    }
+
+    /// What its limit is measured with, beside so many ranks: operations of a batch, blocks, or targets.
+    pub fn count(&self, ranks: u32) -> usize {
+        if self.name == "multicast" { ranks as usize - 1 } else { self.count }
+    }
+
     /// Those of a device.
     pub fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
         BENCHES.iter().filter(move |bench| bench.device == device)
@@ -261,5 +366,35 @@ impl Bench {
     /// Whether its size is part of what it is.
     pub fn is_of_one_size(&self) -> bool {
         OF_ONE_SIZE.contains(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_a_multicast_has_as_many_lanes_as_there_are_targets() {
+        for bench in BENCHES.iter().filter(|bench| bench.name == "multicast") {
+            assert_eq!((bench.count(2), bench.count(8)), (1, 7));
+        }
+        let replay = BENCHES.iter().find(|bench| bench.name == "replay_64").expect("it is there");
+        assert_eq!((replay.count(2), replay.count(8)), (64, 64));
+    }
+
+    #[test]
+    fn each_can_have_its_own_sizes_and_ranks() {
+        for bench in BENCHES {
+            for (size, ranks) in
+                bench.sizes.iter().flat_map(|size| bench.ranks.iter().map(move |ranks| (size, ranks)))
+            {
+                assert_eq!(
+                    (bench.check_size(*size), bench.check_ranks(*ranks)),
+                    (Ok(()), Ok(())),
+                    "{}",
+                    bench.name
+                );
+            }
+        }
     }
 }

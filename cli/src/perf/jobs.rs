@@ -46,7 +46,7 @@ pub fn run(args: &Args, plan: Plan) -> Result<f64, String> {
 
 /// The same row without what its ranks are told besides; its figure.
 pub fn run_natively(args: &Args, plan: Plan) -> Result<f64, String> {
-    run_program(args, plan, plan.bench.program.unwrap_or(plan.bench.name), &[])
+    run_program(args, plan, plan.bench.program(), &[])
 }
 
 /// Starts as many processes of this program as the row has ranks, and waits for them; the seconds.
@@ -69,7 +69,7 @@ const DYING: &[&str] = &["loss", "loss_busy"];
 type Said = (Vec<u8>, Vec<u8>);
 
 fn run_ranks(args: &Args, plan: Plan) -> Result<f64, String> {
-    run_program(args, plan, plan.bench.program.unwrap_or(plan.bench.name), plan.bench.env)
+    run_program(args, plan, plan.bench.program(), plan.bench.env)
 }
 
 /// Runs the ranks of a row, or of another program of its size; the figure that one of them prints.

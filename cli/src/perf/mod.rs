@@ -10,6 +10,7 @@ mod jobs;
 mod plot;
 mod ranks;
 mod rivals;
+mod setup;
 mod table;
 
 use crate::limits::{self, LimitArgs};
@@ -19,9 +20,9 @@ use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use rivals::{Figures, Rivals};
 use serde::{Deserialize, Serialize};
+use setup::{Changed, Setup, warn_of};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
 #[derive(ClapArgs, Clone, Debug)]
@@ -33,14 +34,14 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<usize>,
     /// Ranks of the benchmarks that can have more than two.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(posthaste_launch::MAX_RANKS)))]
     ranks: Option<u32>,
     /// Seconds to measure each row (idle_cpu takes 5 at least, and neighbour_delay 1,000 ticks of a millisecond).
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// The benchmarks of this device, with its ranks reaching each other through it.
-    #[arg(long, default_value = "shm")]
-    device: Device,
+    /// The benchmarks of this device, with its ranks reaching each other through it (default: POSTHASTE_DEVICE, or shm).
+    #[arg(long)]
+    device: Option<Device>,
     /// Only this face of a context (default: both).
     #[arg(long)]
     face: Option<Face>,
@@ -98,6 +99,15 @@ pub enum Runtime {
     MultiThread,
 }
 
+impl Device {
+    fn name(self) -> &'static str {
+        match self {
+            Device::Shm => "shm",
+            Device::Tcp => "tcp",
+        }
+    }
+}
+
 impl Face {
     fn name(self) -> &'static str {
         match self {
@@ -147,6 +157,9 @@ pub struct Row {
     /// What rivals came to, in the same unit.
     #[serde(skip_serializing_if = "Figures::is_empty")]
     pub rivals: Figures,
+    /// What the ranks had of the environment that is not the default.
+    #[serde(skip_serializing_if = "Changed::is_empty")]
+    pub settings: Changed,
     /// Whether more is better.
     pub higher_is_better: bool,
     /// What the project asks of the ratio, or of the value of a benchmark without a limit.
@@ -166,14 +179,7 @@ struct Plan {
 
 /// Runs the command; the exit code.
 pub fn main(args: &Args) -> i32 {
-    if args.list {
-        for name in names(args.device) {
-            say(name);
-        }
-        return 0;
-    }
-    let measured = if args.instructions { count::main(&args.bench, args.json) } else { measure_all(args) };
-    match measured {
+    match carry_out(args) {
         Ok(code) => code,
         Err(problem) => {
             complain(format_args!("perf: {problem}"));
@@ -185,22 +191,32 @@ pub fn main(args: &Args) -> i32 {
 /// Exit code of a program that was interrupted.
 const INTERRUPTED: i32 = 130;
 
-fn measure_all(args: &Args) -> Result<i32, String> {
-    let plans = plan(args)?;
+fn carry_out(args: &Args) -> Result<i32, String> {
+    let setup = Setup::of(args.device)?;
+    if args.list {
+        names(setup.device).iter().for_each(say);
+        return Ok(0);
+    }
+    if args.instructions {
+        let interrupted = setup::interruption()?;
+        return count::main(&args.bench, args.json, &setup.inherited(), &interrupted);
+    }
+    measure_all(args, &setup)
+}
+
+fn measure_all(args: &Args, setup: &Setup) -> Result<i32, String> {
+    let plans = plan(args, setup.device)?;
     if args.seconds.is_nan() || !(0.05..=600.0).contains(&args.seconds) {
         return Err("--seconds must be from 0.05 to 600".to_owned());
     }
-    // A job that runs ends by these signals and tells so; nothing else is begun then.
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, interrupted.clone()).map_err(|error| error.to_string())?;
-    }
+    let interrupted = setup::interruption()?;
+    warn_of(&setup.settings);
     let rivals = if args.rivals { Some(find_rivals()?) } else { None };
     if interrupted.load(Ordering::Relaxed) {
         return Ok(INTERRUPTED);
     }
     if let Some(folder) = &args.plot {
-        let written = plot::write(args, folder, rivals.as_ref(), &interrupted);
+        let written = plot::write(args, (setup.device, folder), rivals.as_ref(), &interrupted);
         if interrupted.load(Ordering::Relaxed) {
             return Ok(INTERRUPTED);
         }
@@ -228,6 +244,7 @@ fn measure_all(args: &Args) -> Result<i32, String> {
         }
         match measured {
             Ok(mut row) => {
+                row.settings = setup.settings.clone();
                 if let Some(rivals) = &rivals {
                     let (figures, wrong) = rivals.measure(args, plan);
                     row.rivals = figures;
@@ -267,18 +284,18 @@ fn find_rivals() -> Result<Rivals, String> {
     Ok(rivals)
 }
 
-fn plan(args: &Args) -> Result<Vec<Plan>, String> {
+fn plan(args: &Args, device: Device) -> Result<Vec<Plan>, String> {
     let mut chosen: Vec<&'static Bench> = Vec::new();
     for name in &args.bench {
         let before = chosen.len();
-        chosen.extend(Bench::of(args.device).filter(|bench| bench.name == name));
+        chosen.extend(Bench::of(device).filter(|bench| bench.name == name));
         if chosen.len() == before {
-            let known = names(args.device).join(", ");
+            let known = names(device).join(", ");
             return Err(format!("no benchmark is called `{name}`; there are {known}"));
         }
     }
     if chosen.is_empty() {
-        chosen.extend(Bench::of(args.device));
+        chosen.extend(Bench::of(device));
     }
     let mut plans = Vec::new();
     for bench in chosen {
@@ -292,14 +309,18 @@ fn plan(args: &Args) -> Result<Vec<Plan>, String> {
                 && args.runtime.is_none_or(|wanted| wanted == *runtime)
         });
         let sizes = if args.sizes.is_empty() { bench.sizes } else { &args.sizes };
-        if bench.is_of_one_size() && sizes != bench.sizes {
-            if args.bench.is_empty() {
-                continue;
-            }
-            return Err(format!("--sizes: {} has none but {}", bench.name, bench.sizes[0]));
-        }
         let wanted = args.ranks.filter(|_| bench.ranks.iter().any(|ranks| *ranks > 2));
         let ranks = wanted.as_ref().map_or(bench.ranks, std::slice::from_ref);
+        let fits = sizes
+            .iter()
+            .try_for_each(|size| bench.check_size(*size))
+            .and_then(|()| ranks.iter().try_for_each(|ranks| bench.check_ranks(*ranks)));
+        match fits {
+            Ok(()) => {}
+            // Where nobody has asked for this one.
+            Err(_) if args.bench.is_empty() => continue,
+            Err(problem) => return Err(problem),
+        }
         for &size in sizes {
             for &ranks in ranks {
                 for &(face, runtime) in &variants {
@@ -331,7 +352,7 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         Some(Limit::Started) => jobs::start_processes(plan).map(Some),
         Some(Limit::Instead(program)) => jobs::run_program(args, plan, program, &[]).map(Some),
         Some(Limit::Bare(name, factor)) => {
-            jobs::limit(name, size, bench.count, seconds).map(|value| Some(value * factor))
+            jobs::limit(name, size, bench.count(ranks), seconds).map(|value| Some(value * factor))
         }
         None => Ok(None),
     };
@@ -352,6 +373,7 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         against: limited.map(Limit::name),
         ratio: limit.map(|limit| value / limit),
         rivals: Figures::new(),
+        settings: Changed::new(),
         higher_is_better: bench.higher_is_better,
         // A bar for the ratio says nothing of a value whose limit was not measured.
         bar: bench.bar.filter(|_| bench.limit.is_some() == limit.is_some()),

@@ -9,10 +9,13 @@ mod ranks;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod tracer;
 
+use super::INTERRUPTED;
+use super::setup::{Changed, warn_of};
 use crate::say::say;
 use comfy_table::{CellAlignment, Table, presets};
 use posthaste::launcher::{self, Launch, Output};
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use ranks::rank_main;
@@ -56,33 +59,47 @@ struct Count {
 
 /// One row, as `--json` prints it.
 #[derive(Serialize)]
-struct Row {
+struct Row<'s> {
     count: &'static str,
     ranks: u32,
     #[serde(flatten)]
     counted: Count,
+    #[serde(skip_serializing_if = "Changed::is_empty")]
+    settings: &'s Changed,
 }
 
 /// Counts them all, or those named; the exit code.
-pub fn main(wanted: &[String], json: bool) -> Result<i32, String> {
+pub fn main(
+    wanted: &[String],
+    json: bool,
+    settings: &Changed,
+    interrupted: &AtomicBool,
+) -> Result<i32, String> {
     let known = || OPERATIONS.map(|operation| operation.name).join(", ");
     if let Some(name) = wanted.iter().find(|name| OPERATIONS.iter().all(|operation| operation.name != **name))
     {
         return Err(format!("no operation is called `{name}`; instructions are counted of {}", known()));
     }
+    warn_of(settings);
     let mut rows = Vec::new();
-    for operation in &OPERATIONS {
-        if wanted.is_empty() || wanted.iter().any(|name| name == operation.name) {
-            let counted = count(operation)?;
-            let row = Row { count: operation.name, ranks: operation.ranks, counted };
-            if json {
-                say(serde_json::to_string(&row).map_err(|error| error.to_string())?);
-            }
-            rows.push((operation, counted));
+    let named = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
+    for operation in OPERATIONS.iter().filter(|operation| named(operation.name)) {
+        let counted = count(operation);
+        if interrupted.load(Ordering::Relaxed) {
+            break;
         }
+        let counted = counted?;
+        let row = Row { count: operation.name, ranks: operation.ranks, counted, settings };
+        if json {
+            say(serde_json::to_string(&row).map_err(|error| error.to_string())?);
+        }
+        rows.push((operation, counted));
     }
     if !json {
         say(render(&rows));
+    }
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(INTERRUPTED);
     }
     // A build that is not optimised takes many times as many.
     let over = rows.iter().any(|(operation, counted)| counted.instructions > operation.most);

@@ -2,7 +2,7 @@
 
 mod svg;
 
-use super::benches::{BENCHES, Bench};
+use super::benches::{BENCHES, Bench, check_size};
 use super::rivals::Rivals;
 use super::{Args, Device, Face, Plan, Runtime, jobs};
 use crate::say::complain;
@@ -101,13 +101,14 @@ const SWEEPS: &[Sweep] = &[
 /// What could not be measured or written.
 pub fn write(
     args: &Args,
-    folder: &Path,
+    (device, folder): (Device, &Path),
     rivals: Option<&Rivals>,
     interrupted: &AtomicBool,
 ) -> Result<Vec<String>, String> {
+    let sweeps: Vec<&Sweep> = SWEEPS.iter().filter(|sweep| sweep.device == device).collect();
+    check_sizes(&sweeps, &args.sizes)?;
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut written = Vec::new();
-    let sweeps: Vec<&Sweep> = SWEEPS.iter().filter(|sweep| sweep.device == args.device).collect();
     let progress = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     for sweep in sweeps {
         progress.set_message(sweep.file);
@@ -127,6 +128,16 @@ pub fn write(
     }
     progress.finish_and_clear();
     Ok(written)
+}
+
+/// Whether all programs that are run can have these sizes.
+fn check_sizes(sweeps: &[&Sweep], sizes: &[usize]) -> Result<(), String> {
+    for line in sweeps.iter().flat_map(|sweep| sweep.lines) {
+        if let What::Ours(program) = line.what {
+            sizes.iter().try_for_each(|size| check_size(program, program, *size))?;
+        }
+    }
+    Ok(())
 }
 
 fn series(
@@ -188,7 +199,7 @@ fn theirs(
 /// Two ranks that run this program through the handle, on a current-thread runtime.
 fn plan(sweep: &Sweep, size: usize, program: &str) -> Result<Plan, String> {
     let runs = |bench: &&'static Bench| {
-        bench.device == sweep.device && bench.env.is_empty() && bench.program.unwrap_or(bench.name) == program
+        bench.device == sweep.device && bench.env.is_empty() && bench.program() == program
     };
     // What is only measured for another row has the shape of any of two ranks.
     let plain = |bench: &&'static Bench| bench.device == sweep.device && bench.name == "am_latency";

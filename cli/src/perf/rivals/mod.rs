@@ -108,7 +108,7 @@ fn says(program: &str, argument: &str) -> Option<String> {
 
 /// The name of what both devices have in common, for a row.
 fn subject(plan: Plan) -> &'static str {
-    plan.bench.program.unwrap_or(plan.bench.name)
+    plan.bench.program()
 }
 
 fn is_tcp(plan: Plan) -> bool {
