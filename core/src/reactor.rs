@@ -58,22 +58,45 @@ pub fn look_at_least(socket: impl std::os::fd::AsFd, every: std::time::Duration)
     }
 }
 
+/// Whether this side has ended a TCP connection whose other host has yet to acknowledge that, or what was sent before. False where
+/// the system does not tell.
+#[must_use]
+pub fn ends_unheard(socket: impl std::os::fd::AsFd) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        // Linux: `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`.
+        const UNHEARD: [u8; 3] = [4, 9, 11];
+        info_of(socket).is_some_and(|info| UNHEARD.contains(&info.tcpi_state))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = socket;
+        false
+    }
+}
+
+/// What the kernel tells of a TCP connection.
+#[cfg(target_os = "linux")]
+fn info_of(socket: impl std::os::fd::AsFd) -> Option<libc::tcp_info> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the structure is made of integers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most len bytes to info.
+    let result = unsafe {
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
+    };
+    (result == 0).then_some(info)
+}
+
 /// Asks when the other host of a TCP connection was last heard of. Hosts answer for their processes, so that a process
 /// that is stopped, or reads nothing, is not silent. `None`: the system does not tell.
 #[must_use]
 pub fn hear(socket: impl std::os::fd::AsFd) -> Option<Hearing> {
     #[cfg(target_os = "linux")]
     {
-        use std::os::fd::AsRawFd;
-        // SAFETY: the structure is made of integers, for which zero is a value.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-        let fd = socket.as_fd().as_raw_fd();
-        // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most len bytes to info.
-        let result = unsafe {
-            libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
-        };
-        (result == 0).then(|| Hearing {
+        info_of(socket).map(|info| Hearing {
             unanswered: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
             last: std::time::Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
         })

@@ -159,7 +159,9 @@ pub struct Times {
     /// stopped for a while, or has no room is not taken for dead. Zero: never. Where the system does not tell when the
     /// other host was last heard of, its own keep-alive decides.
     pub silence: Duration,
-    /// How long [`Device::close`] waits for peers to take what was sent and to close their side.
+    /// How long [`Device::close`] waits for peers to end their side once all of this one's is with their hosts. Until then it waits
+    /// as long as a peer takes that has no room, one that is stopped, for instance; a host that has vanished ends that by its
+    /// [`silence`](Self::silence). It waits so long, or for a second, for a port that nobody moves.
     pub linger: Duration,
 }
 

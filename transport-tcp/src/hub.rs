@@ -1,6 +1,10 @@
 //! What the contexts of a device and its tasks share: which connection is in which stage, who is gone, and the doors
 //! through which settled connections reach their ports.
 
+mod closing;
+
+pub(crate) use closing::Progress;
+
 use crate::bell::Bell;
 use crate::book::{AddressBook, PeerAddress};
 use crate::config::{Limits, TcpConfig, Times};
@@ -51,18 +55,13 @@ pub(crate) struct Door {
     inbox: Mutex<Vec<Settled>>,
     /// Something is in the inbox, or the device closes.
     knocked: AtomicBool,
-    /// The port has flushed and ended all its connections.
-    closed: AtomicBool,
+    /// How far the port has come with its end, as it told when it was moved last.
+    progress: Mutex<Progress>,
 }
 
 impl Door {
     pub fn new(bell: Arc<Bell>) -> Door {
-        Door {
-            bell,
-            inbox: Mutex::default(),
-            knocked: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-        }
+        Door { bell, inbox: Mutex::default(), knocked: AtomicBool::new(false), progress: Mutex::default() }
     }
 
     /// Whether somebody has knocked: the one load that an idle port pays.
@@ -175,7 +174,6 @@ pub(crate) struct Hub {
     closing: AtomicBool,
     /// It ends as by a crash: no port says goodbye, whichever thread moves it meanwhile.
     aborted: AtomicBool,
-    given_up: AtomicBool,
     moved: Notify,
     connected: Notify,
 }
@@ -211,7 +209,6 @@ impl Hub {
             runtime: OnceLock::new(),
             closing: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
-            given_up: AtomicBool::new(false),
             moved: Notify::new(),
             connected: Notify::new(),
         }
@@ -602,51 +599,11 @@ impl Hub {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// A port has nothing to flush and no connection left.
-    pub fn port_closed(&self, context: ContextId) {
-        if !self.door(context).closed.swap(true, Ordering::AcqRel) {
-            self.moved.notify_waiters();
-        }
-    }
-
-    /// Asks the ports to end their connections in order and waits until they have, or until the time is up.
-    pub async fn close(self: &Arc<Self>) {
-        let Some(runtime) = self.runtime.get() else {
-            self.closing.store(true, Ordering::Release);
-            return;
-        };
-        self.closing.store(true, Ordering::Release);
-        for door in &self.doors {
-            door.knock();
-        }
-        let (hub, linger) = (self.clone(), self.times.linger);
-        let mut timer = runtime.spawn(async move {
-            tokio::time::sleep(linger).await;
-            hub.given_up.store(true, Ordering::Release);
-            hub.moved.notify_waiters();
-        });
-        loop {
-            let moved = self.moved.notified();
-            let mut moved = std::pin::pin!(moved);
-            moved.as_mut().enable();
-            let closed = self.doors.iter().all(|door| door.closed.load(Ordering::Acquire));
-            if closed || self.given_up.load(Ordering::Acquire) {
-                break;
-            }
-            tokio::select! {
-                () = moved => {}
-                // The time is up; or the runtime has ended in which the ports are driven, and nobody waits for anything there.
-                _ = &mut timer => break,
-            }
-        }
-        timer.abort();
-        self.abort();
-    }
-
     /// Ends all tasks and all connections at once, as the end of the process would.
     pub fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         self.closing.store(true, Ordering::Release);
+        self.moved.notify_waiters();
         let (streams, tasks) = {
             let mut table = lock(&self.table);
             (std::mem::take(&mut table.streams), std::mem::take(&mut table.tasks))

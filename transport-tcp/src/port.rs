@@ -1,6 +1,6 @@
 //! One context's part of the device: its connections, both ways.
 
-use crate::hub::{Hub, Settled};
+use crate::hub::{Hub, Progress, Settled};
 use crate::rx::{End, RxLink};
 use crate::tx::{Transit, Tx};
 use crate::watch::Watch;
@@ -74,6 +74,17 @@ impl TcpPort {
             self.tx.settle(index, stream, channel.tx);
         }
         count
+    }
+
+    /// Goes on with the end of its connections, and tells how far it is.
+    #[cold]
+    fn close(&mut self) {
+        let mut progress = self.tx.close();
+        // Whoever is on its way through the door is to hear that this rank leaves.
+        if progress == Progress::Closed && self.hub.has_open(self.context) {
+            progress = Progress::Out;
+        }
+        self.hub.port_is(self.context, progress);
     }
 
     /// Asks which connections have something.
@@ -202,9 +213,8 @@ impl Port for TcpPort {
         if !self.open.is_empty() {
             events += self.drain_links(budget, sink);
         }
-        // Whoever is on its way through the door is to hear that this rank leaves.
-        if self.hub.is_leaving() && self.tx.close() && !self.hub.has_open(self.context) {
-            self.hub.port_closed(self.context);
+        if self.hub.is_leaving() {
+            self.close();
         }
         events += self.tx.flush_touched();
         if !self.tx.ended.is_empty() {

@@ -16,6 +16,8 @@ use std::time::Duration;
 use support::config;
 use support::job::{Access, LOG, MEMORY, Member, job};
 
+/// How long peers may take to end their side.
+const LINGER: Duration = Duration::from_millis(100);
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 2 };
 
 /// Counts packets.
@@ -42,6 +44,105 @@ fn send(port: &mut dyn Port, rank: Rank, context: ContextId) {
     let table = SourceTable::default();
     let sources = Sources { info: &[], borrowed: &[], table: &table };
     assert_eq!(port.inject(&[message], &sources).stop, Stop::Done);
+}
+
+/// Tries to send so many bytes that lie elsewhere. Returns whether they were taken.
+fn send_long(port: &mut dyn Port, to: Rank, payload: &[u8]) -> bool {
+    let message = Descriptor {
+        op: Op::Send,
+        source_kind: SourceKind::Borrowed,
+        rank: to,
+        protocol: ProtocolId(20),
+        len: payload.len() as u64,
+        ..Descriptor::default()
+    };
+    let table = SourceTable::default();
+    let sources = Sources { info: &[], borrowed: payload, table: &table };
+    port.inject(&[message], &sources).stop == Stop::Done
+}
+
+/// What devices tell of their peers: who was told, of whom, and what.
+type Told = Arc<Mutex<Vec<(Rank, Rank, PeerEvent)>>>;
+
+/// Ranks 0 and 1 with ports that are moved by hand; peers have no time to linger.
+async fn by_hand(contexts: u16) -> (Vec<Arc<TcpDevice>>, [Vec<Box<dyn Port>>; 2], Told) {
+    let shape = JobShape { ranks: 2, clients: 1, contexts };
+    let (book, told) = (Arc::new(AddressBook::new(2)), Told::default());
+    let (mut devices, mut ports) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for rank in [Rank(0), Rank(1)] {
+        let mut config = config(rank, shape, Mode::HandshakeOnly, Limits::default());
+        config.times.linger = LINGER;
+        let device = Arc::new(TcpDevice::new(config, book.clone()).expect("a free port"));
+        ports[rank.index()].extend((0..contexts).map(|of| device.port(ContextId(of)).expect("its own")));
+        let heard = told.clone();
+        let news = move |peer, event| heard.lock().expect("no panic").push((rank, peer, event));
+        device.open(Arc::new(news)).await.expect("there is a runtime");
+        devices.push(device);
+    }
+    (devices, ports, told)
+}
+
+/// The order of the leave of a rank, as the device of the other one tells it.
+fn has_left(told: &Told, rank: Rank) -> bool {
+    let (fault, cause) = (Fault::PeerClosed(rank), None);
+    let down = PeerEvent::Down { fault, incarnation: 1, cause };
+    told.lock().expect("no panic").iter().any(|(_, peer, event)| (*peer, *event) == (rank, down))
+}
+
+/// Rank 0 sends so many messages, or as many as are taken, and closes, while rank 1 reads nothing for much longer than peers may
+/// linger, as if it were stopped. When it goes on it gets all.
+async fn who_reads_nothing_gets_all(count: usize) {
+    let (devices, [mut near, mut far], told) = by_hand(1).await;
+    let (mut seen, mut theirs) = (Counted::default(), Counted::default());
+    send(&mut *near[0], Rank(1), ContextId(0));
+    while seen.0 == 0 {
+        near[0].advance(16, &mut theirs);
+        far[0].advance(16, &mut seen);
+        tokio::task::yield_now().await;
+    }
+    let mut sent = 1;
+    while sent < count && send_long(&mut *near[0], Rank(1), &[1; 9000]) {
+        near[0].advance(16, &mut theirs);
+        sent += 1;
+    }
+    let closing = tokio::spawn({
+        let zero = devices[0].clone();
+        async move { zero.close().await }
+    });
+    let until = tokio::time::Instant::now() + 30 * LINGER;
+    while tokio::time::Instant::now() < until {
+        near[0].advance(16, &mut theirs);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // It goes on, and says something of its own before it has read that nobody listens any more.
+    send(&mut *far[0], Rank(0), ContextId(0));
+    while !has_left(&told, Rank(0)) {
+        near[0].advance(16, &mut theirs);
+        far[0].advance(16, &mut seen);
+        tokio::task::yield_now().await;
+        let lost = |event: &PeerEvent| matches!(event, PeerEvent::Down { fault: Fault::PeerLost(_), .. });
+        assert!(!told.lock().expect("no panic").iter().any(|(_, _, event)| lost(event)), "{told:?}");
+    }
+    assert_eq!(seen.0, sent, "something that was taken is lost");
+    while !closing.is_finished() {
+        near[0].advance(16, &mut theirs);
+        tokio::task::yield_now().await;
+    }
+    devices[1].abort();
+}
+
+#[tokio::test]
+async fn what_waits_for_a_peer_that_reads_nothing_is_sent_however_long_that_takes() {
+    let _watchdog = Watchdog::start("a full peer", Duration::from_secs(60), || "it hangs".to_owned());
+    // Until the buffers of the kernel are full, and this side's own.
+    who_reads_nothing_gets_all(usize::MAX).await;
+}
+
+#[tokio::test]
+async fn what_the_kernel_has_yet_to_send_is_waited_for() {
+    let _watchdog = Watchdog::start("a full kernel", Duration::from_secs(60), || "it hangs".to_owned());
+    // More than the peer's kernel takes of what nobody reads, less than this side's own takes.
+    who_reads_nothing_gets_all(100).await;
 }
 
 /// What one context has flushed stays open while another one still connects with that rank; meanwhile it sleeps.

@@ -2,6 +2,7 @@
 
 use super::Tx;
 use crate::frame::{Header, LEAVE};
+use crate::hub::Progress;
 use crate::link::Leave;
 use std::net::Shutdown;
 use zerocopy::IntoBytes;
@@ -12,10 +13,9 @@ const QUIET: u8 = 2;
 const MANY: u8 = 64;
 
 impl Tx {
-    /// The device closes: what is quiet is ended in order, behind what waits to be written. Returns true when no link is left
-    /// that has something to send.
-    pub fn close(&mut self) -> bool {
-        let mut closed = self.local.is_empty();
+    /// The device closes: what is quiet is ended in order, behind what waits to be written. Returns how far that has come.
+    pub fn close(&mut self) -> Progress {
+        let mut progress = if self.local.is_empty() { Progress::Closed } else { Progress::Owes };
         for index in 0..self.links.len() {
             let Some(link) = &mut self.links[index] else { continue };
             if link.dead.is_some() {
@@ -24,12 +24,14 @@ impl Tx {
             if link.stream.is_none() {
                 // It is of use only if something waits for it, and it can still come to be.
                 let waits = !link.out.is_empty() || link.job.is_some();
-                closed &= !waits || !self.hub.is_coming(self.me.context, link.peer);
+                if waits && self.hub.is_coming(self.me.context, link.peer) {
+                    progress = Progress::Owes;
+                }
                 continue;
             }
             match link.leave {
                 Leave::No => {
-                    closed = false;
+                    progress = Progress::Owes;
                     link.quiet = link.quiet.saturating_add(1);
                     link.looks = link.looks.saturating_add(1);
                     let quiet = link.quiet > QUIET || (link.looks >= MANY && !link.wanted);
@@ -44,18 +46,19 @@ impl Tx {
                     }
                 }
                 Leave::Said if link.is_flushed() || link.broken => {
-                    closed = false;
+                    progress = progress.min(Progress::Out);
                     if let Some(stream) = &link.stream {
                         // A broken one needs no ending.
                         let _ = stream.shutdown(Shutdown::Write);
                     }
                     link.leave = Leave::Done;
                 }
+                Leave::Said => progress = Progress::Owes,
                 // The peer ends its side when it has read that.
-                Leave::Said | Leave::Done => closed = false,
+                Leave::Done => progress = progress.min(Progress::Out),
             }
         }
-        closed
+        progress
     }
 
     /// Whether a link has come to its end as far as it can without its peer, or without room.
