@@ -76,8 +76,9 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
             // The rank was started again meanwhile: whoever wants that one makes an attempt of its own.
             Err(AttemptError::GivenUp) => return,
-            // A closed port is a proof that nobody is there any more; who leaves hears no other news of that.
-            Err(error) if hub.is_closing() && error.is_refusal() => {
+            // A closed port is a proof that nobody is there any more; who leaves hears no other news of that, and of a rank that has
+            // left there are none.
+            Err(error) if error.is_refusal() && (hub.is_closing() || hub.has_left(peer.rank)) => {
                 return hub.attempt_failed(context, peer, number, Fault::PeerClosed(peer.rank));
             }
             Err(error) => {

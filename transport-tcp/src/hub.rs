@@ -127,6 +127,8 @@ struct Table {
     news: Vec<(Rank, PeerEvent)>,
     /// Which incarnation of a rank that was started again a context talks to.
     admitted: HashMap<(ContextId, Rank), u64>,
+    /// Contexts that are yet to hear that a rank has left, while another one has not come to the end of what it sent.
+    unaware: Vec<(ContextId, Rank)>,
     attempts: u64,
 }
 
@@ -144,6 +146,12 @@ impl Table {
             None => true,
             restarted => self.admitted.get(&(context, rank)).copied() == restarted,
         }
+    }
+
+    /// Whether a context has a connection with the rank of which the end has not come, or may have one yet.
+    fn expects(&self, context: ContextId, rank: Rank, shape: JobShape) -> bool {
+        let with_it = |&(of, index): &(ContextId, usize)| of == context && shape.endpoint(index).rank == rank;
+        self.stages.iter().any(|(key, stage)| with_it(key) && *stage != Stage::Over)
     }
 
     fn keep(&mut self, settled: &Settled) {
@@ -342,7 +350,8 @@ impl Hub {
     }
 
     /// A pair's connection with that incarnation, or with the first one, has ended, or was never made. Its rank is gone
-    /// with it: at once if it is lost, and when all its connections have ended if it has left.
+    /// with it: at once if it is lost, and when all its connections have ended if it has left. A context that has come to the end of
+    /// its own before that hears it from its port ([`departed`](Self::departed)).
     pub fn ended(
         &self,
         context: ContextId,
@@ -358,6 +367,7 @@ impl Hub {
     /// connection then.
     pub fn attempt_failed(&self, context: ContextId, peer: Endpoint, attempt: u64, fault: Fault) {
         let incarnation = self.incarnation_of(peer.rank);
+        let fault = if self.has_left(peer.rank) { Fault::PeerClosed(peer.rank) } else { fault };
         self.over(context, peer, Some(attempt), Ending { incarnation, fault, cause: LossCause::Unreachable });
     }
 
@@ -381,23 +391,61 @@ impl Hub {
                 known.open -= 1;
             }
             let left = matches!(fault, Fault::PeerClosed(_));
+            let is_first = left && !known.left;
             known.left |= left;
             // Who ended the connection knows better than who saw its end.
             cause = cause.map(|cause| known.blamed.unwrap_or(cause));
-            if peer.rank == self.me || known.told || (left && known.open > 0) {
-                false
-            } else {
-                known.told = true;
-                true
+            let waits = left && known.open > 0;
+            let told = peer.rank != self.me && !known.told && !waits;
+            known.told |= told;
+            if told {
+                table.unaware.retain(|(_, rank)| *rank != peer.rank);
+            } else if is_first && waits {
+                table.unaware.extend((0..self.shape.contexts).map(|of| (ContextId(of), peer.rank)));
             }
+            told
         };
         self.moved.notify_waiters();
         self.attempt_ended();
+        if !told {
+            self.knock_unaware(peer.rank);
+        }
         if told && !self.is_closing() {
             tracing::debug!(me = %self.me, peer = %peer.rank, %fault, "peer gone");
             let incarnation = told_incarnation(incarnation);
             self.tell(peer.rank, PeerEvent::Down { fault, incarnation, cause });
         }
+    }
+
+    /// Wakes the contexts that can hear now that the rank has left.
+    fn knock_unaware(&self, rank: Rank) {
+        let waiting: Vec<ContextId> = {
+            let table = lock(&self.table);
+            let unaware = table
+                .unaware
+                .iter()
+                .filter(|(context, left)| *left == rank && !table.expects(*context, rank, self.shape));
+            unaware.map(|(context, _)| *context).collect()
+        };
+        waiting.into_iter().for_each(|context| self.door(context).knock());
+    }
+
+    /// The ranks, with their incarnations as they are told, that have left and of which this context has all there will ever be,
+    /// while others have not: each is named once.
+    pub fn departed(&self, context: ContextId) -> Vec<(Rank, u32)> {
+        let mut table = lock(&self.table);
+        if table.unaware.is_empty() || self.is_closing() {
+            return Vec::new();
+        }
+        let unaware = std::mem::take(&mut table.unaware);
+        let (ready, waiting) = unaware.into_iter().partition(|(of, rank): &(ContextId, Rank)| {
+            *of == context && !table.expects(context, *rank, self.shape) && table.admits(context, *rank)
+        });
+        table.unaware = waiting;
+        let number = |(_, rank): (ContextId, Rank)| {
+            (rank, told_incarnation(table.ranks[rank.index()].restarted.unwrap_or(0)))
+        };
+        Vec::into_iter(ready).map(number).collect()
     }
 
     fn tell(&self, rank: Rank, event: PeerEvent) {
@@ -420,6 +468,7 @@ impl Hub {
             let shape = self.shape;
             table.stages.retain(|(_, index), _| shape.endpoint(*index).rank != rank);
             table.admitted.retain(|(_, other), _| *other != rank);
+            table.unaware.retain(|(_, other)| *other != rank);
             // Under the lock: an attempt to connect that finds this address finds itself given up, too.
             self.book.set(rank, address);
             if lock(&self.news).is_none() {
@@ -438,6 +487,10 @@ impl Hub {
         let restarted = table.ranks.get(rank.index()).and_then(|known| known.restarted);
         if let Some(restarted) = restarted.filter(|restarted| told_incarnation(*restarted) == incarnation) {
             table.admitted.insert((context, rank), restarted);
+        }
+        if table.unaware.contains(&(context, rank)) {
+            drop(table);
+            self.door(context).knock();
         }
     }
 

@@ -58,11 +58,12 @@
 //! that bring much is asked for at the end of the round, and gets that are read together are answered by one system call.
 //!
 //! # The end
-//! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave* behind it,
-//! end its half of the stream, and read until the peer ends the other. That takes as long as a peer takes that has no room, stopped
-//! or not, as long as its host answers; only the peer's own end is not waited for longer than [`Times::linger`]. The end of a stream after *leave* is
-//! `PeerClosed`, when all connections of that rank have ended; any other end is `PeerLost`, at once. An impossible frame,
-//! or a record that is not genuine, is `PeerCorrupt`. A vanished host is noticed by the kernel's keep-alive, asked for the
+//! [`close`](posthaste_core::Device::close) lets each port write what it has and what the engine still brings, say *leave*
+//! behind it, end its half of the stream, and read until the peer ends the other. That takes as long as a peer takes that has
+//! no room, a stopped one, say, as long as its host answers; only its own end is not waited for longer than
+//! [`Times::linger`]. The end of a stream after *leave* is `PeerClosed`, told to each context when its connections with that
+//! rank have ended, and to all when all have; any other end is `PeerLost`, at once. An impossible frame, or a record that is
+//! not genuine, is `PeerCorrupt`. A vanished host is noticed by the kernel's keep-alive, asked for the
 //! last acknowledgement: a process that is stopped, computes or has no room is not lost. While there is no room the kernel asks
 //! for some instead, as often as that on Linux from 6.15 on, and else ever more rarely, at last every two minutes.
 //!

@@ -76,6 +76,20 @@ impl TcpPort {
         count
     }
 
+    /// Ranks that have left and of which nothing is on its way here, though it is to other contexts.
+    #[cold]
+    fn hear_of_departures(&mut self, sink: &mut dyn Sink) -> usize {
+        let departed = self.hub.departed(self.context);
+        for &(rank, incarnation) in &departed {
+            for index in (0..self.links.len()).filter(|index| self.hub.shape.endpoint(*index).rank == rank) {
+                // What waits for a connection that does not come to be.
+                self.tx.kill(index, Fault::PeerClosed(rank));
+            }
+            sink.left(rank, incarnation);
+        }
+        departed.len()
+    }
+
     /// Goes on with the end of its connections, and tells how far it is.
     #[cold]
     fn close(&mut self) {
@@ -206,6 +220,7 @@ impl Port for TcpPort {
         self.tx.rung = false;
         if self.hub.door(self.context).is_knocked() {
             events += self.answer_door();
+            events += self.hear_of_departures(sink);
         }
         if !self.tx.local.is_empty() {
             events += self.drain_local(budget, sink);

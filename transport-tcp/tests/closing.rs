@@ -145,6 +145,80 @@ async fn what_the_kernel_has_yet_to_send_is_waited_for() {
     who_reads_nothing_gets_all(100).await;
 }
 
+/// Counts packets, and the ranks that have left.
+#[derive(Default)]
+struct Heard {
+    packets: usize,
+    left: Vec<(Rank, u32)>,
+}
+
+impl Sink for Heard {
+    fn packet(&mut self, _: &mut dyn Inject, _: &mut Packet<'_>) -> Verdict {
+        self.packets += 1;
+        Verdict::Taken
+    }
+
+    fn complete(&mut self, _: Ticket, _: Outcome) {}
+
+    fn corrupt(&mut self, rank: Rank) {
+        panic!("{rank} broke the rules");
+    }
+
+    fn left(&mut self, rank: Rank, incarnation: u32) {
+        self.left.push((rank, incarnation));
+    }
+}
+
+/// Of three contexts the first two have a connection with a rank that leaves, and nobody moves the second one: the others hear of the
+/// leave all the same, and the second one when it has all that was sent to it.
+#[tokio::test]
+async fn a_leave_is_told_to_each_context_behind_what_it_was_sent() {
+    let _watchdog = Watchdog::start("a leave", Duration::from_secs(60), || "nobody is told".to_owned());
+    let (devices, [mut near, mut far], told) = by_hand(3).await;
+    let (mut heard, mut theirs) = ([(); 3].map(|()| Heard::default()), Counted::default());
+    for context in [0, 1] {
+        send(&mut *far[context], Rank(0), ContextId(context as u16));
+        while heard[context].packets == 0 {
+            far[context].advance(16, &mut theirs);
+            near[context].advance(16, &mut heard[context]);
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..100 {
+            send(&mut *far[context], Rank(0), ContextId(context as u16));
+        }
+    }
+    let closing = tokio::spawn({
+        let one = devices[1].clone();
+        async move { one.close().await }
+    });
+    let mut idle = 0;
+    while heard[0].left.is_empty() || heard[2].left.is_empty() || idle < 100 {
+        for port in &mut far {
+            port.advance(16, &mut theirs);
+        }
+        for context in [0, 2] {
+            near[context].advance(16, &mut heard[context]);
+            let all = [101, 0, 0][context];
+            assert!(heard[context].left.is_empty() || heard[context].packets == all, "it was sent more");
+        }
+        idle = if heard[0].left.is_empty() { 0 } else { idle + 1 };
+        tokio::task::yield_now().await;
+    }
+    assert_eq!([&heard[0].left, &heard[2].left], [&[(Rank(1), 0)], &[(Rank(1), 0)]], "each is told once");
+    assert_eq!(told.lock().expect("no panic").len(), 0, "the second one has not come to the end");
+    while !has_left(&told, Rank(1)) {
+        for port in &mut far {
+            port.advance(16, &mut theirs);
+        }
+        assert!(heard[1].left.is_empty());
+        near[1].advance(16, &mut heard[1]);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(heard[1].packets, 101, "it was sent more");
+    closing.await.expect("no panic");
+    devices[0].abort();
+}
+
 /// What one context has flushed stays open while another one still connects with that rank; meanwhile it sleeps.
 #[cfg_attr(feature = "portable", ignore = "a port is never asleep there")]
 #[tokio::test]

@@ -257,6 +257,34 @@ async fn contexts_have_their_own_connections() {
     assert!(members.iter().all(|member| member.errors().is_empty()));
 }
 
+/// What waits in one context for a rank that leaves ends, although the owner of another one does not look.
+#[tokio::test]
+async fn a_leave_waits_for_no_other_contexts_owner() {
+    use posthaste_core::{Context, ContextId, Endpoint, JobShape};
+    use posthaste_tcp::AddressBook;
+    use std::sync::Arc;
+    let _dog = watched("an idle owner");
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 2 };
+    let (book, log) = (Arc::new(AddressBook::new(2)), Log::default());
+    let open = |rank| {
+        let mut config = support::config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
+        config.times.linger = Duration::from_millis(200);
+        Member::open(config, book.clone(), &log)
+    };
+    let (zero, one) = (open(0).await, open(1).await);
+    let second = |rank| Endpoint::new(Rank(rank), ContextId(1));
+    zero.send_from(1, second(1), LOG, &[], b"it is connected", false).await.expect("it lives");
+    arrived(&log, 1).await;
+    let idle = Context::new(&zero.client.contexts()[1]).expect("nobody owns it");
+    let ticket = zero.send(1, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
+    zero.call(1, b"it has come").await.expect("it lives");
+    let (ended, ()) = tokio::join!(zero.ends(ticket), one.client.close());
+    assert_eq!(ended.expect_err("it has left"), Fault::PeerClosed(Rank(1)));
+    assert_eq!(zero.told(1).await, [Fault::PeerClosed(Rank(1))]);
+    drop(idle);
+    assert_eq!(zero.told(2).await, [Fault::PeerClosed(Rank(1)); 2], "each context tells once");
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn nothing_is_lost_in_one_thread() {
     let _dog = watched("one thread");
