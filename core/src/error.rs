@@ -63,6 +63,9 @@ pub enum LossCause {
     Silent,
     /// It could not be connected to in time, or had given this rank up before.
     Unreachable,
+    /// This side had no descriptor left to connect with: its process had as many files open as it may (`RLIMIT_NOFILE`), so
+    /// many; without a number, the system had.
+    NoDescriptor(Option<u64>),
     /// Another rank of the job, or its launcher, told so.
     Told,
 }
@@ -75,6 +78,13 @@ impl std::fmt::Display for LossCause {
             LossCause::Broken(kind) => write!(f, "its connection broke: {kind}"),
             LossCause::Silent => f.write_str("its host does not answer any more"),
             LossCause::Unreachable => f.write_str("it could not be connected to"),
+            LossCause::NoDescriptor(Some(limit)) => write!(
+                f,
+                "this side may open {limit} files and had no descriptor left to connect with: raise RLIMIT_NOFILE (`ulimit -n`)"
+            ),
+            LossCause::NoDescriptor(None) => f.write_str(
+                "the system had no descriptor left to connect with: raise its limit of open files (`fs.file-max`)",
+            ),
             LossCause::Told => f.write_str("the others say so"),
         }
     }

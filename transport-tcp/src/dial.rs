@@ -4,7 +4,7 @@ use crate::config::Limits;
 use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
 use crate::hub::{Hub, Settled};
 use crate::socket;
-use posthaste_core::{ContextId, Endpoint, Fault};
+use posthaste_core::{ContextId, Endpoint, Fault, LossCause};
 use std::io;
 use std::net::{SocketAddr, TcpStream as Socket};
 use std::sync::Arc;
@@ -41,14 +41,30 @@ impl AttemptError {
         matches!(self, AttemptError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 
-    /// Whether this process, or the system, has no descriptor left.
-    fn is_exhaustion(&self) -> bool {
+    /// What a peer is lost by if it cannot be connected to because of this.
+    fn cause(&self) -> LossCause {
         #[cfg(unix)]
-        let out = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(|errno| errno.raw_os_error());
-        #[cfg(not(unix))]
-        let out: [i32; 0] = [];
-        let AttemptError::Io(error) = self else { return false };
-        error.raw_os_error().is_some_and(|code| out.contains(&code))
+        if let AttemptError::Io(error) = self {
+            use rustix::io::Errno;
+            use rustix::process::{Resource, getrlimit};
+            match Errno::from_io_error(error) {
+                Some(Errno::MFILE) => return LossCause::NoDescriptor(getrlimit(Resource::Nofile).current),
+                Some(Errno::NFILE) => return LossCause::NoDescriptor(None),
+                _ => {}
+            }
+        }
+        LossCause::Unreachable
+    }
+
+    /// Says that it is tried again, not more often than is worth reading.
+    fn tell(&self, hub: &Hub, peer: Endpoint) {
+        let (Some(more), me) = (hub.log.pass(), hub.me) else { return };
+        match self.cause() {
+            why @ LossCause::NoDescriptor(_) => {
+                tracing::error!(%me, %peer, more, "connecting failed; trying again: {why}");
+            }
+            _ => tracing::debug!(%me, %peer, error = %self, more, "connecting failed; trying again"),
+        }
     }
 }
 
@@ -57,6 +73,8 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
     let mut deadline = Instant::now() + hub.times.connect;
     let mut pause = FIRST_PAUSE;
     let mut last = None;
+    let unreachable = LossCause::Unreachable;
+    let fail = |fault, cause| hub.attempt_failed(context, peer, number, fault, cause);
     while hub.is_dialing(context, peer, number) {
         match round(&hub, context, peer, number, deadline).await {
             Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel }) => {
@@ -69,27 +87,20 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
             Ok(Round { verdict: Verdict::Yield, .. }) => {}
             Ok(Round { verdict: Verdict::Spent, .. }) => {
-                return hub.attempt_failed(context, peer, number, Fault::PeerLost(peer.rank));
+                return fail(Fault::PeerLost(peer.rank), unreachable);
             }
             Ok(Round { verdict: Verdict::Leaving, .. }) => {
-                return hub.attempt_failed(context, peer, number, Fault::PeerClosed(peer.rank));
+                return fail(Fault::PeerClosed(peer.rank), unreachable);
             }
             // The rank was started again meanwhile: whoever wants that one makes an attempt of its own.
             Err(AttemptError::GivenUp) => return,
             // A closed port is a proof that nobody is there any more; who leaves hears no other news of that, and of a rank that has
             // left there are none.
             Err(error) if error.is_refusal() && (hub.is_closing() || hub.has_left(peer.rank)) => {
-                return hub.attempt_failed(context, peer, number, Fault::PeerClosed(peer.rank));
+                return fail(Fault::PeerClosed(peer.rank), unreachable);
             }
             Err(error) => {
-                if let Some(more) = hub.log.pass() {
-                    if error.is_exhaustion() {
-                        let remedy = "raise the limit of open files (RLIMIT_NOFILE, `ulimit -n`)";
-                        tracing::error!(me = %hub.me, %peer, %error, more, "no descriptor to connect with; {remedy}");
-                    } else {
-                        tracing::debug!(me = %hub.me, %peer, %error, more, "connecting failed; trying again");
-                    }
-                }
+                error.tell(&hub, peer);
                 if matches!(error, AttemptError::Silent) {
                     // A process that ends takes its port with it: one that is stopped may go on.
                     deadline = Instant::now() + hub.times.connect;
@@ -100,8 +111,9 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
                     error => error,
                 };
                 if Instant::now() >= deadline {
-                    tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time");
-                    return hub.attempt_failed(context, peer, number, Fault::PeerLost(peer.rank));
+                    let cause = why.cause();
+                    tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time: {cause}");
+                    return fail(Fault::PeerLost(peer.rank), cause);
                 }
                 last = Some(why);
             }

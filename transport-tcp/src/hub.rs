@@ -365,10 +365,17 @@ impl Hub {
 
     /// An attempt to connect has come to nothing. The peer's own may have been accepted meanwhile: that is the pair's
     /// connection then.
-    pub fn attempt_failed(&self, context: ContextId, peer: Endpoint, attempt: u64, fault: Fault) {
+    pub fn attempt_failed(
+        &self,
+        context: ContextId,
+        peer: Endpoint,
+        attempt: u64,
+        fault: Fault,
+        cause: LossCause,
+    ) {
         let incarnation = self.incarnation_of(peer.rank);
         let fault = if self.has_left(peer.rank) { Fault::PeerClosed(peer.rank) } else { fault };
-        self.over(context, peer, Some(attempt), Ending { incarnation, fault, cause: LossCause::Unreachable });
+        self.over(context, peer, Some(attempt), Ending { incarnation, fault, cause });
     }
 
     /// A pair is at its end; if an attempt is named, unless the pair is past that.
