@@ -1,6 +1,6 @@
 //! Connecting to a peer: a task per connection, off the hot path.
 
-use crate::config::Limits;
+use crate::config::{Limits, Times};
 use crate::handshake::{ANSWER_LEN, Channel, HandshakeError, Initiator, VERDICT_LEN, Verdict};
 use crate::hub::{Hub, Settled};
 use crate::socket;
@@ -9,12 +9,14 @@ use std::io;
 use std::net::{SocketAddr, TcpStream as Socket};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks whether the host of a peer still answers that says nothing, if a handshake has no longer.
+const SHORTEST: Duration = Duration::from_millis(20);
 
 /// Why one attempt came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,15 @@ impl AttemptError {
     /// Whether the system says that nobody listens there.
     fn is_refusal(&self) -> bool {
         matches!(self, AttemptError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
+    /// Whether the other side has ended the connection.
+    fn is_end(&self) -> bool {
+        match self {
+            AttemptError::Refused => true,
+            AttemptError::Io(error) => error.kind() == io::ErrorKind::ConnectionReset,
+            _ => false,
+        }
     }
 
     /// What a peer is lost by if it cannot be connected to because of this.
@@ -163,11 +174,12 @@ async fn round(
     // All its time, though that of all attempts be over: who has less says nothing by not answering.
     let shaken = timeout(hub.times.handshake, shaken).await;
     let (mut stream, mut channel) = shaken.map_err(|_| AttemptError::Silent)??;
-    // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another,
-    // and has its time though that of all attempts be over.
-    let mut verdict = [0; VERDICT_LEN];
+    // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another, as long
+    // as the peer's host answers.
+    socket::watched((&stream).into(), &hub.times)?;
     let last = deadline.max(Instant::now() + hub.times.handshake);
-    timeout_at(last, read(&mut stream, &mut verdict)).await.map_err(|_| AttemptError::Late)??;
+    let wanted = || hub.is_dialing(context, peer, number);
+    let verdict = hear(&mut stream, &hub.times, last, wanted).await?;
     let verdict = channel.heard(&verdict)?;
     let stream = stream.into_std()?;
     socket::prepare(&stream, &hub.times, &hub.limits)?;
@@ -182,7 +194,54 @@ async fn connect(address: SocketAddr, limits: &Limits) -> io::Result<TcpStream> 
     socket.connect(address).await
 }
 
-async fn read(stream: &mut TcpStream, into: &mut [u8]) -> Result<(), AttemptError> {
+/// Waits for the verdict of a peer that has proven what it is: as long as the attempt is wanted and the peer's host answers, since
+/// the peer may be stopped. Where the system does not tell, another attempt finds out when the time is up.
+async fn hear(
+    stream: &mut TcpStream,
+    times: &Times,
+    last: Instant,
+    wanted: impl Fn() -> bool,
+) -> Result<[u8; VERDICT_LEN], AttemptError> {
+    let mut verdict = [0; VERDICT_LEN];
+    let (mut reading, socket) = stream.split();
+    {
+        let mut heard = std::pin::pin!(read(&mut reading, &mut verdict));
+        let mut late = false;
+        loop {
+            match timeout(times.handshake.max(SHORTEST), heard.as_mut()).await {
+                Ok(Ok(())) => break,
+                // It was stopped, and found that the time for a handshake was over when it went on, if it did.
+                Ok(Err(error)) if late && error.is_end() => return Err(AttemptError::Silent),
+                Ok(Err(error)) => return Err(error),
+                Err(_) if !wanted() => return Err(AttemptError::GivenUp),
+                Err(_) => late = true,
+            }
+            match answers(socket.as_ref(), times) {
+                Some(true) => {}
+                Some(false) => return Err(AttemptError::Late),
+                None if Instant::now() < last => {}
+                None => return Err(AttemptError::Silent),
+            }
+        }
+    }
+    Ok(verdict)
+}
+
+/// Whether the other host of a connection still answers, if the system tells.
+fn answers(stream: &TcpStream, times: &Times) -> Option<bool> {
+    #[cfg(all(unix, not(feature = "portable")))]
+    {
+        let hearing = posthaste_core::reactor::hear(stream)?;
+        Some(times.silence.is_zero() || !hearing.unanswered || hearing.last < times.silence)
+    }
+    #[cfg(not(all(unix, not(feature = "portable"))))]
+    {
+        let _ = (stream, times);
+        None
+    }
+}
+
+async fn read(stream: &mut (impl AsyncRead + Unpin), into: &mut [u8]) -> Result<(), AttemptError> {
     match stream.read_exact(into).await {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(AttemptError::Refused),

@@ -33,6 +33,11 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
         socket.set_send_buffer_size(bytes)?;
         socket.set_recv_buffer_size(bytes)?;
     }
+    watched(socket, times)
+}
+
+/// Has the system look whether the other host still answers.
+pub(crate) fn watched(socket: SockRef<'_>, times: &Times) -> io::Result<()> {
     if !times.silence.is_zero() {
         let third = (times.silence / 3).clamp(SECOND, LONGEST_PROBE);
         let keepalive = TcpKeepalive::new().with_time(third);
@@ -57,7 +62,7 @@ pub(crate) fn prepare(stream: &TcpStream, times: &Times, limits: &Limits) -> io:
         socket.set_tcp_keepalive(&keepalive)?;
         // Keep-alive does not probe while something waits for room at the other side; the persist timer does.
         #[cfg(unix)]
-        if !posthaste_core::reactor::look_at_least(stream, third) {
+        if !posthaste_core::reactor::look_at_least(&*socket, third) {
             tracing::debug!(
                 "the end of a host that had no room is noticed late: this system has no TCP_RTO_MAX_MS"
             );

@@ -516,6 +516,54 @@ fn a_runtime_that_stands_still_amid_a_handshake_loses_nobody() {
     });
 }
 
+/// A peer that answers and is stopped before it says what the connection counts for, for longer than connecting may take, is not
+/// lost: what it says when it goes on counts, and if it has given the connection up by then there is another one.
+#[cfg_attr(
+    feature = "portable",
+    ignore = "nobody tells that its host answers: it is tried again before it goes on"
+)]
+#[test]
+fn who_is_stopped_before_its_verdict_is_not_lost() {
+    let _dog = watched("before its verdict");
+    let stopped = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let place = stopped.local_addr().expect("it has one");
+    let peer = std::thread::spawn(move || {
+        let me = Identity::new(&of(0, Mode::HandshakeOnly));
+        let mut verdicts = [None, Some(Verdict::Accept)].into_iter();
+        loop {
+            let (mut stream, _) = stopped.accept().expect("it is tried again");
+            let mut hello = [0; HELLO_LEN];
+            stream.read_exact(&mut hello).expect("a hello");
+            let (_, responder, answer) = respond(&me, &hello).expect("the same key");
+            stream.write_all(&answer).expect("a small write");
+            let mut finish = [0; FINISH_LEN];
+            stream.read_exact(&mut finish).expect("its proof");
+            std::thread::sleep(Duration::from_millis(700));
+            let Some(verdict) = verdicts.next().expect("it comes twice") else { continue };
+            let mut channel = responder.finished(&finish).expect("it has the key");
+            let last = channel.verdict(verdict).expect("it can be said");
+            stream.write_all(&last).expect("it is waited for");
+            // What was sent comes, a frame at least.
+            stream.read_exact(&mut [0; 16]).expect("it is the pair's connection");
+            return stream;
+        }
+    });
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    runtime.block_on(async {
+        let mut config = of(1, Mode::HandshakeOnly);
+        (config.times.connect, config.times.handshake) =
+            (Duration::from_millis(200), Duration::from_millis(100));
+        let book = Arc::new(AddressBook::new(2));
+        book.set(Rank(0), PeerAddress { address: place, incarnation: 1 });
+        let one = Member::open(config, book, &Log::default()).await;
+        one.send(0, LOG, &[], b"patience", false).await.expect("it waits for its connection");
+        let stream =
+            tokio::task::spawn_blocking(move || peer.join()).await.expect("it ends").expect("no panic");
+        assert_eq!(one.errors(), []);
+        drop(stream);
+    });
+}
+
 /// Where there is room for one, who comes next takes its place, and is not turned away for the end of the one before.
 #[tokio::test(flavor = "current_thread")]
 async fn who_comes_in_for_another_is_not_taken_for_it() {
