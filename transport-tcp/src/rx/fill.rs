@@ -10,7 +10,8 @@ use posthaste_core::memory::{MOST_PARTS, read_behind, read_scattered};
 use std::io;
 use std::net::TcpStream;
 
-/// A rest of a payload from this length on is read straight to where it belongs.
+/// A rest of a payload that is longer is read straight to where it belongs. Not one of this length: of puts up to it no reader sees
+/// a part of a word, and the kernel writes bytes.
 const DIRECT: usize = 4 << 10;
 /// So are slices of this mean length. Of shorter ones, what the kernel does for each costs more than a copy out of a near cache.
 #[cfg(all(unix, not(feature = "portable")))]
@@ -109,13 +110,13 @@ impl Fill {
             Fill::Message { bytes, info, .. } => {
                 let room = bytes.capacity() - bytes.len();
                 let behind = if room < missing { 0 } else { HEADER + info.as_bytes().len() };
-                (room.min(missing), behind, missing >= DIRECT)
+                (room.min(missing), behind, missing > DIRECT)
             }
             Fill::Answer { bytes, .. } => {
                 let room = bytes.capacity() - bytes.len();
-                (room.min(missing), if room < missing { 0 } else { HEADER }, missing >= DIRECT)
+                (room.min(missing), if room < missing { 0 } else { HEADER }, missing > DIRECT)
             }
-            Fill::Memory { .. } => (missing, HEADER, missing >= DIRECT),
+            Fill::Memory { .. } => (missing, HEADER, missing > DIRECT),
             Fill::Absent { .. } => return None,
             Fill::Placed { info, slices, full, .. } => {
                 let left = &slices[*full..];
@@ -132,7 +133,7 @@ impl Fill {
     pub fn direct(&self) -> Option<(usize, usize)> {
         let missing = self.missing();
         match self {
-            Fill::Message { .. } | Fill::Answer { .. } if missing >= DIRECT => Some((missing, 0)),
+            Fill::Message { .. } | Fill::Answer { .. } if missing > DIRECT => Some((missing, 0)),
             _ => None,
         }
     }
@@ -196,6 +197,16 @@ mod tests {
     use posthaste_core::inprocess::Arena;
     use std::io::Write;
     use std::net::TcpListener;
+
+    #[test]
+    fn puts_whose_words_are_to_be_whole_are_not_left_to_the_kernel() {
+        let arena = Arena::new(1, 1 << 20);
+        for (len, is_direct) in [(8, false), (4095, false), (4096, false), (4097, true), (1 << 20, true)] {
+            let memory = arena.slice(Rank(0), 0, len).expect("inside");
+            let fill = Fill::Memory { memory, at: 0, put: true };
+            assert_eq!(fill.direct().is_some(), is_direct, "{len} bytes");
+        }
+    }
 
     #[test]
     fn slices_are_filled_in_order_however_much_comes_at_a_time() {
