@@ -67,7 +67,8 @@ impl Mode {
 /// Which memory peers put to and get from.
 #[derive(Clone)]
 pub enum Memory {
-    /// Memory of this device's own, of so many bytes at most; private to the process and taken page by page.
+    /// Memory of this device's own, of so many bytes at most; private to the process and taken page by page. Peers reach all of
+    /// it: that what they name was taken is not checked.
     Own(u64),
     /// The memory of another device of this rank, so that one window is reached through both: by ranks of this host
     /// through that device, by others through this one.

@@ -34,19 +34,21 @@
 //!
 //! # Room
 //! A link's out-buffer is bounded ([`Limits::outgoing`]): past it `inject` says *full*, and the engine queues and waits.
-//! A lent payload from 16 KiB on is taken only if the kernel takes most of it at once; else the engine keeps it as owned
-//! bytes, which wait without being copied. Received messages are handed on before more is read; what the sink holds,
-//! and everything behind it, stays in the kernel, so that its sender has to wait and nobody else.
+//! A lent payload from 16 KiB on is taken only where nothing waits before it, and not inside `advance`: what the kernel does
+//! not take of it at once is copied, and so is all of it as long as there is no connection. Else the engine keeps it as owned
+//! bytes, which wait without being copied. Received messages are handed on before more is read; what the sink holds, and
+//! everything behind it, stays in the kernel, so that its sender has to wait and nobody else.
 //!
 //! # Puts and gets
 //! A put is a frame that is read straight into its place; the target counts those that are done and says how many, once
 //! per batch, and that ends them. A get asks for parts of at most [`Limits::get_chunk`] within a window
 //! ([`Limits::get_window`]), so that the target, which copies them out as it reads the question, never keeps more than the
 //! window for it and never stops reading: a later put cannot change the answer, and two ranks that get from each other
-//! cannot wait for each other. What names memory that its owner has not got, as after a region was dropped, is read and told,
-//! and ends with `NoSuchMemory`. A put or get that is not all on its way lets none behind it pass. Order per pair: put ->
-//! put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB become visible whole; of longer ones a
-//! reader may see part of a word where a packet ended.
+//! cannot wait for each other. What names memory that its owner has not got is read and told, and ends with `NoSuchMemory`.
+//! Memory of another device ([`Memory::Of`]) is what that one says it has, so that none of a dropped region is there; memory
+//! of this device's own ([`Memory::Own`]) is all of it, taken or not. A put or get that is not all on its way lets none
+//! behind it pass. Order per pair: put -> put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB
+//! become visible whole; of longer ones a reader may see part of a word where a packet ended.
 //!
 //! The rest of a long payload and the next frame's header are read by one system call. A put says how many precede it
 //! that are not confirmed: behind one of a row, or an answer of one, a context's only connection that has run dry is left
