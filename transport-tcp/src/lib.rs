@@ -90,7 +90,8 @@
 //!
 //! # Other systems
 //! Nothing here needs Linux. Without epoll all connections are read at each `advance`, and a sleeping port looks every
-//! millisecond; without Unix, puts go through the read buffer.
+//! millisecond; without Unix, puts go through the read buffer. Where the system does not tell what a peer's host has
+//! acknowledged, a close waits for no longer than peers may linger once all is with the kernel.
 #![forbid(unsafe_code)]
 
 mod bell;

@@ -131,6 +131,7 @@ async fn who_reads_nothing_gets_all(count: usize) {
     devices[1].abort();
 }
 
+#[cfg_attr(feature = "portable", ignore = "nobody tells what the kernel has yet to send")]
 #[tokio::test]
 async fn what_waits_for_a_peer_that_reads_nothing_is_sent_however_long_that_takes() {
     let _watchdog = Watchdog::start("a full peer", Duration::from_secs(60), || "it hangs".to_owned());
@@ -138,6 +139,7 @@ async fn what_waits_for_a_peer_that_reads_nothing_is_sent_however_long_that_take
     who_reads_nothing_gets_all(usize::MAX).await;
 }
 
+#[cfg_attr(feature = "portable", ignore = "nobody tells what the kernel has yet to send")]
 #[tokio::test]
 async fn what_the_kernel_has_yet_to_send_is_waited_for() {
     let _watchdog = Watchdog::start("a full kernel", Duration::from_secs(60), || "it hangs".to_owned());
@@ -220,7 +222,6 @@ async fn a_leave_is_told_to_each_context_behind_what_it_was_sent() {
 }
 
 /// What one context has flushed stays open while another one still connects with that rank; meanwhile it sleeps.
-#[cfg_attr(feature = "portable", ignore = "a port is never asleep there")]
 #[tokio::test]
 async fn a_port_that_waits_for_another_ones_connection_sleeps() {
     let _watchdog = Watchdog::start("a closing port", Duration::from_secs(60), || "it is polled".to_owned());
@@ -391,8 +392,32 @@ async fn encrypted_records_that_were_fetched_are_not_forgotten_when_others_conne
     devices.iter().for_each(|device| device.abort());
 }
 
+/// A port whose last look has moved nothing sleeps, whatever the system can tell, and wakes up for what comes then.
+#[tokio::test]
+async fn a_port_with_idle_connections_sleeps_and_is_woken() {
+    let _watchdog = Watchdog::start("an idle port", Duration::from_secs(60), || "it is polled".to_owned());
+    let (devices, [mut near, mut far], _told) = by_hand(1).await;
+    let (mut seen, mut theirs) = (Counted::default(), Counted::default());
+    for round in 1..4 {
+        send(&mut *near[0], Rank(1), ContextId(0));
+        while seen.0 < round {
+            near[0].advance(16, &mut theirs);
+            let idle = far[0].advance(16, &mut seen) == 0;
+            if idle && far[0].arm(false) {
+                let bell = devices[1].doorbell(ContextId(0));
+                std::future::poll_fn(|cx| bell.poll_ring(cx)).await.expect("there is a runtime");
+                far[0].disarm();
+            }
+            tokio::task::yield_now().await;
+        }
+        while far[0].advance(16, &mut seen) > 0 {}
+        assert!(far[0].arm(false), "it goes on looking");
+        far[0].disarm();
+    }
+    devices.iter().for_each(|device| device.abort());
+}
+
 /// What is refused because more waits for a connection than fits is no reason to look again at once.
-#[cfg_attr(feature = "portable", ignore = "a port is never asleep there")]
 #[tokio::test]
 async fn a_port_whose_messages_wait_for_their_connection_sleeps() {
     let _watchdog = Watchdog::start("a waiting port", Duration::from_secs(60), || "it is polled".to_owned());

@@ -13,6 +13,9 @@ use tokio::io::unix::AsyncFd;
 /// Events taken by one system call.
 const EVENTS: usize = 64;
 
+/// A look tells what has changed.
+pub(crate) const TELLS: bool = true;
+
 /// Readiness of the sockets of one port.
 #[derive(Debug)]
 pub(crate) struct Watch {
