@@ -121,7 +121,8 @@ impl Hub {
             Awaited::Kernel => ASK,
             Awaited::Peers => self.times.linger,
         };
-        runtime.spawn(tokio::time::sleep(time))
+        // Inside, where there is a clock: whoever closes need not be.
+        runtime.spawn(async move { tokio::time::sleep(time).await })
     }
 
     /// Ports that wait for room may sleep for as long as they like; those that nobody moves any more are found out.
