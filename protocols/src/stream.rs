@@ -216,7 +216,7 @@ struct Spawned<H> {
     limit: usize,
     handler: H,
     runtime: tokio::runtime::Handle,
-    contexts: Vec<Handle>,
+    contexts: Arc<[Handle]>,
     state: Arc<Mutex<SpawnState>>,
 }
 
@@ -232,7 +232,9 @@ struct SpawnState {
 
 /// What a handler's task gives back when it ends, however it ends.
 struct Running {
-    handle: Handle,
+    contexts: Arc<[Handle]>,
+    /// That of its message.
+    context: usize,
     credit: Credit,
     state: Arc<Mutex<SpawnState>>,
     /// Its place among those that run is still to be given up.
@@ -256,10 +258,17 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.contexts[self.context].post_work(Work::Consumed(self.credit));
         if self.counts {
-            lock(&self.state).running -= 1;
+            // Its runtime has ended, and nobody would start those that wait.
+            let mut state = lock(&self.state);
+            state.running -= 1;
+            let left = if state.running == 0 { std::mem::take(&mut state.waiting) } else { VecDeque::new() };
+            drop(state);
+            for (_message, credit, context) in left {
+                self.contexts[context].post_work(Work::Consumed(credit));
+            }
         }
-        self.handle.post_work(Work::Consumed(self.credit));
     }
 }
 
@@ -283,8 +292,8 @@ where
             let (handler, state, contexts) =
                 (self.handler.clone(), self.state.clone(), self.contexts.clone());
             let running = move |(message, credit, context): Waiting| {
-                let (handle, state) = (contexts[context].clone(), state.clone());
-                (message, Running { handle, credit, state, counts: true })
+                let (contexts, state) = (contexts.clone(), state.clone());
+                (message, Running { contexts, context, credit, state, counts: true })
             };
             // It counts from here on: of a runtime that has ended, the task is dropped before it begins.
             let first = running(next);
@@ -386,7 +395,7 @@ where
         limit: limit.max(1),
         handler,
         runtime: tokio::runtime::Handle::current(),
-        contexts: messager.contexts().to_vec(),
+        contexts: messager.contexts().into(),
         state: Arc::default(),
     };
     let id = messager.register(Arc::new(protocol))?;

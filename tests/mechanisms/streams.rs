@@ -386,3 +386,40 @@ fn messages_for_handlers_whose_runtime_has_ended_keep_no_credit() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn messages_that_wait_for_a_handler_keep_no_credit_when_its_runtime_ends() {
+    run(3, options().env("POSTHASTE_CREDITS", "4"), async |job| {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (made, work) = tokio::sync::oneshot::channel();
+        let its = job.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                let work = its.register_spawned("work", 1, |_: OwnedMessage| std::future::pending::<()>());
+                assert!(made.send(work.unwrap()).is_ok());
+                let _end = stopped.await;
+            });
+        });
+        let work = work.await.unwrap();
+        job.barrier().await.unwrap();
+        // The first has the only place, and its sender sends nothing more; those of another wait behind it.
+        for (sender, count) in [(Rank(0), 1u64), (Rank(2), 4)] {
+            if job.rank() == sender {
+                for number in 0..count {
+                    soon("credit", work.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+                }
+                job.flush(Rank(1)).await.unwrap();
+            }
+            job.barrier().await.unwrap();
+        }
+        stop.send(()).unwrap();
+        soon("the runtime", tokio::task::spawn_blocking(move || thread.join())).await.unwrap().unwrap();
+        if job.rank() == Rank(2) {
+            for number in 0..8u64 {
+                soon("credit", work.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
