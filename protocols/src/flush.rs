@@ -6,7 +6,8 @@ use posthaste_core::context::Face;
 use posthaste_core::{ContextId, Endpoint, Fault, Handle, Rank, SendError};
 
 /// Awaits that everything this context did towards a rank before has taken effect there, on whichever of its contexts: puts are
-/// visible, and inline handlers of earlier messages have run.
+/// visible, and inline handlers of earlier messages have run. A context there that nobody drives, as one whose owner does not look,
+/// is waited for.
 ///
 /// # Errors
 /// If the rank is unknown or gone.

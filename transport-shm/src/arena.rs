@@ -383,14 +383,13 @@ impl Arena {
 
     /// Notes that this rank has left in order.
     pub fn leave(&self, rank: Rank) {
-        self.entry(rank).atomic(PRESENCE).store(2, Ordering::Release);
+        self.entry(rank).atomic(PRESENCE).store(2, Ordering::SeqCst);
     }
 
     /// Notes that this rank is in the job again, if it had left: another of its clients has been opened.
     pub fn stays(&self, rank: Rank) {
-        // Nothing but this rank itself writes it.
         let _was_there =
-            self.entry(rank).atomic(PRESENCE).compare_exchange(2, 1, Ordering::AcqRel, Ordering::Relaxed);
+            self.entry(rank).atomic(PRESENCE).compare_exchange(2, 1, Ordering::SeqCst, Ordering::Relaxed);
     }
 
     /// What the table says of a rank.

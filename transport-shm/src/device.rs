@@ -219,7 +219,7 @@ impl Device for ShmDevice {
         };
         let ear = ear.map_err(os)?;
         let poll = link.ear().map_err(os)?;
-        if self.host.open.fetch_add(1, Ordering::AcqRel) == 0 {
+        if self.host.open.fetch_add(1, Ordering::SeqCst) == 0 {
             link.arena.stays(link.me);
         }
         link.listen(self.client, news);
@@ -243,8 +243,13 @@ impl Device for ShmDevice {
             return;
         }
         lock(&self.tasks).drain(..).for_each(|task| task.abort());
-        if self.host.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.host.link.arena.leave(self.host.link.me);
+        if self.host.open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let link = &self.host.link;
+            link.arena.leave(link.me);
+            // Another may have been opened meanwhile: of the two, the second to look finds what the first has written.
+            if self.host.open.load(Ordering::SeqCst) > 0 {
+                link.arena.stays(link.me);
+            }
         }
     }
 }

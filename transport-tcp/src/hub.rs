@@ -561,6 +561,7 @@ impl Hub {
             };
             for stream in streams {
                 // One that is broken already needs no ending.
+                let _ = socket2::SockRef::from(&*stream).set_linger(Some(Duration::ZERO));
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         });

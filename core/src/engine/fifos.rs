@@ -542,6 +542,8 @@ impl Scope<'_> {
         if !self.state.is_announced(index, front) {
             return None;
         }
+        // It goes out now: a flush that was asked for meanwhile, as what lay before it in the FIFO was out, is ahead of it.
+        self.state.peer(index).unflushed = true;
         if front.op == Op::Jump {
             if self.state.cannot_be_mixed(index, front) && !self.state.take_turn(index, key) {
                 return None;

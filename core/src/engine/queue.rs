@@ -144,7 +144,10 @@ impl Scope<'_> {
                 return moved;
             }
             let done = match front.op {
-                Op::Jump => self.step_replay(index, front),
+                Op::Jump => {
+                    self.state.peer(index).unflushed = true;
+                    self.step_replay(index, front)
+                }
                 Op::Local => Some(Some(self.state.take_turn_of(&front))),
                 Op::Put if self.state.accesses_over_send(index, &front) => self.step_put(index, front),
                 Op::Get if self.state.accesses_over_send(index, &front) => self.step_get(index, front),

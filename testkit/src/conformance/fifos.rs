@@ -1,7 +1,7 @@
 //! Injection FIFOs besides those of the targets.
 
 use super::world::at;
-use super::{Harness, Log, Message, World};
+use super::{Harness, Log, Message, Outbox, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{
     FifoError, FifoId, FifoOptions, Payload, ReplayStart, SendArgs, Sent, Wait, record_info,
@@ -227,4 +227,43 @@ pub fn a_fifo_whose_target_has_no_room_lets_its_context_sleep<H: Harness>(harnes
         assert!(world.outcome(at(Rank(0)), ticket).is_ok());
     }
     world.until("all arrive", |_| log.len() == all.len());
+}
+
+/// What lay in a FIFO when a flush was asked for goes out behind that, and has to be asked for anew: also by who asks when the
+/// first has given up.
+pub fn a_flush_is_not_ahead_of_what_leaves_a_fifo<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("late", &log);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), protocol, *b"early")])]);
+    world.until("it is known", |_| log.len() == 1);
+    let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+    for given_up in [true, false] {
+        let before = log.len();
+        let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+        world.enter(from, |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+        let mut queue = VecDeque::from([Message::new(Rank(1), protocol, *b"late")]);
+        let tickets = fill(&world, fifo, &mut queue);
+        let flush = |world: &World<H>| {
+            world.enter(from, |scope| scope.flush(to)).expect("it is there").expect("something was sent")
+        };
+        let first = flush(&world);
+        if given_up {
+            world.enter(from, |scope| scope.detach(first));
+        } else {
+            world.until("it is answered", |world| world.handle(from).slots().is_done(first));
+            let _answer = world.handle(from).slots().take(first);
+        }
+        world.enter(from, |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+        world.until("the message is out", |world| world.handle(from).slots().is_done(tickets[0]));
+        let second = flush(&world);
+        assert_ne!(second, first, "the question was asked before the message was out");
+        world.until("it is answered", |world| world.handle(from).slots().is_done(second));
+        assert_eq!(log.len(), before + 1);
+        world.enter(from, |scope| {
+            let _ends = (scope.detach(second), scope.detach(tickets[0]));
+            scope.close_fifo(fifo);
+        });
+    }
 }

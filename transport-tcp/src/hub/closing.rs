@@ -152,7 +152,12 @@ impl Hub {
     #[cfg(all(unix, not(feature = "portable")))]
     fn is_unheard(&self) -> bool {
         let table = lock(&self.table);
-        let mut streams = table.streams.iter().filter_map(|kept| kept.stream.upgrade());
+        let streams = table.streams.iter().filter_map(|kept| kept.stream.upgrade());
+        // Of a peer that is gone nothing is waited for: its connection ends with its port, which may not be moved any more.
+        let given_up = |stream: &std::net::TcpStream| {
+            matches!(socket2::SockRef::from(stream).linger(), Ok(Some(Duration::ZERO)))
+        };
+        let mut streams = streams.filter(|stream| !given_up(stream));
         streams.any(|stream| posthaste_core::reactor::ends_unheard(&*stream))
     }
 
