@@ -1,11 +1,7 @@
 //! Atomic operations, waiting on words, and puts that signal.
 
-use crate::support::{here, is_payload, options, payload, run, run_as, soon, until};
-use futures::FutureExt;
+use crate::support::{here, is_payload, options, payload, run, run_as, soon};
 use posthaste::{ContextId, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope, WordUpdate};
-use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[test]
@@ -370,27 +366,6 @@ fn m_w02_the_owner_of_a_context_waits_on_a_word() {
                 soon("the answer", window.wait_until(1, |value| value >= round)).await.unwrap();
             }
         }
-        job.barrier().await.unwrap();
-    });
-}
-
-#[test]
-fn what_was_posted_beside_a_condition_that_panics_is_done() {
-    run(1, options().workers(2), async |job| {
-        let window = job.shmalloc::<u64>(1).await.unwrap();
-        let (handle, done) = (job.handle().clone(), Arc::new(AtomicBool::new(false)));
-        let condition = |_: u64| {
-            done.store(false, Ordering::SeqCst);
-            let (handle, flag) = (handle.clone(), done.clone());
-            let posts = move || handle.post_run(move |_| flag.store(true, Ordering::SeqCst));
-            std::thread::spawn(posts).join().unwrap();
-            // Whoever finds the engine free does it at once.
-            assert!(done.load(Ordering::SeqCst), "on purpose: the engine is this thread's");
-            false
-        };
-        let waits = AssertUnwindSafe(window.wait_until(0, condition)).catch_unwind();
-        assert!(soon("the panic", waits).await.is_err());
-        until("what was posted is done", || done.load(Ordering::SeqCst)).await;
         job.barrier().await.unwrap();
     });
 }
