@@ -97,11 +97,7 @@ pub fn poll_memory<F: Face, R>(
                     Ok(Spun::Done(value))
                 }
                 None => {
-                    let unwound = Unwound(shared);
-                    let spun =
-                        face.enter(|engine| spin_on_memory(shared, engine, advances, YIELDED, &mut done));
-                    std::mem::forget(unwound);
-                    match spun {
+                    match face.enter(|engine| spin_on_memory(shared, engine, advances, YIELDED, &mut done)) {
                         Ok(spun) => Ok(spun),
                         Err(_) => look_for_a_while(shared, &mut done).map(Spun::Done).ok_or(()),
                     }
@@ -304,16 +300,6 @@ fn look_before_all_else<R>(shared: &Shared, done: &mut impl FnMut() -> Option<R>
         spin_loop();
         done()
     })
-}
-
-/// A user's condition has panicked while this thread had the engine: what was posted meanwhile is left to whoever has it next, and
-/// nobody would know of that.
-struct Unwound<'s>(&'s Shared);
-
-impl Drop for Unwound<'_> {
-    fn drop(&mut self) {
-        self.0.arm_again();
-    }
 }
 
 /// As [`spin`], with the eyes on memory, and now and then on what comes in. `advances`: on what comes in first.

@@ -11,7 +11,6 @@ use crate::row::Row;
 use crate::slot::Ticket;
 use crate::wire;
 use bytes::Bytes;
-
 use zerocopy::IntoBytes;
 
 /// What is to be sent.
