@@ -381,7 +381,7 @@ mod tests {
         let mut state = State::new(Rank(0), 8);
         state.note_left(7, 0, Fault::GroupLeft(Rank(5)));
         let at = state.add(group()).expect("so few groups");
-        assert_eq!(state.groups[at].failure(0), None);
+        assert_eq!(state.groups[at].absence(0), None);
         assert!(state.left.is_empty());
         // Nor in what was made of one that was here.
         let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect();
