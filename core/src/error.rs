@@ -134,6 +134,9 @@ pub enum Fault {
     /// The target could not decode the request.
     #[error("peer {0} could not decode the message")]
     Undecodable(Rank),
+    /// The target carried the request out and could not encode its answer.
+    #[error("rank {0} could not encode its answer, as its log says")]
+    Unencodable(Rank),
     /// Memory for the operation could not be had.
     #[error("out of memory: {0}")]
     OutOfMemory(&'static str),
@@ -204,6 +207,7 @@ impl Fault {
             | Fault::RemotePanicked(rank)
             | Fault::Busy(rank)
             | Fault::Undecodable(rank)
+            | Fault::Unencodable(rank)
             | Fault::NoSuchMemory(rank)
             | Fault::AnswerTooLong(rank)
             | Fault::CollectiveRefused { rank, .. }
@@ -297,12 +301,12 @@ impl<T> TrySendError<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RmaError {
-    /// The job has no such rank.
-    #[error("rank {rank} does not exist: the job has ranks 0 to {last}", last = .size - 1)]
+    /// There is no such rank: in the job, or in the group that owns the window.
+    #[error("rank {rank} does not exist here: there are ranks 0 to {last}", last = .size - 1)]
     UnknownRank {
-        /// The rank that was named.
+        /// The rank that was named, as the window counts.
         rank: Rank,
-        /// Number of ranks of the job.
+        /// Number of ranks of the job, or of the group.
         size: u32,
     },
     /// The members of the group could not agree upon it, for this reason.

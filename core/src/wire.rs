@@ -153,6 +153,7 @@ pub fn code_of(fault: Fault) -> u16 {
         Fault::OutOfMemory(_) => 6,
         Fault::NoSuchMemory(_) => 7,
         Fault::AnswerTooLong(_) => 8,
+        Fault::Unencodable(_) => 9,
         _ => 0,
     }
 }
@@ -169,6 +170,7 @@ pub fn fault_of(code: u16, peer: Rank) -> Fault {
         6 => Fault::OutOfMemory("on the peer"),
         7 => Fault::NoSuchMemory(peer),
         8 => Fault::AnswerTooLong(peer),
+        9 => Fault::Unencodable(peer),
         _ => Fault::PeerClosed(peer),
     }
 }

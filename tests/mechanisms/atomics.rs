@@ -302,6 +302,25 @@ fn error_a_signal_to_another_rank_than_its_data_is_refused() {
             data.to_vec().iter().all(|word| *word == 0) && state.load(0) == Some(0),
             "something was done"
         );
+        // A word of a region has a rank of the job; it is compared with whom the data goes to, whatever the group calls it.
+        let flags = job.region(64).await.unwrap();
+        let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
+        if me > 0 {
+            let (peer, place) = (Rank(3 - me), Rank(2 - me));
+            let key = RegionKey { rank: peer.0, offset: offsets[peer.index()], ..flags.key() };
+            let remote = job.remote_region(key).await.unwrap();
+            let words = remote.words::<u64>();
+            data.put_signal(place, 1, &[9], words.signal_add(8, 2)).await.unwrap();
+            let step = job.record(|r| r.put_signal(&data, place, 2, &source, words.signal_add(8, 3))).await;
+            step.unwrap().replay().await.unwrap();
+            let error = data.put_signal(Rank(me - 1), 0, &[7], words.signal_add(8, 1)).await.unwrap_err();
+            assert_eq!(error, RmaError::SignalElsewhere { data: Rank(me), signal: peer });
+        }
+        job.barrier().await.unwrap();
+        let mut word = [0; 8];
+        flags.read(8, &mut word).unwrap();
+        let (signals, put) = if me > 0 { (5, 9) } else { (0, 0) };
+        assert_eq!((u64::from_ne_bytes(word), data.load(1), data.load(0)), (signals, Some(put), Some(0)));
     });
 }
 

@@ -13,6 +13,82 @@ enum Request {
 }
 
 #[test]
+fn an_answer_that_cannot_be_encoded_is_told_apart_from_such_a_request() {
+    run(2, options(), async |job| {
+        /// Is nothing that can be written down.
+        struct Unsayable;
+        impl serde::Serialize for Unsayable {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("not today"))
+            }
+        }
+        impl<'de> serde::Deserialize<'de> for Unsayable {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <()>::deserialize(deserializer).map(|()| Unsayable)
+            }
+        }
+        let service = job.service("mute", |(): ()| async { Unsayable }).unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let error = service.call(peer, ()).await.map(drop).unwrap_err();
+        assert_eq!(error, CallError::Fault(Fault::Unencodable(peer)));
+        assert!(error.to_string().contains("could not encode its answer"), "{error}");
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_call_that_has_failed_and_is_kept_keeps_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let slow = job
+            .service_inline("slow", |request, _| {
+                if request.len() == 4 {
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                Ok(request.to_bytes().into())
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            loop {
+                let mut first = slow.call_bytes(Rank(1), "slow");
+                let mut failed = slow.call_bytes(Rank(1), "other").deadline(Duration::from_millis(20));
+                let is_late = futures::poll!(&mut first).is_pending() && (&mut failed).await.is_err();
+                soon("the first answer", first).await.unwrap();
+                soon("the credit", slow.call_bytes(Rank(1), "third")).await.unwrap();
+                drop(failed);
+                // On a busy machine the answer may come before the deadline is looked at.
+                if is_late {
+                    break;
+                }
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn messages_for_a_service_that_ask_for_no_answer_keep_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
+        use posthaste::components::protocols::{handler, service};
+        let (messager, face) =
+            (&**job.messager(), job.context_handle(posthaste::ContextId(0)).unwrap().clone());
+        if job.rank() == Rank(0) {
+            let flow = posthaste::components::core::protocol::Flow::Replied;
+            let odd = handler::register_outgoing(messager, face, "odd", 0, flow).unwrap();
+            job.barrier().await.unwrap();
+            for number in 0..40u64 {
+                soon("credit", odd.send(Rank(1), number.to_ne_bytes())).await.unwrap();
+            }
+        } else {
+            let _odd =
+                service::register_inline(messager, face, "odd", |request, _| Ok(request.to_bytes().into()));
+            job.barrier().await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
 fn calls_are_typed_and_their_replies_find_their_callers() {
     run(3, options(), async |job| {
         let service = job

@@ -19,6 +19,8 @@ enum State {
     Posted(Posted<(Asked, Option<Buffer>)>),
     Later(Pending),
     Waiting(Pending),
+    /// It failed, and holds nothing that others wait for.
+    Ended,
 }
 
 #[derive(Debug)]
@@ -176,6 +178,14 @@ impl<F: Face> Future for Call<'_, F> {
 impl<F: Face> Call<'_, F> {
     #[cold]
     fn poll_slowly(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
+        let outcome = self.go_on(cx);
+        if let Poll::Ready(Err(_)) = outcome {
+            self.state = State::Ended;
+        }
+        outcome
+    }
+
+    fn go_on(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
         ready!(self.poll_asked(cx)?);
         match &mut self.state {
             State::Waiting(pending) => pending.poll(self.face, cx).map_err(CallError::from),
@@ -226,6 +236,7 @@ impl<F: Face> Call<'_, F> {
                     Err(fault) => return Poll::Ready(Err(fault.into())),
                 },
                 State::Waiting(_) => return Poll::Ready(Ok(())),
+                State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
             };
             match asked {
                 Asked::Sent(pending) => this.state = State::Waiting(pending),

@@ -15,6 +15,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// A message for a service that asks for no answer, as no [`Service`] sends it. Its sender has taken credit for it.
+#[cold]
+fn unasked(name: &str, scope: &mut Scope<'_>, message: &Incoming<'_>) {
+    tracing::warn!(name, source = %message.source, "a message for a service that asks for no answer: it is dropped");
+    scope.consumed(message.credit());
+}
+
 struct InlineService<H> {
     name: String,
     schema: u64,
@@ -38,7 +45,7 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> 
 
     #[inline(always)]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
-        let Some(to) = message.reply() else { return };
+        let Some(to) = message.reply() else { return unasked(&self.name, scope, &message) };
         let answer = (self.handler)(Message::new(message), scope);
         // Looked at where it is: an answer that is moved has to wait for its own stores.
         if let Ok(answer) = &answer
@@ -143,7 +150,7 @@ where
     }
 
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
-        let Some(to) = message.reply() else { return };
+        let Some(to) = message.reply() else { return unasked(&self.name, scope, &message) };
         let me = scope.me();
         if self.running.fetch_add(1, Ordering::AcqRel) >= self.limit {
             self.running.fetch_sub(1, Ordering::AcqRel);
@@ -158,20 +165,23 @@ where
             running: self.running.clone(),
             answer: None,
         };
-        let handler = self.handler.clone();
+        let (handler, name) = (self.handler.clone(), self.name.clone());
         scope.started_task();
         self.runtime.spawn(async move {
             // Moved in whole: it answers when it is dropped, also by a panic.
             let mut replier = replier;
             let request = decode::<Q>(&message.into_bytes()).map_err(|error| {
-                tracing::debug!(%error, "request not understood");
+                tracing::debug!(name, %source, %error, "a request could not be decoded");
                 Fault::Undecodable(me.rank)
             });
             let answer = match request {
                 Err(fault) => Err(fault),
                 Ok(request) => {
                     let answer = handler(request, source).await;
-                    encode(&answer).map(Bytes::from).map_err(|_| Fault::Undecodable(me.rank))
+                    encode(&answer).map(Bytes::from).map_err(|error| {
+                        tracing::warn!(name, %source, %error, "an answer could not be encoded");
+                        Fault::Unencodable(me.rank)
+                    })
                 }
             };
             replier.answer = Some(answer);

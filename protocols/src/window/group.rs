@@ -2,7 +2,7 @@
 
 use super::allocation::allocate_part;
 use super::memory::Made;
-use super::{Element, Origin, Window};
+use super::{Element, Origin, Window, check_part};
 use crate::collective::CollectiveError;
 use crate::datatype::LayoutAccess;
 use crate::exchange::{Exchange, Key};
@@ -217,6 +217,9 @@ impl Group {
         let gathered = gathered.map_err(collective_to_rma)?;
         if gathered.iter().any(|share| share.failed != 0) {
             return Err(Fault::OutOfMemory("another member could not allocate its part of the window").into());
+        }
+        for (rank, share) in self.members().iter().zip(&gathered) {
+            check_part(*rank, share.offset, share.len)?;
         }
         let group = self.twin(gathered[0].id, number).map_err(collective_to_rma)?;
         let parts = self.members().iter().zip(&gathered).zip(incarnations);

@@ -173,9 +173,10 @@ impl<T: Element> Window<T> {
             .zip(incarnations)
             .map(|((rank, blob), incarnation)| {
                 let (rank, (offset, len)) = (Rank(rank as u32), blob_part(blob));
-                RemoteMemory { rank, offset, len, mapped: client.map(rank, offset, len), incarnation }
+                check_part(rank, offset, len)?;
+                Ok(RemoteMemory { rank, offset, len, mapped: client.map(rank, offset, len), incarnation })
             })
-            .collect();
+            .collect::<Result<_, RmaError>>()?;
         let made = Made {
             id: WindowId(making.number() as u32),
             handle,
@@ -599,6 +600,14 @@ fn blob_part(blob: &[u8]) -> (u64, u64) {
     (word(0), word(8))
 }
 
+/// Refuses a part that ends beyond all memory, as no rank of a job has one: where none is mapped, nothing else looks at it.
+fn check_part(rank: Rank, offset: u64, len: u64) -> Result<(), RmaError> {
+    match offset.checked_add(len) {
+        Some(_) => Ok(()),
+        None => Err(Fault::PeerCorrupt(rank).into()),
+    }
+}
+
 /// The client's first context, until it is left.
 fn first_context(client: &Client) -> Result<Handle, RmaError> {
     let handle = client.contexts().first().filter(|handle| !handle.is_closed());
@@ -638,6 +647,21 @@ impl Stage {
             if let Some(pending) = next? {
                 *self = Stage::Pending(pending);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_ends_beyond_all_memory_is_no_honest_ranks() {
+        for (offset, len) in [(0, 0), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 7, 7)] {
+            assert_eq!(check_part(Rank(3), offset, len), Ok(()));
+        }
+        for (offset, len) in [(u64::MAX - 7, 8), (1, u64::MAX), (u64::MAX, u64::MAX)] {
+            assert_eq!(check_part(Rank(3), offset, len), Err(Fault::PeerCorrupt(Rank(3)).into()));
         }
     }
 }
