@@ -141,7 +141,7 @@ async fn fill_table(job: &Job, mut tallies: MessageStream, (table, text): &Table
                 _ => at = (at + 1) % table.len(me),
             }
         };
-        table.store(at, [sum + count, first, word.len()]);
+        assert!(table.store(at, [sum + count, first, word.len()]), "the slot was found in this part");
         if sum == 0 {
             used += word.len();
             text.put_bytes(me, first, word).await?;

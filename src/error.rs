@@ -1,7 +1,9 @@
 //! The errors of the facade.
 
-use posthaste_core::engine::PatternError;
-use posthaste_core::{CallError, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError};
+use posthaste_core::engine::{FifoError, PatternError};
+use posthaste_core::{
+    CallError, DeviceError, Fault, MemoryError, RegisterError, RmaError, SendError, TrySendError,
+};
 use posthaste_protocols::CollectiveError;
 use posthaste_protocols::datatype::{DatatypeError, ProgramError, TransferError, TypedError};
 use posthaste_protocols::multisend::ManyError;
@@ -221,6 +223,12 @@ pub enum Error {
     /// See [`PatternError`](crate::PatternError).
     #[error(transparent)]
     Pattern(#[from] PatternError),
+    /// See [`FifoError`](crate::FifoError).
+    #[error(transparent)]
+    Fifo(#[from] FifoError),
+    /// There was no room for what was to be sent at once: see [`TrySendError::Full`](crate::TrySendError::Full).
+    #[error("no room towards the peer at the moment: await the send, or try it again later")]
+    Full,
     /// See [`MemoryError`].
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -268,6 +276,8 @@ impl fmt::Debug for Error {
             Error::Call(error) => error,
             Error::Rma(error) => error,
             Error::Pattern(error) => error,
+            Error::Fifo(error) => error,
+            Error::Full => return f.write_str("Full"),
             Error::Memory(error) => error,
             Error::Collective(error) => error,
             Error::Persistent(error) => error,
@@ -314,6 +324,28 @@ impl Error {
             Error::Typed(TypedError::Rma(error)) => fault(error),
             _ => None,
         }
+    }
+}
+
+/// What was to be sent is dropped.
+impl<T> From<TrySendError<T>> for Error {
+    fn from(error: TrySendError<T>) -> Error {
+        match error {
+            TrySendError::Failed { error, .. } => error.into(),
+            _ => Error::Full,
+        }
+    }
+}
+
+impl From<posthaste_launch::LaunchError> for Error {
+    fn from(error: posthaste_launch::LaunchError) -> Error {
+        JoinError::from(error).into()
+    }
+}
+
+impl From<posthaste_launch::EnvError> for Error {
+    fn from(error: posthaste_launch::EnvError) -> Error {
+        JoinError::from(error).into()
     }
 }
 
@@ -402,5 +434,17 @@ mod tests {
         for error in [Error::Pattern(PatternError::Empty), std::io::Error::other("no").into()] {
             assert_eq!(error.fault(), None, "{error:?}");
         }
+    }
+
+    #[test]
+    fn every_error_of_the_library_becomes_this_one() {
+        let full: Error = TrySendError::Full("what was not sent").into();
+        assert!(matches!(full, Error::Full) && full.to_string().contains("try it again"), "{full}");
+        let unknown = SendError::UnknownRank { rank: Rank(3), size: 2 };
+        let failed: Error = TrySendError::Failed { error: unknown.clone(), payload: [0; 8] }.into();
+        assert!(matches!(failed, Error::Send(error) if error == unknown));
+        assert!(matches!(Error::from(FifoError::Closed), Error::Fifo(FifoError::Closed)));
+        let unnamed = crate::launcher::program("true", 0, 1, 1).map(drop).map_err(Error::from);
+        assert!(matches!(unnamed, Err(Error::Join(_))), "{unnamed:?}");
     }
 }

@@ -67,12 +67,12 @@ pub use posthaste_core::{
     Stats, Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, CollectiveError, Collectives, Connection,
-    ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Get, GetInto, GetTo, Group,
-    InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend, MultisendError, One, OwnedMessage,
-    OwnedRegion, Part, Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received, Recorder, Reduce,
-    Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service, ServiceOptions,
-    Signal, UpdateEach, Window, Within, Word, WordIndex, WordUpdate, Words, within,
+    ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, Call, CollectiveError, Collectives,
+    Connection, ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Get, GetInto,
+    GetTo, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend, MultisendError, One,
+    OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received,
+    Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service,
+    ServiceOptions, Signal, UpdateEach, Window, Within, Word, WordIndex, WordUpdate, Words, within,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

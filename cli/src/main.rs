@@ -1,6 +1,9 @@
 //! The command-line program `posthaste`.
 
+#![deny(unsafe_code)]
+
 mod info;
+#[allow(unsafe_code)]
 mod limits;
 mod perf;
 mod routes;

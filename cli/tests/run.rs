@@ -36,6 +36,30 @@ fn nodes_and_device_are_told_to_the_ranks() {
 }
 
 #[test]
+fn a_job_shows_by_which_device_each_rank_reaches_each() {
+    let job = ["-n", "4", "--nodes", "2", "--", PROGRAM, "info", "--job"];
+    let out = run(&[&job[..], &["--json"]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines = text(&out.stdout);
+    let ranks: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (near, far) = (["shm", "shm", "tcp", "tcp"], ["tcp", "tcp", "shm", "shm"]);
+    assert_eq!(ranks.len(), 4, "{lines}");
+    for (number, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank["rank"], number);
+        assert_eq!(rank["node"], number / 2);
+        assert_eq!(rank["devices"], serde_json::json!(if number < 2 { near } else { far }));
+    }
+    let table = run(&job);
+    assert!(table.status.success(), "{}", text(&table.stderr));
+    assert_eq!(text(&table.stdout).lines().filter(|line| line.contains("tcp")).count(), 4);
+    // Outside of a job there is nothing to show.
+    let alone = Command::new(PROGRAM).args(["info", "--job"]).output().unwrap();
+    assert_eq!(alone.status.code(), Some(2));
+    assert!(text(&alone.stderr).contains("posthaste run -n 4"), "{}", text(&alone.stderr));
+}
+
+#[test]
 fn what_cannot_be_is_refused_before_anything_starts() {
     let dir = std::env::temp_dir();
     let hosts = dir.join(format!("posthaste-hosts-{}", std::process::id()));

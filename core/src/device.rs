@@ -149,9 +149,15 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// If the runtime lacks what the device needs, or the system refuses.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: what was opened stays open until [`close`](Self::close).
     async fn open(&self, news: PeerNews) -> Result<(), DeviceError>;
 
     /// Says goodbye: peers see a clean leave. After it, peers are told nothing but that.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: given up half-way, peers may see a rank that is lost. Called again, it goes on.
     async fn close(&self);
 }
 

@@ -1,12 +1,17 @@
 //! The vocabulary: who talks to whom, about what. All of them are plain numbers with a type.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
-use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($int:ty), $word:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, FromBytes, IntoBytes, Immutable,
+            KnownLayout,
+        )]
+        #[serde(transparent)]
         #[repr(transparent)]
         pub struct $name(pub $int);
 

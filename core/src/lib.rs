@@ -4,6 +4,8 @@
 //! their meaning, a [`Messager`] owns the devices and contexts of one client, and a [`Sysdep`] is the kernel.
 //! Descriptors are the one currency between them. See ARCHITECTURE.md for the data flow.
 
+#![deny(unsafe_code)]
+
 pub mod blackboard;
 pub mod body;
 pub mod budget;

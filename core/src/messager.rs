@@ -58,6 +58,9 @@ pub trait Messager: Send + Sync {
     fn register_control(&self, name: &str, handler: ControlHandler) -> Result<ControlId, RegisterError>;
 
     /// Leaves the job: peers see a clean leave, and what is pending ends.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: given up half-way, peers may see a rank that is lost. Called again, it goes on.
     async fn close(&self);
 }
 

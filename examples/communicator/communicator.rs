@@ -5,10 +5,10 @@
 
 use posthaste::collective::{Arithmetic, Datum};
 use posthaste::{
-    ActiveMessage, CollectiveError, Counter, Group, Job, Message, OwnedMessage, Reduce, RegisterError,
-    SendError,
+    ActiveMessage, CollectiveError, Counter, Fault, Group, Job, Message, OwnedMessage, Rank, Reduce,
+    RegisterError, SendError,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,6 +29,8 @@ pub struct Communicator {
 /// is received: longer messages stay in the sender's pages as long as these suffice.
 struct Inbox {
     messages: Mutex<VecDeque<(Header, OwnedMessage)>>,
+    /// Ranks of which nothing comes any more.
+    gone: Mutex<BTreeMap<Rank, Fault>>,
     arrived: Counter,
 }
 
@@ -50,9 +52,17 @@ pub struct Received<T> {
 }
 
 impl Communicator {
-    /// All ranks of the job, `MPI_COMM_WORLD`; once per job, before the first barrier.
+    /// All ranks of the job, `MPI_COMM_WORLD`; once per job, before the first barrier. It sets the job's handler of errors.
     pub fn world(job: &Job) -> Result<Communicator, RegisterError> {
-        let inbox = Arc::new(Inbox { messages: Mutex::default(), arrived: job.counter() });
+        let (messages, gone) = (Mutex::default(), Mutex::default());
+        let inbox = Arc::new(Inbox { messages, gone, arrived: job.counter() });
+        let ended = inbox.clone();
+        job.on_error(move |fault| {
+            if let Fault::PeerLost(rank) | Fault::PeerClosed(rank) | Fault::PeerCorrupt(rank) = fault {
+                ended.gone.lock().unwrap().entry(rank).or_insert(fault);
+                ended.arrived.add(1);
+            }
+        });
         let incoming = inbox.clone();
         // Messages from one rank are handled in the order in which it sent them, which is MPI's order, too.
         let message = job.register("communicator", move |message: Message, _: &mut posthaste::Scope| {
@@ -84,7 +94,14 @@ impl Communicator {
     }
 
     /// Receives the first message that matches, or waits for one. Dropped before it is ready, it takes none.
-    pub async fn recv<T: Datum>(&self, source: Option<usize>, tag: Option<u32>) -> Received<T> {
+    ///
+    /// # Errors
+    /// If none is there and the source is gone; from whoever sends, if a rank of this communicator died.
+    pub async fn recv<T: Datum>(
+        &self,
+        source: Option<usize>,
+        tag: Option<u32>,
+    ) -> Result<Received<T>, Fault> {
         let matches = |header: &Header| {
             header.communicator == self.group.id()
                 && source.is_none_or(|source| header.source as usize == source)
@@ -102,10 +119,27 @@ impl Communicator {
                 let mut values = vec![T::new_zeroed(); bytes.len() / size_of::<T>()];
                 let whole = size_of_val(values.as_slice());
                 values.as_mut_bytes().copy_from_slice(&bytes[..whole]);
-                return Received { source: header.source as usize, tag: header.tag, values };
+                return Ok(Received { source: header.source as usize, tag: header.tag, values });
+            }
+            if let Some(fault) = self.whoever_is_gone(source) {
+                return Err(fault);
             }
             // Advances the engine meanwhile, and misses nothing that came since the look.
             self.inbox.arrived.reach(seen + 1).await;
+        }
+    }
+
+    fn whoever_is_gone(&self, source: Option<usize>) -> Option<Fault> {
+        let gone = self.inbox.gone.lock().unwrap();
+        match source {
+            Some(source) => gone.get(&self.group.to_job(source)?).copied(),
+            // Who has left in order was done with it; the others may still send.
+            None => gone
+                .iter()
+                .find(|(rank, fault)| {
+                    self.group.from_job(**rank).is_some() && !matches!(fault, Fault::PeerClosed(_))
+                })
+                .map(|(_, fault)| *fault),
         }
     }
 
@@ -118,7 +152,7 @@ impl Communicator {
     ) -> Result<Vec<T>, SendError> {
         let (sent, received) =
             tokio::join!(self.send(target, tag, values), self.recv(Some(source), Some(tag)));
-        sent.map(|()| received.values)
+        sent.and_then(|()| Ok(received?.values))
     }
 
     pub async fn barrier(&self) -> Result<(), CollectiveError> {

@@ -78,12 +78,12 @@ async fn by_tag(comm: &Communicator) -> Result<usize> {
         return Ok(0);
     }
     for source in (0..comm.size()).rev() {
-        let last = comm.recv::<u64>(Some(source), Some(LAST)).await;
+        let last = comm.recv::<u64>(Some(source), Some(LAST)).await?;
         check("a message without values", last.values.is_empty())?;
     }
     let mut seen = vec![false; comm.size()];
     for _ in 0..comm.size() {
-        let greeting = comm.recv::<u64>(ANY_SOURCE, ANY_TAG).await;
+        let greeting = comm.recv::<u64>(ANY_SOURCE, ANY_TAG).await?;
         check("a greeting", greeting.tag == GREETING && greeting.values == [greeting.source as u64; 3])?;
         seen[greeting.source] = true;
     }
@@ -121,7 +121,7 @@ async fn halves(comm: &Communicator) -> Result<Vec<u64>> {
     if half.rank() == 0 {
         let mut senders = 0;
         for _ in 0..half.size() {
-            senders += half.recv::<u64>(ANY_SOURCE, Some(TOKEN)).await.values[0];
+            senders += half.recv::<u64>(ANY_SOURCE, Some(TOKEN)).await?.values[0];
         }
         check("the messages of a half", senders == sum)?;
     }

@@ -36,7 +36,8 @@ impl Members {
         };
         let died = end.clone();
         job.on_error(move |fault| {
-            if let Fault::PeerLost(rank) = fault {
+            // Dead, or cut off: nothing comes of it any more.
+            if let Fault::PeerLost(rank) | Fault::PeerCorrupt(rank) = fault {
                 died(rank, None);
             }
         });
@@ -49,7 +50,7 @@ impl Members {
     pub async fn finish(&self, job: &Job, counts: Counts) -> Result<Vec<Option<Counts>>> {
         for rank in job.ranks() {
             match self.finished.send(rank, &counts).await {
-                Ok(()) | Err(SendError::Fault(Fault::PeerLost(_))) => {}
+                Ok(()) | Err(SendError::Fault(Fault::PeerLost(_) | Fault::PeerCorrupt(_))) => {}
                 Err(error) => return Err(error.into()),
             }
         }

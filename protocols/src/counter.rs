@@ -129,7 +129,7 @@ impl Counter {
     }
 
     /// Waits until the counter is at least `value`: for ever, if nobody adds so much. It is no operation of the job, and nothing of
-    /// that ends it, nor its being left; `Job::within` and `tokio::time::timeout` do.
+    /// that ends it, nor its being left; `tokio::time::timeout` does.
     ///
     /// # Cancel safety
     /// Cancel safe: waiting changes nothing.

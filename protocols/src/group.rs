@@ -560,6 +560,38 @@ impl Group {
         let (at, membership) = added.ok_or(CollectiveError::TooManyGroups)?;
         Ok(Some(Group::new(hub, &self.inner.handle, &self.inner.windows, at, membership)))
     }
+
+    /// Splits the group by nodes: the members whose memory this one shares, in the order of the group (what MPI calls
+    /// `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED`). Collective.
+    ///
+    /// # Errors
+    /// As for every operation of the group.
+    ///
+    /// # Cancel safety
+    /// As for [`split`](Self::split).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Reduce;
+    /// let world = job.world();
+    /// // Sums on each host, and then over one rank of each.
+    /// let host = world.split_by_node().await?;
+    /// let sum = host.all_reduce_one(1_u64, &Reduce::sum()).await?;
+    /// let heads = world.split((host.rank() == 0).then_some(0), 0).await?;
+    /// if let Some(heads) = heads {
+    ///     assert_eq!(heads.all_reduce_one(sum, &Reduce::sum()).await?, job.size() as u64);
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn split_by_node(&self) -> Result<Group, CollectiveError> {
+        let Membership { nodes, me, .. } = &*self.inner.membership;
+        // A colour was given, so there is a group.
+        self.split(Some(nodes[*me]), 0).await?.ok_or_else(|| Fault::Shutdown.into())
+    }
 }
 
 const _: fn() = || {

@@ -272,8 +272,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
         self
     }
 
-    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time. The message may still arrive if it was queued
-    /// already.
+    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time, counted from this call, in whole milliseconds and rounded
+    /// up. The message may still arrive if it was queued already.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Some(Handle::of(self.face).deadline_after(after));
         self

@@ -289,8 +289,8 @@ where
                 state.running += 1;
                 next
             };
-            let (handler, state, contexts) =
-                (self.handler.clone(), self.state.clone(), self.contexts.clone());
+            let (handler, state, contexts, name) =
+                (self.handler.clone(), self.state.clone(), self.contexts.clone(), self.name.clone());
             let running = move |(message, credit, context): Waiting| {
                 let (contexts, state) = (contexts.clone(), state.clone());
                 (message, Running { contexts, context, credit, state, counts: true })
@@ -305,7 +305,7 @@ where
                     // A panic ends this message's handler, not the ones that wait behind it.
                     let handled = AssertUnwindSafe(async { handler(message).await }).catch_unwind().await;
                     if handled.is_err() {
-                        tracing::error!("a spawned message handler panicked");
+                        tracing::error!(name, "a spawned message handler panicked");
                     }
                     budget::spend(budget::MESSAGE);
                     next = its.next().map(&running);

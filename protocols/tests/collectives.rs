@@ -86,6 +86,12 @@ fn every_operation_by_every_schedule_gives_what_the_oracle_says() {
     every_operation(&[1, 2, 3, 4, 5, 7, 8, 13, 16, 33], &[0, 1, 9, 300], &Setup::new());
 }
 
+/// With more than one chunk for each rank, and on both sides of the size from which on the library chooses other schedules.
+#[test]
+fn long_operations_of_many_ranks_by_every_schedule_give_what_the_oracle_says() {
+    every_operation(&[9, 32, 33], &[20_000], &Setup::new());
+}
+
 /// Nobody leaves a barrier before the last has come to it, by whatever schedule, also when several are under way.
 #[test]
 fn nobody_leaves_a_barrier_before_the_last_has_come() {

@@ -94,10 +94,13 @@ impl Job {
         T: FromBytes + IntoBytes + Immutable + 'static,
         H: Fn(T, Rank, &mut Scope<'_>) + Send + Sync + 'static,
     {
-        let schema = codec::plain_schema::<T>();
+        let (schema, known_as) = (codec::plain_schema::<T>(), name.to_owned());
         let typed = move |message: Message<'_>, scope: &mut Scope<'_>| match message.read::<T>(0) {
             Some(value) if message.len() == size_of::<T>() => handler(value, message.source(), scope),
-            _ => tracing::warn!(source = %message.source(), "message of the wrong length for its type"),
+            _ => {
+                let (source, bytes) = (message.source(), message.len());
+                tracing::warn!(name = known_as, %source, bytes, "message of the wrong length for its type");
+            }
         };
         let message = handler::register(&*self.client, self.handle.clone(), name, schema, typed)?;
         Ok(TypedMessage { message, element: std::marker::PhantomData })
@@ -183,6 +186,9 @@ impl Job {
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
     pub fn register_spawned<H, T>(
         &self,
         name: &str,
@@ -197,6 +203,10 @@ impl Job {
     }
 
     /// Registers a service: an async handler from request to reply, each in a task of its own.
+    ///
+    /// At most 1,024 handlers run at once, whoever asks: beyond that a call fails with [`Fault::Busy`](crate::Fault::Busy)
+    /// ([`service_with`](Job::service_with) sets another [limit](ServiceOptions)). If a handler panics, its caller gets
+    /// [`Fault::RemotePanicked`](crate::Fault::RemotePanicked).
     ///
     /// Ranks that mean other types by the same name refuse each other's requests. To tell, a few requests and replies are
     /// deserialized from nothing as it is registered, and forgotten.
@@ -217,6 +227,9 @@ impl Job {
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
     pub fn service<H, Q, A, T>(&self, name: &str, handler: H) -> Result<Service<Q, A>, RegisterError>
     where
         H: Fn(Q) -> T + Clone + Send + Sync + 'static,
@@ -243,6 +256,9 @@ impl Job {
     ///
     /// # Errors
     /// If the name is taken or impossible, or the job was left.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
     pub fn service_with<H, Q, A, T>(
         &self,
         name: &str,

@@ -227,7 +227,8 @@ impl Job {
     }
 
     /// Takes a context for one task or thread alone: its operations need no locked instruction. `None` if there is no
-    /// such context or somebody owns it.
+    /// such context or somebody owns it, or a handler of it asks. It blocks the thread while another one is at the context, for
+    /// ten seconds at most; `None` after that, too.
     ///
     /// # Examples
     /// ```
@@ -309,7 +310,8 @@ impl Job {
         *self.client.caps().of(rank)
     }
 
-    /// What context 0 has done so far.
+    /// What context 0 has done so far. It may block the thread: where another one is at the context, it waits for that one for
+    /// up to a second, and tells zeros then. Whoever owns the context asks [`Context::stats`], and a handler [`Scope::stats`].
     ///
     /// # Examples
     /// ```
@@ -333,7 +335,8 @@ impl Job {
 
     /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages. A rank that dies is told
     /// once, as [`Fault::PeerLost`], and one that leaves as [`Fault::PeerClosed`], whether or not anything was under way
-    /// with it. The handler runs inside `advance`: keep it short.
+    /// with it. The handler runs inside `advance`: keep it short. It replaces the one that was set before: a library leaves this
+    /// to the program, and learns of its own peers by its operations.
     ///
     /// # Examples
     /// ```
@@ -346,6 +349,26 @@ impl Job {
     /// ```
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
         self.client.on_error(handler);
+    }
+
+    /// The node of a rank: ranks of one node share memory. Numbers are those of the job, the same on all ranks; `None` for a rank
+    /// that there is not. [`Group::split_by_node`](crate::Group::split_by_node) makes a group of each node's.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let here = job.node_of(job.rank());
+    /// let beside = job.ranks().filter(|rank| job.node_of(*rank) == here);
+    /// assert!(beside.count() >= 1); // this rank at least
+    /// assert_eq!(job.node_of(posthaste::Rank(1000)), None);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn node_of(&self, rank: Rank) -> Option<u32> {
+        (rank.index() < self.size()).then(|| self.place.node_of(rank))
     }
 
     /// Which *incarnation* of its rank this process is: 0, or how often the rank died and was started again
@@ -435,7 +458,7 @@ impl Job {
     }
 
     /// Sets who is told, inside `advance`, of ranks that were started again: the rank, and which incarnation of it can be
-    /// reached now.
+    /// reached now. It replaces the handler that was set before.
     ///
     /// # Examples
     /// ```

@@ -230,8 +230,10 @@ impl Job {
         Ok(Fifo::open(&self.handle, options).await?)
     }
 
-    /// Awaits any operation for so long at most, counted from this call: a put, a get, a collective, a replay, a flush.
-    /// Sends, calls and multicasts have a `deadline` of their own as well. An owned context has [`within`](crate::within()).
+    /// Awaits any operation that may end with a fault for so long at most, counted from this call: a put, a get, a send, a call, a
+    /// collective, a replay, a flush. Sends, calls and multicasts have a deadline of their own as well. What ends otherwise, as
+    /// [`Counter::reach`](crate::Counter::reach) does, takes `tokio::time::timeout`. An owned context has
+    /// [`within`](crate::within()).
     ///
     /// # Examples
     /// ```
@@ -290,8 +292,12 @@ impl Job {
         }
     }
 
-    /// Waits until everything that the client's first context did towards a rank has taken effect there; before that,
-    /// until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have [`flush::flush`](crate::flush::flush).
+    /// Waits until everything that the client's first context did towards a rank has taken effect there: what was put can be seen,
+    /// handlers that run inline have run, and messages for streams and spawned handlers were handed over, though not consumed.
+    /// Before that, until what is in its FIFOs of one's own is out, for whichever rank. Other contexts have
+    /// [`flush::flush`](crate::flush::flush).
+    ///
+    /// It is no call for order, which needs none here: it completes, as `shmem_quiet` and `ucp_ep_flush` do.
     ///
     /// # Examples
     /// ```
@@ -318,7 +324,8 @@ impl Job {
         Ok(flush::flush(&self.handle, rank).await?)
     }
 
-    /// The same towards all ranks, by the client's first context, too.
+    /// The same towards all ranks, by the client's first context, too: what MPI calls `MPI_Win_flush_all`, and UCX
+    /// `ucp_worker_flush`.
     ///
     /// # Examples
     /// ```
@@ -352,7 +359,7 @@ impl Job {
     /// Waits until every rank has got here, and implies [`ready`](Job::ready). It goes through the client's first
     /// context, as all collective operations do.
     /// It is a barrier of messages, in one row with windows that are made and freed. `job.world().barrier()` takes a fraction of
-    /// its time where ranks share memory.
+    /// its time where ranks share memory; it does not imply [`ready`](Job::ready), which is called once then.
     ///
     /// # Examples
     /// ```

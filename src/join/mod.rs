@@ -47,6 +47,9 @@ use std::time::Instant;
 /// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone. Otherwise what was seen
 /// in the environment, or who did not come within `POSTHASTE_JOIN_TIMEOUT` (60 s).
 ///
+/// The first job of a process wraps its panic hook once, to look in silence what the runtime has: a hook of one's own is set
+/// afterwards.
+///
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join() -> Result<Job, Error> {
@@ -58,6 +61,9 @@ pub async fn join() -> Result<Job, Error> {
 
 /// Joins the job that this process was started for; started for none, it starts `ranks` ranks of its own program with
 /// its own arguments, waits for them, and ends with their exit code. So the call returns only in a rank.
+///
+/// Call it first in `main`: what comes before is done by the process that starts the ranks as well. That one forwards signals, no
+/// longer ignores SIGCHLD if it did, and ends by [`std::process::exit`], without destructors.
 ///
 /// # Examples
 /// ```

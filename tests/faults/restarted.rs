@@ -130,7 +130,7 @@ fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
             assert_eq!(soon("a call", who.call(to, ())).await.unwrap(), theirs, "of rank {to}");
             hello.send(to, (u64::from(me.0) << 32 | u64::from(mine)).to_le_bytes().to_vec()).await.unwrap();
             let key: RegionKey = keys.call(to, ()).await.unwrap();
-            assert_eq!((key.rank, key.incarnation), (to.0, theirs));
+            assert_eq!((key.rank, key.incarnation), (to, theirs));
             let there = job.remote_region(key).await.unwrap();
             let seen = there.get_into(8, vec![0; 8]).await.unwrap();
             assert_eq!(seen, u64::from(theirs).to_le_bytes());

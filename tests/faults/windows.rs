@@ -399,7 +399,7 @@ fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_tar
         if job.rank() == Rank(1) {
             return std::future::pending().await;
         }
-        let remote = RegionKey { rank: 1, offset: theirs(0), ..table.key() };
+        let remote = RegionKey { rank: Rank(1), offset: theirs(0), ..table.key() };
         let remote = job.remote_region(remote).await.unwrap();
         let stop = ["-STOP", &theirs(8).to_string()];
         assert!(std::process::Command::new("kill").args(stop).status().unwrap().success());

@@ -461,27 +461,38 @@ fn a_rank_that_cannot_serve_so_many_is_told_of_the_limit() {
     assert!(text(&output).contains("RLIMIT_NOFILE is 60"), "{}", text(&output));
 }
 
-#[test]
-fn m_d03_a_rank_in_other_namespaces_is_reached_over_sockets() {
-    be_a_rank();
-    let test = "m_d03_a_rank_in_other_namespaces_is_reached_over_sockets";
-    // A mount namespace of its own, as a container has one.
-    let allowed = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
+/// A job of three, of which rank 1 has namespaces of its own, as a container has.
+fn one_in_other_namespaces(test: &str, apart: &[&str]) {
+    let allowed = Command::new("unshare").args(apart).arg("true").stderr(Stdio::null()).status();
     if !allowed.is_ok_and(|status| status.success()) {
-        slurm::skipped(test, "this machine lets nobody make namespaces");
+        slurm::skipped(test, "this machine lets nobody make such namespaces");
         return;
     }
     let port = port();
     let children = (0..3).rev().map(|rank| {
         let mut command = torch(test, rank, 3, port);
         if rank == 1 {
-            command = started_by("unshare", &["--mount"], &command);
+            command = started_by("unshare", apart, &command);
         }
         command.spawn().unwrap()
     });
     let mut outputs = ended(children.collect());
     outputs.reverse();
     all_joined(&outputs, &["shm,tcp,shm", "tcp,shm,tcp", "shm,tcp,shm"]);
+}
+
+#[test]
+fn m_d03_a_rank_in_other_namespaces_is_reached_over_sockets() {
+    be_a_rank();
+    one_in_other_namespaces("m_d03_a_rank_in_other_namespaces_is_reached_over_sockets", &["--mount"]);
+}
+
+#[test]
+fn m_d03_a_rank_that_numbers_processes_by_itself_is_reached_over_sockets() {
+    be_a_rank();
+    let test = "m_d03_a_rank_that_numbers_processes_by_itself_is_reached_over_sockets";
+    // Of a process number that is another one here nobody may take a descriptor, or the end for a death.
+    one_in_other_namespaces(test, &["--pid", "--fork", "--mount-proc"]);
 }
 
 #[test]

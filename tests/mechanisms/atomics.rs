@@ -236,7 +236,7 @@ fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
             let mut got = vec![0; len];
             data.load_slice(3, &mut got).unwrap();
             assert!(is_payload(seed(peer), &got), "{len} bytes in round {round}");
-            arrived.store(1, 0);
+            assert!(arrived.store(1, 0));
             // Both have seen it before the next one comes.
             job.barrier().await.unwrap();
         }
@@ -257,7 +257,7 @@ fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
         // A word of a region: of whom else, is refused.
         let flags = job.region(64).await.unwrap();
         let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
-        let key = RegionKey { rank: peer.0, offset: offsets[peer.index()], ..flags.key() };
+        let key = RegionKey { rank: peer, offset: offsets[peer.index()], ..flags.key() };
         let remote = job.remote_region(key).await.unwrap();
         let counted = remote.words::<u64>().signal_add(16, 5);
         data.put_signal(peer, 0, &[before.unwrap() ^ 1], counted).await.unwrap();
@@ -307,7 +307,7 @@ fn error_a_signal_to_another_rank_than_its_data_is_refused() {
         let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
         if me > 0 {
             let (peer, place) = (Rank(3 - me), Rank(2 - me));
-            let key = RegionKey { rank: peer.0, offset: offsets[peer.index()], ..flags.key() };
+            let key = RegionKey { rank: peer, offset: offsets[peer.index()], ..flags.key() };
             let remote = job.remote_region(key).await.unwrap();
             let words = remote.words::<u64>();
             data.put_signal(place, 1, &[9], words.signal_add(8, 2)).await.unwrap();

@@ -380,3 +380,55 @@ fn m_p04_a_context_is_owned_although_others_are_at_it() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn a_handler_that_blocks_its_context_leaves_the_others_alone() {
+    run(2, options().contexts(2).workers(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let (entered, go) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (inside, wait) = (entered.clone(), go.clone());
+        let slow = job
+            .register("slow", move |_: Message, scope: &mut Scope| {
+                assert_eq!(scope.me().context, ContextId(1));
+                inside.store(1, Ordering::SeqCst);
+                while wait.load(Ordering::SeqCst) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+            .unwrap();
+        // A thread of its own moves that context, and nothing else does.
+        let context = job.own_context(ContextId(1)).expect("free");
+        let (notes, echo) =
+            (job.counter(), job.service_inline("echo", |m, _| Ok(m.to_bytes().into())).unwrap());
+        let count = notes.clone();
+        let note = job.register("note", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let (done, far) = (go.clone(), slow.clone());
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                far.on(&context).send(peer, "begin").to_context(ContextId(1)).await.unwrap();
+                while done.load(Ordering::SeqCst) == 0 || entered.load(Ordering::SeqCst) == 0 {
+                    context.advance();
+                    tokio::task::yield_now().await;
+                }
+            });
+            drop(context);
+        });
+        soon("what comes meanwhile", async {
+            for number in 0..1000u64 {
+                note.send(peer, number.to_ne_bytes()).await.unwrap();
+                window.put(peer, 0, number).await.unwrap();
+                let reply = echo.call_bytes(peer, number.to_ne_bytes()).await.unwrap();
+                assert_eq!(reply.as_bytes(), number.to_ne_bytes());
+            }
+            notes.reach(1000).await;
+        })
+        .await;
+        job.barrier().await.unwrap();
+        go.store(1, Ordering::SeqCst);
+        thread.join().unwrap();
+        job.barrier().await.unwrap();
+        assert_eq!((job.stats().panics, window.load(0)), (0, Some(999)));
+    });
+}

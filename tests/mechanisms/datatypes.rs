@@ -1,6 +1,6 @@
 //! Non-contiguous data: programs, machines, and transfers between layouts.
 
-use crate::support::{Options, Transport, here, options, run, run_as, soon};
+use crate::support::{Options, Transport, here, options, payload, run, run_as, soon};
 use posthaste::datatype::{
     Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
     pull, push, redistribute,
@@ -395,6 +395,49 @@ fn m_g07_layouts_need_the_same_elements_and_not_the_same_shape() {
             let record = &memory[40 * index..40 * index + 40];
             assert_eq!(out[..24], record[8..32]);
             assert_eq!((&out[24 * 5000..][..4], out[28 * 5000]), (&record[..4], record[32]));
+        }
+        assert_eq!(job.stats().panics, 0);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_g07_long_messages_of_one_layout_are_scattered_into_another() {
+    run(2, options(), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let particle = structure!(Particle { id: u32, place: [f64; 3], charge: i8 }).unwrap();
+        let (got, arrived) = (Arc::new(Mutex::new(Vec::new())), job.counter());
+        let (into, here, count) = (got.clone(), particle.clone(), arrived.clone());
+        let send = job
+            .register("particles", move |m: Message, _: &mut Scope| {
+                // Every third record of what the receiver has, from the second on.
+                let each = m.len() as u64 / 29;
+                let spread = here.resized(0, 120).unwrap();
+                let mut memory = vec![0xee_u8; 40 * (3 * each as usize + 1)];
+                let layout = Layout::new(&spread, each).at(40);
+                assert_eq!(m.scatter(&mut memory, &layout), Ok(29 * each));
+                into.lock().unwrap().push(memory);
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        for (round, records) in [180usize, 10_400, 320_000].into_iter().enumerate() {
+            let memory: Vec<u8> = payload(records as u64, 40 * records);
+            let layout = Layout::new(&particle, records as u64);
+            send.send_typed(peer, &memory, &layout).unwrap().await.unwrap();
+            soon("the message", arrived.reach(round as u64 + 1)).await;
+            let out = got.lock().unwrap().pop().unwrap();
+            for record in 0..records {
+                let (from, to) = (&memory[40 * record..][..40], &out[40 + 120 * record..]);
+                assert_eq!(
+                    (&from[..4], &from[8..33]),
+                    (&to[..4], &to[8..33]),
+                    "record {record} of {records}"
+                );
+                // What lies between the fields, and between the records, is not touched.
+                assert!([&to[4..8], &to[33..120]].concat().iter().all(|byte| *byte == 0xee));
+            }
+            assert!(out[..40].iter().all(|byte| *byte == 0xee));
         }
         assert_eq!(job.stats().panics, 0);
         job.barrier().await.unwrap();

@@ -37,7 +37,7 @@ fn error_an_unknown_rank_is_refused_by_every_operation() {
         assert_eq!(window.put(nobody, 0, 1).await, Err(unknown.clone()));
         assert_eq!(window.get(nobody, 0).await, Err(unknown.clone()));
         assert_eq!(window.get_slice(nobody, 0, 2).await, Err(unknown.clone()));
-        let key = RegionKey { rank: 2, offset: 0, len: 8, incarnation: 0 };
+        let key = RegionKey { rank: Rank(2), offset: 0, len: 8, incarnation: 0 };
         assert!(matches!(job.remote_region(key).await, Err(Error::Rma(RmaError::UnknownRank { .. }))));
         assert_eq!(window.len(nobody), 0);
         job.barrier().await.unwrap();

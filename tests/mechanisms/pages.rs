@@ -413,3 +413,29 @@ fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
         job.barrier().await.unwrap();
     });
 }
+
+#[test]
+fn whoever_keeps_messages_gets_copies_past_a_share_of_the_senders_pages() {
+    const LEN: usize = 2 << 20;
+    const COUNT: u64 = 200; // more than the pool has room for
+    run(2, options(), async |job| {
+        let (data, mut datas) = job.stream("data").unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for number in 0..COUNT {
+                soon("a page", data.send(Rank(1), sealed(number, LEN))).await.unwrap();
+            }
+        } else {
+            let mut kept = Vec::new();
+            while kept.len() < COUNT as usize {
+                kept.push(soon("a message", datas.recv()).await.unwrap());
+            }
+            let copies = kept.iter().filter(|message| message.as_slice().is_some()).count();
+            assert!(copies > 0 && copies < kept.len(), "{copies} of {} were copied out", kept.len());
+            for (number, message) in kept.into_iter().enumerate() {
+                assert_eq!(unseal(&message.into_bytes()), Some(number as u64), "message {number}");
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}

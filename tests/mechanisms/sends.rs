@@ -428,3 +428,54 @@ fn sends_to_oneself_arrive() {
         assert_eq!(job.stats().panics, 0);
     });
 }
+
+#[test]
+fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
+    #[derive(
+        Clone, Copy, Debug, PartialEq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
+    )]
+    #[repr(C)]
+    struct Reading {
+        at: [f64; 3],
+        sensor: u32,
+        flags: u32,
+    }
+    fn reading(from: Rank, number: u32) -> Reading {
+        let place = f64::from(number);
+        Reading { at: [place, -0.0, f64::MIN_POSITIVE * place], sensor: from.0, flags: !number }
+    }
+    run(3, options(), async |job| {
+        let (values, arrived) = (Arc::new(Mutex::new(Vec::new())), job.counter());
+        let (kept, count) = (values.clone(), arrived.clone());
+        let message = job
+            .register_typed("reading", move |value: Reading, from, _: &mut Scope| {
+                kept.lock().unwrap().push((from, value));
+                count.add(1);
+            })
+            .unwrap();
+        // Rank 2 means something else by this name.
+        let other = if job.rank() == Rank(2) {
+            job.register_typed("other", |_: [u16; 2], _, _: &mut Scope| panic!("not this type")).map(drop)
+        } else {
+            job.register_typed("other", |_: u32, _, _: &mut Scope| panic!("nobody sends it here")).map(drop)
+        };
+        other.unwrap();
+        let refused = job.counter();
+        let count = refused.clone();
+        job.on_error(move |fault| count.add(u64::from(fault == posthaste::Fault::SchemaMismatch(Rank(2)))));
+        job.barrier().await.unwrap();
+        for number in 0..200 {
+            for to in job.ranks() {
+                message.send(to, &reading(job.rank(), number)).await.unwrap();
+            }
+        }
+        soon("the readings", arrived.reach(600)).await;
+        for from in job.ranks() {
+            let values = values.lock().unwrap();
+            let of_it = values.iter().filter(|(source, _)| *source == from).map(|(_, value)| *value);
+            assert!(of_it.eq((0..200).map(|number| reading(from, number))), "of rank {from}, in order");
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}

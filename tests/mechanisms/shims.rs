@@ -141,7 +141,7 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
             .register("key", move |m: Message, _: &mut Scope| {
                 let word = |at| m.read::<u64>(at).unwrap();
                 let _ =
-                    told.set(RegionKey { rank: m.source().0, offset: word(0), len: word(8), incarnation: 0 });
+                    told.set(RegionKey { rank: m.source(), offset: word(0), len: word(8), incarnation: 0 });
             })
             .unwrap();
         job.barrier().await.unwrap();

@@ -210,7 +210,7 @@ fn every_flush_waits_until_handlers_have_run() {
         let slow = job
             .register("slow", move |m: Message, _: &mut Scope| {
                 std::thread::sleep(Duration::from_millis(100));
-                own.store(0, m.read(0).unwrap());
+                assert!(own.store(0, m.read(0).unwrap()));
             })
             .unwrap();
         job.barrier().await.unwrap();
@@ -292,7 +292,7 @@ fn a_flush_waits_for_every_context_of_a_rank() {
         let own = window.clone();
         let note = job
             .register("note", move |m: Message, scope: &mut Scope| {
-                own.store(scope.me().context.index(), m.read(0).unwrap());
+                assert!(own.store(scope.me().context.index(), m.read(0).unwrap()));
             })
             .unwrap();
         let context = (job.rank() == Rank(1)).then(|| job.own_context(ContextId(1)).expect("free"));

@@ -382,7 +382,10 @@ impl Scope<'_> {
         let (name, schema, flow) = (name.clone(), *schema, *flow);
         let mut whole = false;
         let resolution = match self.state.registry.find(&name) {
-            None if self.state.ready => Resolution::Refused(Fault::NoSuchProtocol(self.state.me.rank)),
+            None if self.state.ready => {
+                tracing::warn!(name, "a peer sends to a name that is not registered here");
+                Resolution::Refused(Fault::NoSuchProtocol(self.state.me.rank))
+            }
             None => return Resolution::Hold,
             Some((local, protocol)) => {
                 if protocol.schema() != schema || Flow::from_byte(flow) != Some(protocol.flow()) {
@@ -486,8 +489,10 @@ impl Scope<'_> {
     pub(super) fn panicked(&mut self, arrived: &Arrived) {
         self.state.stats.panics += 1;
         let me = self.state.me.rank;
-        tracing::error!(source = %arrived.source, "a message handler panicked");
-        if arrived.cookie != 0 && self.takes_requests(arrived.source, arrived.protocol) {
+        let handler = self.handler_of(arrived.source, arrived.protocol);
+        let name = handler.as_ref().map(|handler| handler.name());
+        tracing::error!(name, source = %arrived.source, "a message handler panicked");
+        if arrived.cookie != 0 && handler.is_none_or(|handler| handler.takes_requests()) {
             let to = ReplyTo::new(arrived.source, arrived.life, arrived.cookie);
             self.reply(to, Err(Fault::RemotePanicked(me)));
         }
@@ -497,15 +502,14 @@ impl Scope<'_> {
         }
     }
 
-    /// Whether messages of a peer's protocol with a cookie are requests. One that is unknown here was none of those which are not.
-    fn takes_requests(&self, source: Endpoint, protocol: ProtocolId) -> bool {
+    /// What a peer's protocol means here.
+    fn handler_of(&self, source: Endpoint, protocol: ProtocolId) -> Option<Arc<dyn Protocol>> {
         let number = usize::from(protocol.0.wrapping_sub(wire::FIRST_USER));
         let peer = self.state.peers[self.state.shape.index(source)].as_ref();
-        let Some(IncomingState::Resolved { local, .. }) = peer.and_then(|peer| peer.incoming.get(number))
-        else {
-            return true;
-        };
-        self.state.registry.get(*local).is_none_or(|protocol| protocol.takes_requests())
+        match peer.and_then(|peer| peer.incoming.get(number)) {
+            Some(IncomingState::Resolved { local, .. }) => self.state.registry.get(*local),
+            _ => None,
+        }
     }
 
     /// A message that is whole already goes through the first-packet handler, too.

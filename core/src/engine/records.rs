@@ -3,7 +3,7 @@
 use super::Scope;
 use super::peer::Incoming as IncomingState;
 use crate::device::{Body, Packet, Verdict};
-use crate::ids::Rank;
+use crate::ids::{ProtocolId, Rank};
 use crate::protocol::ReplyTo;
 use crate::slot::Ticket;
 use crate::wire;
@@ -153,6 +153,14 @@ impl Scope<'_> {
                     self.state.completer.complete(waiter.ticket, Err(fault));
                 }
                 if cookie == 0 {
+                    // What was sent before is gone, and nobody waits for it.
+                    let number = refuse.index.get();
+                    let name = self
+                        .state
+                        .registry
+                        .get(ProtocolId(number))
+                        .map(|protocol| protocol.name().to_owned());
+                    tracing::warn!(peer = %rank, name, %fault, "messages of this name are refused there");
                     self.state.report(fault);
                 }
             }

@@ -53,7 +53,7 @@ impl Export {
     pub fn to_bytes(&self) -> Vec<u8> {
         let RegionKey { rank, offset, len, incarnation } = self.handle;
         let mut bytes = Vec::new();
-        for word in [u64::from(incarnation) << 32 | u64::from(rank), offset, len, self.base, self.count] {
+        for word in [u64::from(incarnation) << 32 | u64::from(rank.0), offset, len, self.base, self.count] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.datatype.to_bytes());
@@ -70,7 +70,7 @@ impl Export {
             head.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
         let mut word = || words.next().unwrap_or_default();
         let of = word();
-        let (rank, incarnation) = (of as u32, (of >> 32) as u32);
+        let (rank, incarnation) = (Rank(of as u32), (of >> 32) as u32);
         let handle = RegionKey { rank, offset: word(), len: word(), incarnation };
         let (base, count) = (word(), word());
         Ok(Export { handle, base, count, datatype: Datatype::from_bytes(program)? })
@@ -79,7 +79,7 @@ impl Export {
     /// Whose memory it is.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        Rank(self.handle.rank)
+        self.handle.rank
     }
 
     fn layout(&self) -> Layout<'_> {

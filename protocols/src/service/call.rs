@@ -76,7 +76,8 @@ impl<'f, F: Face> Call<'f, F> {
         self.payload
     }
 
-    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time.
+    /// Ends the wait with [`Fault::DeadlineExceeded`] after this time, counted from this call, in whole milliseconds and rounded
+    /// up. The request may still be carried out.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Some(Handle::of(self.face).deadline_after(after));
         self

@@ -127,7 +127,8 @@ impl<T> std::fmt::Debug for Window<T> {
 }
 
 impl<T: Element> Window<T> {
-    /// Makes a window (W01): collective, every rank names its own length in elements. The memory is zero.
+    /// Makes a window (W01): collective, every rank names its own length in elements. The memory is zero. A window does not grow:
+    /// whoever needs more makes another one, copies, and frees the first.
     ///
     /// # Errors
     /// If memory cannot be had here (the other ranks then get [`Fault::OutOfMemory`]), or a rank is lost, has left, or
@@ -211,13 +212,39 @@ impl<T: Element> Window<T> {
         self.memory.parts.get(rank.index()).map_or(0, |part| (part.len / size_of::<T>() as u64) as usize)
     }
 
+    /// This rank, as the window counts: in a window of a group, ranks are the group's.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let window = job.world().shmalloc::<u32>(4).await?;
+    /// // The same program for a window of all ranks and for one of some.
+    /// let right = window.rank().next(window.ranks().count());
+    /// window.put(right, 0, 7).await?;
+    /// assert_eq!(window.len(window.rank()), 4);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        Rank(self.memory.own as u32)
+    }
+
+    /// The ranks of the window: those of the job, or of the group that owns it, as that counts.
+    pub fn ranks(&self) -> impl ExactSizeIterator<Item = Rank> + use<T> {
+        (0..self.memory.parts.len()).map(|rank| Rank(rank as u32))
+    }
+
     /// Whether no rank has a part.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.parts.iter().all(|part| part.len == 0)
     }
 
-    /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02).
+    /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02). Where the memory is not
+    /// mapped that is so of puts and gets of up to 4 KiB: longer ones are received by the system, straight into their place.
     ///
     /// # Examples
     /// ```
@@ -375,7 +402,7 @@ impl<T: Element> Window<T> {
     /// # async fn main() -> posthaste::Result<()> {
     /// let job = posthaste::solo().await?;
     /// let window = job.shmalloc::<u64>(4).await?;
-    /// window.store(2, 42); // each rank writes its own part
+    /// assert!(window.store(2, 42)); // each rank writes its own part
     /// job.barrier().await?;
     /// let right = job.rank().next(job.size());
     /// assert_eq!(window.get(right, 2).await?, 42);

@@ -75,6 +75,7 @@ impl<T: Element> Window<T> {
     /// # }
     /// ```
     #[inline]
+    #[must_use = "nothing was written if this is false"]
     pub fn store(&self, index: usize, value: T) -> bool {
         // Whoever frees the window waits for the end of this.
         let _amid = self.memory.gates.pass();

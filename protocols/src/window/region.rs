@@ -11,9 +11,11 @@ use posthaste_core::exposed::{ExposedMemory, is_exposed};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Device, Fault, Handle, Messager, Rank, RmaError, Scope, WindowId};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -109,24 +111,26 @@ impl Drop for RegionInner {
 /// let job = posthaste::solo().await?;
 /// use posthaste::RegionKey;
 /// let region = job.region(64).await?;
-/// // A key is plain data: a service can answer with it.
-/// let whereabouts = region.key();
-/// let ask = job.service("region", move |_: ()| async move { whereabouts })?;
-/// let key: RegionKey = ask.call(job.rank(), ()).await?;
-/// let remote = job.remote_region(key).await?;
+/// // A key is plain data: all tell all, and a service can answer with it.
+/// let keys: Vec<RegionKey> = job.world().all_gather(&[region.key()]).await?;
+/// let next = job.rank().next(job.size());
+/// let remote = job.remote_region(keys[next.index()]).await?;
 /// remote.put_slice(0, b"reached").await?;
 /// assert_eq!(remote.get_into(0, vec![0; 7]).await?, b"reached");
 /// # job.leave().await
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
 pub struct RegionKey {
-    /// Whose memory.
-    pub rank: u32,
     /// First byte, as the rank names it: within its segment, or of memory that it had already.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
+    /// Whose memory.
+    pub rank: Rank,
     /// Which incarnation of the rank has the memory.
     pub incarnation: u32,
 }
@@ -225,7 +229,7 @@ impl Region {
     #[must_use]
     pub fn key(&self) -> RegionKey {
         let RegionInner { offset, len, incarnation, .. } = *self.0;
-        RegionKey { rank: self.0.handle.me().rank.0, offset, len, incarnation }
+        RegionKey { rank: self.0.handle.me().rank, offset, len, incarnation }
     }
 
     /// A part of it, by its bytes, for recorded operations. Whether it is inside, they check.
@@ -313,7 +317,7 @@ impl<T> OwnedRegion<T> {
     #[must_use]
     pub fn key(&self) -> RegionKey {
         let OwnedRegion { exposed, rank, incarnation } = self;
-        RegionKey { rank: rank.0, offset: exposed.place(), len: exposed.len(), incarnation: *incarnation }
+        RegionKey { rank: *rank, offset: exposed.place(), len: exposed.len(), incarnation: *incarnation }
     }
 
     /// Length in bytes.
@@ -409,15 +413,15 @@ impl RemoteRegion {
     /// through the client's first context.
     ///
     /// # Errors
-    /// If the rank is unknown; where its memory is mapped here, if the range is outside what it shares, which is told
-    /// by the operations on the region elsewhere; [`Fault::StaleHandle`] if the rank was started again since, and
+    /// If the rank is unknown; where its memory is mapped here, [`Fault::NoSuchMemory`] if the range is outside what it shares,
+    /// which is told by the operations on the region elsewhere; [`Fault::StaleHandle`] if the rank was started again since, and
     /// [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
     ///
     /// # Cancel safety
     /// Cancel safe: nobody is told anything.
     pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
-        let (rank, size) = (Rank(key.rank), client.peers().ranks);
-        if key.rank >= size {
+        let (rank, size) = (key.rank, client.peers().ranks);
+        if rank.0 >= size {
             return Err(RmaError::UnknownRank { rank, size });
         }
         let handle = first_context(client)?;
@@ -427,15 +431,15 @@ impl RemoteRegion {
             let stale = Fault::StaleHandle { rank, held, now };
             return Err(if held < now { stale } else { Fault::PeerLost(rank) }.into());
         }
-        let outside = RmaError::OutOfRange { rank, offset: key.offset, count: key.len, len: 0 };
+        let nowhere = RmaError::Fault(Fault::NoSuchMemory(rank));
         if key.offset.checked_add(key.len).is_none() {
-            return Err(outside);
+            return Err(nowhere);
         }
         // Nobody but its owner reaches exposed memory, or knows what of it is there.
         let exposed = is_exposed(key.offset);
         let mapped = if exposed { None } else { device.map(rank, key.offset, key.len) };
         if device.caps().mappable && mapped.is_none() && !exposed {
-            return Err(outside);
+            return Err(nowhere);
         }
         let remote = RemoteMemory { rank, offset: key.offset, len: key.len, mapped, incarnation: held };
         let made = Made {

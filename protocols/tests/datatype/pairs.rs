@@ -1,6 +1,7 @@
 //! From layout to layout (G03, G05, G07), straight and staged, and segment by segment (G04).
 
 use crate::oracle::{all_bytes, distinct, kinds, pattern, placed, records, shapes, shared};
+use posthaste_core::Rank;
 use posthaste_protocols::RegionKey;
 use posthaste_protocols::datatype::{
     Datatype, ElementKind, Export, Layout, Method, Segments, Side, SlicedMemory, Thresholds, TransferError,
@@ -41,7 +42,7 @@ fn check(
         assert!(target == want, "staged in {staging} bytes");
     }
     for size in [1, 3, 16, 100, 100_000] {
-        let handle = RegionKey { rank: 0, offset: 0, len: from_len as u64, incarnation: 0 };
+        let handle = RegionKey { rank: Rank(0), offset: 0, len: from_len as u64, incarnation: 0 };
         let export = Export { handle, base: from.base, count: from.count, datatype: from.datatype.clone() };
         let export = Export::from_bytes(&export.to_bytes()).expect("as it was");
         let mut segments = SlicedMemory::new(shared(&source), size);
@@ -49,7 +50,7 @@ fn check(
         assert_eq!(pull(&mut target, to, &mut segments, &export), Ok(total));
         assert!(target == want, "pulled from segments of {size}");
 
-        let handle = RegionKey { rank: 0, offset: 0, len: to_len as u64, incarnation: 0 };
+        let handle = RegionKey { rank: Rank(0), offset: 0, len: to_len as u64, incarnation: 0 };
         let export = Export { handle, base: to.base, count: to.count, datatype: to.datatype.clone() };
         let memory = shared(&clean);
         let mut segments = SlicedMemory::new(memory, size);
@@ -197,7 +198,7 @@ fn one_segment_is_attached_at_a_time_and_in_order() {
     let blocks =
         Datatype::of::<u64>().hindexed(&[(0, 3), (32, 3), (80, 3), (190, 3), (500, 3)]).expect("small");
     let local = Datatype::of::<u64>().contiguous(15).expect("small");
-    let handle = RegionKey { rank: 3, offset: 4096, len: 1200, incarnation: 0 };
+    let handle = RegionKey { rank: Rank(3), offset: 4096, len: 1200, incarnation: 0 };
     let export = Export { handle, base: 10, count: 1, datatype: blocks };
     let mut told = Told(SlicedMemory::new(shared(&source), 100), Vec::new());
     let mut out = vec![0; 120];

@@ -64,7 +64,7 @@ impl<F: ContextFace> Bench<F> {
     pub(super) async fn get_rate(&self) -> Result<()> {
         let window = self.drive(self.job.shmalloc::<u64>(1024)).await?;
         for index in 0..1024 {
-            window.store(index, index as u64);
+            assert!(window.store(index, index as u64), "an element of this rank's part");
         }
         self.barrier().await?;
         if self.leads() {
@@ -115,7 +115,7 @@ impl<F: ContextFace> Bench<F> {
     pub(super) async fn get_bandwidth(&self) -> Result<()> {
         let window = self.drive(self.job.shmalloc::<u8>(self.size)).await?;
         for at in 0..self.size {
-            window.store(at, (at * 5) as u8);
+            assert!(window.store(at, (at * 5) as u8), "an element of this rank's part");
         }
         self.barrier().await?;
         if self.leads() {
