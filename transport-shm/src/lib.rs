@@ -19,6 +19,7 @@ mod port;
 mod reactor;
 pub mod ready;
 mod ring;
+pub mod room;
 
 pub use arena::{Arena, Presence};
 pub use device::{Host, HostResources, ShmDevice};

@@ -463,7 +463,7 @@ impl AsFd for Link {
 }
 
 #[cfg(all(test, not(posthaste_loom)))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::layout::{Layout, Sizes};
     use posthaste_core::{JobShape, LinuxSysdep, Personality};
@@ -472,7 +472,7 @@ mod tests {
     use std::sync::mpsc;
 
     /// Rank 0's link to ranks whose pipes are broken already.
-    fn link_to_the_dead(ranks: u32) -> Link {
+    pub(crate) fn link_to_the_dead(ranks: u32) -> Link {
         let shape = JobShape { ranks, clients: 1, contexts: 1 };
         let layout =
             Layout::new(shape, Sizes { lane: 1024, pool: 1 << 20, segment: 1 << 20 }).expect("a layout");
@@ -485,6 +485,11 @@ mod tests {
         let (bell, own) = pipe();
         let ring = std::iter::once(own).chain((1..ranks).map(|_| pipe().1)).collect();
         Link::new(arena, bell, ring, sysdep).expect("a link")
+    }
+
+    /// A rank's process is found to have ended.
+    pub(crate) fn end(link: &Link, rank: Rank) {
+        link.gone(rank);
     }
 
     #[test]

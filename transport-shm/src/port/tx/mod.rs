@@ -4,6 +4,8 @@ mod batch;
 mod near;
 mod pages;
 mod replay;
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests;
 
 use pages::{PageHead, SharedPage};
 use replay::replay_puts;
@@ -13,6 +15,7 @@ use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short, most_word
 use crate::link::{ClientLink, LoanHome};
 use crate::pages::PagePool;
 use crate::ready::ReadySet;
+use crate::room::Room;
 use bytes::Bytes;
 use near::Nearness;
 use posthaste_core::descriptor::{Op, SourceKind};
@@ -37,6 +40,8 @@ pub(super) struct Tx {
     /// A multicast is under way; of what it has sent so far, the payload that is in a page.
     multicast: bool,
     shared: Option<SharedPage>,
+    /// How often pages have come back, of whatever lane.
+    returns: u64,
     /// Ends to be reported at the next `advance`: values of gets.
     pub ended: Vec<(Ticket, Value)>,
     /// The lane that took no more last, until its reader was seen to move.
@@ -50,28 +55,13 @@ pub(super) struct TxLane {
     ready: ReadySet<SharedWords>,
     rank: Rank,
     dead: bool,
-    /// The last inject found no room.
-    blocked: bool,
-    /// How far the reader was then known to have read: looks at what it returned may show more, and leave nothing to be seen.
-    blocked_at: u64,
+    room: Room,
     /// Pages that the reader may look at.
     grants: Grants,
     nearness: Nearness,
 }
 
 impl TxLane {
-    /// An inject has found no room.
-    fn block(&mut self) {
-        self.blocked = true;
-        self.blocked_at = self.producer.known();
-    }
-
-    /// Whether the reader has moved since an inject found no room.
-    #[inline]
-    fn reader_moved(&mut self) -> bool {
-        self.producer.known() > self.blocked_at || self.producer.reader_moved()
-    }
-
     /// Writes a short record with a payload out of shared memory; false: no room.
     #[inline]
     fn push_shared(&mut self, send: &Descriptor, info: &[u8], payload: SharedSlice) -> bool {
@@ -115,6 +105,7 @@ impl Tx {
             loan_home: Arc::new(LoanHome(home.clone())),
             multicast: false,
             shared: None,
+            returns: 0,
             ended: Vec::new(),
             full: None,
             wrote: None,
@@ -124,12 +115,13 @@ impl Tx {
 
     /// The reader of a lane is gone.
     pub fn kill(&mut self, index: usize) {
-        let Tx { home, lanes, pool, .. } = self;
+        let Tx { home, lanes, pool, returns, .. } = self;
         let Some(lane) = &mut lanes[index] else { return };
         lane.dead = true;
         // Only a proven exit gives back what the peer could still be reading (I3).
         if home.link.is_gone(lane.rank) {
             lane.grants.void(pool);
+            *returns += 1;
         }
     }
 
@@ -174,8 +166,7 @@ impl Tx {
             ready: home.ready_set(to),
             rank: to.rank,
             dead: home.link.is_gone(to.rank),
-            blocked: false,
-            blocked_at: 0,
+            room: Room::default(),
             grants: Grants::new(self.pool.size()),
             nearness: Nearness::default(),
         }));
@@ -230,9 +221,8 @@ impl Tx {
         let lane = self.lane(index)?;
         let sent = lane.push_shared(descriptor, info, source);
         if !sent {
-            lane.block();
-        }
-        if sent && lane.producer.reader_wants_notice(fence) {
+            self.block(index);
+        } else if lane.producer.reader_wants_notice(fence) {
             self.announce_to(index);
         }
         Ok(sent)
@@ -265,7 +255,7 @@ impl Tx {
             }
         });
         if !sent {
-            lane.block();
+            self.block(index);
             return Ok(false);
         }
         if lane.producer.reader_wants_notice(fence) {
@@ -309,7 +299,7 @@ impl Tx {
     /// The last inject found no room in that lane.
     fn block(&mut self, index: usize) {
         if let Some(lane) = &mut self.lanes[index] {
-            lane.block();
+            lane.room.miss(&lane.producer, self.returns);
         }
     }
 
@@ -431,7 +421,7 @@ impl Tx {
     #[inline]
     pub fn reader_moved(&mut self) -> bool {
         let lane = self.full.and_then(|index| self.lanes[index].as_mut());
-        let moved = lane.is_none_or(|lane| lane.dead || lane.reader_moved());
+        let moved = lane.is_none_or(|lane| lane.dead || lane.room.reader_moved(&mut lane.producer));
         if moved {
             self.full = None;
         }
@@ -443,7 +433,10 @@ impl Tx {
         let mut any = self.take_back_all_loans();
         for index in 0..self.lanes.len() {
             any |= self.sweep(index);
-            any |= self.lanes[index].as_mut().is_some_and(|lane| lane.blocked && lane.reader_moved());
+        }
+        // After all of that, which counts: what it is said for once is to be tried once.
+        for lane in self.lanes.iter_mut().flatten() {
+            any |= lane.room.may_go_on(&mut lane.producer, self.returns);
         }
         any
     }
@@ -458,9 +451,6 @@ impl Tx {
         for lane in self.lanes.iter_mut().flatten() {
             // Any lane may bring back the page that a blocked one waits for.
             lane.producer.set_waiting(waiting);
-            if !waiting {
-                lane.blocked = false;
-            }
         }
     }
 }

@@ -37,12 +37,12 @@ impl Tx {
         cookie: u64,
         bytes: &[u8],
     ) -> bool {
-        let Tx { lanes, pool, memory, fence, multicast, .. } = self;
+        let Tx { lanes, pool, memory, fence, multicast, returns, .. } = self;
         let Some(Some(lane)) = lanes.get_mut(index) else { return false };
         if lane.dead || *multicast {
             return false;
         }
-        lane.look(pool);
+        lane.look(pool, returns);
         let (len, has_cookie) = (bytes.len() as u64, cookie != 0);
         let header = page_header(protocol, len, 0, has_cookie);
         if lane.grants.is_far_ahead() || !lane.producer.has_room(header) {
@@ -119,11 +119,11 @@ impl Tx {
                 self.announce_to(index);
             }
         } else {
-            lane.block();
             match lent {
                 true => lane.grants.number_unused(slot.number),
                 false => lane.grants.put_back(slot, pool),
             }
+            self.block(index);
         }
         Ok(sent)
     }
@@ -181,15 +181,16 @@ impl Tx {
     pub(super) fn forget_shared(&mut self) {
         if let Some(SharedPage { page, .. }) = self.shared.take() {
             self.pool.give_back(page);
+            self.returns += 1;
         }
     }
 
     /// Looks how far a reader has got, if that is worth while.
     #[inline]
     pub(super) fn settle(&mut self, index: usize) {
-        let Tx { lanes, pool, .. } = self;
+        let Tx { lanes, pool, returns, .. } = self;
         if let Some(lane) = &mut lanes[index] {
-            lane.look(pool);
+            lane.look(pool, returns);
         }
     }
 
@@ -242,6 +243,7 @@ impl Tx {
     pub(super) fn take_back_all_loans(&mut self) -> bool {
         let returned = self.home.returned_loans();
         returned.iter().for_each(|word| self.pool.give_back(Page::from_word(*word)));
+        self.returns += returned.len() as u64;
         !returned.is_empty()
     }
 
@@ -261,23 +263,25 @@ impl Tx {
 
     /// Takes back all the pages that the reader of a lane has returned.
     pub(super) fn sweep(&mut self, index: usize) -> bool {
-        let Tx { lanes, pool, .. } = self;
+        let Tx { lanes, pool, returns, .. } = self;
         let Some(lane) = &mut lanes[index] else { return false };
         if !lane.grants.any() {
             return false;
         }
         let settled = lane.settle(pool);
         let TxLane { producer, grants, .. } = &mut **lane;
-        grants.sweep(|number| producer.returned(number), pool) || settled
+        let any = grants.sweep(|number| producer.returned(number), pool) || settled;
+        *returns += u64::from(any);
+        any
     }
 }
 
 impl TxLane {
     /// Looks how far the reader has got, if that is worth while.
     #[inline]
-    fn look(&mut self, pool: &mut PagePool) {
+    fn look(&mut self, pool: &mut PagePool, returns: &mut u64) {
         if self.grants.worth_a_look() {
-            self.settle(pool);
+            *returns += u64::from(self.settle(pool));
         }
     }
 

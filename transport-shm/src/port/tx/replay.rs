@@ -119,7 +119,7 @@ impl Tx {
             match push_words(&mut lane.producer, most_words, &run[done..], source) {
                 None => {}
                 Some(0) => {
-                    lane.block();
+                    self.block(index);
                     room = false;
                     break;
                 }
@@ -131,7 +131,7 @@ impl Tx {
             let Some(payload) = source.slice(send.source[1], send.len) else { break };
             room = lane.push_shared(send, &[], payload);
             if !room {
-                lane.block();
+                self.block(index);
                 break;
             }
             done += 1;
