@@ -1,14 +1,14 @@
 //! Clients that leave while their process lives on.
 
 use crate::support::{here, options, run, run_as, soon, until};
-use posthaste::{CallError, ContextId, Fault, Message, Rank, Scope};
+use posthaste::{CallError, ConnectionManager, ContextId, Fault, LossCause, Message, Part, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-#[test]
-fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
-    run(4, options().clients(2), async |job| {
-        let second = job.client(1).await.unwrap();
+/// The client with that number is left by one before anybody has met it.
+fn a_client_leaves_unmet(test: &str, number: u16) {
+    run_as(test, 4, options().clients(number + 1), async move |job| {
+        let second = job.client(number).await.unwrap();
         let never = second.service("never", |()| std::future::pending::<()>()).unwrap();
         let gone = Rank(3);
         if job.rank() == gone {
@@ -31,6 +31,18 @@ fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
         assert_eq!(job.stats().peers_lost, 0);
         job.barrier().await.unwrap();
     });
+}
+
+#[test]
+fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
+    let test = here!();
+    a_client_leaves_unmet(test, 1);
+}
+
+#[test]
+fn fault_a_client_with_a_high_number_that_left_before_anybody_met_it_is_known_to_have_left() {
+    let test = here!();
+    a_client_leaves_unmet(test, 64);
 }
 
 #[test]
@@ -232,5 +244,30 @@ fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
         }
         until("the death", || told.lock().unwrap().contains(&Fault::PeerLost(gone))).await;
         second.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_client_that_is_opened_after_a_death_knows_of_it() {
+    run(3, options().clients(2).killed(2).body_leaves(), async |job| {
+        let gone = Rank(2);
+        let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let faults = told.clone();
+        job.on_error(move |fault| faults.lock().unwrap().push(fault));
+        job.barrier().await.unwrap();
+        if job.rank() == gone {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+        }
+        until("the death", || told.lock().unwrap().contains(&Fault::PeerLost(gone))).await;
+        let second = job.client(1).await.unwrap();
+        // Nothing is sent, so the lane tells nothing.
+        let part = Part { source: gone, offset: 0, len: 8 };
+        let connection = ConnectionManager::new(1).open().await.id();
+        let receive = second.many_to_many().receive(connection, 8, &[part]).unwrap();
+        let received = soon("the end of the receive", receive).await.unwrap();
+        assert_eq!(received.parts, [Err(Fault::PeerLost(gone))]);
+        assert_eq!(second.loss_of(gone), Some(LossCause::Exited));
+        second.leave().await.unwrap();
+        job.leave().await.unwrap();
     });
 }

@@ -300,7 +300,7 @@ fn scribble(job: &Job) {
     let mut random = Random(std::env::var("POSTHASTE_TEST_SCRIBBLE").unwrap().parse().unwrap());
     let layout = arena.layout;
     let ranks: Vec<Endpoint> = job.ranks().map(|rank| Endpoint::new(rank, ContextId(0))).collect();
-    let mut parts = vec![(0, 4096), layout.rank_table()];
+    let mut parts = vec![(0, 4096), layout.rank_table(), layout.clients_left()];
     for to in &ranks {
         parts.push(layout.block(ClientId(0), *to));
         parts.push((layout.pool(ClientId(0), *to).0, 256 << 10));

@@ -62,8 +62,6 @@ const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
 const PENDING: usize = 40;
-/// A bit for each client.
-const CLIENTS_LEFT: usize = 48;
 
 /// Who fences between what a sender writes and its look at whether the receiver sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +123,13 @@ impl Arena {
         let memory = unsafe { SharedSlice::from_raw(base, len) };
         let (unseen, own) = (AtomicU64::new(0), OnceLock::new());
         let arena = Arena { fd, memory, layout, limit, sysdep, unseen, own };
-        let (table, table_len) = layout.rank_table();
-        // The bits lie in the first page: it is committed before they are looked at.
-        arena.commit(0, PAGE)?;
-        arena.count_once(0, PAGE);
-        arena.commit_common(table, table_len)?;
+        // What counts lies in the first page: it is there before that is looked at.
+        let first = arena.claim(PAGE)?;
+        arena.allocate(0, PAGE)?;
+        drop(first);
+        for (table, len) in [(0, PAGE), layout.rank_table(), layout.clients_left()] {
+            arena.commit_common(table, len)?;
+        }
         arena.greet()?;
         Ok(arena)
     }
@@ -175,24 +175,18 @@ impl Arena {
     /// # Errors
     /// As for `commit`.
     pub fn commit_common(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
-        let (word, bit) = counted(offset);
-        let is_counted = word.is_some_and(|word| self.memory.atomic(word).load(Ordering::Acquire) & bit != 0);
-        if is_counted {
+        let (Some(word), bit) = counted(offset) else { return self.commit(offset, len) };
+        let word = self.memory.atomic(word);
+        // The bit first: it is never counted twice, be it for a moment, in which another commit would be refused.
+        if word.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             let _pending = self.claim(len)?;
             return self.allocate(offset, len);
         }
-        self.commit(offset, len)?;
-        self.count_once(offset, len);
-        Ok(())
-    }
-
-    /// A range was committed that others commit, too: it counts once.
-    fn count_once(&self, offset: u64, len: u64) {
-        let (Some(word), bit) = counted(offset) else { return };
-        let before = self.memory.atomic(word).fetch_or(bit, Ordering::AcqRel);
-        if before & bit != 0 && self.limit.is_some() {
-            self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
+        let committed = self.commit(offset, len);
+        if committed.is_err() {
+            word.fetch_and(!bit, Ordering::AcqRel);
         }
+        committed
     }
 
     /// Commits a range before it is touched: after a check against every limit, so that our own size never ends
@@ -223,20 +217,22 @@ impl Arena {
     /// Commits a range, of which `begin` may have committed some, after the checks.
     fn commit_with(&self, offset: u64, len: u64, begin: impl FnOnce()) -> Result<(), MemoryError> {
         let _pending = self.claim(len)?;
-        if let Some(limit) = self.limit {
-            let committed = self.memory.atomic(COMMITTED);
-            let used = committed.fetch_add(len, Ordering::AcqRel);
-            if used.saturating_add(len) > limit {
-                committed.fetch_sub(len, Ordering::AcqRel);
-                return Err(MemoryError::JobLimit { wanted: len, limit, used });
-            }
-        }
+        self.count(len)?;
         begin();
         let allocated = self.allocate(offset, len);
         if allocated.is_err() && self.limit.is_some() {
             self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
         }
         allocated
+    }
+
+    /// Counts so many bytes against the limit, if they fit. There are never more than that, be it for a moment: others would be
+    /// refused, and for good if this process ended then.
+    fn count(&self, len: u64) -> Result<(), MemoryError> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let add = |used: u64| used.checked_add(len).filter(|sum| *sum <= limit);
+        let counted = self.memory.atomic(COMMITTED).fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+        counted.map(|_| ()).map_err(|used| MemoryError::JobLimit { wanted: len, limit, used })
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
@@ -365,7 +361,8 @@ impl Arena {
 
     /// Notes that a client of a rank has left in order, though the process may live on.
     pub(crate) fn client_leaves(&self, rank: Rank, client: ClientId) {
-        self.entry(rank).atomic(CLIENTS_LEFT).fetch_or(bit_of(client), Ordering::Relaxed);
+        let (word, bit) = self.layout.client_left(rank, client);
+        self.memory.atomic(word as usize).fetch_or(bit, Ordering::Relaxed);
         // Release pairs with the acquire in `leaves`: whoever sees the count sees the bit, and in the lanes what the client sent.
         self.memory.atomic(LEAVES).fetch_add(1, Ordering::Release);
     }
@@ -378,7 +375,8 @@ impl Arena {
 
     /// Whether a client of a rank has left in order.
     pub(crate) fn has_left(&self, rank: Rank, client: ClientId) -> bool {
-        self.entry(rank).atomic(CLIENTS_LEFT).load(Ordering::Relaxed) & bit_of(client) != 0
+        let (word, bit) = self.layout.client_left(rank, client);
+        self.memory.atomic(word as usize).load(Ordering::Relaxed) & bit != 0
     }
 
     /// Notes that this rank has left in order.
@@ -416,11 +414,6 @@ impl Arena {
             time_namespace: entry.read_u64(TIME_NAMESPACE),
         })
     }
-}
-
-/// A client's bit. A process hands out 32 at most; one beyond the bits, which a program of other parts might make, is not told of.
-fn bit_of(client: ClientId) -> u64 {
-    1u64.checked_shl(u32::from(client.0)).unwrap_or(0)
 }
 
 /// Maps all of the file for the rest of the process, so that huge pages begin at the same places in both.
@@ -651,16 +644,58 @@ mod tests {
                 arena.commit_common(offset, len).expect("there is memory");
                 assert_eq!(used() - before, len);
             }
-            // Two that found it uncounted at once.
-            arena.commit(offset, len).expect("there is memory");
-            arena.count_once(offset, len);
-            assert_eq!(used() - before, len);
         }
-        let (header, table) = (0, arena.layout.rank_table());
         let before = used();
-        arena.count_once(header, 0);
-        arena.commit_common(table.0, table.1).expect("there is memory");
+        for (at, len) in [(0, PAGE), arena.layout.rank_table(), arena.layout.clients_left()] {
+            arena.commit_common(at, len).expect("there is memory");
+        }
         assert_eq!(used(), before, "they were counted when the arena was mapped");
+    }
+
+    #[test]
+    fn what_several_commit_at_once_needs_to_fit_once_only() {
+        let mut arena = Arena { limit: Some(u64::MAX), ..arena() };
+        let (first, _) = arena.layout.segment(ClientId(0), Rank(0));
+        for offset in (0..4000).map(|page| first + page * PAGE) {
+            arena.limit = Some(arena.memory.atomic(COMMITTED).load(Ordering::Relaxed) + PAGE);
+            let (arena, start) = (&arena, &std::sync::Barrier::new(2));
+            let commit = || {
+                start.wait();
+                arena.commit_common(offset, PAGE)
+            };
+            std::thread::scope(|scope| {
+                let other = scope.spawn(commit);
+                assert_eq!((commit(), other.join().expect("no panic")), (Ok(()), Ok(())));
+            });
+            let full = arena.commit_common(first + 4000 * PAGE, PAGE);
+            assert!(matches!(full, Err(MemoryError::JobLimit { .. })), "{full:?}");
+        }
+        arena.limit = None;
+        let (word, bit) = counted(first + 4000 * PAGE);
+        let counts = arena.memory.atomic(word.expect("it is among those that are counted once"));
+        assert_eq!(counts.load(Ordering::Relaxed) & bit, 0, "what was refused is not counted");
+    }
+
+    #[test]
+    fn what_is_refused_has_nothing_else_refused() {
+        let arena = Arena { limit: Some(PAGE), ..arena() };
+        let used = arena.memory.atomic(COMMITTED);
+        let ends = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let refused = arena.count(2 * PAGE);
+                    assert!(matches!(refused, Err(MemoryError::JobLimit { .. })), "{refused:?}");
+                }
+            });
+            let all = (0..1_000_000).try_for_each(|_| {
+                arena.count(PAGE)?;
+                used.fetch_sub(PAGE, Ordering::AcqRel);
+                Ok::<(), MemoryError>(())
+            });
+            ends.store(true, Ordering::Relaxed);
+            assert_eq!(all, Ok(()));
+        });
     }
 
     #[test]

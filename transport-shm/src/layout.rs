@@ -2,9 +2,9 @@
 //! lane of a peer that has not started yet (P01, P02).
 //!
 //! ```text
-//!   header page | rank table | endpoint blocks | lanes | page pools | segments (windows, regions)
-//!                 64 B each    1 page each       ctrl     one per     one per rank
-//!                                                + ring   endpoint
+//!   header page | rank table | clients left | endpoint blocks | lanes | page pools | segments (windows, regions)
+//!                 64 B each    1 bit each     1 page each       ctrl     one per     one per rank
+//!                                                               + ring   endpoint
 //! ```
 //! The arena is sparse: a part costs memory only once it is committed, which its first user does.
 
@@ -115,8 +115,27 @@ impl Layout {
         (self.rank_table().0 + rank.0 as u64 * RANK_BYTES, RANK_BYTES)
     }
 
-    const fn blocks(&self) -> u64 {
+    /// Which clients of each rank have left.
+    #[must_use]
+    pub const fn clients_left(&self) -> (u64, u64) {
         let (at, len) = self.rank_table();
+        (at + len, (self.shape.ranks as u64 * self.clients_left_bytes()).next_multiple_of(PAGE))
+    }
+
+    /// Bytes of each rank's part of that: whole words.
+    const fn clients_left_bytes(&self) -> u64 {
+        (self.shape.clients as u64).div_ceil(64) * 8
+    }
+
+    /// The word of that which tells of a client, and the client's bit there.
+    #[must_use]
+    pub const fn client_left(&self, rank: Rank, client: ClientId) -> (u64, u64) {
+        let of_rank = self.clients_left().0 + rank.0 as u64 * self.clients_left_bytes();
+        (of_rank + client.0 as u64 / 64 * 8, 1 << (client.0 % 64))
+    }
+
+    const fn blocks(&self) -> u64 {
+        let (at, len) = self.clients_left();
         at + len
     }
 
@@ -191,6 +210,7 @@ impl Layout {
             self.sizes.lane,
             self.sizes.pool,
             self.sizes.segment,
+            self.blocks(),
             CONTROL_BYTES,
             GRANT_COUNT as u64,
             u64::from(posthaste_core::wire::WIRE_VERSION),
@@ -214,6 +234,7 @@ fn wide_total(shape: JobShape, sizes: Sizes) -> u128 {
     let before_pools = sum(&[
         PAGE.into(),
         pages(ranks * u128::from(RANK_BYTES)),
+        pages(ranks * u128::from(shape.clients.div_ceil(64)) * 8),
         all.saturating_mul(pages(64 + endpoints.div_ceil(64) * 8)),
         all.saturating_mul(endpoints).saturating_mul(lane),
     ]);
@@ -234,7 +255,7 @@ mod tests {
         let shape = JobShape { ranks: 3, clients: 2, contexts: 2 };
         let layout =
             Layout::new(shape, Sizes { lane: 512, pool: 1 << 20, segment: 1 << 20 }).expect("a layout");
-        let mut parts = vec![(0, PAGE), layout.rank_table()];
+        let mut parts = vec![(0, PAGE), layout.rank_table(), layout.clients_left()];
         for client in (0..2).map(ClientId) {
             for rank in (0..3).map(Rank) {
                 parts.push(layout.segment(client, rank));
@@ -256,9 +277,28 @@ mod tests {
         assert!(last.0 + last.1 <= layout.total());
         assert!(parts.iter().all(|part| part.0 % 64 == 0));
     }
+
+    #[test]
+    fn each_client_of_each_rank_has_a_bit_of_its_own() {
+        let shape = JobShape { ranks: 40, clients: 130, contexts: 1 };
+        let sizes = Sizes { lane: 512, pool: 4096, segment: 0 };
+        let layout = Layout::new(shape, sizes).expect("a layout");
+        let (at, len) = layout.clients_left();
+        let mut seen = std::collections::HashSet::new();
+        for (rank, client) in
+            (0..40).flat_map(|rank| (0..130).map(move |client| (Rank(rank), ClientId(client))))
+        {
+            let (word, bit) = layout.client_left(rank, client);
+            assert!(at <= word && word + 8 <= at + len && word % 8 == 0);
+            assert!(bit.is_power_of_two() && seen.insert((word, bit)), "{rank} {client:?}");
+        }
+    }
+
     #[test]
     fn what_is_counted_is_what_is_laid_out() {
-        for (ranks, clients, contexts) in [(1, 1, 1), (3, 2, 2), (64, 1, 1), (2, 5, 7), (4096, 1, 1)] {
+        for (ranks, clients, contexts) in
+            [(1, 1, 1), (3, 2, 2), (64, 1, 1), (2, 5, 7), (4096, 1, 1), (9, 4000, 1)]
+        {
             let shape = JobShape { ranks, clients, contexts };
             for sizes in
                 [Sizes { segment: 1 << 30, ..Sizes::default() }, Sizes { lane: 512, pool: 4096, segment: 0 }]

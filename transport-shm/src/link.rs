@@ -148,8 +148,26 @@ impl Link {
         self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 
+    /// A client is told of ends from now on, and of those that were told before it listened.
     pub fn listen(&self, client: ClientId, listener: PeerNews) {
-        lock(&self.listeners).push((client, listener));
+        lock(&self.listeners).push((client, listener.clone()));
+        // Behind it: of an end that is told meanwhile at least one of the two tells. Told twice it does no harm.
+        for rank in (0..self.gone.len() as u32).map(Rank).filter(|rank| self.is_gone(*rank)) {
+            self.tell(rank, client, &listener);
+        }
+    }
+
+    /// How a rank has ended that is gone, as far as a client is concerned.
+    #[cold]
+    pub fn end_of(&self, rank: Rank, client: ClientId) -> Fault {
+        let left = self.arena.presence(rank) == Presence::Left || self.arena.has_left(rank, client);
+        if left { Fault::PeerClosed(rank) } else { Fault::PeerLost(rank) }
+    }
+
+    fn tell(&self, rank: Rank, client: ClientId, listener: &PeerNews) {
+        let fault = self.end_of(rank, client);
+        let cause = matches!(fault, Fault::PeerLost(_)).then_some(LossCause::Exited);
+        listener(rank, PeerEvent::Down { fault, incarnation: 0, cause });
     }
 
     /// A client is told nothing any more.
@@ -294,17 +312,11 @@ impl Link {
             return;
         }
         self.arena.forget_pending(rank);
-        let fault = match self.arena.presence(rank) {
-            Presence::Left => Fault::PeerClosed(rank),
-            _ => Fault::PeerLost(rank),
-        };
-        tracing::debug!(me = %self.me, %rank, %fault, "process ended");
+        tracing::debug!(me = %self.me, %rank, presence = ?self.arena.presence(rank), "process ended");
         // Not under the lock: what a listener leads to may be a user's, who closes or opens a client.
-        let listeners: Vec<PeerNews> =
-            lock(&self.listeners).iter().map(|(_, listener)| listener.clone()).collect();
-        for listener in listeners {
-            let cause = matches!(fault, Fault::PeerLost(_)).then_some(LossCause::Exited);
-            listener(rank, PeerEvent::Down { fault, incarnation: 0, cause });
+        let listeners = lock(&self.listeners).clone();
+        for (client, listener) in listeners {
+            self.tell(rank, client, &listener);
         }
     }
 }
@@ -340,6 +352,12 @@ impl ClientLink {
         let mut returned = lock(&self.returned_loans);
         self.any_loans_returned.store(false, Ordering::Relaxed);
         std::mem::take(&mut *returned)
+    }
+
+    /// How a rank has ended that is gone, or whose client is.
+    #[cold]
+    pub fn end_of(&self, rank: Rank) -> Fault {
+        self.link.end_of(rank, self.client)
     }
 
     pub fn endpoints(&self) -> usize {
@@ -506,6 +524,23 @@ pub(crate) mod tests {
         // What nobody reads any more stays as it is.
         let broken = described_anew(own, OFlags::WRONLY);
         ring(&broken);
+    }
+
+    #[test]
+    fn who_listens_late_is_told_of_those_who_ended_before() {
+        let link = link_to_the_dead(4);
+        link.arena.leave(Rank(2));
+        (1..4).for_each(|rank| end(&link, Rank(rank)));
+        let (sender, told) = mpsc::channel();
+        link.listen(
+            ClientId(0),
+            Arc::new(move |rank, event| sender.send((rank, event)).expect("the test waits")),
+        );
+        let lost = |rank| (Fault::PeerLost(rank), Some(LossCause::Exited));
+        let ends = [lost(Rank(1)), (Fault::PeerClosed(Rank(2)), None), lost(Rank(3))];
+        for (rank, (fault, cause)) in (1..4).map(Rank).zip(ends) {
+            assert_eq!(told.try_recv(), Ok((rank, PeerEvent::Down { fault, incarnation: 0, cause })));
+        }
     }
 
     #[test]

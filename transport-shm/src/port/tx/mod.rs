@@ -133,7 +133,7 @@ impl Tx {
         let Some(lane) = &mut self.lanes[index] else {
             return Err(Fault::OutOfMemory("the lane could not be opened"));
         };
-        if lane.dead { Err(Fault::PeerLost(lane.rank)) } else { Ok(lane) }
+        if lane.dead { Err(self.home.end_of(lane.rank)) } else { Ok(lane) }
     }
 
     /// The first message to an endpoint: commits the lane's memory and that of the reader's block. The reader need
@@ -320,7 +320,7 @@ impl Tx {
                             return fault(taken, Fault::OutOfMemory("the target is not mapped"));
                         };
                         if self.home.link.is_gone(remote.rank) {
-                            return fault(taken, Fault::PeerLost(remote.rank));
+                            return fault(taken, self.home.end_of(remote.rank));
                         }
                         known = (descriptor.region, mapped, remote.rank);
                     }
@@ -395,7 +395,7 @@ impl Tx {
         let defect = Fault::OutOfMemory("an atomic operation on what is no word");
         let remote = sources.table.remote.get(descriptor.region as usize).ok_or(defect)?;
         if self.home.link.is_gone(remote.rank) {
-            return Err(Fault::PeerLost(remote.rank));
+            return Err(self.home.end_of(remote.rank));
         }
         let word = remote.mapped.and_then(|mapped| mapped.slice(descriptor.offset, descriptor.len));
         let (op, fetch) = descriptor.word_op().ok_or(defect)?;

@@ -119,3 +119,19 @@ fn what_was_with_the_dead_is_there_for_those_who_wait() {
     assert!(!port.arm(true), "it sleeps beside free pages");
     assert!(send(&mut port, 1, LARGE));
 }
+
+#[test]
+fn whoever_left_has_closed_its_lanes_and_whoever_died_has_not() {
+    let mut port = port();
+    let link = port.tx.home.link.clone();
+    // It has left the job, and ended; a client of it has left and its process lives; it has ended without a word.
+    link.arena.leave(Rank(1));
+    end(&link, Rank(1));
+    link.arena.client_leaves(Rank(2), ClientId(0));
+    end(&link, Rank(3));
+    (1..4).for_each(|rank| port.peer_down(Rank(rank)));
+    let ends = [Fault::PeerClosed(Rank(1)), Fault::PeerClosed(Rank(2)), Fault::PeerLost(Rank(3))];
+    for (target, end) in (1..4).zip(ends) {
+        assert_eq!(port.tx.lane(target).map(|_| ()), Err(end));
+    }
+}
