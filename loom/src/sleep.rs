@@ -11,6 +11,7 @@ use posthaste_core::sync::Ordering;
 use posthaste_shm::inbox::Inbox;
 use posthaste_shm::lane::{Consumer, LightFence, Producer, return_grant};
 use posthaste_shm::ready::ReadySet;
+use posthaste_shm::room::Room;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -351,6 +352,12 @@ enum Wanted {
 
 /// A writer falls asleep as its reader gives it room, or a page.
 fn wait_for_room(wanted: Wanted, sleeper: Sleeper) {
+    wait_for_room_again(wanted, sleeper, 1);
+}
+
+/// The same of one that was rung for nothing until its last sleep: it shows each time anew that it waits, and tries nothing in
+/// between.
+fn wait_for_room_again(wanted: Wanted, sleeper: Sleeper, sleeps: usize) {
     model(move || {
         let (control, ring) = lane(8);
         let block = block();
@@ -359,6 +366,8 @@ fn wait_for_room(wanted: Wanted, sleeper: Sleeper) {
         let mut consumer = Consumer::new(control.clone(), ring);
         assert!(push(&mut producer, 1) && push(&mut producer, 2));
         assert!(!push(&mut producer, 3), "full");
+        let mut room = Room::default();
+        room.miss(&producer, 0);
         let mut inbox: Inbox<Memory, ()> = Inbox::new(ReadySet::new(block.clone(), 1), 1);
         let reader = {
             let bell = bell.clone();
@@ -374,11 +383,25 @@ fn wait_for_room(wanted: Wanted, sleeper: Sleeper) {
             })
         };
         // As in the port: shown first, looked at again behind the fence.
-        producer.set_waiting(true);
-        let slept = sleeper.sleep(&mut inbox, &bell, || match wanted {
-            Wanted::Credit => producer.reader_moved(),
-            Wanted::Page => producer.returned(0) == 1,
-        });
+        let mut slept = true;
+        for again in (0..sleeps).rev() {
+            producer.set_waiting(true);
+            slept = sleeper.sleep(&mut inbox, &bell, || {
+                // A page that has come back counts.
+                let returns = match wanted {
+                    Wanted::Credit => 0,
+                    Wanted::Page => producer.returned(0),
+                };
+                room.may_go_on(&mut producer, returns)
+            });
+            if !slept {
+                break;
+            }
+            if again > 0 {
+                inbox.disarm();
+                producer.set_waiting(false);
+            }
+        }
         let mut consumer = reader.join().expect("no panic");
         assert!(!slept || bell.rings() == 1, "lost wake-up");
         match wanted {
@@ -403,6 +426,13 @@ fn a_writer_that_waits_for_room_is_woken() {
 fn a_writer_that_waits_for_a_page_is_woken() {
     wait_for_room(Wanted::Page, Sleeper::Fences(heavy));
     wait_for_room(Wanted::Page, Sleeper::Settles(heavy));
+}
+
+/// Its reader gives it room while it is rung for nothing, between two sleeps.
+#[test]
+fn a_writer_that_is_rung_for_nothing_sees_the_room_that_was_made_meanwhile() {
+    wait_for_room_again(Wanted::Credit, Sleeper::Fences(heavy), 2);
+    wait_for_room_again(Wanted::Page, Sleeper::Fences(heavy), 2);
 }
 
 /// The models above can fail.
