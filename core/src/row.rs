@@ -46,11 +46,6 @@ impl<T: Waits> Row<T> {
         self.row.push_back(one);
     }
 
-    pub fn push_front(&mut self, one: T, completer: &mut Completer) {
-        self.tidy(completer);
-        self.row.push_front(one);
-    }
-
     #[inline]
     fn tidy(&mut self, completer: &mut Completer) {
         if self.row.len() >= self.most {

@@ -221,7 +221,7 @@ impl Fifo {
         &self,
         recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
     ) -> Result<Pattern, PatternError> {
-        record_on(&self.0.handle, Some(self.clone()), recording).await
+        record_on(&self.0.handle, Some(self.clone()), false, recording).await
     }
 
     /// What it is like now: slots, head and tail, and its flags.

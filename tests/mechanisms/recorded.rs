@@ -2,7 +2,11 @@
 
 use crate::support::{is_payload, options, payload, run, soon};
 use futures::future::join_all;
-use posthaste::{Bytes, ConnectionManager, Message, Part, PatternError, Rank, RmaError, Scope, SendError};
+use futures::poll;
+use posthaste::{
+    Bytes, ConnectionManager, FifoOptions, Message, Part, PatternError, Rank, Recorder, RmaError, Scope,
+    SendError,
+};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -460,6 +464,86 @@ fn m_d27_a_replay_that_has_all_the_bytes_is_not_behind_who_waits_for_them() {
         }
         job.barrier().await.unwrap();
     });
+}
+
+#[test]
+fn m_d27_a_replay_that_waits_for_credit_holds_up_those_that_go_its_way_and_no_others() {
+    run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
+        let (kept, mut stream) = job.stream("kept").unwrap();
+        let window = job.shmalloc::<u64>(3).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        source.write(0, &1_u64.to_ne_bytes()).unwrap();
+        let mut barrier = job.persistent().barrier(&job.world()).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            let five = |r: &mut Recorder| (0..5).try_for_each(|_| r.send(&kept, Rank(1), &source));
+            let put = |place| {
+                let (window, source) = (&window, &source);
+                move |r: &mut Recorder| r.put(window, Rank(1), place, source)
+            };
+            let bulk = job.fifo(FifoOptions::default()).await.unwrap();
+            let urgent = job.fifo(FifoOptions { priority: true, ..FifoOptions::default() }).await.unwrap();
+            let slow = bulk.record(five).await.unwrap();
+            soon("what there is credit for", slow.replay()).await.unwrap();
+            let mut second = slow.replay();
+            assert!(poll!(&mut second).is_pending(), "three credits are left");
+            let (halo, signal) = (job.record(put(0)).await.unwrap(), urgent.record(put(1)).await.unwrap());
+            soon("one past the FIFO", halo.replay()).await.unwrap();
+            soon("one through another", signal.replay()).await.unwrap();
+            let (direct, behind) = (job.record(five).await.unwrap(), job.record(put(2)).await.unwrap());
+            let (mut third, mut last) = (direct.replay(), behind.replay());
+            assert!(poll!(&mut third).is_pending() && poll!(&mut last).is_pending());
+            soon("a persistent barrier", barrier.run()).await.unwrap();
+            assert!(poll!(&mut last).is_pending(), "it keeps its place behind the one before it");
+            soon("all", async { futures::try_join!(second, third, last) }).await.unwrap();
+        } else {
+            soon("a persistent barrier", barrier.run()).await.unwrap();
+            assert_eq!(window.to_vec(), [1, 1, 0]);
+            for _ in 0..15 {
+                soon("a kept one", stream.recv()).await.unwrap();
+            }
+            soon("the last word", window.wait_until(2, |word| word == 1)).await.unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d27_replays_on_different_ways_do_not_wait_for_each_others_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
+        const ROUNDS: usize = 50;
+        let (left, mut lefts) = job.stream("left").unwrap();
+        let (right, mut rights) = job.stream("right").unwrap();
+        let source = job.region(8).await.unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            // Each needs more than half of the credit of both, and no two begin with the same.
+            let both = |order: [usize; 2]| {
+                let (streams, source) = ([&left, &right], &source);
+                move |r: &mut Recorder| {
+                    let five = |at: usize| (0..5).map(move |_| at);
+                    order.into_iter().flat_map(five).try_for_each(|at| r.send(streams[at], Rank(1), source))
+                }
+            };
+            let fifo = job.fifo(FifoOptions::default()).await.unwrap();
+            let (one, other) =
+                (job.record(both([0, 1])).await.unwrap(), fifo.record(both([1, 0])).await.unwrap());
+            for _ in 0..ROUNDS {
+                let replays = [&one, &other, &other, &one].map(|pattern| pattern.replay());
+                soon("all four", futures::future::try_join_all(replays)).await.unwrap();
+            }
+        } else {
+            let all = async { tokio::join!(count(&mut lefts, 20 * ROUNDS), count(&mut rights, 20 * ROUNDS)) };
+            soon("all messages", all).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+async fn count(stream: &mut posthaste::MessageStream, messages: usize) {
+    for _ in 0..messages {
+        stream.recv().await.unwrap();
+    }
 }
 
 #[test]

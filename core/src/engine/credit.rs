@@ -212,19 +212,20 @@ impl State {
         }
     }
 
-    /// Wakes senders that wait for credit, as far as there is credit.
+    /// Wakes senders that wait for credit, as far as there is credit. Who waits for several credits gets them at once: of two who
+    /// had a part of them each, neither might ever get the rest.
     pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
         let State { peers, completer, .. } = self;
         let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
-        while let Some(Waiter { ticket, bytes, has_bytes }) = out.waiters.front().copied()
-            && out.credits > 0
-            && (has_bytes || out.bytes > 0)
+        while let Some(Waiter { ticket, messages, bytes }) = out.waiters.front().copied()
+            && out.credits >= messages
+            && out.bytes > 0
         {
             out.waiters.pop_front();
             if completer.complete_if_wanted(ticket) {
-                out.credits -= 1;
+                out.credits -= messages;
                 out.bytes -= bytes as i64;
-                out.granted += 1;
+                out.granted += messages;
             }
         }
     }
@@ -234,12 +235,7 @@ impl State {
     pub(super) fn wait_for_credit(&mut self, index: usize, number: usize, waiter: Waiter) {
         let State { peers, completer, .. } = self;
         let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
-        if waiter.has_bytes {
-            // It goes on with what it has begun: whoever is behind may wait for the bytes that it holds.
-            out.waiters.push_front(waiter, completer);
-        } else {
-            out.waiters.push_back(waiter, completer);
-        }
+        out.waiters.push_back(waiter, completer);
         if out.waiters.len() == 1 {
             self.ask_for_credit(index, number);
         }

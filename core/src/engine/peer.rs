@@ -7,7 +7,6 @@ use crate::ids::{Endpoint, ProtocolId};
 use crate::protocol::{Accept, Flow};
 use crate::row::{Row, Waits};
 use crate::slot::{Completer, Ticket};
-use std::collections::VecDeque;
 
 /// State towards and from one endpoint.
 pub(crate) struct Peer {
@@ -56,8 +55,8 @@ pub(crate) struct Peer {
     pub controls: Option<Box<super::control::PeerControls>>,
     /// What is at the head of the FIFO waits for the peer, and not for room.
     pub stuck: bool,
-    /// Runs of replays that wait for credit before they take their place in the FIFO.
-    pub parked: VecDeque<super::pattern::Parked>,
+    /// Runs of replays that wait for credit before they take their place in the FIFO, by the way that they go.
+    pub parked: Vec<super::pattern::Line>,
     /// The extra FIFO that is in the middle of what cannot be mixed.
     pub turn: Option<usize>,
     /// The peer's own FIFO is.
@@ -81,14 +80,12 @@ pub(crate) struct Outgoing {
     pub granted: u32,
 }
 
-/// Somebody who waits for the credit of a message.
+/// Somebody who waits for the credit of a message, or of all that a run of a replay has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiter {
     pub ticket: Ticket,
-    /// Of the message.
+    pub messages: u32,
     pub bytes: u64,
-    /// The bytes of the message were taken with one before it.
-    pub has_bytes: bool,
 }
 
 impl Waits for Waiter {
@@ -175,7 +172,7 @@ impl Peer {
             rendezvous: None,
             controls: None,
             stuck: false,
-            parked: VecDeque::new(),
+            parked: Vec::new(),
             turn: None,
             is_in_the_middle: false,
         }

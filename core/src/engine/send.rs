@@ -265,7 +265,7 @@ impl Scope<'_> {
         }
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.wait_for_credit(index, id, Waiter { ticket, bytes: len as u64, has_bytes: false });
+        self.state.wait_for_credit(index, id, Waiter { ticket, messages: 1, bytes: len as u64 });
         Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
     }
 

@@ -78,12 +78,21 @@ pub async fn record(
     handle: &Handle,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
-    record_on(handle, None, recording).await
+    record_on(handle, None, false, recording).await
+}
+
+/// For what the library has under way of its own: its messages take no credit, and wait for no replay that waits for some.
+pub(crate) async fn record_apart(
+    handle: &Handle,
+    recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+) -> Result<Pattern, PatternError> {
+    record_on(handle, None, true, recording).await
 }
 
 pub(crate) async fn record_on(
     handle: &Handle,
     fifo: Option<Fifo>,
+    apart: bool,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
     let mut recorder = Recorder::new(handle);
@@ -94,6 +103,9 @@ pub(crate) async fn record_on(
     let theirs = handle.clone();
     let posted = handle.post(move |scope: &mut Scope<'_>| {
         let id = scope.store_pattern(descriptors, Box::new((kept, regions)))?;
+        if apart {
+            scope.stand_apart(id);
+        }
         // An owner, so that it is freed if nobody waits for it any more.
         let windows = windows.into();
         Ok(Pattern { handle: theirs, id, windows, fifo, messages, open_infos, bytes })

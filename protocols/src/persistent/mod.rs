@@ -19,7 +19,7 @@ pub use call::{PersistentCall, PersistentKind};
 use crate::collective::{CollectiveError, Datum, Reduce};
 use crate::group::Group;
 use crate::handler::ActiveMessage;
-use crate::pattern::{Pattern, record};
+use crate::pattern::{Pattern, record_apart};
 use crate::window::Region;
 use board::{Board, Inbox, Key, Kind, Registered, cause_of, info_of};
 use call::{agree, bytes_of};
@@ -319,7 +319,7 @@ impl Persistent {
         core.others = (1..members.len()).map(|step| members[(me + step) % members.len()]).collect();
         let info = info_of(key, Kind::Part, 0);
         if members.len() > 1 {
-            let section = record(&self.handle, |r| {
+            let section = record_apart(&self.handle, |r| {
                 members.iter().enumerate().filter(|(place, _)| *place != me).try_for_each(|(place, rank)| {
                     let part = core.data.slice(place * bytes..(place + 1) * bytes);
                     r.send_with_info(&self.message, *rank, &info, part)
@@ -371,11 +371,12 @@ impl Persistent {
             let (kind, len) = if one_way { (Kind::Taken, 0) } else { (Kind::Up, len) };
             let info = info_of(key, kind, child);
             let section =
-                record(handle, |r| r.send_with_info(message, parent, &info, data.slice(0..len))).await?;
+                record_apart(handle, |r| r.send_with_info(message, parent, &info, data.slice(0..len)))
+                    .await?;
             *(if one_way { &mut core.taken } else { &mut core.up }) = Some(section);
         }
         if !core.tree.children.is_empty() {
-            let section = record(handle, |r| {
+            let section = record_apart(handle, |r| {
                 let mut children = core.tree.children.iter();
                 let info = info_of(key, Kind::Down, 0);
                 children.try_for_each(|child| r.send_with_info(message, *child, &info, data.slice(0..len)))

@@ -159,7 +159,11 @@ impl State {
 
     /// The FIFO that a part goes through, if it is not that of its target.
     pub(super) fn fifo_of(&self, ticket: u64) -> Option<FifoId> {
-        self.replaying.replays.get(self.part_of(ticket)?.replay)?.fifo
+        self.fifo_of_replay(self.part_of(ticket)?.replay)
+    }
+
+    pub(super) fn fifo_of_replay(&self, replay: usize) -> Option<FifoId> {
+        self.replaying.replays.get(replay)?.fifo
     }
 
     /// All is with the device. It may go on reading a put's source until the end where it reports one.

@@ -1,9 +1,9 @@
 //! The software queue of replays (D27): a run with messages that take credit takes its place in its target's FIFO when it
-//! has all of it, and the replays behind it to that target do after it. So the FIFO, through which credit and answers go
-//! the other way, never waits for credit.
+//! has all of it, and the replays behind it to that target do after it, if they go the same way. So the FIFO, through which
+//! credit and answers go the other way, never waits for credit.
 
 use super::super::peer::Waiter;
-use super::super::{Scope, State};
+use super::super::{FifoId, Scope, State};
 use super::PatternError;
 use super::store::Need;
 use crate::descriptor::Descriptor;
@@ -11,16 +11,33 @@ use crate::error::{Fault, SendError};
 use crate::ids::PatternId;
 use crate::protocol::Flow;
 use crate::slot::Ticket;
+use std::collections::VecDeque;
+
+/// How a run gets to its target: runs are in an order only with those that go the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through the FIFO of the target.
+    Target,
+    /// Through one of the user's.
+    Fifo(FifoId),
+    /// Through that of the target, and in no order with those of other sections.
+    Apart,
+}
+
+/// The runs for one target that wait for their turn on one way.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(super) way: Way,
+    runs: VecDeque<Parked>,
+}
 
 /// A run that waits for its turn.
-#[derive(Debug)]
-pub(crate) struct Parked {
+#[derive(Clone, Copy, Debug)]
+struct Parked {
     jump: Descriptor,
-    /// The protocol that it collects credit of, among those of the run.
+    /// The protocol that it waits for the credit of, among those of the run; it has that of those before.
     need: usize,
-    /// Credits of that protocol that it has.
-    got: u32,
-    /// Its place among the senders that wait for one.
+    /// Its place among the senders that wait.
     waiter: Option<Ticket>,
 }
 
@@ -82,27 +99,38 @@ impl Scope<'_> {
         Ok(true)
     }
 
-    pub(super) fn park(&mut self, index: usize, jump: Descriptor) {
+    pub(super) fn park(&mut self, index: usize, way: Way, jump: Descriptor) {
         if let Some(ticket) = Ticket::from_word(jump.ticket) {
             self.state.part_waits(ticket, true);
         }
         self.state.stats.queued += 1;
-        self.state.peer(index).parked.push_back(Parked { jump, need: 0, got: 0, waiter: None });
+        let lines = &mut self.state.peer(index).parked;
+        let parked = Parked { jump, need: 0, waiter: None };
+        match lines.iter_mut().find(|line| line.way == way) {
+            Some(line) => line.runs.push_back(parked),
+            None => lines.push(Line { way, runs: VecDeque::from([parked]) }),
+        }
         self.state.mark_busy(index);
     }
 
-    /// Lets the runs that wait for a peer take their places, as far as they have their credit.
+    /// Lets the runs that wait for a peer take their places, on each way as far as they have their credit.
     pub(in super::super) fn pump_parked(&mut self, index: usize) -> usize {
-        let mut moved = 0;
-        while let Some(peer) = self.state.peers[index].as_mut()
-            && let Some(mut front) = peer.parked.pop_front()
-        {
-            match self.collect(index, &mut front) {
-                Ok(false) => {
-                    self.state.peer(index).parked.push_front(front);
-                    return moved;
-                }
-                Ok(true) => self.place_jump(index, &front.jump),
+        let (mut moved, mut at) = (0, 0);
+        while let Some(line) = self.parked_line(index, at) {
+            let Some(mut front) = line.runs.front().copied() else {
+                self.state.peer(index).parked.remove(at);
+                continue;
+            };
+            let collected = self.collect(index, &mut front);
+            let Some(line) = self.parked_line(index, at) else { break };
+            if let Ok(false) = collected {
+                line.runs.front_mut().into_iter().for_each(|waiting| *waiting = front);
+                at += 1;
+                continue;
+            }
+            line.runs.pop_front();
+            match collected {
+                Ok(_) => self.place_jump(index, &front.jump),
                 Err(fault) => {
                     self.give_back(index, &front);
                     self.state.finish_descriptor(&front.jump, Err(fault));
@@ -113,19 +141,24 @@ impl Scope<'_> {
         moved
     }
 
+    fn parked_line(&mut self, index: usize, at: usize) -> Option<&mut Line> {
+        self.state.peers[index].as_mut()?.parked.get_mut(at)
+    }
+
     /// The credit that a run has which cannot go on is others' again.
     fn give_back(&mut self, index: usize, parked: &Parked) {
+        if let Some(waiter) = parked.waiter {
+            self.state.slots.detach(waiter);
+        }
         let Some(part) = self.state.part_of(parked.jump.ticket) else { return };
         let needs = self.state.patterns.sections[part.section].runs[part.run].needs.clone();
-        for (at, need) in needs.iter().enumerate().take(parked.need + 1) {
-            let messages = if at < parked.need { need.messages } else { parked.got };
+        for need in needs.iter().take(parked.need) {
             let Some(out) = self.state.peer(index).outgoing.get_mut(need.protocol.index()) else { continue };
-            if out.flow == Flow::Inline || messages == 0 {
-                continue;
+            if out.flow != Flow::Inline {
+                out.credits += need.messages;
+                out.bytes += need.bytes as i64;
+                self.state.hand_out_credit(index, need.protocol.index());
             }
-            out.credits += messages;
-            out.bytes += need.bytes as i64;
-            self.state.hand_out_credit(index, need.protocol.index());
         }
     }
 
@@ -136,51 +169,49 @@ impl Scope<'_> {
             let needs = &self.state.patterns.sections[part.section].runs[part.run].needs;
             let Some(&need) = needs.get(parked.need) else { return Ok(true) };
             self.introduce(index, need.protocol)?;
-            let rank = self.state.peer(index).endpoint.rank;
-            if self.state.peer(index).outgoing[need.protocol.index()].flow == Flow::Inline {
-                parked.need += 1;
-                continue;
-            }
-            while parked.got < need.messages {
-                // All bytes go with the first message's credit.
-                let bytes = if parked.got == 0 { need.bytes } else { 0 };
-                if let Some(waiter) = parked.waiter {
-                    let Some(outcome) = self.state.completer.take(waiter) else { return Ok(false) };
-                    parked.waiter = None;
-                    outcome?;
-                    let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
-                    out.granted = out.granted.saturating_sub(1);
-                    parked.got += 1;
-                    continue;
-                }
+            let peer = self.state.peer(index);
+            let (rank, out) = (peer.endpoint.rank, &mut peer.outgoing[need.protocol.index()]);
+            if let Some(waiter) = parked.waiter {
+                let Some(outcome) = self.state.completer.take(waiter) else { return Ok(false) };
+                parked.waiter = None;
+                outcome?;
                 let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
-                let has_bytes = parked.got > 0;
-                // A run that has its bytes goes on before those who may wait for them.
-                if out.credits > 0 && (has_bytes || out.bytes > 0 && out.waiters.is_empty()) {
-                    out.credits -= 1;
-                    out.bytes -= bytes as i64;
-                    parked.got += 1;
-                    continue;
-                }
+                out.granted = out.granted.saturating_sub(need.messages);
+            } else if out.flow == Flow::Inline {
+                out.open = true;
+            } else if out.credits >= need.messages && out.bytes > 0 && out.waiters.is_empty() {
+                out.credits -= need.messages;
+                out.bytes -= need.bytes as i64;
+            } else {
                 let ticket = match self.operation(Some(rank)) {
                     // What it has so far is its own: it waits on until there is a place to wait in.
                     Err(Fault::OutOfMemory(_)) => return Ok(false),
                     ticket => ticket?,
                 };
-                let waiter = Waiter { ticket, bytes, has_bytes };
+                let waiter = Waiter { ticket, messages: need.messages, bytes: need.bytes };
                 self.state.wait_for_credit(index, need.protocol.index(), waiter);
                 parked.waiter = Some(ticket);
+                continue;
             }
-            (parked.need, parked.got) = (parked.need + 1, 0);
+            parked.need += 1;
         }
     }
 }
 
 impl State {
+    /// The way that the runs of a replay go.
+    pub(super) fn way_of(&self, section: usize, replay: usize) -> Way {
+        match self.fifo_of_replay(replay) {
+            _ if self.patterns.sections[section].apart => Way::Apart,
+            Some(fifo) => Way::Fifo(fifo),
+            None => Way::Target,
+        }
+    }
+
     /// The peer is gone.
     pub(in super::super) fn drop_parked(&mut self, index: usize, fault: Fault) {
         let Some(peer) = self.peers[index].as_mut() else { return };
-        for parked in std::mem::take(&mut peer.parked) {
+        for parked in std::mem::take(&mut peer.parked).into_iter().flat_map(|line| line.runs) {
             if let Some(waiter) = parked.waiter {
                 self.slots.detach(waiter);
             }

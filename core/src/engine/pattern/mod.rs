@@ -18,7 +18,7 @@ pub use counter::ReplayId;
 pub use store::record_info;
 
 pub(super) use counter::Replays;
-pub(super) use credit::Parked;
+pub(super) use credit::Line;
 pub(crate) use store::PatternStore;
 
 use super::{Scope, State};
@@ -164,6 +164,11 @@ impl Scope<'_> {
         }
         tracing::debug!(me = %self.state.me, %id, descriptors = self.recorded(id).len(), "pattern recorded");
         Ok(id)
+    }
+
+    /// Has the replays of a section wait for none of another that waits for credit: there is no order between them and others.
+    pub fn stand_apart(&mut self, id: PatternId) {
+        self.state.patterns.stand_apart(id);
     }
 
     /// Frees a section, once no replay points into it any more.

@@ -154,14 +154,16 @@ impl Scope<'_> {
         self.state.peer(index).unflushed = true;
         // Before the first operation only: a run that was begun had all it needs.
         if fresh {
-            let admitted = self.state.peer(index).parked.is_empty() && self.admit_run(key, run)?;
+            let way = self.state.way_of(key, replay);
+            let behind = self.state.peer(index).parked.iter().any(|line| line.way == way);
+            let admitted = !behind && self.admit_run(key, run)?;
             for need in &self.state.patterns.sections[key].runs[run].needs {
                 self.state.stats.messages_sent += u64::from(need.messages);
                 self.state.stats.bytes_sent += need.bytes;
             }
             if !admitted {
                 let part = self.state.begin_part(replay, run);
-                self.park(index, jump(self.state.shape.endpoint(index), part, cursor));
+                self.park(index, way, jump(self.state.shape.endpoint(index), part, cursor));
                 return Ok(());
             }
         }

@@ -53,6 +53,8 @@ pub(super) struct Section {
     pub generation: u32,
     /// Replays that have not ended.
     pub active: usize,
+    /// They are in no order with those of other sections.
+    pub apart: bool,
     pub unregistered: bool,
     /// Why it cannot be replayed any more: a target of it was started again.
     stale: Option<Fault>,
@@ -185,6 +187,7 @@ impl PatternStore {
             runs,
             generation,
             active: 0,
+            apart: false,
             unregistered: false,
             stale: None,
             usable: true,
@@ -220,6 +223,13 @@ impl PatternStore {
                 section.stale.get_or_insert(why);
                 section.usable = false;
             }
+        }
+    }
+
+    pub(super) fn stand_apart(&mut self, id: PatternId) {
+        let section = self.sections.get_mut(id.index());
+        if let Some(section) = section.filter(|section| section.generation == id.generation()) {
+            section.apart = true;
         }
     }
 
@@ -297,7 +307,13 @@ fn runs_of(descriptors: &[Descriptor], shape: JobShape, eager: u64) -> Box<[Run]
             None => needs.push(Need { protocol, messages: 1, bytes: descriptor.len }),
         }
     }
-    runs.into_iter().map(|(run, needs)| Run { needs: needs.into(), ..run }).collect()
+    let sorted = |(run, mut needs): (Run, Vec<Need>)| {
+        // All runs wait for credit in one order of the protocols: so of those that wait none waits for what another has that waits
+        // for it.
+        needs.sort_unstable_by_key(|need| need.protocol);
+        Run { needs: needs.into(), ..run }
+    };
+    runs.into_iter().map(sorted).collect()
 }
 
 /// Slots that message info of that length takes behind a recorded send.
