@@ -200,3 +200,30 @@ async fn places_that_are_not_used_go_back_while_everybody_sleeps() {
         }
     }
 }
+
+/// Whoever is at the engine may run a user's closure there, such as the condition of a wait.
+#[test]
+fn what_is_posted_while_a_closure_panics_at_the_engine_is_done() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (_fabric, clients, _log) = job(Limits::default()).await;
+        let handle = clients[0].contexts()[0].clone();
+        // At first and when the token is biased to this thread.
+        for round in 0..200 {
+            let mut posted = None;
+            let entered = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let entered = handle.enter(|_| {
+                    let other = || handle.post(|scope| scope.me());
+                    posted = std::thread::scope(|scope| scope.spawn(other).join().ok());
+                    std::panic::panic_any("the condition's own");
+                });
+                entered.is_ok()
+            }));
+            assert!(entered.is_err());
+            let posted = posted.expect("it does not wait for the engine");
+            let done = poll_fn(|cx| std::task::Poll::Ready(posted.poll(cx).is_ready())).await;
+            assert!(done, "round {round}: nobody would do it");
+            (0..100).for_each(|_| assert!(handle.enter(|_| ()).is_ok()));
+        }
+    });
+}

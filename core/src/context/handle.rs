@@ -59,10 +59,8 @@ impl Face for Handle {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
-        let Some(mut guard) = self.shared.cell.try_take() else { return self.shared.enter_borrowed(f) };
-        let result = f(guard.get());
-        self.shared.leave(guard);
-        Ok(result)
+        let Some(guard) = self.shared.cell.try_take() else { return self.shared.enter_borrowed(f) };
+        Ok(self.shared.inside(guard, f))
     }
 }
 

@@ -114,6 +114,22 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// Behind a panic with the token, which is free again: what others have posted meanwhile is done.
+struct Unwound<'s>(&'s Shared);
+
+impl Drop for Unwound<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        if self.0.cell.has_work() {
+            match self.0.cell.try_take() {
+                Some(guard) => self.0.leave(guard),
+                // Whoever has it looks, but for one who keeps it and may sleep.
+                None => self.0.work_posted(),
+            }
+        }
+    }
+}
+
 impl Shared {
     /// Ranks of the job.
     #[must_use]
@@ -271,10 +287,21 @@ impl Shared {
         let Some(mut guard) = self.cell.borrow() else { return Err(f) };
         let sitting = self.seat.take(self.light);
         self.run_posted(&mut guard);
-        let result = f(guard.get());
-        self.leave(guard);
+        let result = self.inside(guard, f);
         drop(sitting);
         Ok(result)
+    }
+
+    /// Does something with the token and gives that back.
+    #[inline(always)]
+    fn inside<R>(&self, guard: Guard<'_, Engine, Work>, f: impl FnOnce(&mut Engine) -> R) -> R {
+        // Dropped behind the guard, and only if it panics.
+        let unwound = Unwound(self);
+        let mut guard = guard;
+        let result = f(guard.get());
+        std::mem::forget(unwound);
+        self.leave(guard);
+        result
     }
 
     #[cold]
