@@ -535,7 +535,8 @@ impl Job {
     }
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave. So it takes as long as a peer takes that
-    /// has to make room first, for instance one that is stopped.
+    /// has to make room first, for instance one that is stopped. What waits for a receiver to consume something ends with
+    /// [`Fault::Shutdown`]: who leaves waits for nobody's consumer, which might itself wait for one here.
     ///
     /// A [`Context`] that is still owned has to be polled by its owner meanwhile, or be dropped before: what waits there
     /// is given up after a second otherwise, with a warning.

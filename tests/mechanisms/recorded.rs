@@ -4,8 +4,8 @@ use crate::support::{is_payload, options, payload, run, soon};
 use futures::future::join_all;
 use futures::poll;
 use posthaste::{
-    Bytes, ConnectionManager, FifoOptions, Message, Part, PatternError, Rank, Recorder, RmaError, Scope,
-    SendError,
+    Bytes, ConnectionManager, Fault, FifoOptions, Message, Part, PatternError, Rank, Recorder, RmaError,
+    Scope, SendError,
 };
 use std::sync::{Arc, Mutex};
 
@@ -349,6 +349,49 @@ fn m_d26_what_cannot_be_recorded_is_told_and_a_pattern_says_what_it_does() {
         assert!(lines[3].contains("send") && lines[3].contains("\"say\""), "{text}");
         assert!(lines[3].ends_with("info of 50 bytes"), "{text}");
         job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn error_a_pattern_is_not_replayed_on_another_context() {
+    run(2, options().contexts(2), async |job| {
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let (source, peer) = (job.region(8).await.unwrap(), Rank(1 - job.rank().0));
+        source.write(0, &7_u64.to_ne_bytes()).unwrap();
+        let say = job.register("say", |_: Message<'_>, _: &mut Scope<'_>| {}).unwrap();
+        job.barrier().await.unwrap();
+        let handle = job.context_handle(posthaste::ContextId(1)).unwrap();
+        let (view, theirs) = (window.through(handle).await.unwrap(), source.through(handle).await.unwrap());
+        // The first of each context: they have the same name.
+        let ours = say.restartable(peer, b"", &source).await.unwrap();
+        let put = job.record_through(handle, |r| r.put(&view, peer, 0, &theirs)).await.unwrap();
+        let context = job.own_context(posthaste::ContextId(1)).unwrap();
+        let elsewhere = |error| matches!(error, PatternError::OtherContext { subject: "the pattern", .. });
+        assert!(ours.start_on(&context).await.is_err_and(elsewhere));
+        assert!(put.replay_on(job.handle()).await.is_err_and(elsewhere));
+        assert_eq!(
+            (job.stats().replays, window.get(peer, 0).await),
+            (0, Ok(0)),
+            "nothing else was done instead"
+        );
+        put.replay_on(&context).await.unwrap();
+        ours.start().await.unwrap();
+        assert_eq!(window.get(peer, 0).await, Ok(7));
+        drop(context);
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn error_a_replay_behind_the_leave_ends_as_a_send_does() {
+    run(2, options().body_leaves(), async |job| {
+        let say = job.register("say", |_: Message<'_>, _: &mut Scope<'_>| {}).unwrap();
+        let source = job.region(8).await.unwrap();
+        let pattern = job.record(|r| r.send(&say, Rank(1), &source)).await.unwrap();
+        job.barrier().await.unwrap();
+        job.leave().await.unwrap();
+        assert_eq!(say.send(Rank(1), "too late").await, Err(SendError::Fault(Fault::Shutdown)));
+        assert_eq!(pattern.replay().await, Err(PatternError::Fault(Fault::Shutdown)));
     });
 }
 

@@ -7,6 +7,7 @@ use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::descriptor::Info;
 use posthaste_core::engine::{FifoId, PatternError, ReplayId, ReplayStart, Scope};
+use posthaste_core::sync::Arc as SharedArc;
 use posthaste_core::{Fault, Handle, PatternId, SendError};
 use std::future::Future;
 use std::pin::Pin;
@@ -23,13 +24,13 @@ enum State {
 /// A replay. Ready when all puts are at their targets, all gets are here and all messages are on their way.
 ///
 /// # Errors
-/// If the pattern cannot be replayed: a window of it was freed. If a rank that it touches is lost, it ends with that after
-/// what goes to the other ranks is done.
+/// If the pattern cannot be replayed: a window of it was freed, or it was recorded on another context. If a rank that it
+/// touches is lost, it ends with that after what goes to the other ranks is done.
 ///
 /// # Cancel safety
 /// Dropped before it has started, nothing is done. That is by the first poll, unless its task has used up its
-/// turn ([`tokio::task::coop`]). Dropped later, the replay goes on to its
-/// end.
+/// turn ([`tokio::task::coop`]). Dropped later, the replay goes on to its end; but what still waits for the credit of a receiver
+/// when this rank leaves the job is given up, as a send that waits for it is.
 ///
 /// # Examples
 /// ```
@@ -105,6 +106,9 @@ impl<'p, F: Face> Replay<'p, F> {
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PatternError>> {
         if let State::Start = self.state {
             ready!(budget::proceed(cx));
+            if !SharedArc::ptr_eq(self.face.shared(), self.pattern.handle.shared_state()) {
+                return Poll::Ready(Err(self.elsewhere()));
+            }
             let (id, handle) =
                 ((self.pattern.id, self.pattern.fifo.as_ref().map(Fifo::id)), &self.pattern.handle);
             if self.info.is_some() {
@@ -136,6 +140,13 @@ impl<'p, F: Face> Replay<'p, F> {
             self.state = ready!(posted.poll(cx))?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Another context has patterns of the same names.
+    #[cold]
+    fn elsewhere(&self) -> PatternError {
+        let (ours, theirs) = (self.face.shared().me().context, self.pattern.handle.me().context);
+        PatternError::OtherContext { subject: "the pattern", ours, theirs }
     }
 
     #[cold]

@@ -53,12 +53,12 @@ pub enum PatternError {
         /// Slots that there are.
         capacity: usize,
     },
-    /// An operation belongs to another context than the one that records.
-    #[error("{subject} belongs to {theirs}, and the pattern is recorded on {ours}: record it there")]
+    /// It belongs to another context than the one that records, sends or replays.
+    #[error("{subject} belongs to {theirs}, and this is done on {ours}: do it there")]
     OtherContext {
         /// What it is.
         subject: &'static str,
-        /// The context that records.
+        /// The context on which it is done.
         ours: ContextId,
         /// Its own.
         theirs: ContextId,

@@ -51,7 +51,8 @@ impl Scope<'_> {
         fifo: Option<FifoId>,
     ) -> Result<ReplayStart, PatternError> {
         let Some(section) = self.state.patterns.section(id).filter(|_| !self.state.departed) else {
-            return Err(if self.state.departed {
+            // The end of the context has cleared the sections.
+            return Err(if self.state.departed || self.state.closed {
                 Fault::Shutdown.into()
             } else {
                 self.state.patterns.unusable(id)
