@@ -319,7 +319,7 @@ impl Error {
             Error::Collective(error) => fault(error),
             Error::Persistent(error) => fault(error),
             Error::Multisend(error) => error.failed.iter().find_map(|(_, error)| fault(error)),
-            Error::Many(ManyError::Fault(fault)) => Some(*fault),
+            Error::Many(ManyError::Fault(fault) | ManyError::Missing { fault, .. }) => Some(*fault),
             Error::Fault(fault) => Some(*fault),
             Error::Typed(TypedError::Rma(error)) => fault(error),
             _ => None,
@@ -425,6 +425,7 @@ mod tests {
             PersistentError::Pattern(lost.into()).into(),
             MultisendError { failed, total: 3 }.into(),
             ManyError::Fault(lost).into(),
+            ManyError::Missing { rank: Rank(2), fault: lost }.into(),
             TypedError::from(lost).into(),
             TypedError::Rma(lost.into()).into(),
         ];

@@ -77,7 +77,7 @@ pub use posthaste_protocols::{
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.
 pub use posthaste_protocols::collective;
-pub use posthaste_protocols::multisend::{ManyError, ReceiveMany, RestartableSend};
+pub use posthaste_protocols::multisend::{ManyError, ReceiveMany, RestartableSend, SendMany};
 
 /// Flush and fence of any context; those of the job's first one are [`Job::flush`] and [`Job::fence`].
 pub use posthaste_protocols::flush;

@@ -245,9 +245,13 @@ fn receives_are_checked_cut_off_and_taken_back() {
                 let received = many.receive(connection, 8, &parts).unwrap().await.unwrap();
                 assert_eq!(received.buffer, *b"longab\0\0");
                 assert_eq!(received.parts, [Ok(6), Ok(2)]);
+                let cut = ManyError::OtherLength { rank: Rank(1), len: 6, expected: 4 };
+                assert_eq!(received.into_whole(), Err(cut));
                 // The one that is gone sends nothing.
                 let received = many.receive(connection, 2, &[part(2, 0, 2)]).unwrap().await.unwrap();
-                assert_eq!(received.parts, [Err(Fault::PeerLost(Rank(2)))]);
+                let fault = Fault::PeerLost(Rank(2));
+                assert_eq!(received.parts, [Err(fault)]);
+                assert_eq!(received.into_whole(), Err(ManyError::Missing { rank: Rank(2), fault }));
             }
             1 => many.send(connection, [(Rank(0), Bytes::from_static(b"longer"))]).await.unwrap(),
             _ => {

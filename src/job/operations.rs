@@ -517,7 +517,7 @@ impl Job {
     /// let parts = [Part { source: job.rank(), offset: 2, len: 3 }];
     /// let receive = job.many_to_many().receive(connection.id(), 8, &parts)?;
     /// job.many_to_many().send(connection.id(), [(job.rank(), "abc".into())]).await?;
-    /// assert_eq!(receive.await?.buffer, *b"\0\0abc\0\0\0");
+    /// assert_eq!(receive.await?.into_whole()?, *b"\0\0abc\0\0\0");
     /// # job.leave().await
     /// # }
     /// ```

@@ -4,7 +4,7 @@
 //! connection, each in its order. A message that comes before its receive is posted waits here and keeps its credit, so
 //! that a slow receiver slows its senders.
 
-use super::{ManyError, Multisend};
+use super::{ManyError, Multisend, MultisendError};
 use crate::ends::on_end;
 use bytes::Bytes;
 use posthaste_core::context::{Shared, poll_until};
@@ -18,6 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 const NAME: &str = "posthaste.many";
 /// For buffers of up to so many bytes nobody asks first whether there is memory.
@@ -60,6 +61,48 @@ pub struct Received {
     /// For each part, in the order in which they were listed: how many bytes the source sent, which may be more or less
     /// than there was room for, or why nothing came.
     pub parts: Vec<Result<usize, Fault>>,
+    asked: Vec<Part>,
+}
+
+impl Received {
+    /// The buffer, if all that was asked for is in it: each source has sent as many bytes as its part has.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{ConnectionManager, ManyError, Part};
+    /// let many = job.many_to_many();
+    /// let connection = ConnectionManager::new(4).open().await;
+    /// let parts = [Part { source: job.rank(), offset: 0, len: 4 }];
+    /// for sent in ["four", "five!"] {
+    ///     let receive = many.receive(connection.id(), 4, &parts)?;
+    ///     many.send(connection.id(), [(job.rank(), sent.into())]).await?;
+    ///     match receive.await?.into_whole() {
+    ///         Ok(buffer) => assert_eq!(buffer, b"four"),
+    ///         Err(error) => {
+    ///             assert_eq!(error, ManyError::OtherLength { rank: job.rank(), len: 5, expected: 4 });
+    ///         }
+    ///     }
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// For the first part, in the order in which they were listed, for which nothing came or that is longer or shorter.
+    pub fn into_whole(self) -> Result<Vec<u8>, ManyError> {
+        for (part, outcome) in self.asked.iter().zip(&self.parts) {
+            let (rank, expected) = (part.source, part.len);
+            match *outcome {
+                Ok(len) if len == expected => {}
+                Ok(len) => return Err(ManyError::OtherLength { rank, len, expected }),
+                Err(fault) => return Err(ManyError::Missing { rank, fault }),
+            }
+        }
+        Ok(self.buffer)
+    }
 }
 
 /// A receive that was posted.
@@ -303,7 +346,7 @@ impl Protocol for Registered {
 /// let receive = many.receive(connection.id(), 8 * job.size(), &parts)?;
 /// let mine = Bytes::copy_from_slice(&[job.rank().0 as u8 + 1; 8]);
 /// many.send(connection.id(), job.ranks().map(|rank| (rank, mine.clone()))).await?;
-/// assert_eq!(receive.await?.buffer[..8], [1; 8]);
+/// assert_eq!(receive.await?.into_whole()?[..8], [1; 8]);
 /// # job.leave().await
 /// # }
 /// ```
@@ -344,17 +387,17 @@ impl ManyToMany {
     /// Of the future: the ranks that could not be sent to; all others were.
     ///
     /// # Cancel safety
-    /// See [`Multisend`].
+    /// See [`SendMany`].
     pub fn send(
         &self,
         connection: ConnectionId,
         messages: impl IntoIterator<Item = (Rank, Bytes)>,
-    ) -> Multisend<'_, Handle> {
-        Multisend::new(&self.handle, self.id, messages).info(&connection.0.to_le_bytes())
+    ) -> SendMany<'_> {
+        SendMany(Multisend::new(&self.handle, self.id, messages).info(&connection.0.to_le_bytes()))
     }
 
     /// Posts one buffer of `len` bytes for the next message of each of these sources on a connection. The future is ready
-    /// when all have come, or their sources are gone.
+    /// when all have come, or their sources are gone: [`Received::into_whole`] tells which.
     ///
     /// # Errors
     /// If a part does not lie in the buffer, a source is named twice, or there is no memory for the buffer.
@@ -444,12 +487,58 @@ fn zeros(len: usize) -> Result<Vec<u8>, Fault> {
     is_there.then(|| vec![0; len]).ok_or(Fault::OutOfMemory("no memory for what is to be received"))
 }
 
+/// Messages of a many-to-many send under way, as those of a [`Multisend`], but without info of one's own: theirs names the
+/// connection. Ready when every source is reusable and every message is on its way, or failed.
+///
+/// # Cancel safety
+/// As for a [`Multisend`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{ConnectionManager, Part};
+/// use std::time::Duration;
+/// let many = job.many_to_many();
+/// let connection = ConnectionManager::new(4).open().await;
+/// let receive = many.receive(connection.id(), 4, &[Part { source: job.rank(), offset: 0, len: 4 }])?;
+/// many.send(connection.id(), [(job.rank(), "four".into())]).deadline(Duration::from_secs(5)).await?;
+/// assert_eq!(receive.await?.into_whole()?, b"four");
+/// # job.leave().await
+/// # }
+/// ```
+/// What else its messages say goes into their payloads:
+/// ```compile_fail,E0599
+/// # async fn say(job: posthaste::Job, connection: posthaste::ConnectionId) {
+/// let _ = job.many_to_many().send(connection, [(job.rank(), "four".into())]).info(b"step 7").await;
+/// # }
+/// ```
+#[must_use = "a multisend does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct SendMany<'f>(Multisend<'f, Handle>);
+
+impl SendMany<'_> {
+    /// As [`Multisend::deadline`].
+    pub fn deadline(self, after: Duration) -> Self {
+        Self(self.0.deadline(after))
+    }
+}
+
+impl Future for SendMany<'_> {
+    type Output = Result<(), MultisendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
 /// A posted receive.
 ///
 /// # Cancel safety
 /// Dropping it takes the receive back: messages that have come for it, or would have, go to the next one. Those that have come go
 /// there behind what the next one may have got from the same source already.
-#[must_use = "what comes is lost unless it is awaited"]
+#[must_use = "dropped, it is taken back, and what has come for it is for the next receive"]
 #[derive(Debug)]
 pub struct ReceiveMany {
     many: ManyToMany,
@@ -467,7 +556,7 @@ impl Future for ReceiveMany {
             if state.receives.get(&key).is_some_and(|receive| receive.missing == 0) {
                 let receive = state.receives.remove(&key)?;
                 let parts = receive.outcomes.into_iter().flatten().collect();
-                return Some(Ok(Received { buffer: receive.buffer, parts }));
+                return Some(Ok(Received { buffer: receive.buffer, parts, asked: receive.parts }));
             }
             (state.closed || !state.receives.contains_key(&key)).then_some(Err(Fault::Shutdown))
         };

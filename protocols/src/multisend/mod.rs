@@ -8,7 +8,7 @@ mod many;
 mod recording;
 
 pub use connection::{Connection, ConnectionManager};
-pub use many::{ManyToMany, Part, ReceiveMany, Received};
+pub use many::{ManyToMany, Part, ReceiveMany, Received, SendMany};
 pub use recording::RestartableSend;
 
 use crate::buffer::Buffer;
@@ -407,6 +407,24 @@ pub enum ManyError {
     /// A source is named twice, or the job does not have it.
     #[error("rank {0} is named twice, or does not exist")]
     BadSource(Rank),
+    /// Nothing came from a source.
+    #[error("nothing came from rank {rank}: {fault}")]
+    Missing {
+        /// The source.
+        rank: Rank,
+        /// Why.
+        fault: Fault,
+    },
+    /// What a source has sent is longer or shorter than its part.
+    #[error("rank {rank} sent {len} bytes where its part has {expected}")]
+    OtherLength {
+        /// The source.
+        rank: Rank,
+        /// Bytes that it sent.
+        len: usize,
+        /// Bytes of its part.
+        expected: usize,
+    },
     /// The job was left, or there is no memory for the buffer.
     #[error(transparent)]
     Fault(#[from] Fault),

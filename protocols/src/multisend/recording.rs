@@ -104,12 +104,12 @@ impl ManyToMany {
     /// source.write(0, b"once")?;
     /// let receive = many.receive(connection.id(), 4, &parts)?;
     /// let pattern = many.send_recording(connection.id(), [(job.rank(), source.slice(0..4))]).await?;
-    /// assert_eq!(receive.await?.buffer, b"once");
+    /// assert_eq!(receive.await?.into_whole()?, b"once");
     /// // The same again, with what is in the region now.
     /// source.write(0, b"more")?;
     /// let receive = many.receive(connection.id(), 4, &parts)?;
     /// pattern.replay().await?;
-    /// assert_eq!(receive.await?.buffer, b"more");
+    /// assert_eq!(receive.await?.into_whole()?, b"more");
     /// # job.leave().await
     /// # }
     /// ```

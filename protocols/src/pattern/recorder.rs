@@ -300,7 +300,7 @@ impl Recorder {
     /// source.write(0, b"01234567")?;
     /// let receive = many.receive(connection.id(), 3, &[Part { source: rank, offset: 0, len: 3 }])?;
     /// pattern.replay().await?;
-    /// assert_eq!(receive.await?.buffer, b"234");
+    /// assert_eq!(receive.await?.into_whole()?, b"234");
     /// # job.leave().await
     /// # }
     /// ```
