@@ -4,7 +4,9 @@ use crate::TRANSPORT;
 use crate::support::{
     Transport, here, is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal,
 };
-use posthaste::{Error, Fault, Job, MemoryError, Message, Rank, RmaError, Scope};
+use posthaste::{
+    CallError, Error, Fault, Job, MemoryError, Message, Rank, Region, RmaError, Scope, SendError,
+};
 use std::time::Duration;
 
 /// A bit of everything between all ranks, with pauses in which they fall asleep.
@@ -198,6 +200,61 @@ fn fault_memory_over_the_jobs_limit_is_a_typed_error_and_the_job_goes_on() {
             assert_eq!(window.load(5), Some(7));
             window.free().await.unwrap();
         }
+    });
+}
+
+/// All that is left of what the job may commit, down to the last page.
+async fn all_that_is_left(job: &Job) -> Vec<Region> {
+    let mut taken = Vec::new();
+    let mut len = 8 << 20;
+    while len >= 4096 {
+        match job.region(len).await {
+            Ok(region) => taken.push(region),
+            Err(_) => len /= 2,
+        }
+    }
+    taken
+}
+
+/// What was begun when memory ran out comes to its end, whoever waits for what could not be is told, and nobody is taken for
+/// corrupt.
+#[test]
+fn fault_what_is_sent_without_memory_ends_and_nobody_is_cut_off() {
+    if TRANSPORT == Transport::Tcp {
+        return; // what it sends is in no memory that the job counts
+    }
+    run(2, options().env("POSTHASTE_MEMORY_LIMIT", "16M"), async |job| {
+        const LONG: usize = 5 << 20;
+        let echo = job.service("echo", |bytes: Vec<u8>| async move { bytes }).unwrap();
+        let length = job.service("length", |bytes: Vec<u8>| async move { bytes.len() }).unwrap();
+        let fill = job.service("fill", |len: usize| async move { vec![7u8; len] }).unwrap();
+        let other = job.rank().next(2);
+        // Both have a lane.
+        assert_eq!(soon("the answer", echo.call(other, vec![1])).await, Ok(vec![1]));
+        job.barrier().await.unwrap();
+        let taken = if job.rank() == Rank(0) { all_that_is_left(&job).await } else { Vec::new() };
+        job.barrier().await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(soon("the length", length.call(other, vec![2; LONG])).await, Ok(LONG));
+            assert_eq!(soon("the long answer", fill.call(other, LONG)).await, Ok(vec![7; LONG]));
+            // One page each, of which there may be some that were used before.
+            for len in [100_000, 1 << 20] {
+                let told = |ended: Result<bool, CallError>| match ended {
+                    Ok(whole) => assert!(whole),
+                    Err(CallError::Fault(Fault::OutOfMemory(_))) => {}
+                    Err(CallError::Send(SendError::Fault(Fault::OutOfMemory(_)))) => {}
+                    Err(error) => panic!("{error:?}"),
+                };
+                told(soon("its end", length.call(other, vec![2; len])).await.map(|there| there == len));
+                told(soon("its end", fill.call(other, len)).await.map(|bytes| bytes == vec![7; len]));
+            }
+        }
+        job.barrier().await.unwrap();
+        drop(taken);
+        job.barrier().await.unwrap();
+        assert_eq!(soon("the answer", fill.call(other, 3000)).await, Ok(vec![7; 3000]));
+        assert_eq!(job.stats().peers_lost, 0);
+        job.barrier().await.unwrap();
     });
 }
 

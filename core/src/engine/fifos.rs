@@ -511,6 +511,10 @@ impl Scope<'_> {
                     budget = budget.saturating_sub(COST);
                     self.left_fifo(key);
                     if let Some(outcome) = outcome {
+                        if let Err(fault) = outcome {
+                            let index = self.state.shape.index(front.target());
+                            self.not_sent(index, &front, fault);
+                        }
                         self.state.finish_descriptor(&front, outcome);
                     }
                 }

@@ -196,6 +196,7 @@ impl Engine {
                 parts.config.landing_bytes,
             )),
             landings_seen: None,
+            waits_for_memory: false,
             retired: Vec::new(),
             memory: parts.memory,
             exposed: parts.exposed,
@@ -445,14 +446,18 @@ impl Engine {
             self.settle();
         }
         let State { timers, completer, .. } = &mut self.state;
-        let mut landings = false;
-        timers.advance(now, |ticket| {
-            if ticket == rendezvous::LANDINGS {
-                landings = true;
-            } else {
+        let (mut landings, mut memory) = (false, false);
+        timers.advance(now, |ticket| match ticket {
+            rendezvous::LANDINGS => landings = true,
+            queue::MEMORY => memory = true,
+            ticket => {
                 completer.nudge(ticket);
             }
         });
+        if memory {
+            // What waits for some tries again with the next advance, and says so if there is none.
+            self.state.waits_for_memory = false;
+        }
         if landings {
             self.state.landings_in_time(now);
         }

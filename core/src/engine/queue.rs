@@ -14,6 +14,13 @@ use zerocopy::IntoBytes;
 
 /// In `State::busy`: somebody has said goodbye.
 pub(super) const LEAVING: usize = usize::MAX - 1;
+/// Milliseconds after which what waits for memory tries again: nobody rings when others give some back.
+const SOON: u64 = 50;
+/// The timer for that: no operation has this ticket.
+pub(super) const MEMORY: Ticket = match Ticket::from_word(u64::MAX - 1) {
+    Some(ticket) => ticket,
+    None => unreachable!(),
+};
 
 impl Scope<'_> {
     #[cold]
@@ -179,11 +186,48 @@ impl Scope<'_> {
                         self.state.rma_left_queue(index);
                     }
                     if let Some(outcome) = result {
+                        if let Err(fault) = outcome {
+                            self.not_sent(index, &front, fault);
+                        }
                         self.state.finish_descriptor(&front, outcome);
                     }
                 }
             }
         }
+    }
+
+    /// What waited has failed. If it is a message, and the peer lives, whoever waits for it is told, and what it took is given
+    /// back: with a peer, or with this side, all of that ends by itself.
+    #[cold]
+    pub(super) fn not_sent(&mut self, index: usize, front: &Descriptor, fault: Fault) {
+        let ended = fault.peer().is_some() || fault == Fault::Shutdown;
+        if front.op != Op::Send || ended || self.state.peer(index).fault.is_some() {
+            return;
+        }
+        let Some(number) = front.protocol.0.checked_sub(wire::FIRST_USER) else {
+            if front.protocol.0 == wire::REPLY {
+                self.refuse_instead(index, front.cookie, fault);
+            }
+            return;
+        };
+        let protocol = ProtocolId(number);
+        self.state.stats.messages_sent -= 1;
+        self.state.stats.bytes_sent -= front.len;
+        self.return_credit(index, protocol, front.len);
+        let asks = self.state.registry.get(protocol).is_some_and(|protocol| protocol.takes_requests());
+        match Ticket::from_word(front.cookie).filter(|_| asks) {
+            // Not as an answer ends it, which gives the credit back, too.
+            Some(request) => drop(self.state.completer.complete_from(front.rank, request, Err(fault))),
+            None if front.ticket == 0 => self.state.report(fault),
+            None => {}
+        }
+    }
+
+    /// Whether what was refused for want of memory waits until there is some: an answer that needs no page, and so only its lane.
+    pub(super) fn waits_for_lane(&self, descriptor: &Descriptor, stop: Stop) -> bool {
+        matches!(stop, Stop::Fault(Fault::OutOfMemory(_)))
+            && matches!(descriptor.protocol.0, wire::REPLY | wire::REFUSE)
+            && descriptor.len <= self.state.routes.of(descriptor.rank).max_inline as u64
     }
 
     /// `None`: no room. `Some(None)`: taken, the device reports the end. `Some(outcome)`: ended.
@@ -196,7 +240,13 @@ impl Scope<'_> {
         let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
         match injected.stop {
             Stop::Full => None,
-            Stop::Fault(fault) => Some(Some(Err(fault))),
+            stop @ Stop::Fault(fault) => {
+                if self.waits_for_lane(&front, stop) {
+                    self.state.wait_for_memory();
+                    return None;
+                }
+                Some(Some(Err(fault)))
+            }
             Stop::Done if injected.complete || front.op == Op::Send => {
                 if front.source_kind == SourceKind::Loan
                     && let Some(mut loan) = table.loans.try_remove(front.source[1] as usize)
@@ -240,8 +290,9 @@ impl Scope<'_> {
         cursor: &mut u64,
         budget: &mut u64,
     ) -> (Stop, bool) {
-        let State { table, caps, .. } = &mut *self.state;
-        let fragment = caps.fragment as u64;
+        let State { table, caps, routes, .. } = &mut *self.state;
+        let mut fragment = caps.fragment as u64;
+        let short = routes.of(message.rank).max_inline as u64;
         if *cursor == 0 {
             let begin = wire::StreamBegin {
                 total: message.len.into(),
@@ -283,6 +334,12 @@ impl Scope<'_> {
             let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
             match injected.stop {
                 Stop::Done => *cursor += len,
+                // The peer waits for the rest, and would take the next message for a breach: what needs no page of its own
+                // can be sent without memory.
+                Stop::Fault(Fault::OutOfMemory(_)) if len > short && short > 0 => {
+                    fragment = short;
+                    continue;
+                }
                 stop => return (stop, false),
             }
             *budget = budget.saturating_sub(len);
@@ -313,6 +370,14 @@ impl State {
             if completer.complete_if_wanted(ticket) {
                 peer.room_granted += 1;
             }
+        }
+    }
+
+    /// Something waits until there is memory.
+    #[cold]
+    pub(super) fn wait_for_memory(&mut self) {
+        if !std::mem::replace(&mut self.waits_for_memory, true) {
+            self.timers.set_in(SOON, MEMORY);
         }
     }
 

@@ -371,6 +371,21 @@ impl Scope<'_> {
         };
         if let Err(error) = result {
             tracing::debug!(me = %self.state.me, to = %to.endpoint(), %error, "reply not sent");
+            if let SendError::Fault(fault) = error {
+                self.refuse_instead(index, to.cookie, fault);
+            }
+        }
+    }
+
+    /// An answer could not be sent. Unless that is because the peer has ended, it hears why: it would wait for ever.
+    #[cold]
+    pub(super) fn refuse_instead(&mut self, index: usize, cookie: u64, fault: Fault) {
+        if fault.peer().is_some() || fault == Fault::Shutdown {
+            return;
+        }
+        let body = wire::Refuse { index: u16::MAX.into(), code: wire::code_of(fault).into() };
+        if let Err(fault) = self.system(index, wire::REFUSE, cookie, body.as_bytes()) {
+            tracing::debug!(me = %self.state.me, %fault, "refusal not sent");
         }
     }
 
@@ -431,6 +446,7 @@ impl Scope<'_> {
                     return Ok(Sent::Done);
                 }
                 Stop::Full => {}
+                stop if self.waits_for_lane(&descriptor, stop) => self.state.wait_for_memory(),
                 Stop::Fault(fault) => return Err((fault.into(), payload)),
             }
         }

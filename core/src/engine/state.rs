@@ -68,6 +68,8 @@ pub struct State {
     pub(crate) landings: std::sync::Arc<rendezvous::Landings>,
     /// Until when landings were last seen in use, while a timer is set for that.
     pub(super) landings_seen: Option<u64>,
+    /// A timer is set for what waits for memory.
+    pub(super) waits_for_memory: bool,
     /// Entries of the table of remote memory that are given up once nothing that waits names them.
     pub(super) retired: Vec<(Rank, usize)>,
     /// Messages up to this length in bytes go in one packet.

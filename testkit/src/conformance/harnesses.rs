@@ -1,7 +1,7 @@
 //! Harnesses over the in-process device and over the simulated world.
 
 use super::{Harness, Setup};
-use crate::sim::{SimOptions, SimWorld, open_without_driver};
+use crate::sim::{Ration, SimOptions, SimWorld, open_without_driver};
 use posthaste_core::device::PeerEvent;
 use posthaste_core::engine::{EngineConfig, Work};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
@@ -124,6 +124,15 @@ impl SimHarness {
     pub fn with_config(mut self, config: EngineConfig) -> Self {
         self.config = config;
         self
+    }
+
+    /// How much memory the rank has for what it sends from now on.
+    ///
+    /// # Panics
+    /// If no world was started.
+    pub fn ration(&self, rank: Rank, ration: Ration) {
+        let world = self.world.as_ref().expect("a world was started");
+        world.fabric().ration(rank, ration);
     }
 }
 

@@ -71,6 +71,11 @@ impl<H: Harness> World<H> {
         }
     }
 
+    /// What the world is made of.
+    pub fn harness(&self) -> &H {
+        &self.harness
+    }
+
     /// The ranks.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<H> {
         (0..self.clients.len() as u32).map(Rank)

@@ -1,7 +1,7 @@
 //! The simulated device and its ports.
 
 use super::SimFabric;
-use super::net::{Access, Flying, Life, PairKey, Transit};
+use super::net::{Access, Flying, Life, PairKey, Ration, Transit};
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::descriptor::{Info, Op, SourceKind};
@@ -160,7 +160,16 @@ impl SimPort {
         let mut net = self.fabric.net();
         let net = &mut *net;
         let due = net.due(options.delay);
+        let ration = net.rations.get(&self.me.rank).copied().unwrap_or_default();
         let pair = net.pairs.entry(self.key(descriptor)).or_default();
+        let lacks = match ration {
+            Ration::Enough => false,
+            Ration::NoPages => descriptor.len > options.max_inline as u64,
+            Ration::NoLanes => descriptor.len > options.max_inline as u64 || !pair.open,
+        };
+        if lacks {
+            return Err(Stop::Fault(Fault::OutOfMemory("the simulated rank has none")));
+        }
         if pair.sends.len() + pair.arrived.len() >= options.lane_slots {
             return Err(Stop::Full);
         }
@@ -173,6 +182,7 @@ impl SimPort {
         let packet = Transit { protocol, kind, cookie, info: Info::new(info).unwrap_or_default(), bytes };
         let Some(packet) = net.tampered(self.me.rank, packet) else { return Ok(true) };
         let pair = net.pairs.entry(self.key(descriptor)).or_default();
+        pair.open = true;
         // The end of a send with a ticket says that the puts before it are done, too.
         let waits = descriptor.ticket != 0 && pair.open_accesses() > 0;
         let ticket = if waits { descriptor.ticket } else { 0 };

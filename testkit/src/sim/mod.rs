@@ -16,7 +16,7 @@ mod sysdep;
 mod world;
 
 pub use device::SimDevice;
-pub use net::{SimFabric, Tamper, Tampered};
+pub use net::{Ration, SimFabric, Tamper, Tampered};
 pub use sysdep::SimSysdep;
 pub use world::{SimWorld, open_without_driver};
 

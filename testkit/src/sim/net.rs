@@ -42,6 +42,18 @@ pub struct Tampered<'p> {
 /// Changes the packets of a rank; false: it is lost.
 pub type Tamper = Box<dyn FnMut(Tampered<'_>) -> bool + Send>;
 
+/// For which of its sends a rank can have memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ration {
+    /// For all.
+    #[default]
+    Enough,
+    /// For none that is longer than [`SimOptions::max_inline`].
+    NoPages,
+    /// Nor for any to an endpoint to which nothing was sent before.
+    NoLanes,
+}
+
 /// A send in flight.
 #[derive(Debug)]
 pub(super) struct Flying {
@@ -86,6 +98,8 @@ pub(super) struct Pair {
     acks: VecDeque<Ack>,
     pub injected: u64,
     done: u64,
+    /// Something was sent.
+    pub open: bool,
 }
 
 impl Pair {
@@ -153,6 +167,7 @@ pub(super) struct Net {
     /// The same as others were told, by client, who was told, and of whom.
     told_again: BTreeMap<(usize, Rank, Rank), u32>,
     tampers: BTreeMap<Rank, Tamper>,
+    pub rations: BTreeMap<Rank, Ration>,
 }
 
 impl Net {
@@ -211,6 +226,7 @@ impl SimFabric {
             incarnations: vec![0; shape.ranks as usize],
             told_again: BTreeMap::new(),
             tampers: BTreeMap::new(),
+            rations: BTreeMap::new(),
         };
         let arenas = (0..shape.clients).map(|_| Arena::new(shape.ranks, options.segment)).collect();
         Arc::new(Self { shape, seed, options, arenas, net: Mutex::new(net) })
@@ -267,6 +283,11 @@ impl SimFabric {
     /// Makes a liar of a rank: its packets go through that from now on.
     pub fn tamper(&self, rank: Rank, tamper: Tamper) {
         self.net().tampers.insert(rank, tamper);
+    }
+
+    /// How much memory the rank has for what it sends from now on.
+    pub fn ration(&self, rank: Rank, ration: Ration) {
+        self.net().rations.insert(rank, ration);
     }
 
     /// Crashes the rank. Of what it had in flight a random part of each pair is lost, the last first; what has arrived

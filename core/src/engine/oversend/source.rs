@@ -143,7 +143,7 @@ impl Scope<'_> {
     pub(in super::super) fn put_parts(&mut self, index: usize, put: &Descriptor, cursor: &mut u64) -> Stop {
         let State { peers, table, scratch, routes, .. } = &mut *self.state;
         let caps = routes.of(put.rank);
-        let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);
+        let (mut fragment, mut eager) = (caps.fragment as u64, caps.max_eager as u64);
         let short = caps.max_inline.min(SCRATCH) as u64;
         let over = peers[index].as_mut().and_then(|peer| peer.over.as_mut());
         let (Some(place), Some(over)) = (place_of(put, table), over) else { return defect(put) };
@@ -169,6 +169,11 @@ impl Scope<'_> {
             let sources = Sources { info: &[], borrowed, table };
             match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
                 Stop::Done => {}
+                // As in `stream_parts`: of a message that goes to its place, nothing else would end it there.
+                Stop::Fault(Fault::OutOfMemory(_)) if len > short && short > 0 => {
+                    (fragment, eager) = (short, short);
+                    continue;
+                }
                 stop => return stop,
             }
             over.puts += 1;

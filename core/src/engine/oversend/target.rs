@@ -147,7 +147,11 @@ impl Scope<'_> {
             ..self.packet(index, protocol)
         };
         let sources = Sources { info, borrowed: bytes, table: &self.state.table };
-        self.inject.inject(std::slice::from_ref(&record), &sources).stop
+        let stop = self.inject.inject(std::slice::from_ref(&record), &sources).stop;
+        if matches!(stop, Stop::Fault(Fault::OutOfMemory(_))) {
+            self.state.wait_for_memory();
+        }
+        stop
     }
 
     /// Sends acknowledgements and answers that are owed, as far as there is room. Returns how many.
@@ -187,7 +191,8 @@ impl Scope<'_> {
             return self.aside_of_queue(index, wire::GET_DATA, 0, &code, &[]) == Stop::Done;
         };
         let caps = self.state.routes.of(self.state.shape.endpoint(index).rank);
-        let (fragment, eager) = (caps.fragment as u64, caps.max_eager as u64);
+        let (mut fragment, mut eager) = (caps.fragment as u64, caps.max_eager as u64);
+        let short = caps.max_inline as u64;
         loop {
             let left = len - sent;
             let part = if left <= eager { left } else { fragment };
@@ -198,7 +203,16 @@ impl Scope<'_> {
                 ..self.packet(index, wire::GET_DATA)
             };
             let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
-            if self.inject.inject(std::slice::from_ref(&data), &sources).stop != Stop::Done {
+            let stop = self.inject.inject(std::slice::from_ref(&data), &sources).stop;
+            if stop != Stop::Done {
+                if matches!(stop, Stop::Fault(Fault::OutOfMemory(_))) {
+                    if part > short && short > 0 {
+                        // Without a page: whoever asked waits for it, and for all that it asked for behind it.
+                        (fragment, eager) = (short, short);
+                        continue;
+                    }
+                    self.state.wait_for_memory();
+                }
                 if let Some(front) = self.state.peer(index).over().answers.front_mut() {
                     *front = Answer::Data { key, len, sent };
                 }

@@ -1,0 +1,362 @@
+//! A device that has no memory for what is sent, while all ranks live: what was begun is finished, and whoever waits is told.
+
+use posthaste_core::descriptor::{Op, SourceKind};
+use posthaste_core::engine::{EngineConfig, FifoOptions, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::protocol::Flow;
+use posthaste_core::wire::FIRST_USER;
+use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, ProtocolId, Rank, Ticket, Value};
+use posthaste_testkit::conformance::harnesses::SimHarness;
+use posthaste_testkit::conformance::{Log, Message, Outbox, Probe, World, run_seeds};
+use posthaste_testkit::sim::{Ration, SimOptions};
+
+const ZERO: Rank = Rank(0);
+const ONE: Rank = Rank(1);
+/// More than goes into a packet.
+const LONG: usize = 5000;
+/// More than goes without a page.
+const PAGE: usize = 500;
+
+fn at(rank: Rank) -> Endpoint {
+    Endpoint::new(rank, ContextId(0))
+}
+
+fn seeds(name: &str, config: EngineConfig, test: impl Fn(World<SimHarness>)) {
+    let harness = |seed| SimHarness::new(seed, SimOptions::default()).with_config(config);
+    run_seeds(name, 0..10, harness, |harness| test(World::new(harness, 2)));
+}
+
+fn nobody_is_blamed(world: &World<SimHarness>) {
+    assert_eq!((world.errors(ZERO), world.errors(ONE)), (vec![], vec![]));
+}
+
+fn lacks_memory(fault: &Fault) -> bool {
+    matches!(fault, Fault::OutOfMemory(_))
+}
+
+/// A service that answers with as many bytes as the info says, little endian.
+fn serve(world: &World<SimHarness>) -> ProtocolId {
+    let ids = [ZERO, ONE].map(|rank| {
+        let probe = Probe::new("serve", |scope, message| {
+            let len = u32::from_le_bytes(message.info.try_into().expect("a length"));
+            let to = message.reply().expect("it is a request");
+            scope.reply(to, Ok(Payload::Borrowed(&vec![3; len as usize])));
+        });
+        world.register(rank, probe.flow(Flow::Replied))
+    });
+    ids[1]
+}
+
+/// Rank 0 asks rank 1, with so many bytes, for so many bytes.
+fn ask(
+    world: &World<SimHarness>,
+    protocol: ProtocolId,
+    bytes: usize,
+    answer: usize,
+    wait: Wait,
+) -> Option<Ticket> {
+    world.enter(at(ZERO), |scope| {
+        let ticket = scope.operation(Some(ONE)).expect("it lives");
+        let info = (answer as u32).to_le_bytes();
+        let args =
+            SendArgs { target: at(ONE), protocol, cookie: ticket.to_word(), info: &info, relaxed: false };
+        match scope.send(&args, Payload::Owned(vec![1; bytes].into()), wait) {
+            Ok(sent @ (Sent::Done | Sent::Queued(_))) => {
+                scope.note_request(ticket, protocol, bytes);
+                if let Sent::Queued(queued) = sent {
+                    scope.detach(queued);
+                }
+                Some(ticket)
+            }
+            Ok(Sent::Later(later, ..)) => {
+                for ticket in [ticket, later] {
+                    scope.complete(ticket, Ok(Value::Unit));
+                    scope.detach(ticket);
+                }
+                None
+            }
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+/// Rank 1 stands still, and something waits for it.
+fn stop_up(world: &mut World<SimHarness>, protocol: ProtocolId) {
+    world.pause(ONE);
+    let queued = |world: &World<SimHarness>| {
+        let args = SendArgs { target: at(ONE), protocol, cookie: 0, info: &[], relaxed: false };
+        world.enter(at(ZERO), |scope| match scope.send(&args, Payload::Borrowed(&[0; 40]), Wait::Await) {
+            Ok(Sent::Queued(ticket)) => {
+                scope.detach(ticket);
+                true
+            }
+            Ok(Sent::Done) => false,
+            other => panic!("{other:?}"),
+        })
+    };
+    for _ in 0..50 {
+        queued(world);
+    }
+    assert!(queued(world), "there is room without end");
+    // What the device refused for no reason fills the lane.
+    world.a_while();
+}
+
+/// Messages that were begun in one way or another come to their end, and so do those behind them.
+fn come_to_their_end(mut world: World<SimHarness>) {
+    let log = Log::default();
+    let protocol = world.record("long", &log);
+    world.harness().ration(ZERO, Ration::NoPages);
+    let messages: Vec<_> =
+        (0..4).map(|n| Message::filled(at(ZERO), at(ONE), protocol, n, n, LONG + 1111 * n)).collect();
+    world.send_all(&mut [Outbox::new(at(ZERO), messages.clone())]);
+    world.until("they arrive", |_| log.len() == messages.len());
+    log.check(at(ZERO), at(ONE), &messages);
+    nobody_is_blamed(&world);
+}
+
+#[test]
+fn a_stream_that_was_begun_is_finished_without_memory() {
+    seeds("streams", EngineConfig::default(), come_to_their_end);
+    let nowhere_to_land =
+        EngineConfig { rendezvous_bytes: Some(2000), landing_bytes: 0, ..EngineConfig::default() };
+    seeds("streams instead of places", nowhere_to_land, come_to_their_end);
+}
+
+#[test]
+fn a_message_that_goes_to_its_place_in_packets_is_finished_without_memory() {
+    let config = EngineConfig { rendezvous_bytes: Some(2000), oversend: true, ..EngineConfig::default() };
+    seeds("places", config, come_to_their_end);
+}
+
+#[test]
+fn a_recorded_stream_and_one_of_a_fifo_are_finished_without_memory() {
+    seeds("recorded", EngineConfig::default(), |mut world| {
+        let log = Log::default();
+        let protocol = world.record("long", &log);
+        let memory = world.memory(LONG as u64);
+        let bytes = world.random.bytes(LONG);
+        memory.write(ZERO, 0, &bytes);
+        world.send_all(&mut [Outbox::new(at(ZERO), [Message::new(ONE, protocol, *b"first")])]);
+        let send = Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Region,
+            rank: ONE,
+            protocol: ProtocolId(FIRST_USER + protocol.0),
+            len: LONG as u64,
+            source: [memory.local[0] as u64, 0],
+            ..Descriptor::default()
+        };
+        let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
+        let id = id.expect("there is room for it");
+        world.harness().ration(ZERO, Ration::NoPages);
+        let tickets: Vec<_> = (0..2)
+            .filter_map(|_| match world.enter(at(ZERO), |scope| scope.replay(id)) {
+                Ok(ReplayStart::Queued { ticket, .. }) => Some(ticket),
+                Ok(ReplayStart::Done) => None,
+                Err(error) => panic!("{error:?}"),
+            })
+            .collect();
+        let args = SendArgs { target: at(ONE), protocol, cookie: 0, info: &[], relaxed: false };
+        let through = world.enter(at(ZERO), |scope| {
+            let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+            let fifo = scope.open_fifo(options).expect("so few slots");
+            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&bytes), Wait::Await);
+            match sent.expect("it is active") {
+                Ok(Sent::Queued(ticket)) => ticket,
+                other => panic!("{other:?}"),
+            }
+        });
+        for ticket in tickets.into_iter().chain([through]) {
+            let outcome = world.outcome(at(ZERO), ticket);
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
+        world.until("all arrive", |_| log.len() == 4);
+        assert!(log.all()[1..].iter().all(|message| message.bytes == bytes));
+        nobody_is_blamed(&world);
+    });
+}
+
+#[test]
+fn whoever_asks_is_told_that_there_is_no_memory_for_the_answer() {
+    seeds("answers", EngineConfig { credits: 4, ..EngineConfig::default() }, |mut world| {
+        let protocol = serve(&world);
+        world.harness().ration(ONE, Ration::NoPages);
+        // More of them than there is credit for, so that each has to be given back.
+        for _ in 0..10 {
+            let ticket = ask(&world, protocol, 8, PAGE, Wait::Await).expect("there is credit");
+            let outcome = world.outcome(at(ZERO), ticket);
+            assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
+        }
+        // In parts it needs no page.
+        let ticket = ask(&world, protocol, 8, LONG, Wait::Await).expect("there is credit");
+        assert_eq!(world.outcome(at(ZERO), ticket).expect("it is answered").into_bytes().len(), LONG);
+        nobody_is_blamed(&world);
+    });
+}
+
+#[test]
+fn an_answer_that_waits_and_then_has_no_memory_is_told() {
+    seeds("answers that wait", EngineConfig::default(), |mut world| {
+        let protocol = serve(&world);
+        let first = ask(&world, protocol, 8, 8, Wait::Await).expect("there is credit");
+        assert!(world.outcome(at(ZERO), first).is_ok());
+        // Who asks does not look, so that most of the answers wait, among them such as would go without a page.
+        let ask_on =
+            |world: &World<SimHarness>, n: usize| ask(world, protocol, 8, [PAGE, 8][n % 2], Wait::Await);
+        let tickets: Vec<_> = (0..30).map(|n| ask_on(&world, n).expect("there is credit")).collect();
+        world.harness().ration(ONE, Ration::Enough);
+        world.until("answers wait", |world| {
+            world.pause(ZERO);
+            // Requests that wait themselves are to go out.
+            world.handle(at(ZERO)).advance();
+            world.handle(at(ONE)).stats().queued > 2
+        });
+        world.harness().ration(ONE, Ration::NoPages);
+        world.resume(ZERO);
+        let mut told = 0;
+        for (n, ticket) in tickets.into_iter().enumerate() {
+            match world.outcome(at(ZERO), ticket) {
+                Ok(answer) => assert_eq!(answer.as_bytes().len(), [PAGE, 8][n % 2]),
+                Err(fault) => {
+                    assert!(lacks_memory(&fault) && n % 2 == 0, "{fault:?}");
+                    told += 1;
+                }
+            }
+        }
+        assert!(told > 0, "there was memory for all");
+        nobody_is_blamed(&world);
+    });
+}
+
+#[test]
+fn answers_wait_for_a_lane() {
+    seeds("lanes", EngineConfig::default(), |mut world| {
+        let protocol = serve(&world);
+        world.harness().ration(ONE, Ration::NoLanes);
+        let asked = [8, PAGE].map(|len| ask(&world, protocol, 8, len, Wait::Await).expect("there is credit"));
+        let flush = world.enter(at(ZERO), |scope| scope.flush(at(ONE)));
+        let flush = flush.expect("it lives").expect("something was sent");
+        world.a_while();
+        for ticket in asked.iter().chain([&flush]) {
+            assert!(!world.handle(at(ZERO)).slots().is_done(*ticket), "there is no way back");
+        }
+        world.harness().ration(ONE, Ration::Enough);
+        let [short, long] = asked.map(|ticket| world.outcome(at(ZERO), ticket));
+        assert_eq!(short.expect("it waited").as_bytes(), [3; 8]);
+        assert_eq!(long.expect("it waited, too").into_bytes().len(), PAGE);
+        assert!(world.outcome(at(ZERO), flush).is_ok());
+        nobody_is_blamed(&world);
+    });
+}
+
+#[test]
+fn a_request_that_waits_and_then_has_no_memory_ends() {
+    seeds("requests", EngineConfig { credits: 1, ..EngineConfig::default() }, |mut world| {
+        let log = Log::default();
+        let plug = world.record("plug", &log);
+        let protocol = serve(&world);
+        for wait in [Wait::Await, Wait::InTurn] {
+            stop_up(&mut world, plug);
+            let ticket = ask(&world, protocol, PAGE, 8, wait).expect("there is credit");
+            assert!(ask(&world, protocol, 8, 8, Wait::Await).is_none(), "it took the only credit");
+            world.harness().ration(ZERO, Ration::NoPages);
+            world.resume(ONE);
+            let outcome = world.outcome(at(ZERO), ticket);
+            assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
+            // Its credit is the next one's.
+            let next = ask(&world, protocol, 8, 8, Wait::Await).expect("there is credit again");
+            assert!(world.outcome(at(ZERO), next).is_ok());
+            world.harness().ration(ZERO, Ration::Enough);
+        }
+        nobody_is_blamed(&world);
+    });
+}
+
+#[test]
+fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
+    seeds("credit", EngineConfig { credits: 1, ..EngineConfig::default() }, |mut world| {
+        let log = Log::default();
+        let plug = world.record("plug", &log);
+        let ids = [ZERO, ONE].map(|rank| {
+            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
+            world.register(rank, probe.flow(Flow::Credited))
+        });
+        let args = SendArgs { target: at(ONE), protocol: ids[0], cookie: 0, info: &[], relaxed: false };
+        let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+        let fifo = world.enter(at(ZERO), |scope| scope.open_fifo(options)).expect("so few slots");
+        let long = || Payload::Owned(vec![7; PAGE].into());
+        for (wait, through) in [(Wait::Await, None), (Wait::InTurn, None), (Wait::Await, Some(fifo))] {
+            stop_up(&mut world, plug);
+            // It waits already when memory runs out, in a queue.
+            let sent = world.enter(at(ZERO), |scope| {
+                let sent = match through {
+                    None => scope.send(&args, long(), wait),
+                    Some(fifo) => scope.send_through(fifo, &args, long(), wait).expect("it is active"),
+                };
+                match sent {
+                    Ok(Sent::Queued(ticket)) => Some(ticket),
+                    Ok(Sent::Done) => None,
+                    other => panic!("{other:?}"),
+                }
+            });
+            world.harness().ration(ZERO, Ration::NoPages);
+            world.resume(ONE);
+            match sent {
+                Some(ticket) => {
+                    let outcome = world.outcome(at(ZERO), ticket);
+                    assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
+                }
+                // Nobody waits for it: whoever wants to hear of errors is told.
+                None => world.until("somebody is told", |world| world.errors(ZERO).iter().any(lacks_memory)),
+            }
+            let next = world.enter(at(ZERO), |scope| {
+                match scope.send(&args, Payload::Borrowed(&[7]), Wait::Never) {
+                    Ok(Sent::Done) => true,
+                    Ok(Sent::Full(_)) => false,
+                    other => panic!("{other:?}"),
+                }
+            });
+            // A lane may be full, or the device refuse, and the credit be there.
+            let waits = world.enter(at(ZERO), |scope| {
+                match scope.send(&args, Payload::Borrowed(&[7]), Wait::Await) {
+                    Ok(Sent::Later(ticket, ..)) => {
+                        scope.detach(ticket);
+                        true
+                    }
+                    Ok(Sent::Done) => false,
+                    Ok(Sent::Queued(ticket)) => {
+                        scope.detach(ticket);
+                        false
+                    }
+                    other => panic!("{other:?}"),
+                }
+            });
+            assert!(next || !waits, "the credit is gone");
+            world.harness().ration(ZERO, Ration::Enough);
+            world.a_while();
+        }
+        assert_eq!(world.errors(ZERO).len(), 1);
+    });
+}
+
+#[test]
+fn puts_and_gets_in_packets_need_no_memory() {
+    seeds("accesses", EngineConfig { oversend: true, ..EngineConfig::default() }, |mut world| {
+        let memory = world.memory(2 * LONG as u64);
+        let bytes = world.random.bytes(LONG);
+        memory.write(ONE, 0, &bytes);
+        for len in [PAGE, LONG] {
+            world.harness().ration(ONE, Ration::NoPages);
+            let get = world.access(&memory, ZERO, ONE, 0, Rma::Get(len as u64));
+            let behind = world.access(&memory, ZERO, ONE, 8, Rma::Get(8));
+            assert!(world.access_ends(ZERO, get) == bytes[..len]);
+            assert!(world.access_ends(ZERO, behind) == bytes[8..16]);
+            world.harness().ration(ZERO, Ration::NoPages);
+            let put =
+                world.access(&memory, ZERO, ONE, LONG as u64, Rma::Put(Payload::Borrowed(&bytes[..len])));
+            world.access_ends(ZERO, put);
+            assert!(memory.bytes(ONE, LONG as u64, len) == bytes[..len]);
+        }
+        nobody_is_blamed(&world);
+    });
+}
