@@ -360,3 +360,49 @@ fn puts_and_gets_in_packets_need_no_memory() {
         nobody_is_blamed(&world);
     });
 }
+
+/// The slots of so many operations, the ones first that were free last.
+fn free_slots(world: &World<SimHarness>, count: usize) -> Vec<u32> {
+    world.enter(at(ZERO), |scope| {
+        let tickets: Vec<_> = (0..count).map(|_| scope.operation(None).expect("there are slots")).collect();
+        for ticket in tickets.iter().rev() {
+            // In this order they are at once those that are taken next.
+            scope.detach(*ticket);
+            scope.complete(*ticket, Ok(Value::Unit));
+        }
+        tickets.iter().map(|ticket| ticket.to_word() as u32).collect()
+    })
+}
+
+#[test]
+fn a_run_whose_protocol_is_refused_while_it_waits_for_credit_keeps_no_slot() {
+    seeds("refused", EngineConfig { credits: 1, ..EngineConfig::default() }, |mut world| {
+        let protocol = world.register(ZERO, Probe::new("unknown", |_, _| {}).flow(Flow::Credited));
+        let memory = world.memory(8);
+        world.send_all(&mut [Outbox::new(at(ZERO), [Message::new(ONE, protocol, *b"the only credit")])]);
+        let send = Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Region,
+            rank: ONE,
+            protocol: ProtocolId(FIRST_USER + protocol.0),
+            len: 8,
+            source: [memory.local[0] as u64, 0],
+            ..Descriptor::default()
+        };
+        let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
+        let id = id.expect("there is room for it");
+        // Of the replay and of its wait.
+        let next = free_slots(&world, 2);
+        let ticket = match world.enter(at(ZERO), |scope| scope.replay(id)) {
+            Ok(ReplayStart::Queued { ticket, .. }) => ticket,
+            other => panic!("{other:?}"),
+        };
+        world.a_while();
+        world.enter(at(ONE), |scope| scope.declare_ready());
+        let outcome = world.outcome(at(ZERO), ticket);
+        assert!(matches!(outcome, Err(Fault::NoSuchProtocol(ONE))), "{outcome:?}");
+        // More than there are without another chunk, so that all that came back are among them.
+        let free = free_slots(&world, 5000);
+        assert!(next.iter().all(|slot| free.contains(slot)), "one of {next:?} is kept");
+    });
+}

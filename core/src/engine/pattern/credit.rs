@@ -132,6 +132,10 @@ impl Scope<'_> {
             match collected {
                 Ok(_) => self.place_jump(index, &front.jump),
                 Err(fault) => {
+                    if let Some(waiter) = front.waiter {
+                        // The protocol was refused, which has ended it.
+                        self.state.slots.detach(waiter);
+                    }
                     self.give_back(index, &front);
                     self.state.finish_descriptor(&front.jump, Err(fault));
                 }
