@@ -413,7 +413,7 @@ mod tests {
             (Rank(1), SendError::UnknownRank { rank: Rank(1), size: 1 }),
             (Rank(2), SendError::Fault(lost)),
         ];
-        let errors: [Error; 13] = [
+        let errors: [Error; 14] = [
             lost.into(),
             SendError::Fault(lost).into(),
             CallError::Fault(lost).into(),
