@@ -311,7 +311,7 @@ impl Job {
     }
 
     /// What context 0 has done so far. It may block the thread: where another one is at the context, it waits for that one for
-    /// up to a second, and tells zeros then. Whoever owns the context asks [`Context::stats`], and a handler [`Scope::stats`].
+    /// up to a second, and tells zeros then. Whoever owns the context asks [`Context::stats`], and a handler [`Scope::stats`](crate::Scope::stats).
     ///
     /// # Examples
     /// ```
