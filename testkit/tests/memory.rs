@@ -1,10 +1,8 @@
 //! A device that has no memory for what is sent, while all ranks live: what was begun is finished, and whoever waits is told.
 
-use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{EngineConfig, FifoOptions, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
-use posthaste_core::wire::FIRST_USER;
-use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, Ticket, Value};
 use posthaste_testkit::conformance::harnesses::SimHarness;
 use posthaste_testkit::conformance::{Log, Message, Outbox, Probe, World, run_seeds};
 use posthaste_testkit::sim::{Ration, SimOptions};
@@ -137,15 +135,7 @@ fn a_recorded_stream_and_one_of_a_fifo_are_finished_without_memory() {
         let bytes = world.random.bytes(LONG);
         memory.write(ZERO, 0, &bytes);
         world.send_all(&mut [Outbox::new(at(ZERO), [Message::new(ONE, protocol, *b"first")])]);
-        let send = Descriptor {
-            op: Op::Send,
-            source_kind: SourceKind::Region,
-            rank: ONE,
-            protocol: ProtocolId(FIRST_USER + protocol.0),
-            len: LONG as u64,
-            source: [memory.local[0] as u64, 0],
-            ..Descriptor::default()
-        };
+        let send = memory.recorded_send(ONE, protocol, 0, LONG as u64);
         let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
         let id = id.expect("there is room for it");
         world.harness().ration(ZERO, Ration::NoPages);
@@ -380,15 +370,7 @@ fn a_run_whose_protocol_is_refused_while_it_waits_for_credit_keeps_no_slot() {
         let protocol = world.register(ZERO, Probe::new("unknown", |_, _| {}).flow(Flow::Credited));
         let memory = world.memory(8);
         world.send_all(&mut [Outbox::new(at(ZERO), [Message::new(ONE, protocol, *b"the only credit")])]);
-        let send = Descriptor {
-            op: Op::Send,
-            source_kind: SourceKind::Region,
-            rank: ONE,
-            protocol: ProtocolId(FIRST_USER + protocol.0),
-            len: 8,
-            source: [memory.local[0] as u64, 0],
-            ..Descriptor::default()
-        };
+        let send = memory.recorded_send(ONE, protocol, 0, 8);
         let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
         let id = id.expect("there is room for it");
         // Of the replay and of its wait.

@@ -454,15 +454,15 @@ fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
             })
             .unwrap();
         // Rank 2 means something else by this name.
+        let nobody = "nobody sends that here";
         let other = if job.rank() == Rank(2) {
-            job.register_typed("other", |_: [u16; 2], _, _: &mut Scope| panic!("not this type")).map(drop)
+            job.register_typed("other", move |_: [u16; 2], _, _: &mut Scope| panic!("{nobody}")).map(|_| None)
         } else {
-            job.register_typed("other", |_: u32, _, _: &mut Scope| panic!("nobody sends it here")).map(drop)
+            job.register_typed("other", move |_: u32, _, _: &mut Scope| panic!("{nobody}")).map(Some)
         };
-        other.unwrap();
-        let refused = job.counter();
+        let (other, refused) = (other.unwrap(), job.counter());
         let count = refused.clone();
-        job.on_error(move |fault| count.add(u64::from(fault == posthaste::Fault::SchemaMismatch(Rank(2)))));
+        job.on_error(move |fault| count.add(u64::from(fault == Fault::SchemaMismatch(Rank(2)))));
         job.barrier().await.unwrap();
         for number in 0..200 {
             for to in job.ranks() {
@@ -474,6 +474,12 @@ fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
             let values = values.lock().unwrap();
             let of_it = values.iter().filter(|(source, _)| *source == from).map(|(_, value)| *value);
             assert!(of_it.eq((0..200).map(|number| reading(from, number))), "of rank {from}, in order");
+        }
+        if let Some(other) = other {
+            other.send(Rank(2), &7).await.unwrap();
+            soon("the refusal", refused.reach(1)).await;
+            let again = other.send(Rank(2), &7).await;
+            assert_eq!(again, Err(SendError::Fault(Fault::SchemaMismatch(Rank(2)))));
         }
         job.barrier().await.unwrap();
         assert_eq!(job.stats().panics, 0);

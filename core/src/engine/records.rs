@@ -154,12 +154,8 @@ impl Scope<'_> {
                 }
                 if cookie == 0 {
                     // What was sent before is gone, and nobody waits for it.
-                    let number = refuse.index.get();
-                    let name = self
-                        .state
-                        .registry
-                        .get(ProtocolId(number))
-                        .map(|protocol| protocol.name().to_owned());
+                    let protocol = self.state.registry.get(ProtocolId(refuse.index.get()));
+                    let name = protocol.as_ref().map(|protocol| protocol.name());
                     tracing::warn!(peer = %rank, name, %fault, "messages of this name are refused there");
                     self.state.report(fault);
                 }

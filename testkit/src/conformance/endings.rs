@@ -2,12 +2,10 @@
 
 use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::descriptor::{Op, SourceKind};
+
 use posthaste_core::engine::{FifoOptions, PatternError, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
-use posthaste_core::{
-    Descriptor, Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket,
-};
+use posthaste_core::{Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket};
 use std::sync::atomic::Ordering;
 
 /// Operations of rank 0 towards rank 1, which does not advance; none of them can end well, but for a few sends.
@@ -57,15 +55,7 @@ fn start<H: Harness>(world: &mut World<H>) -> Pending {
     let memory = world.memory(4096);
     accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Put(Payload::Borrowed(&[1; 40]))));
     accesses.extend(world.access(&memory, Rank(0), Rank(1), 0, Rma::Get(40)));
-    let put = Descriptor {
-        op: Op::Put,
-        source_kind: SourceKind::Region,
-        rank: Rank(1),
-        region: memory.remote[0][1] as u32,
-        len: 8,
-        source: [memory.local[0] as u64, 0],
-        ..Descriptor::default()
-    };
+    let put = memory.recorded_put(Rank(1), 0, 0, 8);
     let replay = world.enter(from, |scope| {
         let id = scope.store_pattern(vec![put, put], Box::new(())).expect("not empty");
         scope.replay(id).expect("it lives")
@@ -303,15 +293,7 @@ pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
     let others_write = !world.goes_over_send() && world.caps().mappable;
     let before = pending.memory.bytes(to, 0, 64);
     assert!(!others_write || before.iter().all(|byte| *byte == 0), "it waits behind what has no room");
-    let put = Descriptor {
-        op: Op::Put,
-        source_kind: SourceKind::Region,
-        rank: to,
-        region: pending.memory.remote[0][1] as u32,
-        len: 8,
-        source: [pending.memory.local[0] as u64, 0],
-        ..Descriptor::default()
-    };
+    let put = pending.memory.recorded_put(to, 0, 0, 8);
     let pattern = world.enter(from, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("not empty");
     world.enter(from, |scope| scope.depart());
     let replayed = world.enter(from, |scope| scope.replay(pattern));
@@ -375,15 +357,7 @@ pub fn a_replay_of_a_fifo_ends_with_the_departure<H: Harness>(harness: H) {
     let (from, to) = (at(Rank(0)), Rank(1));
     let memory = world.memory(LEN);
     memory.write(Rank(0), 0, &[1; LEN as usize]);
-    let put = Descriptor {
-        op: Op::Put,
-        source_kind: SourceKind::Region,
-        rank: to,
-        region: memory.remote[0][1] as u32,
-        len: LEN,
-        source: [memory.local[0] as u64, 0],
-        ..Descriptor::default()
-    };
+    let put = memory.recorded_put(to, 0, 0, LEN);
     let options = FifoOptions { slots: 8, priority: false, quantum: 4096 };
     let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
     let pattern = world.enter(from, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("not empty");

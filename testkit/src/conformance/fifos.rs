@@ -6,7 +6,6 @@ use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{
     FifoError, FifoId, FifoOptions, Payload, ReplayStart, SendArgs, Sent, Wait, record_info,
 };
-use posthaste_core::wire::FIRST_USER;
 use posthaste_core::{Descriptor, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::collections::VecDeque;
 
@@ -83,16 +82,7 @@ pub fn fifos_keep_their_own_order_and_mix_with_all_others<H: Harness>(harness: H
             ..Descriptor::default()
         };
         descriptors.push(access(Op::Put, 8 << 10, 0));
-        let send = Descriptor {
-            op: Op::Send,
-            source_kind: SourceKind::Region,
-            rank: to,
-            protocol: ProtocolId(FIRST_USER + recorded.0),
-            len: 5_000,
-            source: [memory.local[0] as u64, 1_000],
-            ..Descriptor::default()
-        };
-        record_info(&mut descriptors, send, b"info", false);
+        record_info(&mut descriptors, memory.recorded_send(to, recorded, 1_000, 5_000), b"info", false);
         descriptors.push(access(Op::Get, 8 << 10, (8 << 10) + u64::from(to.0) * 6_000));
     }
     let stored = world.enter(at(Rank(0)), |scope| scope.store_pattern(descriptors, Box::new(())));

@@ -1,26 +1,11 @@
 //! Recorded patterns and their replay.
 
 use super::world::at;
-use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
-use posthaste_core::descriptor::{Op, SourceKind};
+use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{PatternError, ReplayStart};
-use posthaste_core::wire::FIRST_USER;
 use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank};
 
 /// A recorded put from rank 0's own memory.
-fn put(memory: &Memory, to: Rank, from_offset: u64, to_offset: u64, len: u64) -> Descriptor {
-    Descriptor {
-        op: Op::Put,
-        source_kind: SourceKind::Region,
-        rank: to,
-        region: memory.remote[0][to.index()] as u32,
-        offset: to_offset,
-        len,
-        source: [memory.local[0] as u64, from_offset],
-        ..Descriptor::default()
-    }
-}
-
 fn store<H: Harness>(world: &World<H>, descriptors: Vec<Descriptor>) -> PatternId {
     world
         .enter(at(Rank(0)), |scope| scope.store_pattern(descriptors, Box::new(())))
@@ -42,7 +27,8 @@ pub fn replays_read_the_payload_afresh<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);
     let memory = world.memory(16 << 10);
     for runs in [1u64, 2, 7, 40] {
-        let descriptors = (0..runs).map(|n| put(&memory, Rank(1), n * 100, 4096 + n * 100, 90)).collect();
+        let descriptors =
+            (0..runs).map(|n| memory.recorded_put(Rank(1), n * 100, 4096 + n * 100, 90)).collect();
         let id = store(&world, descriptors);
         for _ in 0..6 {
             let bytes = world.random.bytes(runs as usize * 100);
@@ -64,9 +50,10 @@ pub fn a_pattern_reaches_several_targets<H: Harness>(harness: H) {
     let memory = world.memory(16 << 10);
     let targets = [Rank(2), Rank(0), Rank(3), Rank(1), Rank(2)];
     // The last put to a target goes to the same place as the first: their order per target is kept.
-    let mut descriptors: Vec<_> =
-        (0..targets.len() as u64).map(|n| put(&memory, targets[n as usize], n * 64, 8192, 64)).collect();
-    descriptors.push(put(&memory, Rank(3), 1024, 9000, 8));
+    let mut descriptors: Vec<_> = (0..targets.len() as u64)
+        .map(|n| memory.recorded_put(targets[n as usize], n * 64, 8192, 64))
+        .collect();
+    descriptors.push(memory.recorded_put(Rank(3), 1024, 9000, 8));
     let id = store(&world, descriptors);
     assert_eq!(world.enter(at(Rank(0)), |scope| scope.recorded(id).len()), 6);
     let bytes = world.random.bytes(2048);
@@ -107,7 +94,7 @@ pub fn replays_queue_behind_what_waits<H: Harness>(harness: H) {
     let log = Log::default();
     let protocol = world.record("fill", &log);
     let memory = world.memory(8192);
-    let id = store(&world, (0..5).map(|n| put(&memory, Rank(1), n * 8, 4096 + n * 8, 8)).collect());
+    let id = store(&world, (0..5).map(|n| memory.recorded_put(Rank(1), n * 8, 4096 + n * 8, 8)).collect());
     memory.write(Rank(0), 0, &[9; 40]);
     let (mut outbox, sent) = fill(&mut world, protocol);
     let first = replay(&world, id);
@@ -117,7 +104,7 @@ pub fn replays_queue_behind_what_waits<H: Harness>(harness: H) {
     let refused = world.enter(at(Rank(0)), |scope| scope.replay(id));
     assert!(matches!(refused, Err(PatternError::NoSuchPattern(_))), "{refused:?}");
     // What is recorded now must not take the place of what is still to be replayed.
-    store(&world, (0..5).map(|n| put(&memory, Rank(1), n * 8, 6000 + n * 8, 8)).collect());
+    store(&world, (0..5).map(|n| memory.recorded_put(Rank(1), n * 8, 6000 + n * 8, 8)).collect());
     world.a_while();
     assert_eq!(memory.bytes(Rank(1), 4096, 40), [0; 40], "it overtook what was sent before");
     world.resume(Rank(1));
@@ -146,7 +133,8 @@ pub fn sections_are_freed_and_reused<H: Harness>(harness: H) {
             assert!(matches!(refused, Err(PatternError::NoSuchPattern(_))));
         }
         let len = 1 + world.random.below(6) as u64;
-        let id = store(&world, (0..len).map(|n| put(&memory, Rank(1), n * 8, 4096 + n * 8, 8)).collect());
+        let id =
+            store(&world, (0..len).map(|n| memory.recorded_put(Rank(1), n * 8, 4096 + n * 8, 8)).collect());
         live.push((id, len));
         let at_random = world.random.below(live.len());
         let (id, len) = live[at_random];
@@ -165,16 +153,8 @@ pub fn recorded_sends_are_replayed<H: Harness>(harness: H) {
     let memory = world.memory(8192);
     // The first message of a protocol tells the peer its name; a recorded one does not.
     world.send_all(&mut [Outbox::new(at(Rank(0)), [Message::new(Rank(1), protocol, *b"first")])]);
-    let send = Descriptor {
-        op: Op::Send,
-        source_kind: SourceKind::Region,
-        rank: Rank(1),
-        protocol: ProtocolId(FIRST_USER + protocol.0),
-        len: 32,
-        source: [memory.local[0] as u64, 0],
-        ..Descriptor::default()
-    };
-    let id = store(&world, vec![put(&memory, Rank(1), 0, 4096, 32), send]);
+    let send = memory.recorded_send(Rank(1), protocol, 0, 32);
+    let id = store(&world, vec![memory.recorded_put(Rank(1), 0, 4096, 32), send]);
     let mut expected = vec![b"first".to_vec()];
     for _ in 0..20 {
         let bytes = world.random.bytes(32);
@@ -188,18 +168,6 @@ pub fn recorded_sends_are_replayed<H: Harness>(harness: H) {
     world.a_while();
     let got: Vec<_> = log.all().into_iter().map(|received| received.bytes).collect();
     assert_eq!(got, expected);
-}
-
-fn send_from(memory: &Memory, to: Rank, protocol: ProtocolId, from_offset: u64, len: u64) -> Descriptor {
-    Descriptor {
-        op: Op::Send,
-        source_kind: SourceKind::Region,
-        rank: to,
-        protocol: ProtocolId(FIRST_USER + protocol.0),
-        len,
-        source: [memory.local[0] as u64, from_offset],
-        ..Descriptor::default()
-    }
 }
 
 /// Many recorded sends of one length, which a device may hand over together, among others: all arrive whole and in order.
@@ -220,7 +188,7 @@ pub fn alike_sends_are_replayed_whole_and_in_order<H: Harness>(harness: H) {
         }
     }
     let descriptors =
-        sends.iter().map(|&(to, protocol, first, len)| send_from(&memory, to, protocol, first, len));
+        sends.iter().map(|&(to, protocol, first, len)| memory.recorded_send(to, protocol, first, len));
     let id = store(&world, descriptors.collect());
     for _ in 0..12 {
         let bytes = world.random.bytes(128 << 10);
@@ -254,7 +222,7 @@ pub fn alike_sends_wait_until_their_protocol_is_registered<H: Harness>(harness: 
     let memory = world.memory(64 << 10);
     let bytes = world.random.bytes(64 << 10);
     memory.write(Rank(0), 0, &bytes);
-    let id = store(&world, (0..COUNT).map(|n| send_from(&memory, Rank(1), late, n * 1000, 1000)).collect());
+    let id = store(&world, (0..COUNT).map(|n| memory.recorded_send(Rank(1), late, n * 1000, 1000)).collect());
     let starts: Vec<_> = (0..REPLAYS)
         .map(|_| {
             world.a_while();
@@ -302,7 +270,7 @@ pub fn alike_sends_end_where_a_handler_cuts_their_sender_off<H: Harness>(harness
         let memory = world.memory(128 << 10);
         let send = |n| Descriptor {
             source: [memory.local[from.index()] as u64, n * len],
-            ..send_from(&memory, Rank(1), protocol, 0, len)
+            ..memory.recorded_send(Rank(1), protocol, 0, len)
         };
         let sends = (0..COUNT).map(send).collect();
         let id = world.enter(at(from), |scope| scope.store_pattern(sends, Box::new(())));

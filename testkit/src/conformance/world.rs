@@ -4,11 +4,15 @@ use super::{Harness, Log, Outbox, Probe, Setup};
 use crate::random::Random;
 use bytes::Bytes;
 use posthaste_core::context::{Face, Handle};
+use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::RemoteMemory;
 use posthaste_core::engine::{Rma, Scope};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Outcome;
-use posthaste_core::{Caps, Client, ContextId, Endpoint, Fault, Messager, ProtocolId, Rank, Ticket};
+use posthaste_core::wire::FIRST_USER;
+use posthaste_core::{
+    Caps, Client, ContextId, Descriptor, Endpoint, Fault, Messager, ProtocolId, Rank, Ticket,
+};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
@@ -296,6 +300,33 @@ impl Memory {
     /// Bytes of a rank's memory, as it sees them.
     pub fn bytes(&self, rank: Rank, offset: u64, len: usize) -> Vec<u8> {
         self.slices[rank.index()].slice(offset, len as u64).expect("inside").to_vec()
+    }
+
+    /// A put of the first rank's memory to be recorded.
+    pub fn recorded_put(&self, to: Rank, from_offset: u64, to_offset: u64, len: u64) -> Descriptor {
+        Descriptor {
+            op: Op::Put,
+            source_kind: SourceKind::Region,
+            rank: to,
+            region: self.remote[0][to.index()] as u32,
+            offset: to_offset,
+            len,
+            source: [self.local[0] as u64, from_offset],
+            ..Descriptor::default()
+        }
+    }
+
+    /// A send of the first rank's memory to be recorded.
+    pub fn recorded_send(&self, to: Rank, protocol: ProtocolId, from_offset: u64, len: u64) -> Descriptor {
+        Descriptor {
+            op: Op::Send,
+            source_kind: SourceKind::Region,
+            rank: to,
+            protocol: ProtocolId(FIRST_USER + protocol.0),
+            len,
+            source: [self.local[0] as u64, from_offset],
+            ..Descriptor::default()
+        }
     }
 
     /// Changes a rank's own memory.

@@ -132,10 +132,6 @@ impl Scope<'_> {
             match collected {
                 Ok(_) => self.place_jump(index, &front.jump),
                 Err(fault) => {
-                    if let Some(waiter) = front.waiter {
-                        // The protocol was refused, which has ended it.
-                        self.state.slots.detach(waiter);
-                    }
                     self.give_back(index, &front);
                     self.state.finish_descriptor(&front.jump, Err(fault));
                 }
@@ -152,6 +148,7 @@ impl Scope<'_> {
     /// The credit that a run has which cannot go on is others' again.
     fn give_back(&mut self, index: usize, parked: &Parked) {
         if let Some(waiter) = parked.waiter {
+            // Of a protocol that was refused it has ended, and nobody takes its end.
             self.state.slots.detach(waiter);
         }
         let Some(part) = self.state.part_of(parked.jump.ticket) else { return };
@@ -205,11 +202,10 @@ impl Scope<'_> {
 impl State {
     /// The way that the runs of a replay go.
     pub(super) fn way_of(&self, section: usize, replay: usize) -> Way {
-        match self.fifo_of_replay(replay) {
-            _ if self.patterns.sections[section].apart => Way::Apart,
-            Some(fifo) => Way::Fifo(fifo),
-            None => Way::Target,
+        if self.patterns.sections[section].apart {
+            return Way::Apart;
         }
+        self.fifo_of_replay(replay).map_or(Way::Target, Way::Fifo)
     }
 
     /// The peer is gone.
