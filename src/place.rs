@@ -131,6 +131,9 @@ impl Place {
 
     /// The devices over sockets, by client.
     pub fn add_network(&mut self, devices: Vec<Arc<TcpDevice>>) {
+        if devices.len() > 1 {
+            devices.iter().for_each(|device| device.tell_latecomers());
+        }
         self.far = devices;
     }
 
@@ -171,6 +174,7 @@ impl Place {
 
     /// The last client has left: the others are told, and the meeting is over. Blocks for a moment.
     pub fn end(&self) {
+        self.far.iter().for_each(|device| device.shut_gate());
         if let Some(herald) = lock(&self.herald).take() {
             herald.leave();
         }

@@ -19,6 +19,7 @@ mod hostile;
 mod killed;
 mod leaving;
 mod limits;
+mod owned_clients;
 mod processes;
 mod rendezvous;
 mod replays;

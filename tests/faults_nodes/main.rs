@@ -7,6 +7,8 @@ const TRANSPORT: support::Transport = support::Transport::Nodes;
 
 #[path = "../faults/callbacks.rs"]
 mod callbacks;
+#[path = "../faults/clients.rs"]
+mod clients;
 #[path = "../faults/collectives.rs"]
 mod collectives;
 #[path = "../faults/futures.rs"]

@@ -7,6 +7,8 @@ const TRANSPORT: support::Transport = support::Transport::Tcp;
 
 #[path = "../faults/callbacks.rs"]
 mod callbacks;
+#[path = "../faults/clients.rs"]
+mod clients;
 #[path = "../faults/clocks.rs"]
 mod clocks;
 #[path = "../faults/collectives.rs"]

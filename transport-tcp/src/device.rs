@@ -132,6 +132,17 @@ impl TcpDevice {
         self.hub.restarted(rank, address);
     }
 
+    /// From now on whoever comes here later than [`close`](Device::close) is told that this client has left in order, until
+    /// [`shut_gate`](Self::shut_gate): it is one of several of a process that may go on without it.
+    pub fn tell_latecomers(&self) {
+        self.hub.tell_latecomers();
+    }
+
+    /// The last client of the process has left, of which others tell: nobody listens here any more.
+    pub fn shut_gate(&self) {
+        self.hub.shut_gate();
+    }
+
     /// Ends everything at once, as the end of the process would: peers see a lost rank.
     pub fn abort(&self) {
         self.hub.abort();
@@ -226,7 +237,7 @@ impl Device for TcpDevice {
         }
         self.hub.open(runtime, news);
         if let Some(gate) = gate.take() {
-            self.hub.spawn(gate.run());
+            self.hub.spawn_gate(gate.run());
             #[cfg(all(unix, not(feature = "portable")))]
             self.hub.spawn(crate::vigil::keep(self.hub.clone()));
         }

@@ -123,6 +123,9 @@ struct Table {
     streams: Vec<Kept>,
     settled: u64,
     tasks: Vec<AbortHandle>,
+    gate: Option<AbortHandle>,
+    /// Whoever comes to the gate later than the close is told that this client has left.
+    tells_latecomers: bool,
     /// What has yet to be reported.
     news: Vec<(Rank, PeerEvent)>,
     /// Which incarnation of a rank that was started again a context talks to.
@@ -254,6 +257,34 @@ impl Hub {
             let mut table = lock(&self.table);
             table.tasks.retain(|task| !task.is_finished());
             table.tasks.push(task);
+        }
+    }
+
+    /// Runs the task that lets peers in: until the device is closed, or for as long as latecomers are to be told of that.
+    pub fn spawn_gate(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = self.runtime.get() {
+            lock(&self.table).gate = Some(runtime.spawn(task).abort_handle());
+        }
+    }
+
+    /// From now on the gate outlasts a close: a client has left in order while its process goes on, and whoever comes to it for the
+    /// first time is to be told so (I3). A port that is closed proves nothing as long as the process may listen there later.
+    pub fn tell_latecomers(&self) {
+        lock(&self.table).tells_latecomers = true;
+    }
+
+    /// That is over: whoever comes now is told by others.
+    pub fn shut_gate(&self) {
+        lock(&self.table).tells_latecomers = false;
+        if self.aborted.load(Ordering::Acquire) {
+            self.end_gate();
+        }
+    }
+
+    fn end_gate(&self) {
+        let gate = lock(&self.table).gate.take();
+        if let Some(gate) = gate {
+            gate.abort();
         }
     }
 
@@ -662,6 +693,21 @@ impl Hub {
 
     /// Ends all tasks and all connections at once, as the end of the process would.
     pub fn abort(&self) {
+        self.end();
+        self.end_gate();
+    }
+
+    /// The end of an orderly close: of the gate only if nobody is to be told any more.
+    fn end_in_order(&self) {
+        self.end();
+        // `shut_gate` looks the other way round.
+        let stays = lock(&self.table).tells_latecomers;
+        if !stays {
+            self.end_gate();
+        }
+    }
+
+    fn end(&self) {
         self.aborted.store(true, Ordering::Release);
         self.closing.store(true, Ordering::Release);
         self.moved.notify_waiters();

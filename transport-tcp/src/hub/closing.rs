@@ -94,7 +94,7 @@ impl Hub {
         if let Some((_, over)) = timer {
             over.abort();
         }
-        self.abort();
+        self.end_in_order();
     }
 
     /// What is to be waited for now; `None` if nothing is.
