@@ -19,7 +19,7 @@ mod hostile;
 mod killed;
 mod leaving;
 mod limits;
-mod owned_clients;
+mod near_clients;
 mod processes;
 mod rendezvous;
 mod replays;
