@@ -1,6 +1,6 @@
 //! Clients that leave while their process lives on.
 
-use crate::support::{here, options, run, run_as, soon, until};
+use crate::support::{barrier_before_death, here, options, run, run_as, soon, until};
 use posthaste::{CallError, ConnectionManager, Fault, LossCause, Message, Part, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
                 assert_eq!(soon("an answer", echo.call(Rank(1 - me.0), number)).await, Ok(number));
             }
         }
-        second.barrier().await.unwrap();
+        barrier_before_death(&second, gone).await;
         if me == gone {
             let pid = rustix::process::getpid();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -137,7 +137,7 @@ fn fault_a_client_that_is_opened_after_a_death_knows_of_it() {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
         let faults = told.clone();
         job.on_error(move |fault| faults.lock().unwrap().push(fault));
-        job.barrier().await.unwrap();
+        barrier_before_death(&job, gone).await;
         if job.rank() == gone {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
         }
