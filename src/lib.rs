@@ -25,7 +25,7 @@ mod place;
 
 pub use bytes::Bytes;
 pub use error::{Error, JoinError, Result};
-pub use job::{Job, TypedMessage};
+pub use job::Job;
 pub use join::{join, join_or_local, solo, solo_with};
 /// Page memory of a peer that a message lies in: read in place, given back when dropped.
 ///
@@ -68,11 +68,12 @@ pub use posthaste_core::{
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, Call, CollectiveError, Collectives,
-    Connection, ConnectionManager, Control, Counter, Element, FetchEach, Fifo, Fill, First, Get, GetInto,
-    GetTo, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend, MultisendError, One,
-    OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement, PutSignal, PutSlice, Received,
-    Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, Service,
-    ServiceOptions, Signal, UpdateEach, Window, Within, Word, WordIndex, WordUpdate, Words, within,
+    Connection, ConnectionManager, Control, Counter, Element, EncodedMessage, FetchEach, Fifo, Fill, First,
+    Get, GetInto, GetTo, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend,
+    MultisendError, One, OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement, PutSignal,
+    PutSlice, Received, Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage,
+    SendSlice, Service, ServiceOptions, Signal, TypedMessage, UpdateEach, Window, Within, Word, WordIndex,
+    WordUpdate, Words, within,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

@@ -295,6 +295,14 @@ impl<T> TrySendError<T> {
             TrySendError::Full(payload) | TrySendError::Failed { payload, .. } => payload,
         }
     }
+
+    /// Why the send cannot succeed; `None`: there is no room now.
+    pub fn into_error(self) -> Option<SendError> {
+        match self {
+            TrySendError::Full(_) => None,
+            TrySendError::Failed { error, .. } => Some(error),
+        }
+    }
 }
 
 /// Why a put, a get or a window operation was refused or failed.

@@ -32,6 +32,7 @@ pub mod pulse;
 pub mod send;
 pub mod service;
 pub mod stream;
+pub mod typed;
 pub mod window;
 pub mod within;
 
@@ -53,6 +54,7 @@ pub use pulse::{Liveness, Pulse};
 pub use send::{SendMessage, SendSlice};
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
+pub use typed::{EncodedMessage, TypedMessage};
 pub use window::{
     AtomicFetch, AtomicUpdate, Element, FetchEach, Get, GetInto, GetTo, GetTyped, One, OwnedRegion, Put,
     PutCopy, PutElement, PutSignal, PutSlice, PutTyped, Region, RegionKey, RegionSlice, RemoteRegion, Signal,

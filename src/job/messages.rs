@@ -2,10 +2,10 @@
 
 use super::Job;
 use bytes::Bytes;
-use posthaste_core::{Fault, Handle, Rank, RegisterError, Scope};
+use posthaste_core::{Fault, Rank, RegisterError, Scope};
 use posthaste_protocols::{
-    ActiveMessage, Buffer, Control, Fill, First, Message, MessageStream, OwnedMessage, Service,
-    ServiceOptions, codec, handler, service, stream,
+    ActiveMessage, Buffer, Control, EncodedMessage, Fill, First, Message, MessageStream, OwnedMessage,
+    Service, ServiceOptions, TypedMessage, handler, service, stream, typed,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -94,16 +94,39 @@ impl Job {
         T: FromBytes + IntoBytes + Immutable + 'static,
         H: Fn(T, Rank, &mut Scope<'_>) + Send + Sync + 'static,
     {
-        let (schema, known_as) = (codec::plain_schema::<T>(), name.to_owned());
-        let typed = move |message: Message<'_>, scope: &mut Scope<'_>| match message.read::<T>(0) {
-            Some(value) if message.len() == size_of::<T>() => handler(value, message.source(), scope),
-            _ => {
-                let (source, bytes) = (message.source(), message.len());
-                tracing::warn!(name = known_as, %source, bytes, "message of the wrong length for its type");
-            }
-        };
-        let message = handler::register(&*self.client, self.handle.clone(), name, schema, typed)?;
-        Ok(TypedMessage { message, element: std::marker::PhantomData })
+        typed::register_plain(&*self.client, self.handle.clone(), name, handler)
+    }
+
+    /// Registers a message of one type that serde encodes; ranks that registered another type under the name refuse it. Send it
+    /// with [`EncodedMessage::send`].
+    ///
+    /// To tell, a few values are deserialized from nothing as it is registered, and forgotten.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::{Rank, Scope};
+    /// let letters = job.counter();
+    /// let count = letters.clone();
+    /// let names = job.register_encoded("names", move |names: Vec<String>, _: Rank, _: &mut Scope| {
+    ///     count.add(names.iter().map(|name| name.len() as u64).sum());
+    /// })?;
+    /// names.send(job.rank(), &vec!["Ada".into(), "Grace".into()])?.await?;
+    /// letters.reach(8).await;
+    /// # job.leave().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the name is taken or impossible, or the job was left.
+    pub fn register_encoded<T, H>(&self, name: &str, handler: H) -> Result<EncodedMessage<T>, RegisterError>
+    where
+        T: Serialize + DeserializeOwned + 'static,
+        H: Fn(T, Rank, &mut Scope<'_>) + Send + Sync + 'static,
+    {
+        typed::register_encoded(&*self.client, self.handle.clone(), name, handler)
     }
 
     /// Registers a message whose handler runs at the first packet and chooses the buffer (D09).
@@ -295,55 +318,5 @@ impl Job {
         H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync + 'static,
     {
         service::register_inline(&*self.client, self.handle.clone(), name, handler)
-    }
-}
-
-/// A registered message of one plain-old-data type.
-///
-/// # Examples
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> posthaste::Result<()> {
-/// let job = posthaste::solo().await?;
-/// use posthaste::{Rank, Scope, TypedMessage};
-/// use zerocopy::{FromBytes, Immutable, IntoBytes};
-///
-/// #[derive(FromBytes, IntoBytes, Immutable)]
-/// #[repr(C)]
-/// struct Step {
-///     number: u32,
-///     work: u32,
-/// }
-///
-/// let work = job.counter();
-/// let total = work.clone();
-/// let step: TypedMessage<Step> = job.register_typed("step", move |step: Step, _: Rank, _: &mut Scope| {
-///     total.add(u64::from(step.number * step.work));
-/// })?;
-/// step.send(job.rank(), &Step { number: 6, work: 7 }).await?;
-/// work.reach(42).await;
-/// assert_eq!(work.value(), 42);
-/// # job.leave().await
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct TypedMessage<T> {
-    message: ActiveMessage,
-    element: std::marker::PhantomData<fn(T)>,
-}
-
-impl<T> Clone for TypedMessage<T> {
-    fn clone(&self) -> Self {
-        Self { message: self.message.clone(), element: std::marker::PhantomData }
-    }
-}
-
-impl<T: IntoBytes + Immutable> TypedMessage<T> {
-    /// Sends a value.
-    ///
-    /// # Cancel safety
-    /// See [`SendMessage`](crate::SendMessage).
-    pub fn send(&self, target: Rank, value: &T) -> posthaste_protocols::SendMessage<'_, Handle> {
-        self.message.send(target, Buffer::copy(value.as_bytes()))
     }
 }

@@ -3,8 +3,6 @@
 mod messages;
 mod operations;
 
-pub use messages::TypedMessage;
-
 use crate::error::{Error, JoinError};
 use crate::place::Place;
 use posthaste_core::Face;

@@ -2,7 +2,7 @@
 
 use crate::support::{Random, driven_by_thread, is_payload, options, others, payload, run, soon};
 use futures::StreamExt;
-use posthaste::{Bytes, Fault, Fill, First, Message, Rank, Scope, SendError};
+use posthaste::{Bytes, CallError, Fault, Fill, First, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -480,6 +480,111 @@ fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
             soon("the refusal", refused.reach(1)).await;
             let again = other.send(Rank(2), &7).await;
             assert_eq!(again, Err(SendError::Fault(Fault::SchemaMismatch(Rank(2)))));
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
+#[test]
+fn m_d07_messages_of_a_type_that_serde_encodes_arrive_as_they_were_and_other_types_are_refused() {
+    use std::collections::BTreeMap;
+
+    #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    enum Event {
+        Joined { name: String, at: u64 },
+        Said(Vec<Option<String>>),
+        Counts(BTreeMap<u32, i64>),
+        Left,
+    }
+    fn event(from: Rank, number: u64) -> Event {
+        let text = "ab".repeat(number as usize % 700);
+        match number % 4 {
+            0 => Event::Joined { name: text, at: u64::MAX - number },
+            1 => Event::Said(vec![None, Some(text), Some(format!("of {from}"))]),
+            2 => Event::Counts(
+                (0..number as u32 % 50).map(|at| (at, i64::from(from.0) - i64::from(at))).collect(),
+            ),
+            _ => Event::Left,
+        }
+    }
+    /// Serde has no way to encode it.
+    #[derive(serde::Deserialize)]
+    struct Stubborn;
+    impl serde::Serialize for Stubborn {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("it will not"))
+        }
+    }
+    run(3, options(), async |job| {
+        let (events, arrived) = (Arc::new(Mutex::new(Vec::new())), job.counter());
+        let (kept, count) = (events.clone(), arrived.clone());
+        let message = job
+            .register_encoded("event", move |event: Event, from, _: &mut Scope| {
+                kept.lock().unwrap().push((from, event));
+                count.add(1);
+            })
+            .unwrap();
+        // Who is told it tells it to rank 0, from inside the handler.
+        let onward = message.clone();
+        let relay = job.register_encoded("relay", move |event: Event, _, scope: &mut Scope| {
+            let sent = onward.send_in(scope, posthaste::Endpoint::new(Rank(0), scope.me().context), &event);
+            assert_eq!(sent, Ok(true));
+        });
+        let relay = relay.unwrap();
+        let stubborn = job.register_encoded("stubborn", |_: Stubborn, _, _: &mut Scope| {}).unwrap();
+        // Rank 2 means something else by this name.
+        let other = if job.rank() == Rank(2) {
+            job.register_encoded("other", |_: String, _, _: &mut Scope| panic!("dispatched")).map(|_| None)
+        } else {
+            job.register_encoded("other", |_: Event, _, _: &mut Scope| panic!("dispatched")).map(Some)
+        };
+        let (other, refused) = (other.unwrap(), job.counter());
+        let count = refused.clone();
+        job.on_error(move |fault| count.add(u64::from(fault == Fault::SchemaMismatch(Rank(2)))));
+        job.barrier().await.unwrap();
+
+        const EACH: u64 = 1500;
+        let mine = |number| event(job.rank(), number);
+        for number in 0..EACH {
+            // One after the other, in all of the ways.
+            if number % 3 == 0 {
+                message.multicast(job.ranks(), &mine(number)).unwrap().await.unwrap();
+            } else {
+                for to in job.ranks() {
+                    if number % 3 == 1 || !message.try_send(to, &mine(number)).unwrap() {
+                        message.send(to, &mine(number)).unwrap().info(b"what").await.unwrap();
+                    }
+                }
+            }
+        }
+        soon("the events", arrived.reach(3 * EACH)).await;
+        for from in job.ranks() {
+            let events = events.lock().unwrap();
+            let of_it = events.iter().filter(|(source, _)| *source == from).map(|(_, event)| event.clone());
+            assert!(of_it.eq((0..EACH).map(|number| event(from, number))), "of rank {from}, in order");
+        }
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            relay.send(Rank(1), &Event::Left).unwrap().await.unwrap();
+            soon("what was passed on", arrived.reach(3 * EACH + 1)).await;
+            assert_eq!(events.lock().unwrap().last(), Some(&(Rank(1), Event::Left)));
+            // Bytes that are no event are dropped where they arrive, and nothing else is.
+            message.untyped().send(Rank(1), [0xff; 9]).await.unwrap();
+            message.send(Rank(1), &Event::Left).unwrap().await.unwrap();
+        } else if job.rank() == Rank(1) {
+            soon("what follows them", arrived.reach(3 * EACH + 1)).await;
+        }
+        let unencodable = stubborn.send(Rank(0), &Stubborn).map(drop);
+        assert!(matches!(unencodable, Err(CallError::Codec { what: "encode", .. })), "{unencodable:?}");
+        assert!(matches!(stubborn.try_send(Rank(9), &Stubborn), Err(CallError::Codec { .. })));
+        let nobody = message.try_send(Rank(9), &Event::Left);
+        assert!(matches!(nobody, Err(CallError::Send(SendError::UnknownRank { .. }))), "{nobody:?}");
+        if let Some(other) = other {
+            other.send(Rank(2), &Event::Left).unwrap().await.unwrap();
+            soon("the refusal", refused.reach(1)).await;
+            let again = other.try_send(Rank(2), &Event::Left);
+            assert_eq!(again, Err(CallError::Fault(Fault::SchemaMismatch(Rank(2)))));
         }
         job.barrier().await.unwrap();
         assert_eq!(job.stats().panics, 0);
