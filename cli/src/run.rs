@@ -83,7 +83,7 @@ impl Device {
 const USAGE: i32 = 2;
 
 /// Starts the ranks and waits for them; returns the exit code: that of the first failure, 128 + n for signal n, 126
-/// for a program that cannot be run, 127 for one that is not there.
+/// for a program that cannot be run, 127 for one that is not there, or that a listed host cannot run, and 255 for a lost host.
 pub fn main(args: &Args) -> i32 {
     let Some((program, arguments)) = args.command.split_first() else { return USAGE };
     if let Some(option) = program.to_str().filter(|program| program.starts_with('-')) {

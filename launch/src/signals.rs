@@ -67,7 +67,10 @@ pub(crate) fn forward_to(job: Weak<dyn Target>) -> io::Result<()> {
         std::thread::Builder::new().name("signals".into()).spawn(move || listen(signals))?;
         *listening = true;
     }
-    lock(&JOBS).push(job);
+    let mut jobs = lock(&JOBS);
+    // Not only at the next signal, which may never come.
+    jobs.retain(|job| job.strong_count() > 0);
+    jobs.push(job);
     Ok(())
 }
 

@@ -407,8 +407,11 @@ impl Launch {
             }
         }
         let placement = placement.map_err(LaunchError::Invalid)?;
-        if placement.counts().len() > 1 && !self.broker_ranks.is_empty() {
-            return invalid("the broker hands descriptors out on one node only".into());
+        let is_whole = placement.counts().len() == 1 && (0..self.ranks).all(|rank| placement.starts(rank));
+        if !is_whole && !self.broker_ranks.is_empty() {
+            return invalid(
+                "the broker hands descriptors out on one node only, to ranks of a whole job".into(),
+            );
         }
         let out_of_range = |rank: &&u32| **rank >= self.ranks || !placement.starts(**rank);
         if let Some(rank) = self.delays.keys().chain(&self.broker_ranks).find(out_of_range) {

@@ -77,7 +77,7 @@ impl Supervisor {
             }
             Err(error) => {
                 lock(&self.shared.state).signal_all(Signal::KILL);
-                self.end_waiting();
+                self.end_waiting(None);
                 self.supervise();
                 let _ = started.send(Err(error));
             }
@@ -139,6 +139,7 @@ impl Supervisor {
     fn take_requests(&mut self) {
         let mut state = lock(&self.shared.state);
         let mut ending = state.abort;
+        let mut told = None;
         if state.abort {
             state.signal_all(Signal::KILL);
         }
@@ -149,6 +150,7 @@ impl Supervisor {
                 continue;
             }
             ending = true;
+            told.get_or_insert(signal);
             // Some send it to a process and then to its group: that is one request.
             let again = self.interrupted.is_some_and(|first| first.elapsed() > AT_ONCE);
             if again && signal != Signal::HUP {
@@ -158,7 +160,7 @@ impl Supervisor {
         }
         drop(state);
         if ending {
-            self.end_waiting();
+            self.end_waiting(told);
             self.deadline.get_or_insert_with(|| Instant::now() + self.launch.grace);
         }
     }
@@ -394,7 +396,7 @@ impl Supervisor {
         state.signal_all(Signal::TERM);
         state.ended_early |= Self::others_left(&state);
         drop(state);
-        self.end_waiting();
+        self.end_waiting(None);
         self.deadline.get_or_insert_with(|| Instant::now() + self.launch.grace);
     }
 
@@ -402,14 +404,25 @@ impl Supervisor {
         state.slots.iter().any(|slot| matches!(slot, Slot::Waiting | Slot::Running(_)))
     }
 
-    /// Gives up the ranks that have yet to start.
-    fn end_waiting(&mut self) {
+    /// Gives up the ranks that have yet to start. By a signal: they cannot tell that it ended them, as those do that run.
+    fn end_waiting(&mut self, signal: Option<Signal>) {
         let mut state = lock(&self.shared.state);
         state.ended_early |= Self::others_left(&state);
-        for slot in &mut state.slots {
+        let mut first = None;
+        for (rank, slot) in state.slots.iter_mut().enumerate() {
             if matches!(slot, Slot::Waiting) {
                 *slot = Slot::Ended(RankEnd::NotStarted);
+                first.get_or_insert(rank as u32);
             }
+        }
+        if let Some((rank, signal)) = first.zip(signal) {
+            let cause = Cause::Signal(signal.as_raw());
+            state.first_failure.get_or_insert(Failure {
+                rank,
+                pid: None,
+                cause,
+                after: self.began.elapsed(),
+            });
         }
         drop(state);
         self.fds.clear();

@@ -39,7 +39,15 @@ pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
         return flush_queue(face, Endpoint::new(rank, own)).await;
     }
     let all = (0..contexts).map(|context| flush_queue(face, Endpoint::new(rank, ContextId(context))));
-    join_all(all).await.into_iter().collect()
+    worst(join_all(all).await)
+}
+
+/// Of several ends, the first that is neither well nor tells only that a peer is gone, whose operations have ended, too; or the
+/// first that is not well.
+fn worst(ended: Vec<Result<(), SendError>>) -> Result<(), SendError> {
+    let goes_on = |end: &&Result<(), SendError>| matches!(end, Err(error) if !matches!(error, SendError::Fault(fault) if fault.peer().is_some()));
+    let not_well = || ended.iter().find(|end| end.is_err());
+    ended.iter().find(goes_on).or_else(not_well).cloned().unwrap_or(Ok(()))
 }
 
 /// Awaits that what does not wait in the order of the context has left its place: what is in FIFOs of their own, and replays
@@ -123,6 +131,5 @@ pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
             std::future::poll_fn(|cx| posted.poll(cx)).await
         }
     };
-    let ended = join_all(targets.into_iter().map(|target| flush_queue(face, target))).await;
-    ended.into_iter().collect()
+    worst(join_all(targets.into_iter().map(|target| flush_queue(face, target))).await)
 }

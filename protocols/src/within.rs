@@ -171,6 +171,11 @@ impl Alarm {
         if has_come(self.at) { Poll::Ready(Fault::DeadlineExceeded) } else { Poll::Pending }
     }
 
+    /// As [`poll`](Self::poll), awaited.
+    pub async fn ended<F: Face>(mut self, face: &F) -> Fault {
+        std::future::poll_fn(|cx| self.poll(face, cx)).await
+    }
+
     fn set<F: Face>(&mut self, face: &F, bell: Bell) {
         if let Some(ticket) = bell.ticket {
             // Nobody gets to an owned context but by its own face, unless that drives whoever asks.

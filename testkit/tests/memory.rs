@@ -2,10 +2,17 @@
 
 use posthaste_core::engine::{EngineConfig, FifoOptions, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
 use posthaste_core::protocol::Flow;
-use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, Ticket, Value};
+use posthaste_core::{
+    Client, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, SendError, Ticket, Value,
+};
+use posthaste_protocols::{CollectiveError, Collectives, Exchange};
 use posthaste_testkit::conformance::harnesses::SimHarness;
 use posthaste_testkit::conformance::{Log, Message, Outbox, Probe, World, run_seeds};
-use posthaste_testkit::sim::{Ration, SimOptions};
+use posthaste_testkit::sim::{Ration, SimOptions, SimWorld};
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 const ZERO: Rank = Rank(0);
 const ONE: Rank = Rank(1);
@@ -387,4 +394,60 @@ fn a_run_whose_protocol_is_refused_while_it_waits_for_credit_keeps_no_slot() {
         let free = free_slots(&world, 5000);
         assert!(next.iter().all(|slot| free.contains(slot)), "one of {next:?} is kept");
     });
+}
+
+/// A job whose ranks can call collective operations, and rank 0 of which has no memory for another lane.
+fn without_lanes(seed: u64) -> (SimWorld, Vec<(Exchange, Collectives)>) {
+    let shape = JobShape { ranks: 3, clients: 1, contexts: 1 };
+    let world = SimWorld::new(shape, seed, SimOptions::default(), EngineConfig::default());
+    let member = |client: &Arc<Client>| {
+        let exchange = Exchange::new(&**client).expect("the name is free");
+        (exchange, Collectives::new(&**client, &[]).expect("the name is free"))
+    };
+    let members = world.clients().iter().map(member).collect();
+    world.fabric().ration(ZERO, Ration::NoLanes);
+    (world, members)
+}
+
+/// Runs calls of all ranks, the others' for a while without rank 0's being able to tell them anything.
+fn end_in_spite_of_it<R: std::fmt::Debug>(
+    world: &mut SimWorld,
+    calls: impl IntoIterator<Item: Future<Output = R>>,
+) -> Vec<R> {
+    let mut calls = std::pin::pin!(futures::future::join_all(calls));
+    let until = world.fabric().now() + Duration::from_millis(130);
+    let mut cx = Context::from_waker(Waker::noop());
+    while world.fabric().now() < until {
+        let early = calls.as_mut().poll(&mut cx);
+        assert!(early.is_pending(), "the others know without having been told: {early:?}");
+        world.step();
+    }
+    world.fabric().ration(ZERO, Ration::Enough);
+    world.run(calls, 2_000_000)
+}
+
+#[test]
+fn a_collective_call_that_lacked_memory_ends_on_all_ranks_when_there_is_some() {
+    for seed in 0..10 {
+        let (mut world, members) = without_lanes(seed);
+        let ends = end_in_spite_of_it(&mut world, members.iter().map(|(exchange, _)| exchange.barrier()));
+        for (rank, end) in ends.iter().enumerate() {
+            let fault = end.as_ref().expect_err("rank 0 had no memory for its part");
+            let fault = match fault {
+                SendError::Fault(fault) => fault,
+                other => panic!("seed {seed}, rank {rank}: {other}"),
+            };
+            assert!(lacks_memory(fault), "seed {seed}, rank {rank}: {fault}");
+        }
+        drop((members, world));
+
+        let (mut world, members) = without_lanes(seed);
+        let groups: Vec<_> = members.iter().map(|(_, collectives)| collectives.world()).collect();
+        let barriers = groups.iter().map(|group| group.barrier());
+        for (rank, end) in end_in_spite_of_it(&mut world, barriers).into_iter().enumerate() {
+            let error = end.expect_err("rank 0 had no memory for its part");
+            let lacks = matches!(&error, CollectiveError::Fault(fault) if lacks_memory(fault));
+            assert!(lacks, "seed {seed}, rank {rank}: {error}");
+        }
+    }
 }

@@ -64,6 +64,8 @@ pub(crate) struct Gate {
     accepted: u64,
     /// The listener is left alone until then.
     closed_until: Option<Instant>,
+    /// The system did not let the alarm be set: the gate looks by itself until it does.
+    unset: bool,
 }
 
 impl Gate {
@@ -82,6 +84,7 @@ impl Gate {
             ready: Vec::new(),
             accepted: 0,
             closed_until: None,
+            unset: false,
         })
     }
 
@@ -101,6 +104,11 @@ impl Gate {
                 tokio::time::sleep_until(until.into()).await;
             }
             let next = self.next_deadline();
+            if self.unset {
+                tokio::time::sleep(BREATHE).await;
+                self.turn();
+                continue;
+            }
             let rung = poll_fn(|cx| self.alarm.poll(cx));
             match next {
                 Some(at) => {
@@ -146,9 +154,13 @@ impl Gate {
         }
         // Not edge after edge: the alarm is told anew of what is still there.
         self.alarm.clear();
-        if let Err(error) = self.alarm.set() {
+        let set = self.alarm.set();
+        if let Err(error) = &set
+            && !self.unset
+        {
             tracing::error!(me = %self.hub.me, %error, "cannot wait for connections");
         }
+        self.unset = set.is_err();
         let late: Vec<usize> = self
             .waiting
             .iter()

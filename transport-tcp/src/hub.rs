@@ -143,6 +143,12 @@ impl Table {
         self.stages.iter().any(met)
     }
 
+    /// Whether a connection with the rank is being made.
+    fn is_connecting_to(&self, rank: Rank, shape: JobShape) -> bool {
+        let to_rank = |index: usize| shape.endpoint(index).rank == rank;
+        self.stages.iter().any(|((_, index), stage)| matches!(stage, Stage::Dialing(_)) && to_rank(*index))
+    }
+
     /// Whether a context may talk to what is known as the rank: of a rank that was started again its port has to know.
     fn admits(&self, context: ContextId, rank: Rank) -> bool {
         match self.ranks.get(rank.index()).and_then(|known| known.restarted) {
@@ -329,6 +335,8 @@ impl Hub {
         let latest = known.restarted.or_else(|| Some(self.book.get(claim.from.rank)?.incarnation));
         match latest.map(|latest| claim.incarnation.cmp(&latest)) {
             Some(Compared::Less) => return Verdict::Spent,
+            // Nobody moves the ports any more: whoever was started again would be told to try again for ever.
+            _ if self.aborted.load(Ordering::Acquire) => return Verdict::Leaving,
             // Whoever tells of restarts is still to tell this side, or its port: it tries again.
             Some(Compared::Greater) => return Verdict::Yield,
             _ if !known.told && !known.left && !table.admits(claim.to, claim.from.rank) => {
@@ -341,6 +349,10 @@ impl Hub {
         }
         let key = (claim.to, self.shape.index(claim.from));
         match table.stages.get(&key) {
+            // Another context still has something for it, which it would not take any more: it asks again.
+            None if self.is_closing() && table.is_connecting_to(claim.from.rank, self.shape) => {
+                return Verdict::Yield;
+            }
             None if self.is_closing() => return Verdict::Leaving,
             None => {}
             Some(Stage::Dialing(_)) if claim.from < Endpoint::new(self.me, claim.to) => {}
@@ -424,6 +436,8 @@ impl Hub {
                 return;
             }
             let was = table.stages.insert((context, self.shape.index(peer)), Stage::Over);
+            // The other side may have accepted such a one, and what it has sent there counts: it comes to its own end.
+            let is_connecting = table.is_connecting_to(peer.rank, self.shape);
             let known = &mut table.ranks[peer.rank.index()];
             if was == Some(Stage::Open) {
                 known.open -= 1;
@@ -433,7 +447,7 @@ impl Hub {
             known.left |= left;
             // Who ended the connection knows better than who saw its end.
             cause = cause.map(|cause| known.blamed.unwrap_or(cause));
-            let waits = left && known.open > 0;
+            let waits = left && (known.open > 0 || is_connecting);
             let told = peer.rank != self.me && !known.told && !waits;
             known.told |= told;
             if told {
@@ -556,8 +570,14 @@ impl Hub {
             if table.has_met(rank, self.shape) {
                 return;
             }
+            let is_connecting = table.is_connecting_to(rank, self.shape);
             let Some(known) = table.ranks.get_mut(rank.index()) else { return };
-            known.left |= matches!(fault, Fault::PeerClosed(_));
+            let left = matches!(fault, Fault::PeerClosed(_));
+            known.left |= left;
+            if left && is_connecting {
+                // It may have accepted that, and sent something: the attempt tells.
+                return;
+            }
             if std::mem::replace(&mut known.told, true) {
                 return;
             }
@@ -576,7 +596,8 @@ impl Hub {
     /// Somebody has seen the rank's process end. Connections with it live on where a process that it forked holds them: what
     /// it has sent is let in for a moment, and then they are ended.
     pub fn died(self: &Arc<Self>, rank: Rank) {
-        let (hub, peer) = (self.clone(), (rank, self.incarnation_of(rank)));
+        let incarnation = self.incarnation_of(rank);
+        let (hub, peer) = (self.clone(), (rank, incarnation));
         {
             let mut table = lock(&self.table);
             if let Some(known) = table.ranks.get_mut(rank.index()) {
@@ -595,8 +616,29 @@ impl Hub {
                 let _ = socket2::SockRef::from(&*stream).set_linger(Some(Duration::ZERO));
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
+            // Ports tell when they have seen that. A context that nobody moves must not keep it from the others.
+            tokio::time::sleep(LAST_WORDS).await;
+            hub.is_dead(rank, incarnation);
         });
         self.gone(rank, Fault::PeerLost(rank), LossCause::Exited);
+    }
+
+    /// An incarnation of a rank is dead, and no connection with it is of use any more, whoever has yet to see that.
+    fn is_dead(&self, rank: Rank, incarnation: u64) {
+        let fault = Fault::PeerLost(rank);
+        {
+            let mut table = lock(&self.table);
+            let Some(known) = table.ranks.get_mut(rank.index()).filter(|_| rank != self.me) else { return };
+            let is_another = known.restarted.is_some_and(|restarted| restarted != incarnation);
+            if is_another || known.left || std::mem::replace(&mut known.told, true) {
+                return;
+            }
+            table.unaware.retain(|(_, other)| *other != rank);
+        }
+        if !self.is_closing() {
+            let (incarnation, cause) = (told_incarnation(incarnation), Some(LossCause::Exited));
+            self.tell(rank, PeerEvent::Down { fault, incarnation, cause });
+        }
     }
 
     /// A connection is about to be ended on this side, for that reason.
@@ -645,10 +687,7 @@ impl Hub {
 
     /// Whether a connection with the rank is being made, by any context.
     pub fn is_connecting_to(&self, rank: Rank) -> bool {
-        let table = lock(&self.table);
-        let shape = self.shape;
-        let to_rank = |index: usize| shape.endpoint(index).rank == rank;
-        table.stages.iter().any(|((_, index), stage)| matches!(stage, Stage::Dialing(_)) && to_rank(*index))
+        lock(&self.table).is_connecting_to(rank, self.shape)
     }
 
     /// Whether there is, or was, a connection with the rank.

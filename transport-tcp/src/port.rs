@@ -6,6 +6,7 @@ use crate::tx::{Transit, Tx};
 use crate::watch::{TELLS, Watch};
 use posthaste_core::device::{Body, Inject, Injected, Packet, Sink, Sources, Verdict};
 use posthaste_core::{ContextId, Descriptor, Endpoint, Fault, Loan, LossCause, Port, Rank};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 /// So many connections are read without asking first which of them has something.
@@ -44,6 +45,15 @@ impl TcpPort {
         }
     }
 
+    /// A connection is not used any more. That it is dropped ends it, and has it out of the watch, only where no process that was
+    /// forked off holds it, too.
+    fn end_link(&mut self, index: usize, link: RxLink) {
+        if let Err(error) = self.watch.remove(&*link.stream, index as u64) {
+            tracing::debug!(me = %self.hub.me, %error, "a connection was not watched");
+        }
+        end_stream(&link.stream);
+    }
+
     /// Connections that were settled, and whether the device closes.
     #[cold]
     fn answer_door(&mut self) -> usize {
@@ -54,16 +64,19 @@ impl TcpPort {
             let index = self.hub.shape.index(peer);
             if !self.hub.is_current(self.context, peer.rank, incarnation) {
                 // It was settled with an incarnation that has died since.
+                end_stream(&stream);
                 continue;
             }
             if self.tx.is_dead(index) {
                 // The engine has given the rank up since. The peer is to see that.
                 let (fault, cause) = (Fault::PeerLost(peer.rank), LossCause::Unreachable);
+                end_stream(&stream);
                 self.hub.ended(self.context, peer, incarnation, fault, cause);
                 continue;
             }
             if let Err(error) = self.watch.add(&*stream, index as u64) {
                 tracing::warn!(%peer, %error, "a connection cannot be watched");
+                end_stream(&stream);
                 let (fault, cause) = (Fault::PeerLost(peer.rank), LossCause::Broken(error.kind()));
                 self.hub.ended(self.context, peer, incarnation, fault, cause);
                 continue;
@@ -161,7 +174,7 @@ impl TcpPort {
         };
         let incarnation = link.incarnation;
         let cause = link.broken.map_or(LossCause::Disconnected, LossCause::Broken);
-        drop(link);
+        self.end_link(index, *link);
         self.open.retain(|&open| open != index);
         let peer = self.hub.shape.endpoint(index);
         let fault = match end {
@@ -278,6 +291,13 @@ impl Port for TcpPort {
         }
     }
 
+    fn has_packets_of(&self, rank: Rank) -> bool {
+        let of_it = |link: &RxLink| link.ready && !link.held;
+        self.open.iter().any(|&index| {
+            self.hub.shape.endpoint(index).rank == rank && self.links[index].as_deref().is_some_and(of_it)
+        })
+    }
+
     fn peer_down(&mut self, rank: Rank) {
         if rank == self.hub.me {
             return;
@@ -289,9 +309,10 @@ impl Port for TcpPort {
                 self.open.retain(|&open| open != index);
                 self.tx.kill(index, Fault::PeerLost(rank));
                 if let Some(link) = was_open {
-                    let peer = self.hub.shape.endpoint(index);
+                    let (peer, incarnation) = (self.hub.shape.endpoint(index), link.incarnation);
+                    self.end_link(index, *link);
                     let (fault, cause) = (Fault::PeerLost(rank), LossCause::Disconnected);
-                    self.hub.ended(self.context, peer, link.incarnation, fault, cause);
+                    self.hub.ended(self.context, peer, incarnation, fault, cause);
                 }
             }
         }
@@ -305,4 +326,10 @@ impl Port for TcpPort {
         }
         self.hub.admit(self.context, rank, incarnation);
     }
+}
+
+/// Ends a connection in both directions, whoever else holds it.
+fn end_stream(stream: &TcpStream) {
+    // One that is broken already needs no ending.
+    let _ = stream.shutdown(Shutdown::Both);
 }

@@ -53,8 +53,10 @@ pub(crate) fn watched(socket: SockRef<'_>, times: &Times) -> io::Result<()> {
         let keepalive = {
             // Where nothing else watches, so many unanswered probes are the end.
             #[cfg(not(windows))]
-            let probes = (times.silence - times.silence / 3).as_secs().clamp(1, 100) as u32 + 1;
-            let keepalive = keepalive.with_interval(SECOND);
+            let (interval, probes) = probes(times.silence.saturating_sub(third));
+            #[cfg(windows)]
+            let interval = SECOND;
+            let keepalive = keepalive.with_interval(interval);
             #[cfg(not(windows))]
             let keepalive = keepalive.with_retries(probes);
             keepalive
@@ -69,6 +71,16 @@ pub(crate) fn watched(socket: SockRef<'_>, times: &Times) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// How far apart, and how many, probes are of which the last is past that time: no more than kernels allow, and not more often than
+/// once a second.
+#[cfg(not(windows))]
+fn probes(time: Duration) -> (Duration, u32) {
+    const MOST: u32 = 100;
+    let seconds = time.as_secs().max(1).saturating_add(1);
+    let interval = seconds.div_ceil(u64::from(MOST));
+    (Duration::from_secs(interval), seconds.div_ceil(interval) as u32 + 1)
 }
 
 /// Chooses, before a socket connects or listens there, how it finds the pace of an address. Within a host nothing can be

@@ -158,8 +158,10 @@ impl Scope<'_> {
         let (control, peer) = (ControlId(control), self.state.peer(index));
         if peer.has_unknown_controls() || !self.run_control(index, control, payload) {
             let peer = self.state.peer(index);
+            // Of a sender that has ended nothing more comes than what the device has already.
+            let is_bounded = !peer.ends;
             let controls = peer.controls.get_or_insert_default();
-            if controls.unknown.len() >= UNKNOWN {
+            if is_bounded && controls.unknown.len() >= UNKNOWN {
                 return Some(Verdict::Hold);
             }
             controls.unknown.push_back((control, payload));

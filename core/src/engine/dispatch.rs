@@ -219,7 +219,7 @@ impl Sink for Dispatcher<'_> {
             return Verdict::Taken;
         }
         match self.handlers.get(local.index()) {
-            Some(handler) => scope.dispatch(&**handler, message, flow),
+            Some(handler) => scope.dispatch(&**handler, message, flow, true),
             None => scope.dispatch_late(message, local, flow),
         }
         Verdict::Taken
@@ -435,7 +435,7 @@ impl Scope<'_> {
         Some(span)
     }
 
-    fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow) {
+    fn dispatch(&mut self, protocol: &dyn Protocol, message: Incoming<'_>, flow: Flow, asks_where: bool) {
         let asks = message.cookie != 0 && protocol.takes_requests();
         if asks && self.is_asked_too_much(protocol, &message, flow) {
             return;
@@ -451,7 +451,7 @@ impl Scope<'_> {
         };
         self.state.stats.received(arrived.bytes);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            if protocol.chooses_buffer() {
+            if asks_where && protocol.chooses_buffer() {
                 self.first_packet(protocol, message);
             } else {
                 protocol.on_message(self, message);
@@ -476,12 +476,19 @@ impl Scope<'_> {
         busy
     }
 
-    /// The handler of a protocol that was registered a moment ago, or of a streamed message.
+    /// The handler of a protocol that was registered a moment ago, or of a message that has landed.
     #[cold]
     pub(super) fn dispatch_late(&mut self, message: Incoming<'_>, local: ProtocolId, flow: Flow) {
         // Protocols are never taken out of the registry.
         if let Some(protocol) = self.state.registry.get(local) {
-            self.dispatch(&*protocol, message, flow);
+            self.dispatch(&*protocol, message, flow, true);
+        }
+    }
+
+    /// The handler of a streamed message that is whole: it was asked before where that goes, and said nowhere else.
+    pub(super) fn dispatch_whole(&mut self, message: Incoming<'_>, local: ProtocolId, flow: Flow) {
+        if let Some(protocol) = self.state.registry.get(local) {
+            self.dispatch(&*protocol, message, flow, false);
         }
     }
 

@@ -87,6 +87,12 @@ impl State {
             waiters.extend(out.waiters.drain(..).map(|waiter| waiter.ticket));
         }
         let mut fifo = peer.fifo.take();
+        if let Some(fifo) = &fifo {
+            // The peer does not hear of these, and nothing of theirs is to go out as if it had.
+            for out in peer.outgoing.iter_mut().filter(|out| out.announced > fifo.head()) {
+                (out.declared, out.open, out.announced) = (false, false, 0);
+            }
+        }
         let rank = peer.endpoint.rank;
         let queued = std::mem::take(&mut peer.queued_rma);
         self.gates.queued(rank, -(queued as i32));

@@ -355,6 +355,9 @@ impl Scope<'_> {
             // What was promised goes to others meanwhile.
             self.state.ungrant(wait);
             takes?;
+            if matches!(wait, Wait::Never | Wait::InTurn) {
+                return Ok(Ok(Sent::Full(payload)));
+            }
             return Ok(match self.operation(Some(args.target.rank)) {
                 Ok(ticket) => {
                     let State { fifos, completer, .. } = &mut *self.state;

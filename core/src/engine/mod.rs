@@ -62,6 +62,10 @@ use slab::Slab;
 const PACKETS_OF_A_LANE: usize = 1 << 13;
 /// Times that so many are taken from every lane, before a peer that still has packets is no further waited for.
 const DRAINS: usize = 256;
+/// Rounds in which something moved, and in which nothing did, after which senders that wait are paid small debts, too: so many
+/// that a stream whose sender always waits takes no record a message.
+const ROUNDS_UNPAID: u32 = 1024;
+const IDLE_ROUNDS_UNPAID: u32 = 64;
 
 /// Something another thread wants done under the token.
 pub enum Work {
@@ -111,6 +115,8 @@ pub struct Engine {
     watching: bool,
     /// How many tasks handlers had started when that was asked last.
     starts_told: u32,
+    /// Rounds in which senders waited for credit and were not paid all that they are owed.
+    unpaid_rounds: u32,
 }
 
 impl std::fmt::Debug for Engine {
@@ -224,6 +230,7 @@ impl Engine {
             settle_at: None,
             watching: false,
             starts_told: 0,
+            unpaid_rounds: 0,
         };
         (engine, slots)
     }
@@ -274,8 +281,23 @@ impl Engine {
                 self.take_goodbyes();
             }
         }
+        if !self.state.wanting.is_empty() {
+            events += self.pay_now_and_then(events == 0);
+        }
         self.state.stats.events += events as u64;
         events
+    }
+
+    /// Who sleeps pays before that what senders wait for; who never does, as one that only calls `advance`, or is kept busy by
+    /// others, every so many rounds. Returns the number of records that took.
+    #[cold]
+    fn pay_now_and_then(&mut self, is_idle: bool) -> usize {
+        self.unpaid_rounds += 1;
+        if self.unpaid_rounds < if is_idle { IDLE_ROUNDS_UNPAID } else { ROUNDS_UNPAID } {
+            return 0;
+        }
+        self.unpaid_rounds = 0;
+        self.scope().pay_who_waits()
     }
 
     #[cold]
@@ -455,8 +477,10 @@ impl Engine {
             }
         });
         if memory {
-            // What waits for some tries again with the next advance, and says so if there is none.
+            // What waits for some tries again with the next advance, and says so if there is none. That is to come before a sleep:
+            // nobody rings when others give memory back.
             self.state.waits_for_memory = false;
+            self.state.restless |= !self.state.busy.is_empty();
         }
         if landings {
             self.state.landings_in_time(now);

@@ -225,8 +225,12 @@ impl Scope<'_> {
 
     /// Whether what was refused for want of memory waits until there is some: an answer that needs no page, and so only its lane.
     pub(super) fn waits_for_lane(&self, descriptor: &Descriptor, stop: Stop) -> bool {
+        matches!(descriptor.protocol.0, wire::REPLY | wire::REFUSE) && self.lacks_lane(descriptor, stop)
+    }
+
+    /// Whether what was refused needs no page, and so only its lane, for which there is no memory.
+    fn lacks_lane(&self, descriptor: &Descriptor, stop: Stop) -> bool {
         matches!(stop, Stop::Fault(Fault::OutOfMemory(_)))
-            && matches!(descriptor.protocol.0, wire::REPLY | wire::REFUSE)
             && descriptor.len <= self.state.routes.of(descriptor.rank).max_inline as u64
     }
 
@@ -241,7 +245,9 @@ impl Scope<'_> {
         match injected.stop {
             Stop::Full => None,
             stop @ Stop::Fault(fault) => {
-                if self.waits_for_lane(&front, stop) {
+                // What the messager says of itself is said once, and what is behind it goes by it.
+                let is_own = front.protocol.0 < wire::FIRST_USER && front.op == Op::Send;
+                if is_own && self.lacks_lane(&front, stop) {
                     self.state.wait_for_memory();
                     return None;
                 }

@@ -4,6 +4,7 @@ use super::Scope;
 use super::dispatch::{Arrived, Resolution};
 use super::peer::Assembly;
 use super::send::owned_info;
+use crate::descriptor::Info;
 use crate::device::{Body, Packet, Verdict};
 use crate::ids::ProtocolId;
 use crate::memory::{Source, expect_all_of};
@@ -127,19 +128,15 @@ impl Scope<'_> {
         }
         match into {
             Accept::Whole if aside => {
-                let whole = Bytes::from(whole);
-                let mut packet = Packet::plain(source, protocol, cookie, Body::Owned(&whole));
-                packet.info = info.as_bytes();
-                self.set_aside(index, &mut packet);
-                // Its name may have been registered since it began, when nothing of it was here.
-                self.state.aside_seen = None;
+                self.set_aside_whole(index, protocol, cookie, &info, Bytes::from(whole));
             }
             Accept::Whole => {
                 if let Resolution::Local(local, flow) = self.resolve(index, protocol) {
                     let whole = Bytes::from(whole);
                     let body = Body::Owned(&whole);
                     let message = Incoming { source, info: info.as_bytes(), body, protocol, life, cookie };
-                    self.dispatch_late(message, local, flow);
+                    // Its protocol was asked where it goes when it began.
+                    self.dispatch_whole(message, local, flow);
                 }
             }
             Accept::Fill { buffer, done, .. } => {
@@ -154,6 +151,24 @@ impl Scope<'_> {
             Accept::Discard if settled => {}
             Accept::Discard => self.used_up(index, Credit { endpoint: source, protocol, life, bytes: total }),
         }
+    }
+
+    /// Sets a message aside that came in parts, now that it is whole.
+    #[cold]
+    pub(super) fn set_aside_whole(
+        &mut self,
+        index: usize,
+        protocol: ProtocolId,
+        cookie: u64,
+        info: &Info,
+        whole: Bytes,
+    ) {
+        let source = self.state.shape.endpoint(index);
+        let mut packet = Packet::plain(source, protocol, cookie, Body::Owned(&whole));
+        packet.info = info.as_bytes();
+        self.set_aside(index, &mut packet);
+        // Its name may have been registered since it began, when nothing of it was here.
+        self.state.aside_seen = None;
     }
 
     /// A streamed message that went into a buffer or nowhere is consumed, if it was credited.

@@ -48,6 +48,10 @@ impl Server {
         match place {
             Some(place) => {
                 tracing::debug!(rank, %place, "stands by to serve the news");
+                // Of those who have moved to one that is gone by now the first are the first to be forgotten.
+                if self.standbys.len() >= STANDBYS {
+                    self.standbys.remove(0);
+                }
                 self.standbys.push((rank, place));
                 self.standbys_changed();
             }

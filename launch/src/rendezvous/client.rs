@@ -218,7 +218,12 @@ impl Visit<'_> {
         let channel = self.judge(place, initiator, &answer)?;
         let mut connection = Connection { stream, channel, content: Vec::new(), taken: 0 };
         let finish = connection.channel.finish().ok_or_else(|| again("the cipher failed"))?;
-        let until = self.deadline.min(Instant::now() + STEP);
+        // The server has shown that it has the key. One that is stopped, or has many to let in, takes its time, and whoever goes
+        // away meanwhile is taken for ended; but one that moves has others to go to.
+        let until = match self.moves {
+            None => self.deadline,
+            Some(_) => self.deadline.min(Instant::now() + STEP),
+        };
         let (header, body) = write_all(&connection.stream, &finish, until)
             .and_then(|()| connection.receive(until))
             .map_err(|error| Attempt::Again(format!("it gives this rank no seat ({error})")))?;

@@ -5,6 +5,7 @@ use super::group_state::{GroupState, Notice, WINDOW};
 use super::run::{Outgoing, Sent as RunSent};
 use super::state::Peer;
 use super::wire::{Origin, PART_INFO, Record, Tag, put_part_info};
+use crate::exchange::Again;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
@@ -19,12 +20,14 @@ pub(super) struct Outlet {
     pub id: ProtocolId,
 }
 
-/// Waits for room towards a peer.
+/// Waits for room towards a peer, or for memory.
 struct Room {
     hub: Arc<Hub>,
     to: Rank,
     ticket: Ticket,
     promise: Option<Wait>,
+    /// There was no memory, either.
+    again: Option<Again>,
 }
 
 impl Wake for Room {
@@ -44,7 +47,11 @@ impl Room {
     }
 
     fn look(self: Arc<Self>, scope: &mut Scope<'_>) {
-        if self.poll() {
+        let time_has_come = |scope: &mut Scope<'_>| {
+            let handle = self.hub.handle();
+            self.again.zip(handle).is_some_and(|(again, handle)| again.has_come(&handle, scope))
+        };
+        if self.poll() || time_has_come(scope) {
             self.hub.room_made(scope, self.to, self.promise);
         }
     }
@@ -65,17 +72,21 @@ impl Way<'_, '_> {
 
     /// From now on everything to that peer waits for the ticket; false: it has ended already.
     fn congest(&mut self, to: Rank, ticket: Ticket, promise: Option<Wait>) -> bool {
-        let room = Arc::new(Room { hub: self.hub.clone(), to, ticket, promise });
-        let peer = &mut self.peers[to.index()];
+        self.wait_for(Room { hub: self.hub.clone(), to, ticket, promise, again: None })
+    }
+
+    fn wait_for(&mut self, room: Room) -> bool {
+        let room = Arc::new(room);
+        let peer = &mut self.peers[room.to.index()];
         if room.poll() {
-            peer.promise = promise;
+            peer.promise = room.promise;
             return false;
         }
         peer.congested = true;
         true
     }
 
-    /// Sends a record, now or in its turn. One that cannot be sent any more is for a peer that is gone.
+    /// Sends a record, now or in its turn, or when there is memory. One that cannot be sent any more is for a peer that is gone.
     pub fn record(&mut self, to: Rank, record: &Bytes) {
         loop {
             let peer = &mut self.peers[to.index()];
@@ -92,6 +103,21 @@ impl Way<'_, '_> {
                     continue;
                 }
                 Ok(Sent::Done | Sent::Full(_)) => {}
+                Err((SendError::Fault(Fault::OutOfMemory(what)), _)) => {
+                    tracing::debug!(%to, what, "collective record put off");
+                    let again = self.hub.handle().map(|handle| Again::towards(to, &handle, self.scope));
+                    match again.transpose() {
+                        Ok(None) => {}
+                        // It keeps its place, and is the first to go when the time has come.
+                        Ok(Some(again)) => {
+                            let hub = self.hub.clone();
+                            let (ticket, again) = (again.ticket, Some(again));
+                            self.wait_for(Room { hub, to, ticket, promise: None, again });
+                            self.peers[to.index()].records.push_back(record.clone());
+                        }
+                        Err(fault) => tracing::warn!(%to, %fault, "collective record not sent"),
+                    }
+                }
                 Err((error, _)) => tracing::debug!(%to, %error, "collective record not sent"),
             }
             return;

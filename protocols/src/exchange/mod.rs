@@ -25,6 +25,7 @@ use bytes::{Bytes, BytesMut};
 pub(crate) use custody::Key;
 use custody::Never;
 use notice::Outlet;
+pub(crate) use notice::{AGAIN, Again};
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;
 use posthaste_core::protocol::{Incoming, Protocol};

@@ -5,9 +5,10 @@ use super::board::Effects;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
-use posthaste_core::{Endpoint, Handle, ProtocolId, Rank, Scope, Ticket};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket, Value};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 /// The way out of the exchange. Weak, because the context owns the protocol.
 #[derive(Debug)]
@@ -23,13 +24,18 @@ impl Outlet {
     }
 }
 
-/// A record that waits for room in the queue towards a rank.
+/// How soon something is tried once more for which there was no memory.
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
+
+/// A record that waits for room in the queue towards a rank, or for memory.
 struct Waiting {
     protocol: Arc<ExchangeProtocol>,
     to: Rank,
     record: Bytes,
     ticket: Ticket,
     wait: Wait,
+    /// There was no memory.
+    again: Option<Again>,
 }
 
 impl ExchangeProtocol {
@@ -107,12 +113,52 @@ impl ExchangeProtocol {
             Ok(Sent::Queued(ticket)) => scope.detach(ticket),
             Ok(Sent::Later(ticket, wait, _)) => {
                 let protocol = self.clone();
-                Arc::new(Waiting { protocol, to, record, ticket, wait }).look(scope);
+                Arc::new(Waiting { protocol, to, record, ticket, wait, again: None }).look(scope);
             }
             Ok(Sent::Done | Sent::Full(_)) => {}
+            // The peer waits for it, however long there is no memory.
+            Err((SendError::Fault(Fault::OutOfMemory(what)), _)) => {
+                tracing::debug!(%to, what, "notice put off");
+                match self.handle().map(|handle| Again::towards(to, &handle, scope)).transpose() {
+                    Ok(None) => {}
+                    Ok(Some(again)) => {
+                        let (protocol, ticket, wait) = (self.clone(), again.ticket, Wait::Await);
+                        let again = Some(again);
+                        Arc::new(Waiting { protocol, to, record, ticket, wait, again }).look(scope);
+                    }
+                    Err(fault) => tracing::warn!(%to, %fault, "notice not sent"),
+                }
+            }
             // Whoever is gone need not be told.
             Err((error, _)) => tracing::debug!(%to, %error, "notice not sent"),
         }
+    }
+}
+
+/// When to try once more what lacked memory. Its ticket ends before if the peer does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Again {
+    pub ticket: Ticket,
+    /// In milliseconds of the context's clock.
+    at: u64,
+}
+
+impl Again {
+    /// In a while, unless that peer is gone by then.
+    pub fn towards(to: Rank, handle: &Handle, scope: &mut Scope<'_>) -> Result<Again, Fault> {
+        let again = Again { ticket: scope.operation(Some(to))?, at: handle.deadline_after(AGAIN) };
+        scope.deadline(again.at, again.ticket);
+        Ok(again)
+    }
+
+    /// Whether it is time; then the ticket is given back.
+    pub fn has_come(self, handle: &Handle, scope: &mut Scope<'_>) -> bool {
+        let has_come = handle.now_ms() >= self.at;
+        if has_come && !handle.slots().detach(self.ticket) {
+            // Nobody else ends it.
+            scope.complete(self.ticket, Ok(Value::Unit));
+        }
+        has_come
     }
 }
 
@@ -120,8 +166,13 @@ impl Waiting {
     fn look(self: Arc<Self>, scope: &mut Scope<'_>) {
         let Some(handle) = self.protocol.handle() else { return };
         let waker = Waker::from(self.clone());
-        if let Poll::Ready(Ok(_)) = handle.slots().poll(self.ticket, &mut Context::from_waker(&waker)) {
-            self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait);
+        match handle.slots().poll(self.ticket, &mut Context::from_waker(&waker)) {
+            Poll::Ready(Ok(_)) => self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait),
+            Poll::Pending if self.again.is_some_and(|again| again.has_come(&handle, scope)) => {
+                self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait);
+            }
+            // Whoever is gone need not be told.
+            Poll::Ready(Err(_)) | Poll::Pending => {}
         }
     }
 }

@@ -25,8 +25,9 @@ pub use typed::{GetTyped, PutTyped};
 pub use words::Words;
 
 use crate::datatype::LayoutAccess;
-use crate::exchange::{Exchange, PART_BYTES};
+use crate::exchange::{AGAIN, Exchange, PART_BYTES};
 use crate::operation::{Pending, Way};
+use crate::within::Alarm;
 use allocation::allocate_part;
 use bytes::Bytes;
 use get::Fetch;
@@ -590,15 +591,25 @@ impl<T: Element> Window<T> {
         // Other threads may be amid something that they began through clones of it.
         self.memory.handle.vacate_gates().await;
         for handle in &contexts {
-            let flushed = match &self.origin {
-                Origin::World(..) => crate::flush::fence(handle).await,
-                Origin::Group(origin) => origin.flush(handle).await,
-            };
-            match flushed {
-                Ok(()) => {}
-                // A lost rank's operations have ended, too.
-                Err(SendError::Fault(fault)) if fault.peer().is_some() => {}
-                Err(error) => return Err(send_to_rma(error)),
+            loop {
+                let flushed = match &self.origin {
+                    Origin::World(..) => crate::flush::fence(handle).await,
+                    Origin::Group(origin) => origin.flush(handle).await,
+                };
+                match flushed {
+                    Ok(()) => break,
+                    // A lost rank's operations have ended, too.
+                    Err(SendError::Fault(fault)) if fault.peer().is_some() => break,
+                    // The others wait for this rank, which must not say that it is done before it is.
+                    Err(SendError::Fault(Fault::OutOfMemory(what))) => {
+                        tracing::debug!(window = %self.memory.id, what, "a free waits for memory");
+                        match Alarm::new(handle.deadline_after(AGAIN)).ended(handle).await {
+                            Fault::DeadlineExceeded => {}
+                            fault => return Err(fault.into()),
+                        }
+                    }
+                    Err(error) => return Err(send_to_rma(error)),
+                }
             }
         }
         let released = match (freeing, &self.origin) {

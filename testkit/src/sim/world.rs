@@ -2,6 +2,7 @@
 
 use super::{SimFabric, SimOptions};
 use futures::FutureExt;
+use posthaste_core::Face;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::{Client, ClientId, JobShape, Messager, Rank};
@@ -131,7 +132,13 @@ impl SimWorld {
             self.stalled[rank] = self.steps + self.fabric.random_below(200) as u64;
             return;
         }
-        self.clients[rank].advance();
+        let client = &self.clients[rank];
+        client.advance();
+        // As drivers do, which nobody started here.
+        for context in client.contexts() {
+            let now = context.now_ms();
+            let _others_turn = context.enter(|engine| engine.expire(now));
+        }
     }
 
     /// Steps until the condition holds.

@@ -54,7 +54,7 @@ struct Parked {
 
 /// What comes from one peer.
 pub(crate) struct RxLink {
-    stream: Arc<TcpStream>,
+    pub stream: Arc<TcpStream>,
     source: Endpoint,
     /// Which incarnation of its rank the source is.
     pub incarnation: u64,

@@ -84,7 +84,12 @@ impl Scope<'_> {
         let sources = Sources { info: &info, borrowed: &[], table };
         match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
             Stop::Done => {}
-            stop => return stop,
+            stop => {
+                if fetch {
+                    over.never_asked(stop);
+                }
+                return stop;
+            }
         }
         if !fetch {
             over.puts += 1;

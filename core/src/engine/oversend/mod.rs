@@ -28,6 +28,7 @@ mod target;
 
 use super::State;
 use super::peer::Peer;
+use crate::device::Stop;
 use crate::error::Fault;
 use crate::memory::SharedSlice;
 use crate::slot::{Ticket, Value};
@@ -132,6 +133,15 @@ impl OverSend {
     /// Whether any operation is under way.
     fn is_under_way(&self) -> bool {
         self.begun.is_some() || !self.ends.is_empty() || !self.gets.is_empty()
+    }
+
+    /// The get that was begun last could not be asked for: no answer is going to end it. Of one that was asked for in part, the
+    /// peer has ended.
+    fn never_asked(&mut self, stop: Stop) {
+        if matches!(stop, Stop::Fault(_)) && self.gets.back().is_some_and(|get| get.asked == 0) {
+            self.gets.pop_back();
+            self.gets_begun -= 1;
+        }
     }
 
     /// The operation whose packets are sent now.

@@ -229,7 +229,10 @@ impl Scope<'_> {
             let sources = Sources { info: &[], borrowed: &[], table };
             match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
                 Stop::Done => {}
-                stop => return stop,
+                stop => {
+                    over.never_asked(stop);
+                    return stop;
+                }
             }
             over.asked += len + PART_COST;
             over.parts.push_back((len, len));

@@ -148,12 +148,14 @@ impl Scope<'_> {
     ) -> Option<Verdict> {
         // Its last message was of the same protocol.
         let Resolution::Local(local, _) = self.resolve(index, given.protocol) else { return None };
-        if self.state.peer(index).has_aside() && !self.state.overtakes(local) {
+        let aside = self.state.peer(index).has_aside() && !self.state.overtakes(local);
+        // Of a sender that has ended nothing more comes: it is set aside when it is there.
+        if aside && !self.state.peer(index).ends {
             self.state.peer(index).rendezvous().given = Some(given);
             return Some(Verdict::Hold);
         }
         let landing = given.landing.claim(begin.total.get())?;
-        self.state.peer(index).assembly = Some(Assembly::landing(begin, info, landing));
+        self.state.peer(index).assembly = Some(Assembly { aside, ..Assembly::landing(begin, info, landing) });
         Some(Verdict::Taken)
     }
 }

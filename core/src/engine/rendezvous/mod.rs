@@ -334,13 +334,17 @@ impl Scope<'_> {
             return None;
         }
         crate::failpoint!("rendezvous.landed");
-        let Assembly { protocol, cookie, info, landing, .. } = peer.assembly.take()?;
+        let Assembly { protocol, cookie, info, landing, aside, .. } = peer.assembly.take()?;
         let mut landing = landing?;
         landing.settle();
         if self.state.peer(index).rendezvous().landed.replace(protocol) == Some(protocol) {
             self.give_ahead(index, protocol, landing.slice.len() as u64);
         }
         let source = self.state.shape.endpoint(index);
+        if aside {
+            self.set_aside_whole(index, protocol, cookie, &info, landing.into_lease().to_bytes());
+            return Some(Verdict::Taken);
+        }
         if let Resolution::Local(local, flow) = self.resolve(index, protocol)
             && self.holds_one_more(index, protocol, flow, landing.slice.len() as u64)
         {
