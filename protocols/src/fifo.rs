@@ -11,8 +11,9 @@ use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
 use std::sync::Arc;
 
 /// An injection FIFO: a circular buffer of descriptors that is served beside all others. What goes through it goes out in
-/// its order, and in no order with anything that goes another way: it is relaxed. In each round a FIFO with priority is
-/// served first, and each of the others as far as its quantum goes, so that a long message delays nobody else for longer.
+/// its order, and in no order with anything that goes another way: it is relaxed. FIFOs with priority are served first, until they
+/// are empty or have no room at their targets, and then each of the others as far as its quantum goes, so that a long message
+/// delays nobody else for longer.
 ///
 /// Cheap to clone; closed with its last clone, when what is in it is out.
 ///

@@ -2,7 +2,8 @@
 
 use crate::support::{driven_by_thread, is_payload, options, payload, receives, run, soon};
 use futures::future::join_all;
-use posthaste::{FifoError, FifoOptions, Message, PatternError, Rank, Scope};
+use futures::poll;
+use posthaste::{Fifo, FifoError, FifoOptions, Message, PatternError, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -181,5 +182,165 @@ fn a_fifo_that_is_deactivated_keeps_no_credit() {
             receives(&mut datas, &["first", "third"]).await;
         }
         job.barrier().await.unwrap();
+    });
+}
+
+/// How often each value comes in a row.
+fn runs(values: &[u8]) -> Vec<(u8, usize)> {
+    values.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect()
+}
+
+#[test]
+fn m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it() {
+    run(2, options(), async |job| {
+        const THERE: Rank = Rank(1);
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (log, arrived) = (heard.clone(), job.counter());
+        let count = arrived.clone();
+        let say = job
+            .register("say", move |m: Message<'_>, _: &mut Scope<'_>| {
+                log.lock().unwrap().push(m.read::<u8>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == THERE {
+            // While the FIFO is full and not served, another way's message is the only one.
+            soon("one past the FIFO", arrived.reach(1)).await;
+            assert_eq!(heard.lock().unwrap().drain(..).collect::<Vec<_>>(), [255]);
+            job.barrier().await.unwrap();
+            soon("those in the FIFO", arrived.reach(1 + 15)).await;
+            let all: Vec<u8> = (0..15).collect();
+            assert_eq!(heard.lock().unwrap().drain(..).collect::<Vec<_>>(), all);
+            job.barrier().await.unwrap();
+            soon("one", arrived.reach(16 + 1)).await;
+            job.barrier().await.unwrap();
+            soon("another", arrived.reach(16 + 2)).await;
+            job.barrier().await.unwrap();
+            // Ten laps of the buffer, in order; the one that was refused did not come.
+            soon("the laps", arrived.reach(18 + 140)).await;
+            let laps: Vec<u8> = (0..10).flat_map(|_| 0..14).collect();
+            assert_eq!(heard.lock().unwrap()[2..], laps);
+            job.barrier().await.unwrap();
+            return;
+        }
+        let fifo = job.fifo(FifoOptions { slots: 16, ..FifoOptions::default() }).await.unwrap();
+        let one = |number: u8| Fifo::send(&fifo, &say, THERE, vec![number; 100]);
+        let status = async || fifo.status().await.unwrap();
+        assert!(status().await.is_empty() && !status().await.is_full());
+        fifo.set_enabled(false).await.unwrap();
+        // Thirteen slots, and three of one with as much info as there may be.
+        let mut sends: Vec<_> = (0..13).map(|number| Box::pin(one(number))).collect();
+        for send in &mut sends {
+            assert!(poll!(send).is_pending());
+        }
+        let mut last = Box::pin(fifo.send_with_info(&say, THERE, &[0; 112], vec![13; 100]));
+        assert!(poll!(&mut last).is_pending());
+        let full = status().await;
+        assert!(full.is_full() && !full.is_empty() && !full.enabled, "{full:?}");
+        assert_eq!((full.capacity, full.len, full.head, full.tail), (16, 16, 0, 16));
+        let mut behind = Box::pin(one(14));
+        assert!(poll!(&mut behind).is_pending());
+        assert_eq!(status().await, full, "what has no place is not in it");
+        let refused = fifo.deactivate().await.unwrap_err();
+        assert_eq!(refused, PatternError::Fifo(FifoError::NotEmpty { slots: 16 }));
+        say.send(THERE, [255]).await.unwrap();
+        job.barrier().await.unwrap();
+
+        // The flag is set when all is free, stays, and wakes who waits for it.
+        fifo.set_threshold(16).await.unwrap();
+        {
+            let mut crossed = Box::pin(fifo.crossed());
+            assert!(poll!(&mut crossed).is_pending() && !status().await.crossed);
+            fifo.set_enabled(true).await.unwrap();
+            let all = async { tokio::join!(join_all(sends), last, behind, crossed) };
+            let (sent, last, behind, crossed) = soon("what was in it", all).await;
+            assert!(sent.into_iter().chain([last, behind, crossed]).all(|ended| ended.is_ok()));
+        }
+        let empty = status().await;
+        assert!(empty.is_empty() && !empty.is_full() && empty.enabled && empty.crossed, "{empty:?}");
+        assert_eq!((empty.head, empty.tail), (17, 17));
+        soon("it was crossed already", fifo.crossed()).await.unwrap();
+        job.barrier().await.unwrap();
+        // Cleared, it is set again by the next crossing only: that of another threshold is none.
+        for (threshold, crossed) in [(15, false), (16, true)] {
+            fifo.clear_crossed().await.unwrap();
+            fifo.set_threshold(threshold).await.unwrap();
+            soon("a send", one(0)).await.unwrap();
+            soon("the drain", fifo.drain()).await.unwrap();
+            assert_eq!(status().await.crossed, crossed, "a threshold of {threshold}");
+            job.barrier().await.unwrap();
+        }
+
+        fifo.deactivate().await.unwrap();
+        assert!(!status().await.active);
+        let refused = soon("a refusal", one(77)).await;
+        assert_eq!(refused, Err(PatternError::Fifo(FifoError::Inactive)));
+        fifo.activate().await.unwrap();
+        for lap in 0..10 {
+            let sent = soon("a lap", join_all((0..14).map(one))).await;
+            assert!(sent.into_iter().all(|sent| sent.is_ok()), "lap {lap}");
+        }
+        soon("the drain", fifo.drain()).await.unwrap();
+        assert_eq!((status().await.head, status().await.tail), (19 + 140, 19 + 140));
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn m_d30_a_receiver_gets_what_has_priority_first_and_of_others_a_quantum_at_a_time() {
+    run(2, options(), async |job| {
+        const EACH: usize = 30;
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (log, arrived) = (heard.clone(), job.counter());
+        let count = arrived.clone();
+        let say = job
+            .register("say", move |m: Message<'_>, _: &mut Scope<'_>| {
+                log.lock().unwrap().push(m.read::<u8>(0).unwrap());
+                count.add(1);
+            })
+            .unwrap();
+        job.barrier().await.unwrap();
+        // Two messages are more than the short quantum, and all of them less than the long one.
+        for (round, quantum) in [4096, 1 << 20].into_iter().enumerate() {
+            let total = 3 * EACH * (round + 1);
+            if job.rank() == Rank(1) {
+                soon("the messages", arrived.reach(total as u64)).await;
+                let heard = std::mem::take(&mut *heard.lock().unwrap());
+                let urgent = heard.iter().rposition(|way| *way == b'u').unwrap();
+                // A thread of its own may serve some before the others are enabled.
+                assert!(driven_by_thread() || urgent < EACH + 8 || quantum > 4096, "{:?}", runs(&heard));
+                let others: Vec<u8> = heard.into_iter().filter(|way| *way != b'u').collect();
+                let runs = runs(&others);
+                match quantum {
+                    4096 => assert!(runs.len() > EACH / 2, "each a quantum at a time: {runs:?}"),
+                    _ => assert_eq!(runs, [(b'a', EACH), (b'b', EACH)]),
+                }
+                job.barrier().await.unwrap();
+                continue;
+            }
+            let mut fifos = Vec::new();
+            for priority in [false, false, true] {
+                let fifo = job.fifo(FifoOptions { slots: 64, priority, quantum }).await.unwrap();
+                fifo.set_enabled(false).await.unwrap();
+                fifos.push(fifo);
+            }
+            let ways = fifos.iter().zip([b'a', b'b', b'u']);
+            let sends = ways.flat_map(|(fifo, way)| {
+                (0..EACH).map(|_| Fifo::send(fifo, &say, Rank(1), vec![way; 3_000])).collect::<Vec<_>>()
+            });
+            let sends = join_all(sends.collect::<Vec<_>>());
+            let enable = async {
+                for fifo in &fifos {
+                    assert_eq!(fifo.status().await.unwrap().len, EACH, "all are in");
+                }
+                for fifo in &fifos {
+                    fifo.set_enabled(true).await.unwrap();
+                }
+            };
+            let (sent, ()) = soon("all", async { tokio::join!(sends, enable) }).await;
+            assert!(sent.into_iter().all(|sent| sent.is_ok()));
+            job.barrier().await.unwrap();
+        }
     });
 }

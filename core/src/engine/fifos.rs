@@ -452,37 +452,45 @@ impl Scope<'_> {
         if self.state.fifos.of(id)?.active { Ok(()) } else { Err(FifoError::Inactive) }
     }
 
-    /// A round: everybody is served once, those with priority in between again.
+    /// A round: those with priority, and when these have nothing that can go, everybody else once, those with priority in
+    /// between again.
     pub(super) fn pump_fifos(&mut self) -> usize {
-        let mut moved = 0;
         self.state.fifos.more = false;
-        moved += self.pump_urgent();
+        let (mut moved, mut urgent) = self.pump_urgent();
         let count = self.state.fifos.others.len();
-        let first = self.state.fifos.next;
-        for at in 0..count {
+        let (first, mut turns) = (self.state.fifos.next, 0);
+        while turns < count && !urgent {
             // One that was closed and empty is not in the list any more.
             let others = &self.state.fifos.others;
-            let Some(&key) = others.get((first + at) % count) else { continue };
+            let key = others.get((first + turns) % count).copied();
+            turns += 1;
+            let Some(key) = key else { continue };
             let quantum = self.state.fifos.all[key].options.quantum;
             let (some, served) = self.serve(key, quantum);
             moved += some;
             self.state.fifos.more |= served == Served::Quantum;
-            moved += self.pump_urgent();
+            let (some, waits) = self.pump_urgent();
+            moved += some;
+            urgent = waits;
         }
-        self.state.fifos.next = if first + 1 < count { first + 1 } else { 0 };
+        // Who has had no turn is the first in the next round; if all have, another one than in this.
+        let ahead = if turns == count { 1 } else { turns };
+        self.state.fifos.next = (first + ahead).checked_rem(count).unwrap_or(0);
         moved
     }
 
-    fn pump_urgent(&mut self) -> usize {
-        let mut moved = 0;
+    /// Serves each of those with priority once; whether one of them could go on.
+    fn pump_urgent(&mut self) -> (usize, bool) {
+        let (mut moved, mut waits) = (0, false);
         for at in 0..self.state.fifos.urgent.len() {
             let Some(&key) = self.state.fifos.urgent.get(at) else { continue };
             let quantum = self.state.fifos.all[key].options.quantum;
             let (some, served) = self.serve(key, quantum);
             moved += some;
-            self.state.fifos.more |= served == Served::Quantum;
+            waits |= served == Served::Quantum;
         }
-        moved
+        self.state.fifos.more |= waits;
+        (moved, waits)
     }
 
     /// Injects from a FIFO, so many bytes at most.
