@@ -3,9 +3,11 @@
 use crate::support::{
     Options, Random, Transport, barrier_before_death, options, run, soon, text_of, until, wait_for,
 };
+use posthaste::components::core::device::Body;
+use posthaste::components::core::protocol::Incoming;
 use posthaste::{
-    CallError, Element, Error, Fault, Group, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope,
-    SendError,
+    CallError, ContextId, Element, Endpoint, Error, Fault, Group, Job, Message, Messager, Protocol, Rank,
+    Reduce, RegionKey, RmaError, Scope, SendError,
 };
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -202,6 +204,83 @@ fn fault_an_answer_to_the_old_incarnation_never_reaches_the_new() {
         if job.rank() == Rank(0) {
             assert_eq!(second.load(Ordering::SeqCst), 2);
         }
+    });
+}
+
+/// What a protocol is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Word(Rank, u8),
+    Down(Rank, Fault),
+    Up(Rank, u32),
+}
+
+/// A protocol of the user's own, which writes down what it is told.
+#[derive(Default)]
+struct Diary(Mutex<Vec<Told>>);
+
+impl Diary {
+    fn has(&self, told: Told) -> bool {
+        self.0.lock().unwrap().contains(&told)
+    }
+}
+
+impl Protocol for Diary {
+    fn name(&self) -> &str {
+        "diary"
+    }
+
+    fn on_message(&self, _scope: &mut Scope<'_>, message: Incoming<'_>) {
+        let Body::Short(&[word]) = message.body else { panic!("words of a byte only") };
+        self.0.lock().unwrap().push(Told::Word(message.source.rank, word));
+    }
+
+    fn on_peer_down(&self, rank: Rank, fault: Fault) {
+        self.0.lock().unwrap().push(Told::Down(rank, fault));
+    }
+
+    fn on_peer_up(&self, _scope: &mut Scope<'_>, rank: Rank, incarnation: u32) {
+        self.0.lock().unwrap().push(Told::Up(rank, incarnation));
+    }
+}
+
+#[test]
+fn fault_a_protocol_of_the_users_own_is_told_that_a_rank_was_started_again() {
+    run(2, once(), async |job| {
+        let diary = Arc::new(Diary::default());
+        let id = job.messager().register(diary.clone()).unwrap();
+        let (me, mine, peer) = (job.rank(), job.incarnation() as u8, Rank(1 - job.rank().0));
+        let say = async |word: u8| {
+            let to = Endpoint::new(peer, ContextId(0));
+            while !job.messager().inject(ContextId(0), to, id, &[word]).unwrap() {
+                tokio::task::yield_now().await;
+            }
+        };
+        job.ready();
+        if me == ONE {
+            say(mine).await;
+            until("an answer", || diary.has(Told::Word(Rank(0), 10 + mine))).await;
+            if mine == 0 {
+                std::process::abort();
+            }
+        } else {
+            for incarnation in [0, 1] {
+                until("a word", || diary.has(Told::Word(ONE, incarnation))).await;
+                say(10 + incarnation).await;
+            }
+        }
+        // Of the loss before the return, and of both before what the successor says; the successor meets nobody again.
+        let expected = match me {
+            ONE => vec![Told::Word(Rank(0), 11)],
+            _ => vec![
+                Told::Word(ONE, 0),
+                Told::Down(ONE, Fault::PeerLost(ONE)),
+                Told::Up(ONE, 1),
+                Told::Word(ONE, 1),
+            ],
+        };
+        assert_eq!(*diary.0.lock().unwrap(), expected);
+        soon("the end", everybody(&job).await.barrier()).await.unwrap();
     });
 }
 
