@@ -23,12 +23,15 @@ mod datatypes;
 mod errors;
 #[path = "../mechanisms/fifos.rs"]
 mod fifos;
+mod levels;
 #[path = "../mechanisms/memory.rs"]
 mod memory;
 #[path = "../mechanisms/multisend.rs"]
 mod multisend;
 #[path = "../mechanisms/recorded.rs"]
 mod recorded;
+#[path = "../mechanisms/reductions.rs"]
+mod reductions;
 #[path = "../mechanisms/replay.rs"]
 mod replay;
 #[path = "../mechanisms/sends.rs"]

@@ -105,6 +105,32 @@ fn the_programs_of_all_ranks_fit_together() {
     assert!(offered > 10_000, "{offered}");
 }
 
+/// Inside a host anybody sends to anybody; between hosts, leaders do.
+#[test]
+fn in_two_levels_only_leaders_send_to_other_hosts() {
+    let (mut within, mut between) = (0, 0);
+    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::AllToAll) {
+        for (size, way) in (1..=40).flat_map(|size| (0..4).map(move |way| (size, way))) {
+            let nodes = hosts(size, way);
+            for place in roots(kind, size).into_iter().flat_map(|root| places(size, root, &nodes)) {
+                let leader = |rank: usize| match nodes[rank] == nodes[place.root] {
+                    true => Some(place.root),
+                    false => nodes.iter().position(|node| *node == nodes[rank]),
+                };
+                let program = Algorithm::TwoLevel.program(kind, &place).expect("it is offered");
+                let phases = program.routes.iter().flat_map(|route| route.phases());
+                for to in phases.flat_map(|phase| phase.sends.iter().map(|send| send.to)) {
+                    let crosses = nodes[to] != nodes[place.rank];
+                    let led = [to, place.rank].iter().all(|rank| leader(*rank) == Some(*rank));
+                    assert!(led || !crosses, "{kind:?}: {} sends to {to}; {nodes:?}", place.rank);
+                    *(if crosses { &mut between } else { &mut within }) += 1;
+                }
+            }
+        }
+    }
+    assert!(within > 10_000 && between > 10_000, "{within} inside, {between} between");
+}
+
 /// A group in which every rank has an operation under way.
 struct World {
     runs: Vec<Run>,

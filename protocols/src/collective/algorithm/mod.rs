@@ -141,3 +141,55 @@ impl Schedule for Algorithm {
 fn blocks_of(kind: Kind, size: usize) -> usize {
     if kind.has_block_per_rank() { size } else { 1 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_chosen_follows_from_the_kind_the_length_and_the_hosts() {
+        use Algorithm::{
+            Binomial as Tree, Dissemination as Spread, Pairwise as Pairs, RecursiveDoubling as Doubling,
+            Ring, TwoLevel as Levels,
+        };
+        // One host, a host for each rank, and hosts of four ranks; short and long on each.
+        let one = [0; 16];
+        let each: Vec<u32> = (0..16).collect();
+        let shared: Vec<u32> = (0..16).map(|rank| rank * 5 % 4).collect();
+        let (short, long) = ((256 << 10) - 1, 256 << 10);
+        let table = [
+            (Kind::Barrier, [Spread, Spread, Spread, Spread, Levels, Spread]),
+            (Kind::Broadcast, [Tree, Ring, Tree, Ring, Levels, Ring]),
+            (Kind::Reduce, [Tree, Ring, Tree, Ring, Levels, Ring]),
+            (Kind::AllReduce, [Doubling, Pairs, Doubling, Ring, Levels, Ring]),
+            (Kind::Gather, [Tree, Tree, Tree, Tree, Levels, Tree]),
+            (Kind::Scatter, [Tree, Tree, Tree, Tree, Levels, Tree]),
+            (Kind::AllGather, [Spread, Ring, Spread, Ring, Levels, Ring]),
+            (Kind::ReduceScatter, [Pairs, Ring, Pairs, Ring, Levels, Ring]),
+            (Kind::AllToAll, [Pairs; 6]),
+        ];
+        assert_eq!(table.len(), Kind::ALL.len());
+        for (kind, expected) in table {
+            let cases =
+                [&one[..], &each, &shared].into_iter().flat_map(|nodes| [(short, nodes), (long, nodes)]);
+            let chosen: Vec<Algorithm> =
+                cases.clone().map(|(bytes, nodes)| Algorithm::choose(kind, bytes, 16, nodes)).collect();
+            assert_eq!(chosen, expected, "{kind:?}");
+            for (algorithm, (_, nodes)) in chosen.into_iter().zip(cases) {
+                for rank in 0..16 {
+                    let place = Place { rank, size: 16, root: 3, nodes };
+                    assert!(algorithm.program(kind, &place).is_some(), "{algorithm:?} offers no {kind:?}");
+                }
+            }
+            // Two ranks are no ring, nor are too many; and where hosts are shared these do it in two levels.
+            let pair = Algorithm::choose(kind, long, 2, &[0, 1]);
+            assert_eq!(pair, expected[2], "{kind:?} of two");
+            let many: Vec<u32> = (0..MOST_IN_RING as u32 + 1).collect();
+            assert_eq!(Algorithm::choose(kind, long, many.len(), &many), expected[2], "{kind:?} of many");
+            let halves: Vec<u32> = many.iter().map(|rank| rank / 2).collect();
+            assert_eq!(Algorithm::choose(kind, long, many.len(), &halves), expected[4], "{kind:?} of many");
+        }
+        let crowd = |size| Algorithm::choose(Kind::AllReduce, long, size, &vec![0; size]);
+        assert_eq!((crowd(MOST_DIRECT), crowd(MOST_DIRECT + 1)), (Pairs, Ring));
+    }
+}
