@@ -19,6 +19,7 @@ mod multisend;
 mod one_host;
 mod pages;
 mod recorded;
+mod reductions;
 mod replay;
 mod sends;
 mod shims;

@@ -29,6 +29,8 @@ mod memory;
 mod multisend;
 #[path = "../mechanisms/recorded.rs"]
 mod recorded;
+#[path = "../mechanisms/reductions.rs"]
+mod reductions;
 #[path = "../mechanisms/replay.rs"]
 mod replay;
 #[path = "../mechanisms/sends.rs"]
