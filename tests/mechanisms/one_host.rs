@@ -202,6 +202,54 @@ fn m_w02_words_of_a_long_put_through_a_fifo_are_whole() {
     });
 }
 
+/// Two ranks put to the same places of one of them at once, and get them meanwhile: any word is one of theirs, and none is made
+/// of two.
+#[test]
+fn m_w02_concurrent_puts_and_gets_keep_aligned_words_whole() {
+    run(2, options(), async |job| {
+        const LENS: [usize; 12] = [8, 12, 16, 31, 64, 72, 200, 1000, 4096, 20_000, 100_000, 400_000];
+        const ROUNDS: usize = 400;
+        // Every length from the beginning of a word, from within one, and from its middle.
+        let mut end = 0;
+        let places: Vec<_> = [0, 3, 4].into_iter().flat_map(|within| LENS.map(|len| (within, len))).collect();
+        let places = places.into_iter().map(|(within, len)| {
+            let start = end + within;
+            end = (start + len).next_multiple_of(8);
+            start..start + len
+        });
+        let places: Vec<_> = places.collect();
+        let window = job.shmalloc::<u8>(end).await.unwrap();
+        assert_eq!(window.atomicity(), 8);
+        job.barrier().await.unwrap();
+        let (me, mut buffer) = (job.rank().index(), vec![0; 400_008]);
+        let sources = [[0x11, 0xee], [0x22, 0xdd]][me].map(|byte| vec![byte; 400_008]);
+        let mut seen = [0u64; 256];
+        for round in 0..ROUNDS {
+            // The own end lies anywhere, too.
+            let shift = round % 8;
+            for place in &places {
+                let source = &sources[round % 2][shift..shift + place.len()];
+                window.put_slice(Rank(0), place.start, source).await.unwrap();
+                let got = &mut buffer[shift..shift + place.len()];
+                match (me, round % 3) {
+                    (0, 0) => window.load_slice(place.start, got).unwrap(),
+                    _ => window.get_to(Rank(0), place.start, got).await.unwrap(),
+                }
+                // Of words at the ends only a part was put.
+                let first = (place.start.next_multiple_of(8) - place.start).min(got.len());
+                for (at, word) in got[first..].as_chunks::<8>().0.iter().enumerate() {
+                    assert_eq!(*word, [word[0]; 8], "word {at} of {place:?} in round {round}");
+                    seen[usize::from(word[0])] += 1;
+                }
+            }
+        }
+        // Each has met what the other put.
+        let theirs = [[0x22, 0xdd], [0x11, 0xee]][me];
+        assert!(theirs.iter().any(|byte| seen[*byte] > 0), "they were not at it at the same time");
+        job.barrier().await.unwrap();
+    });
+}
+
 /// A put between layouts is a copy of many pieces: where a replay waits for room before it, it waits, too, and so does what
 /// comes behind it.
 #[test]
