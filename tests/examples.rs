@@ -11,7 +11,11 @@ use std::time::{Duration, Instant, SystemTime};
 const EXAMPLES: [(&str, &[&str], &str); 8] = [
     ("allreduce_sgd", &["--steps", "2000"], "converged, the weights are those of the sequential run"),
     ("communicator", &["--intervals", "1000"], "all of it is as expected"),
-    ("fft3d", &["--size", "12", "--iterations", "2"], "the inverse gives the input back"),
+    (
+        "fft3d",
+        &["--size", "12", "--iterations", "2"],
+        "are the sequential ones, and the inverse gives the input back",
+    ),
     ("gups", &["--table", "9"], "every word is right, and doing all twice gives the first table back"),
     ("heat", &["--size", "64", "--steps", "30", "--png", "/dev/null"], "that of the sequential run"),
     ("kv_service", &["--operations", "400"], "have what was acknowledged last"),
