@@ -159,6 +159,46 @@ fn m_d04_the_personality_says_who_and_where_a_rank_is() {
     });
 }
 
+/// The cores on which the calling thread may run.
+fn affinity() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+#[test]
+fn m_d04_a_thread_runs_on_the_core_that_it_is_given_and_has_a_context_there() {
+    run(2, options().contexts(2), async |job| {
+        let (peer, sysdep) = (Rank(1 - job.rank().0), job.messager().sysdep().clone());
+        let seen = Arc::new(AtomicU64::new(0));
+        let count = seen.clone();
+        let add = move |_: Message, _: &mut Scope| {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        let message = job.register("from a core", add).unwrap();
+        job.barrier().await.unwrap();
+        let all = affinity();
+        assert!(!all.is_empty() && sysdep.cores() > 0);
+        for given in [all.last().copied(), None] {
+            let context = job.own_context(ContextId(1)).expect("free");
+            let (message, (tell, told)) = (message.clone(), tokio::sync::oneshot::channel());
+            let main = move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let sent = runtime.block_on(async { message.on(&context).send(peer, b"x").await });
+                drop(context);
+                let name = std::thread::current().name().map(str::to_owned);
+                tell.send((affinity(), name, sent)).unwrap();
+            };
+            sysdep.spawn("on a core", given, Box::new(main)).unwrap();
+            let (cores, name, sent) = soon("the thread", told).await.unwrap();
+            assert_eq!(cores, given.map_or(all.clone(), |core| vec![core]));
+            assert_eq!((name.as_deref(), sent), (Some("on a core"), Ok(())));
+        }
+        assert_eq!(affinity(), all, "whoever starts a thread goes on where it was");
+        until("the messages", || seen.load(Ordering::Relaxed) == 2).await;
+        job.barrier().await.unwrap();
+    });
+}
+
 #[test]
 fn m_d05_handlers_and_completions_post_more() {
     run(2, options(), async |job| {

@@ -2,8 +2,9 @@
 
 use crate::support::{options, run, soon, until};
 use posthaste::{ContextId, Fault, FifoOptions, JoinError, Message, Rank, RmaError, Scope, SendError};
-use std::sync::Arc;
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -168,6 +169,67 @@ fn m_d06_both_faces_of_a_context_work_at_once() {
         });
         soon("the handle's operations", done.reach_on(&context, 1)).await;
         drop(context);
+        job.barrier().await.unwrap();
+    });
+}
+
+/// The levels of thread support: a context of one thread, among others that leave it alone; one that threads have in turn; and
+/// one that threads use at once.
+#[test]
+fn m_d06_threads_have_a_context_alone_in_turn_or_all_at_once() {
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+    run(2, options().contexts(2), async |job| {
+        const EACH: u64 = 200;
+        let peer = Rank(1 - job.rank().0);
+        let heard: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let log = heard.clone();
+        let note = move |m: Message, _: &mut Scope| log.lock().unwrap().push(m.read::<u64>(0).unwrap());
+        let say = job.register("say", note).unwrap();
+        job.barrier().await.unwrap();
+        // This thread alone has it: nothing is locked.
+        let mut context = job.own_context(ContextId(1)).expect("free");
+        for number in 0..EACH {
+            say.on(&context).send(peer, number.to_ne_bytes()).await.unwrap();
+        }
+        // It goes from thread to thread, and its messages stay in order.
+        for turn in 1..4 {
+            let say = say.clone();
+            let own = move || {
+                block_on(async {
+                    for number in turn * EACH..(turn + 1) * EACH {
+                        say.on(&context).send(peer, number.to_ne_bytes()).await.unwrap();
+                    }
+                });
+                context
+            };
+            context = soon("a thread", tokio::task::spawn_blocking(own)).await.unwrap();
+        }
+        drop(context);
+        // All of them have it at once, each in its own order.
+        let threads = (4..8).map(|thread| {
+            let say = say.through(job.context_handle(ContextId(1)).unwrap());
+            tokio::task::spawn_blocking(move || {
+                block_on(async {
+                    for number in thread * EACH..(thread + 1) * EACH {
+                        say.send(peer, number.to_ne_bytes()).await.unwrap();
+                    }
+                });
+            })
+        });
+        for thread in threads.collect::<Vec<_>>() {
+            soon("a thread", thread).await.unwrap();
+        }
+        until("all messages", || heard.lock().unwrap().len() as u64 >= 8 * EACH).await;
+        let heard = heard.lock().unwrap().clone();
+        let (in_turn, at_once) = heard.split_at(4 * EACH as usize);
+        assert!(in_turn.iter().copied().eq(0..4 * EACH), "{in_turn:?}");
+        for thread in 4..8 {
+            let of = at_once.iter().copied().filter(|number| number / EACH == thread);
+            assert!(of.eq(thread * EACH..(thread + 1) * EACH), "thread {thread}");
+        }
+        assert_eq!(heard.len() as u64, 8 * EACH);
         job.barrier().await.unwrap();
     });
 }

@@ -3,7 +3,7 @@
 use crate::support::{Options, Transport, here, options, payload, run, run_as, soon};
 use posthaste::datatype::{
     Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
-    pull, push, redistribute,
+    pull, push, redistribute, redistribute_with,
 };
 use posthaste::{Job, Message, Rank, RmaError, Scope, structure};
 use std::sync::{Arc, Mutex};
@@ -332,6 +332,12 @@ fn m_g06_the_mean_chunk_travels_with_the_program_and_decides_with_the_size() {
         ] {
             let thresholds = Thresholds { granularity, size, staging: 100 };
             assert_eq!(thresholds.method(&to, &from), method);
+            // What is done to mapped memory says which way it went.
+            let own = window.own_memory().unwrap();
+            let taken = redistribute_with(&thresholds, own, &to, &bytes_of(&source), &from).unwrap();
+            assert_eq!(taken, method, "{granularity}, {size}");
+            assert_eq!(window.to_vec()[..4], [0, 0, 1, 0]);
+            job.barrier().await.unwrap();
             // Either way the same arrives.
             window.put_slice(peer, 0, &[0; 2000]).await.unwrap();
             window.put_typed_with(&thresholds, peer, &to, &source, &from).await.unwrap();

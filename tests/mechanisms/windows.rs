@@ -527,3 +527,40 @@ fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
     });
     std::fs::remove_file(go).unwrap();
 }
+
+#[test]
+fn m_w01_a_ranks_own_part_is_a_slice_while_nobody_else_uses_it() {
+    run(3, options(), async |job| {
+        const LEN: usize = 1000;
+        let (me, right) = (job.rank(), job.rank().next(job.size()));
+        let window = job.shmalloc::<u64>(LEN).await.unwrap();
+        let value = |rank: Rank, at: usize| u64::from(rank.0) << 32 | at as u64;
+        let memory = window.own_memory().unwrap();
+        // SAFETY: until the barrier nobody but this rank uses its part, and the slice is not used behind that.
+        let own = unsafe { memory.as_slice::<u64>() }.unwrap();
+        assert_eq!(*own, [0; LEN]);
+        own.iter_mut().enumerate().for_each(|(at, word)| *word = value(me, at));
+        job.barrier().await.unwrap();
+        let theirs = window.get_slice(right, 0, LEN).await.unwrap();
+        assert!(theirs.into_iter().eq((0..LEN).map(|at| value(right, at))));
+        job.barrier().await.unwrap();
+        window.put_slice(right, 3, &[7, 8, 9]).await.unwrap();
+        job.barrier().await.unwrap();
+        // SAFETY: all puts have ended before the barrier, and nothing else is done to the window until it is freed.
+        let own = unsafe { memory.as_slice::<u64>() }.unwrap();
+        assert_eq!(
+            (&own[..3], &own[3..6], own[6]),
+            (&[0, 1, 2].map(|at| value(me, at))[..], &[7, 8, 9][..], value(me, 6))
+        );
+        // Elements that do not fit whole are left out, and what is not aligned for them is none.
+        let part = memory.slice(8, 20).unwrap();
+        // SAFETY: as above; the other slice is not used any more.
+        let (words, halves) =
+            unsafe { (part.as_slice::<u64>().map(|words| words.len()), part.as_slice::<u32>()) };
+        assert_eq!((words, halves.map(|halves| halves.len())), (Some(2), Some(5)));
+        let odd = memory.slice(3, 40).unwrap();
+        // SAFETY: nothing is made of memory that is not aligned.
+        assert!(unsafe { odd.as_slice::<u16>() }.is_none());
+        job.barrier().await.unwrap();
+    });
+}
