@@ -1,7 +1,5 @@
 //! A device that only sends, made here, under the messager that all devices are under: everything works, over sends (D01).
 
-mod support;
-
 use async_trait::async_trait;
 use futures::future::join_all;
 use futures::task::AtomicWaker;
@@ -29,11 +27,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use support::values;
 
 /// Packets that fit between two ranks, and bytes in each.
 const ROOM: usize = 4;
 const LONGEST: usize = 200;
+
+/// Values that follow from their seed and the rank that has them (SplitMix64, Steele et al. 2014).
+fn values(seed: u64, rank: usize, len: usize) -> Vec<u64> {
+    let mix = |at: u64| {
+        let z = (seed << 40 | (rank as u64) << 32 | at).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ (z >> 27)
+    };
+    (0..len as u64).map(mix).collect()
+}
 
 /// A packet on its way.
 struct Sent {
@@ -288,11 +295,14 @@ async fn until(what: &str, so: impl Fn() -> bool) {
     .await;
 }
 
+/// Who sent a message, its info and its payload.
+type Heard = (Rank, Vec<u8>, Vec<u8>);
+
 #[test]
 fn a_device_that_only_sends_gives_messages_of_every_kind() {
     let packets = run(3, async |member| {
         let Member { rank, size, handle, client, collectives, many, .. } = member;
-        let heard: Arc<Mutex<Vec<(Rank, Vec<u8>, Vec<u8>)>>> = Arc::default();
+        let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
         let log = heard.clone();
         let note = move |m: Message<'_>, _: &mut Scope<'_>| {
             log.lock().unwrap().push((m.source(), m.info().to_vec(), m.bytes().to_vec()));
