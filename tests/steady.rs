@@ -1,4 +1,5 @@
-//! The steady state of small operations allocates nothing and makes no system call, within a process and between two.
+//! The steady state of small operations allocates nothing and makes no system call, within a process and between two; and a
+//! payload for many is kept for all of them, over sockets, too.
 //!
 //! In a binary of its own because it replaces the allocator.
 #![allow(unsafe_code, reason = "an allocator that counts has to be one")]
@@ -15,12 +16,15 @@ use support::{options, run, soon};
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Bytes of them.
+static BYTES: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call is passed on unchanged to the system's allocator, which upholds the contract; counting touches no
 // memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's promises are those that `System` asks for.
         unsafe { System.alloc(layout) }
     }
@@ -32,6 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(size as u64, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -164,6 +169,51 @@ fn small_operations_allocate_nothing_in_the_steady_state() {
         {
             println!("{line}");
         }
+    }
+}
+
+/// Multicasts of so many bytes, and how many: kept, written at once as far as there is room, and gone in parts.
+const SHARED: [(usize, u64); 4] = [(8 << 10, 64), (64 << 10, 32), (4 << 20, 4), (24 << 20, 2)];
+/// What buffers of connections may grow by meanwhile.
+const GROWTH: u64 = 128 << 10;
+
+#[test]
+fn m_d18_over_sockets_all_connections_share_the_payload_of_a_multicast() {
+    for mode in ["handshake-only", "encrypted"] {
+        run(4, options().over_tcp().env("POSTHASTE_TCP_MODE", mode), async |job| {
+            let arrived = job.counter();
+            let count = arrived.clone();
+            let message = job.register("shared", move |m: Message, _: &mut Scope| {
+                let bytes = m.bytes();
+                assert!(bytes.iter().enumerate().step_by(61).all(|(at, byte)| *byte == (at % 251) as u8));
+                count.add(1);
+            });
+            let (message, mut expected) = (message.unwrap(), 0);
+            job.barrier().await.unwrap();
+            for (len, times) in SHARED {
+                let payload: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+                let payload = bytes::Bytes::from(payload);
+                let mut before = 0;
+                // At the first ones connections take what they keep for good.
+                for times in [times, times] {
+                    before = BYTES.load(Ordering::Relaxed);
+                    expected += times;
+                    for _ in 0..if job.rank().0 == 0 { times } else { 0 } {
+                        let targets = support::others(&job);
+                        soon("a multicast", message.multicast(targets, payload.clone())).await.unwrap();
+                    }
+                    if job.rank().0 > 0 {
+                        soon("the messages", arrived.reach(expected)).await;
+                    }
+                    soon("a barrier", job.barrier()).await.unwrap();
+                }
+                let bytes = BYTES.load(Ordering::Relaxed) - before;
+                println!("{bytes} bytes for {times} multicasts of {len}");
+                // Not even one copy for all three of each.
+                let few = bytes < GROWTH + times * len as u64 / 4;
+                assert!(few || job.rank().0 > 0, "{bytes} bytes for {times} multicasts of {len}");
+            }
+        });
     }
 }
 

@@ -33,6 +33,9 @@ pub struct Caps {
     pub rendezvous: usize,
     /// The value of a get may be given memory: held bytes, empty, whose capacity it takes once nobody else holds them.
     pub held_gets: bool,
+    /// From this length in bytes on, a payload that may be kept ([`Sources::owned`](crate::device::Sources)) is not copied, but kept
+    /// until it is written; `usize::MAX` if none ever is.
+    pub keeps: usize,
     /// The device itself tells peers of an orderly leave, behind everything that was sent to them.
     pub tells_leave: bool,
     /// Cost rank: of the devices that reach a peer, the one with the lowest figure is taken.
@@ -68,6 +71,7 @@ impl Caps {
             atomicity: 8,
             rendezvous: usize::MAX,
             held_gets: false,
+            keeps: usize::MAX,
             tells_leave: false,
             cost: 1000,
         }

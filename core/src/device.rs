@@ -309,7 +309,7 @@ pub trait Inject {
 /// let (mut sender, mut receiver) = (port(Rank(0))?, port(Rank(1))?);
 /// let mut send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
 /// send.set_inline(b"a payload");
-/// let sources = Sources { info: &[], borrowed: &[], table: &SourceTable::default() };
+/// let sources = Sources { info: &[], borrowed: &[], owned: None, table: &SourceTable::default() };
 /// assert_eq!(sender.inject(&[send], &sources).stop, Stop::Done);
 /// let mut basket = Basket::default();
 /// assert_eq!(receiver.advance(16, &mut basket), 1);
@@ -630,6 +630,8 @@ pub struct Sources<'a> {
     pub info: &'a [u8],
     /// What [`SourceKind::Borrowed`] means.
     pub borrowed: &'a [u8],
+    /// The same as memory that the device may keep instead of copying it, if it is such.
+    pub owned: Option<&'a Bytes>,
     /// The context's tables.
     pub table: &'a SourceTable,
 }

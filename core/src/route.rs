@@ -230,6 +230,7 @@ fn common(each: &[Caps]) -> Caps {
         native_put: all.native_put && caps.native_put,
         native_get: all.native_get && caps.native_get,
         held_gets: all.held_gets && caps.held_gets,
+        keeps: all.keeps.max(caps.keeps),
         native_atomics: all.native_atomics && caps.native_atomics,
         mappable: all.mappable && caps.mappable,
         loans: all.loans || caps.loans,

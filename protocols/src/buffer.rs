@@ -109,7 +109,7 @@ impl Buffer {
     pub(crate) fn whole(&self) -> Whole<'_> {
         match &self.0 {
             Kind::Inline(short) => Whole::Bytes(short.as_slice()),
-            Kind::Bytes(bytes) => Whole::Bytes(bytes),
+            Kind::Bytes(bytes) => Whole::Owned(bytes),
             Kind::Loan(loan) => Whole::Loan(loan),
         }
     }

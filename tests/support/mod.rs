@@ -46,6 +46,7 @@ pub struct Options {
     shell: Option<String>,
     external: Vec<u32>,
     restart: u32,
+    tcp: bool,
     during: Option<During>,
 }
 
@@ -68,6 +69,7 @@ pub fn options() -> Options {
         shell: None,
         external: Vec::new(),
         restart: 0,
+        tcp: false,
         during: None,
     }
 }
@@ -148,6 +150,12 @@ impl Options {
     /// Ranks that fail are started again, so often each.
     pub fn restart(mut self, times: u32) -> Self {
         self.restart = times;
+        self
+    }
+
+    /// Over sockets, whatever the other tests of the program are about.
+    pub fn over_tcp(mut self) -> Self {
+        self.tcp = true;
         self
     }
 
@@ -266,7 +274,8 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     if driven_by_thread() {
         launch = launch.env("POSTHASTE_DRIVER", "thread");
     }
-    launch = match crate::TRANSPORT {
+    let transport = if options.tcp { Transport::Tcp } else { crate::TRANSPORT };
+    launch = match transport {
         Transport::Shm => launch,
         Transport::Tcp => launch.tcp(true).env("POSTHASTE_DEVICE", "tcp"),
         Transport::Nodes => launch.nodes(ranks.min(2)),

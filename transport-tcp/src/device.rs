@@ -5,6 +5,7 @@ use crate::book::{AddressBook, PeerAddress};
 use crate::config::{Limits, Mode, TcpConfig};
 use crate::gate::Gate;
 use crate::hub::{Door, Hub};
+use crate::link::KEEPS;
 use crate::port::TcpPort;
 use crate::socket;
 use crate::watch::{Alarm, Watch};
@@ -76,6 +77,7 @@ impl TcpDevice {
         caps.native_get = true;
         caps.tells_leave = true;
         caps.held_gets = true;
+        caps.keeps = KEEPS;
         // Measured: below it, a pipe that is never empty is worth more than a copy saved. So it is where records are opened
         // first, whose bytes go to the place from there.
         caps.rendezvous = 32 << 20;

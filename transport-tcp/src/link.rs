@@ -17,6 +17,8 @@ use zerocopy::IntoBytes;
 /// Payloads up to this length are copied behind their header; longer ones are referred to, or written from where they
 /// are.
 const COPY: usize = 4 << 10;
+/// The first length that is referred to.
+pub(crate) const KEEPS: usize = COPY + 1;
 /// What is read from shared memory at a time.
 pub(crate) const PIECE: u64 = 256 << 10;
 /// Frames with memory that are written at once.

@@ -42,7 +42,7 @@ fn send(port: &mut dyn Port, rank: Rank, context: ContextId) {
         Descriptor { op: Op::Send, rank, context, protocol: ProtocolId(20), ..Descriptor::default() };
     message.set_inline(&[1; 8]);
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: &[], table: &table };
+    let sources = Sources { info: &[], borrowed: &[], owned: None, table: &table };
     assert_eq!(port.inject(&[message], &sources).stop, Stop::Done);
 }
 
@@ -57,7 +57,7 @@ fn send_long(port: &mut dyn Port, to: Rank, payload: &[u8]) -> bool {
         ..Descriptor::default()
     };
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: payload, table: &table };
+    let sources = Sources { info: &[], borrowed: payload, owned: None, table: &table };
     port.inject(&[message], &sources).stop == Stop::Done
 }
 
@@ -436,7 +436,7 @@ async fn a_port_whose_messages_wait_for_their_connection_sleeps() {
         ..Descriptor::default()
     };
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: &payload, table: &table };
+    let sources = Sources { info: &[], borrowed: &payload, owned: None, table: &table };
     let mut refused = 0;
     let mut seen = Counted::default();
     for _ in 0..1000 {

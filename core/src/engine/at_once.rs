@@ -10,8 +10,11 @@ use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::protocol::ReplyTo;
 use crate::slot::Ticket;
 use crate::wire;
+use bytes::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+/// Payloads from this length on are looked at for whether they had better be kept: that takes longer than a copy of a shorter one.
+const KEPT: usize = 4096;
 /// Targets of a multicast that are handed to the device together.
 const AT_ONCE: usize = 16;
 
@@ -20,6 +23,8 @@ const AT_ONCE: usize = 16;
 pub enum Whole<'p> {
     /// These bytes; they are copied.
     Bytes(&'p [u8]),
+    /// These; a device may keep them instead ([`Caps::keeps`](crate::Caps)).
+    Owned(&'p Bytes),
     /// A loan, which is nobody's but the receiver's once it is sent.
     Loan(&'p Loan),
 }
@@ -60,7 +65,7 @@ impl Scope<'_> {
         {
             return false;
         }
-        let State { peers, shape, stats, table, eager, .. } = &mut *self.state;
+        let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
         let Some((index, peer)) = clear_way(peers, *shape, target) else { return false };
         if !peer.is_open(protocol) {
             return false;
@@ -70,10 +75,21 @@ impl Scope<'_> {
             Whole::Bytes(bytes) if bytes.len() <= *eager => {
                 (SourceKind::Borrowed, 0, bytes.len() as u64, bytes)
             }
-            Whole::Bytes(_) => return false,
+            Whole::Owned(bytes) if bytes.len() <= *eager => {
+                (SourceKind::Borrowed, 0, bytes.len() as u64, &bytes[..])
+            }
+            Whole::Bytes(_) | Whole::Owned(_) => return false,
             Whole::Loan(loan) => (SourceKind::Loan, loan.key(), loan.len() as u64, &[][..]),
         };
-        let plain = source_kind == SourceKind::Borrowed && self.inject.plain(index, wire_id, 0, borrowed);
+        let owned = match source {
+            Whole::Owned(bytes) if bytes.len() > KEPT => {
+                Some(bytes).filter(|bytes| routes.of(target.rank).keeps <= bytes.len())
+            }
+            _ => None,
+        };
+        let plain = source_kind == SourceKind::Borrowed
+            && owned.is_none()
+            && self.inject.plain(index, wire_id, 0, borrowed);
         if !plain {
             let descriptor = Descriptor {
                 op: Op::Send,
@@ -85,7 +101,7 @@ impl Scope<'_> {
                 source: [key, 0],
                 ..Descriptor::default()
             };
-            let sources = Sources { info: &[], borrowed, table };
+            let sources = Sources { info: &[], borrowed, owned, table };
             if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
                 return false;
             }

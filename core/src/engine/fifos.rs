@@ -576,7 +576,8 @@ impl Scope<'_> {
             }
             self.stream_parts(&message, &info[..len], &mut front.offset, budget).0
         } else {
-            let sources = Sources { info: &info[..len], borrowed: &[], table: &self.state.table };
+            let sources =
+                Sources { info: &info[..len], borrowed: &[], owned: None, table: &self.state.table };
             let stop = self.inject.inject(std::slice::from_ref(&message), &sources).stop;
             // What finds no room is no progress.
             if stop != Stop::Full {

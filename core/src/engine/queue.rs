@@ -240,7 +240,7 @@ impl Scope<'_> {
         let State { peers, table, .. } = &mut *self.state;
         let len =
             peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
-        let sources = Sources { info: &info[..len], borrowed: &[], table };
+        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table };
         let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
         match injected.stop {
             Stop::Full => None,
@@ -314,7 +314,7 @@ impl Scope<'_> {
                 ticket: 0,
                 ..*message
             };
-            let sources = Sources { info, borrowed: begin.as_bytes(), table };
+            let sources = Sources { info, borrowed: begin.as_bytes(), owned: None, table };
             match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
                 Stop::Done => *cursor = 1,
                 stop => return (stop, false),
@@ -336,7 +336,7 @@ impl Scope<'_> {
                 source: [message.source[0], message.source[1] + sent],
                 ..*message
             };
-            let sources = Sources { info: &[], borrowed: &[], table };
+            let sources = Sources { info: &[], borrowed: &[], owned: None, table };
             let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
             match injected.stop {
                 Stop::Done => *cursor += len,

@@ -62,6 +62,15 @@ impl Payload<'_> {
             Payload::Loan(_) => &[],
         }
     }
+
+    /// The bytes as memory that may be kept, if they are such.
+    #[inline]
+    pub(super) fn owned(&self) -> Option<&Bytes> {
+        match self {
+            Payload::Owned(bytes) => Some(bytes),
+            Payload::Borrowed(_) | Payload::Loan(_) => None,
+        }
+    }
 }
 
 /// A send, but for its payload.
@@ -432,7 +441,7 @@ impl Scope<'_> {
             } else if len <= MAX_DESCRIPTOR_INLINE {
                 descriptor.set_inline(payload.bytes_of());
             }
-            let sources = Sources { info, borrowed: payload.bytes_of(), table };
+            let sources = Sources { info, borrowed: payload.bytes_of(), owned: payload.owned(), table };
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
                 Stop::Done => {

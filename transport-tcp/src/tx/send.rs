@@ -2,7 +2,7 @@
 
 use super::{Tx, defect, payload};
 use crate::frame::{CONTROL, HEADER, Header};
-use crate::link::{Job, Payload};
+use crate::link::{Job, KEEPS, Payload};
 use posthaste_core::Descriptor;
 use posthaste_core::descriptor::SourceKind;
 use posthaste_core::device::{Sources, Stop};
@@ -68,16 +68,26 @@ impl Tx {
             small.extend_from_slice(descriptor.inline_bytes());
         } else {
             let payload = payload(descriptor, sources)?;
+            // What may be kept is copied for nobody, to however many it goes.
+            let kept = sources.owned.filter(|owned| {
+                descriptor.source_kind == SourceKind::Borrowed && len >= KEEPS && owned.len() == len
+            });
             let small = link.out.small();
             small.extend_from_slice(header.as_bytes());
             small.extend_from_slice(info);
             match payload {
                 Payload::Private(bytes) if lent && link.can_write() => {
                     let written = link.write(bytes);
-                    // What the kernel had no room for is all that is copied.
-                    link.push_payload(Payload::Private(&bytes[written..]));
+                    // What the kernel had no room for is all that is copied, if it has to be.
+                    link.push_payload(match kept {
+                        Some(owned) => Payload::Held(owned.slice(written..)),
+                        None => Payload::Private(&bytes[written..]),
+                    });
                 }
-                payload => link.push_payload(payload),
+                payload => link.push_payload(match kept {
+                    Some(owned) => Payload::Held(owned.clone()),
+                    None => payload,
+                }),
             }
         }
         if descriptor.ticket != 0 && (!alone || link.puts > link.puts_done || !link.gets.is_empty()) {

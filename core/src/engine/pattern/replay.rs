@@ -103,7 +103,7 @@ impl Scope<'_> {
             return false;
         }
         let descriptors = &patterns.buffer[section.start..][run.start as usize..run.end as usize];
-        let sources = Sources { info: &[], borrowed: &[], table };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table };
         let injected = self.inject.inject(descriptors, &sources);
         if !run.needs.is_empty() && injected.taken > 0 {
             peer.unflushed = true;
@@ -244,7 +244,7 @@ impl Scope<'_> {
             return self.inject_singly(start, last, cursor, ticket, info, budget);
         }
         let recorded = &patterns.buffer[section.start..section.start + section.len];
-        let sources = Sources { info: &[], borrowed: &[], table };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table };
         let together = if mappable { run.end } else { run.last };
         if cursor.slot < together {
             let injected = self.inject.inject(&recorded[cursor.slot as usize..together as usize], &sources);
@@ -298,7 +298,7 @@ impl Scope<'_> {
                 }
                 Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info, budget),
                 _ => {
-                    let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+                    let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table };
                     let access = Descriptor { ticket, ..recorded };
                     let injected = self.inject.inject(std::slice::from_ref(&access), &sources);
                     (injected.stop, injected.complete)
@@ -331,7 +331,7 @@ impl Scope<'_> {
             ticket: if len == left { access.ticket } else { 0 },
             ..*access
         };
-        let sources = Sources { info: &[], borrowed: &[], table: &self.state.table };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table };
         let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
         if injected.stop == Stop::Done && len < left {
             (*inside, *budget) = (*inside + len, 0);
@@ -363,7 +363,7 @@ impl Scope<'_> {
         if send.len > *eager as u64 {
             return self.stream_parts(&send, &info[..len], inside, budget);
         }
-        let sources = Sources { info: &info[..len], borrowed: &[], table };
+        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table };
         let injected = self.inject.inject(std::slice::from_ref(&send), &sources);
         (injected.stop, injected.complete)
     }
