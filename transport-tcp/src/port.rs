@@ -185,6 +185,7 @@ impl TcpPort {
                 Fault::PeerCorrupt(peer.rank)
             }
         };
+        tracing::debug!(me = %self.hub.me, %peer, %fault, "connection closed");
         self.tx.kill(index, fault);
         self.hub.ended(self.context, peer, incarnation, fault, cause);
         events + 1

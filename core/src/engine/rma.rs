@@ -111,6 +111,10 @@ impl Scope<'_> {
             Rma::Fetch(op) => descriptor.set_word_op(&op, true),
         }
         self.state.stats.one_sided += 1;
+        if tracing::enabled!(tracing::Level::TRACE) {
+            let (rank, op) = (self.state.me, descriptor.op);
+            tracing::trace!(%rank, peer = %target, ?op, bytes = len, "access begun");
+        }
         self.start(index, descriptor, ticket)
     }
 

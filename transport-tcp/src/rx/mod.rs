@@ -431,6 +431,7 @@ impl RxLink {
                     self.row = tx.outstanding(index);
                     match destination {
                         Destination::Short if len <= rest.len() => {
+                            self.traced("answer received", tx, len);
                             tx.answered(index, AnswerPart::Short(&rest[..len]), sink);
                             *events += 1;
                             self.plain.consume(HEADER + len);
@@ -456,6 +457,9 @@ impl RxLink {
                         return Ok(Parsed::More);
                     }
                     tx.answer(index, &places[..count])?;
+                    for (_, len) in &places[..count] {
+                        self.traced("get received", tx, *len as usize);
+                    }
                     self.plain.consume(count * (HEADER + 8));
                     *events += count;
                 }
@@ -487,6 +491,15 @@ impl RxLink {
         }
     }
 
+    /// An event for a frame of the device's own that has come, as there is one for each packet; nothing unless tracing is at that
+    /// level. Bytes: what is moved, or asked for.
+    #[inline]
+    fn traced(&self, what: &str, tx: &Tx, bytes: usize) {
+        if tracing::enabled!(tracing::Level::TRACE) {
+            tracing::trace!(rank = %tx.me, peer = %self.source, bytes, "{what}");
+        }
+    }
+
     /// A payload is all there. Returns the number of events.
     fn filled(&mut self, fill: Fill, index: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
         posthaste_core::failpoint!("tcp.payload.whole");
@@ -496,7 +509,8 @@ impl RxLink {
                 self.parked = Some(Parked { header, info, bytes: Bytes::from(bytes) });
                 0
             }
-            Fill::Memory { put: true, .. } => {
+            Fill::Memory { memory, put: true, .. } => {
+                self.traced("put received", tx, memory.len());
                 tx.applied(index);
                 1
             }
@@ -509,10 +523,12 @@ impl RxLink {
                 1
             }
             Fill::Memory { memory, put: false, .. } => {
+                self.traced("answer received", tx, memory.len());
                 tx.answered(index, AnswerPart::InPlace(memory.len()), sink);
                 1
             }
             Fill::Answer { bytes, .. } => {
+                self.traced("answer received", tx, bytes.len());
                 tx.answered(index, AnswerPart::Long(bytes), sink);
                 1
             }
