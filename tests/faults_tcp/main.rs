@@ -17,12 +17,14 @@ mod collectives;
 mod futures;
 #[path = "../faults/groups.rs"]
 mod groups;
+mod hostile;
 #[path = "../faults/killed.rs"]
 mod killed;
 #[path = "../faults/leaving.rs"]
 mod leaving;
 #[path = "../faults/limits.rs"]
 mod limits;
+mod listening;
 #[path = "../faults/processes.rs"]
 mod processes;
 #[path = "../faults/rendezvous.rs"]
@@ -31,6 +33,7 @@ mod rendezvous;
 mod replays;
 #[path = "../faults/restarted.rs"]
 mod restarted;
+mod sockets;
 #[path = "../faults/stopped.rs"]
 mod stopped;
 mod unmet;
