@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use support::config;
 use support::job::Member;
@@ -36,6 +36,9 @@ thread_local! {
 /// Bytes that the thread has, and the most that it had since it was asked last.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
+
+/// One test at a time: the counts are of the process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 struct Counting;
 
@@ -163,6 +166,7 @@ const KEY: u8 = 42;
 /// One after the other: while it is there none costs more than that, and nothing is left of it.
 #[test]
 fn a_visit_costs_under_512_bytes_and_leaves_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _dog = Watchdog::start("visits", Duration::from_secs(100), || "it hangs".to_owned());
     let mut random = Random::new(3);
     for mode in [Mode::HandshakeOnly, Mode::Encrypted, Mode::Insecure] {
@@ -217,6 +221,7 @@ fn a_visit_costs_under_512_bytes_and_leaves_nothing() {
 #[test]
 fn sockets_that_wait_cost_under_512_bytes_each() {
     const MANY: usize = 200;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _dog = Watchdog::start("many", Duration::from_secs(100), || "it hangs".to_owned());
     for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
         for what in ["nothing", "half a hello", "a hello"] {
