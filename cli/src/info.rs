@@ -50,7 +50,7 @@ impl Check {
     }
 }
 
-/// Prints what was found. Exit code 0; 1 if no device can be opened, 2 for a wrong setting.
+/// Prints what was found. Exit code 0; 1 if a device cannot be opened, 2 for a wrong setting.
 pub fn main(args: &Args) -> i32 {
     if args.job {
         return crate::routes::main(args.json);
@@ -59,9 +59,11 @@ pub fn main(args: &Args) -> i32 {
         Ok(settings) => settings,
         Err(error) => return fail(&error, 2),
     };
-    let (devices, opened) = match devices() {
-        Ok(devices) => (devices, 0),
-        Err(error) => (Vec::new(), fail(&error, 1)),
+    let mut devices = Vec::new();
+    // What can be opened is shown, whatever cannot.
+    let opened = match add_devices(&mut devices) {
+        Ok(()) => 0,
+        Err(error) => fail(&error, 1),
     };
     let (checks, limits, settings) = (checks(), limits(), in_force(&settings));
     if args.json {
@@ -109,18 +111,17 @@ where
 }
 
 /// What the devices can do: that of a job of one rank in this process, and the one over sockets, opened on the loopback
-/// interface.
-fn devices() -> Result<Vec<Caps>, posthaste::Error> {
+/// interface. Those that come before an error are there.
+fn add_devices(found: &mut Vec<Caps>) -> Result<(), posthaste::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let job = posthaste::solo().await?;
-        let mut caps: Vec<Caps> = job.messager().devices().iter().map(|device| *device.caps()).collect();
+        found.extend(job.messager().devices().iter().map(|device| *device.caps()));
         let shape = job.shape();
         let config = TcpConfig::new(job.rank(), shape, [0; 16], JobKey::new([0; 32]));
         let sockets = TcpDevice::new(config, Arc::new(AddressBook::new(shape.ranks)));
-        caps.push(*sockets.map_err(posthaste::JoinError::from)?.caps());
-        job.leave().await?;
-        Ok(caps)
+        found.push(*sockets.map_err(posthaste::JoinError::from)?.caps());
+        job.leave().await
     })
 }
 

@@ -1,6 +1,7 @@
 //! A device that has no memory for what is sent, while all ranks live: what was begun is finished, and whoever waits is told.
 
 use posthaste_core::engine::{EngineConfig, FifoOptions, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::memory::{AtomicOp, WordLen, WordOp};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
     Client, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, SendError, Ticket, Value,
@@ -10,7 +11,7 @@ use posthaste_testkit::conformance::harnesses::SimHarness;
 use posthaste_testkit::conformance::{Log, Message, Outbox, Probe, World, run_seeds};
 use posthaste_testkit::sim::{Ration, SimOptions, SimWorld};
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -393,6 +394,60 @@ fn a_run_whose_protocol_is_refused_while_it_waits_for_credit_keeps_no_slot() {
         // More than there are without another chunk, so that all that came back are among them.
         let free = free_slots(&world, 5000);
         assert!(next.iter().all(|slot| free.contains(slot)), "one of {next:?} is kept");
+    });
+}
+
+#[test]
+fn an_access_that_could_not_be_asked_for_leaves_nothing_behind() {
+    seeds("unasked", EngineConfig { oversend: true, ..EngineConfig::default() }, |mut world| {
+        let memory = world.memory(64);
+        memory.write(ONE, 0, &[7; 64]);
+        let key = memory.remote[ZERO.index()][ONE.index()];
+        let add = WordOp { op: AtomicOp::Add, len: WordLen::Eight, operand: 1, expected: 0 };
+        for rma in [Rma::Get(16), Rma::Fetch(add), Rma::Get(64)] {
+            world.harness().ration(ZERO, Ration::NoLanes);
+            let started = world.enter(at(ZERO), |scope| scope.rma(at(ONE), key, 0, rma));
+            let ticket = started.expect("in range").expect("it takes its time");
+            let outcome = world.outcome(at(ZERO), ticket);
+            assert!(matches!(&outcome, Err(fault) if lacks_memory(fault)), "{outcome:?}");
+            world.harness().ration(ZERO, Ration::Enough);
+        }
+        // Answers go to those who have asked.
+        let get = world.access(&memory, ZERO, ONE, 8, Rma::Get(8));
+        assert_eq!(world.access_ends(ZERO, get), [7; 8][..]);
+        let put = world.access(&memory, ZERO, ONE, 0, Rma::Put(Payload::Borrowed(&[9; 16])));
+        world.access_ends(ZERO, put);
+        let get = world.access(&memory, ZERO, ONE, 0, Rma::Get(24));
+        assert_eq!(world.access_ends(ZERO, get)[8..], [[9; 8], [7; 8]].concat());
+        nobody_is_blamed(&world);
+    });
+}
+
+/// Who never sleeps pays small debts, too: the sender may wait for just these.
+#[test]
+fn a_receiver_that_only_advances_pays_whoever_waits_for_credit() {
+    seeds("small debts", EngineConfig { credits: 40, ..EngineConfig::default() }, |mut world| {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let ids = [ZERO, ONE].map(|rank| {
+            let kept = kept.clone();
+            let probe = Probe::new("kept", move |_, message| kept.lock().unwrap().push(message.credit()));
+            world.register(rank, probe.flow(Flow::Credited))
+        });
+        let all: Vec<_> = (0..40).map(|n| Message::new(ONE, ids[0], [n; 8])).collect();
+        world.send_all(&mut [Outbox::new(at(ZERO), all)]);
+        world.until("they arrive", |_| kept.lock().unwrap().len() == 40);
+        let args = SendArgs { target: at(ONE), protocol: ids[0], cookie: 0, info: &[], relaxed: false };
+        let ticket = world.enter(at(ZERO), |scope| {
+            match scope.send(&args, Payload::Borrowed(b"one more"), Wait::Await) {
+                Ok(Sent::Later(ticket, ..)) => ticket,
+                other => panic!("{other:?}"),
+            }
+        });
+        world.a_while();
+        // Far less than is told at once.
+        let few: Vec<_> = kept.lock().unwrap().drain(..2).collect();
+        world.enter(at(ONE), |scope| few.into_iter().for_each(|credit| scope.consumed(credit)));
+        assert!(world.outcome(at(ZERO), ticket).is_ok());
     });
 }
 

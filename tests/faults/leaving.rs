@@ -246,3 +246,35 @@ fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
     let messages = |job: &Job| if job.caps_of(Rank(1 - job.rank().0)).mappable { 40 } else { 11 };
     what_was_sent_for_a_name_to_come_counts(test, messages, 100_000);
 }
+
+#[test]
+fn fault_all_controls_that_a_rank_has_sent_for_a_name_to_come_count_after_its_leave() {
+    // More than are kept for a name that the receiver does not know yet.
+    const CONTROLS: u64 = 400;
+    run(2, options().body_leaves(), async |job| {
+        if job.rank() == Rank(1) {
+            let late = job.register_control("late", |_, _, _| {}).unwrap();
+            for number in 0..CONTROLS {
+                late.send(Rank(0), u128::from(number).to_le_bytes()).await.unwrap();
+            }
+            return job.leave().await.unwrap();
+        }
+        soon("its leave", async {
+            while job.stats().peers_lost == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let late = move |_: Rank, payload: [u8; 16], _: &mut Scope| {
+            assert_eq!(u128::from_le_bytes(payload), u128::from(count.value()));
+            count.add(1);
+        };
+        let _late = job.register_control("late", late).unwrap();
+        soon("what was sent", arrived.reach(CONTROLS)).await;
+        assert_eq!(job.stats().panics, 0);
+        job.leave().await.unwrap();
+    });
+}

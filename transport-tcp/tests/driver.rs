@@ -287,6 +287,31 @@ async fn a_leave_waits_for_no_other_contexts_owner() {
     assert_eq!(zero.told(2).await, [Fault::PeerClosed(Rank(1)); 2], "each context tells once");
 }
 
+/// A rank that is known to be dead is lost to all contexts, although the only one that has a connection with it does not look.
+#[tokio::test]
+async fn a_death_waits_for_no_other_contexts_owner() {
+    use posthaste_core::{Context, ContextId, Endpoint, JobShape};
+    use posthaste_tcp::AddressBook;
+    use std::sync::Arc;
+    let _dog = watched("an idle owner of a dead rank's connection");
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 2 };
+    let (book, log) = (Arc::new(AddressBook::new(2)), Log::default());
+    let open = |rank| {
+        let config = support::config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
+        Member::open(config, book.clone(), &log)
+    };
+    let (zero, one) = (open(0).await, open(1).await);
+    let second = |rank| Endpoint::new(Rank(rank), ContextId(1));
+    zero.send_from(1, second(1), LOG, &[], b"it is connected", false).await.expect("it lives");
+    arrived(&log, 1).await;
+    let idle = Context::new(&zero.client.contexts()[1]).expect("nobody owns it");
+    one.device.abort();
+    zero.device.died(Rank(1));
+    assert_eq!(zero.told(1).await, [Fault::PeerLost(Rank(1))]);
+    drop(idle);
+    assert_eq!(zero.told(2).await, [Fault::PeerLost(Rank(1)); 2], "each context tells once");
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn nothing_is_lost_in_one_thread() {
     let _dog = watched("one thread");
