@@ -133,7 +133,8 @@ impl Launch {
     ///
     /// A rank that is started again is a new *incarnation*: it has nothing of its predecessor, shares no memory with the
     /// others and is reached over sockets, on which all ranks listen therefore. On listed hosts ([`run_on`](Self::run_on)) it
-    /// comes again on the host on which it was; the ranks of a host that is lost do not.
+    /// comes again on the host on which it was; the ranks of a host that is lost do not. A rank that has come to the first
+    /// meeting and dies before all others have ends the meeting, and so the job.
     pub fn restart(mut self, times: u32) -> Self {
         self.restarts = (times > 0).then_some(times);
         self
