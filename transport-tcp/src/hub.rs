@@ -349,8 +349,12 @@ impl Hub {
         }
         let key = (claim.to, self.shape.index(claim.from));
         match table.stages.get(&key) {
-            // Another context still has something for it, which it would not take any more: it asks again.
-            None if self.is_closing() && table.is_connecting_to(claim.from.rank, self.shape) => {
+            // Another context still has something for it, which it would not take any more: it asks again. Of two that leave at
+            // once and have something for each other only the lower one says so, or neither would come to an end.
+            None if self.is_closing()
+                && self.me < claim.from.rank
+                && table.is_connecting_to(claim.from.rank, self.shape) =>
+            {
                 return Verdict::Yield;
             }
             None if self.is_closing() => return Verdict::Leaving,
