@@ -2,6 +2,7 @@
 //! rank computes alone.
 
 use crate::support::{Random, options, run, soon};
+use futures::future::LocalBoxFuture;
 use posthaste::collective::{Datum, Located};
 use posthaste::{Algorithm, CollectiveError, Group, Rank, Reduce};
 use std::fmt::Debug;
@@ -12,12 +13,23 @@ fn number(rank: usize, at: usize) -> u64 {
 }
 
 /// The operation by each call that combines, on values that `of` gives for a rank and a place.
-async fn agrees<T: Datum + PartialEq + Debug>(
+fn agrees<'t, T: Datum + PartialEq + Debug>(
+    group: &'t Group,
+    what: &'t str,
+    reduce: &'t Reduce<T>,
+    of: impl Fn(usize, usize) -> T + 't,
+    combine: impl Fn(T, T) -> T + 't,
+) -> LocalBoxFuture<'t, ()> {
+    // Once for each type and not for each operation: that would be most of what the compiler has to do for all tests.
+    Box::pin(agrees_by(group, what, reduce, Box::new(of), Box::new(combine)))
+}
+
+async fn agrees_by<T: Datum + PartialEq + Debug>(
     group: &Group,
     what: &str,
     reduce: &Reduce<T>,
-    of: impl Fn(usize, usize) -> T,
-    combine: impl Fn(T, T) -> T,
+    of: Box<dyn Fn(usize, usize) -> T + '_>,
+    combine: Box<dyn Fn(T, T) -> T + '_>,
 ) {
     let (me, size) = (group.rank(), group.size());
     for len in [1, 300] {
