@@ -143,7 +143,9 @@ fn fault_ports_that_are_used_up_are_told_with_the_setting_by_whom_there_is_none_
     let (first, last) = free_ports(2);
     let range = format!("{first}-{last}");
     let options = options().any_end().env("POSTHASTE_TCP_PORTS", &range).env("POSTHASTE_JOIN_TIMEOUT", "20");
-    let printed = run_unjoined(3, options, joins);
+    let printed = run_unjoined(3, options, || {
+        joins();
+    });
     let reasons = reasons(&printed);
     let own = |reason: &&&str| reason.contains("POSTHASTE_TCP_PORTS");
     let without: Vec<_> = reasons.iter().filter(own).collect();
@@ -161,7 +163,9 @@ fn fault_ports_that_are_used_up_are_told_with_the_setting_by_whom_there_is_none_
 #[test]
 fn fault_an_interface_that_does_not_exist_is_told_with_those_that_do() {
     let options = options().any_end().env("POSTHASTE_TCP_INTERFACE", "no-such-0");
-    let printed = run_unjoined(3, options, joins);
+    let printed = run_unjoined(3, options, || {
+        joins();
+    });
     for reason in reasons(&printed) {
         for part in ["no-such-0", "there are ", "lo", "POSTHASTE_TCP_INTERFACE"] {
             assert!(reason.contains(part), "{part:?} in {reason}");
@@ -169,7 +173,9 @@ fn fault_an_interface_that_does_not_exist_is_told_with_those_that_do() {
     }
     // An address that is nobody's.
     let options = again().any_end().env("POSTHASTE_TCP_INTERFACE", "192.0.2.77");
-    let printed = run_unjoined(3, options, joins);
+    let printed = run_unjoined(3, options, || {
+        joins();
+    });
     for reason in reasons(&printed) {
         for part in ["192.0.2.77", "POSTHASTE_TCP_INTERFACE"] {
             assert!(reason.contains(part), "{part:?} in {reason}");
