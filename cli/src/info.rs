@@ -111,17 +111,21 @@ where
 }
 
 /// What the devices can do: that of a job of one rank in this process, and the one over sockets, opened on the loopback
-/// interface. Those that come before an error are there.
+/// interface. One that cannot be opened keeps no other one from being found.
 fn add_devices(found: &mut Vec<Caps>) -> Result<(), posthaste::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let job = posthaste::solo().await?;
-        found.extend(job.messager().devices().iter().map(|device| *device.caps()));
-        let shape = job.shape();
-        let config = TcpConfig::new(job.rank(), shape, [0; 16], JobKey::new([0; 32]));
+        let of_job = async {
+            let job = posthaste::solo().await?;
+            found.extend(job.messager().devices().iter().map(|device| *device.caps()));
+            job.leave().await
+        };
+        let of_job = of_job.await;
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let config = TcpConfig::new(Rank(0), shape, [0; 16], JobKey::new([0; 32]));
         let sockets = TcpDevice::new(config, Arc::new(AddressBook::new(shape.ranks)));
-        found.push(*sockets.map_err(posthaste::JoinError::from)?.caps());
-        job.leave().await
+        let sockets = sockets.map(|device| found.push(*device.caps()));
+        of_job.and(sockets.map_err(|error| posthaste::JoinError::from(error).into()))
     })
 }
 

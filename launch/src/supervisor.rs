@@ -416,13 +416,9 @@ impl Supervisor {
             }
         }
         if let Some((rank, signal)) = first.zip(signal) {
-            let cause = Cause::Signal(signal.as_raw());
-            state.first_failure.get_or_insert(Failure {
-                rank,
-                pid: None,
-                cause,
-                after: self.began.elapsed(),
-            });
+            let (cause, after) = (Cause::Signal(signal.as_raw()), self.began.elapsed());
+            state.first_failure.get_or_insert(Failure { rank, pid: None, cause, after });
+            self.shared.changed.notify_all();
         }
         drop(state);
         self.fds.clear();

@@ -201,6 +201,17 @@ fn fault_a_client_that_is_left_by_two_of_its_clones_takes_no_other_one_with_it()
     });
 }
 
+/// The other rank's leave is known, and its process has ended.
+async fn it_has_left(job: &Job) {
+    soon("its leave", async {
+        while job.stats().peers_lost == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+}
+
 /// Rank 1 sends so many messages of that length for a name that rank 0 registers when it has left, and its process has ended.
 fn what_was_sent_for_a_name_to_come_counts(test: &str, messages: impl Fn(&Job) -> u64, len: usize) {
     run_as(test, 2, options().body_leaves(), async |job| {
@@ -213,13 +224,7 @@ fn what_was_sent_for_a_name_to_come_counts(test: &str, messages: impl Fn(&Job) -
             return job.leave().await.unwrap();
         }
         // Names that are not registered are refused behind a rank's first barrier.
-        soon("its leave", async {
-            while job.stats().peers_lost == 0 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        it_has_left(&job).await;
         let arrived = job.counter();
         let count = arrived.clone();
         let late = move |m: Message, _: &mut Scope| {
@@ -259,13 +264,7 @@ fn fault_all_controls_that_a_rank_has_sent_for_a_name_to_come_count_after_its_le
             }
             return job.leave().await.unwrap();
         }
-        soon("its leave", async {
-            while job.stats().peers_lost == 0 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        it_has_left(&job).await;
         let arrived = job.counter();
         let count = arrived.clone();
         let late = move |_: Rank, payload: [u8; 16], _: &mut Scope| {

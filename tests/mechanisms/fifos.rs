@@ -3,7 +3,9 @@
 use crate::support::{driven_by_thread, is_payload, options, payload, receives, run, soon};
 use futures::future::join_all;
 use futures::poll;
-use posthaste::{Fifo, FifoError, FifoOptions, Message, PatternError, Rank, Scope};
+use posthaste::{
+    ActiveMessage, Counter, Fifo, FifoError, FifoOptions, Job, Message, PatternError, Rank, Scope,
+};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -190,19 +192,23 @@ fn runs(values: &[u8]) -> Vec<(u8, usize)> {
     values.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect()
 }
 
+/// A message, the first bytes of those that have come, and their number.
+fn sayings(job: &Job) -> (ActiveMessage, Arc<Mutex<Vec<u8>>>, Counter) {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (log, arrived) = (heard.clone(), job.counter());
+    let count = arrived.clone();
+    let say = job.register("say", move |m: Message<'_>, _: &mut Scope<'_>| {
+        log.lock().unwrap().push(m.read::<u8>(0).unwrap());
+        count.add(1);
+    });
+    (say.unwrap(), heard, arrived)
+}
+
 #[test]
 fn m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it() {
     run(2, options(), async |job| {
         const THERE: Rank = Rank(1);
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let (log, arrived) = (heard.clone(), job.counter());
-        let count = arrived.clone();
-        let say = job
-            .register("say", move |m: Message<'_>, _: &mut Scope<'_>| {
-                log.lock().unwrap().push(m.read::<u8>(0).unwrap());
-                count.add(1);
-            })
-            .unwrap();
+        let (say, heard, arrived) = sayings(&job);
         job.barrier().await.unwrap();
         if job.rank() == THERE {
             // While the FIFO is full and not served, another way's message is the only one.
@@ -291,15 +297,7 @@ fn m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it() {
 fn m_d30_a_receiver_gets_what_has_priority_first_and_of_others_a_quantum_at_a_time() {
     run(2, options(), async |job| {
         const EACH: usize = 30;
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let (log, arrived) = (heard.clone(), job.counter());
-        let count = arrived.clone();
-        let say = job
-            .register("say", move |m: Message<'_>, _: &mut Scope<'_>| {
-                log.lock().unwrap().push(m.read::<u8>(0).unwrap());
-                count.add(1);
-            })
-            .unwrap();
+        let (say, heard, arrived) = sayings(&job);
         job.barrier().await.unwrap();
         // Two messages are more than the short quantum, and all of them less than the long one.
         for (round, quantum) in [4096, 1 << 20].into_iter().enumerate() {

@@ -103,12 +103,12 @@ impl Gate {
             if let Some(until) = self.closed_until {
                 tokio::time::sleep_until(until.into()).await;
             }
-            let next = self.next_deadline();
             if self.unset {
                 tokio::time::sleep(BREATHE).await;
                 self.turn();
                 continue;
             }
+            let next = self.next_deadline();
             let rung = poll_fn(|cx| self.alarm.poll(cx));
             match next {
                 Some(at) => {

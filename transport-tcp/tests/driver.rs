@@ -259,13 +259,11 @@ async fn contexts_have_their_own_connections() {
     assert!(members.iter().all(|member| member.errors().is_empty()));
 }
 
-/// What waits in one context for a rank that leaves ends, although the owner of another one does not look.
-#[tokio::test]
-async fn a_leave_waits_for_no_other_contexts_owner() {
+/// Ranks 0 and 1, whose second contexts are connected and no others, and the owner of that of rank 0, which does not look.
+async fn an_idle_owner() -> (Member, Member, posthaste_core::Context) {
     use posthaste_core::{Context, ContextId, Endpoint, JobShape};
     use posthaste_tcp::AddressBook;
     use std::sync::Arc;
-    let _dog = watched("an idle owner");
     let shape = JobShape { ranks: 2, clients: 1, contexts: 2 };
     let (book, log) = (Arc::new(AddressBook::new(2)), Log::default());
     let open = |rank| {
@@ -274,10 +272,18 @@ async fn a_leave_waits_for_no_other_contexts_owner() {
         Member::open(config, book.clone(), &log)
     };
     let (zero, one) = (open(0).await, open(1).await);
-    let second = |rank| Endpoint::new(Rank(rank), ContextId(1));
-    zero.send_from(1, second(1), LOG, &[], b"it is connected", false).await.expect("it lives");
+    let second = Endpoint::new(Rank(1), ContextId(1));
+    zero.send_from(1, second, LOG, &[], b"it is connected", false).await.expect("it lives");
     arrived(&log, 1).await;
     let idle = Context::new(&zero.client.contexts()[1]).expect("nobody owns it");
+    (zero, one, idle)
+}
+
+/// What waits in one context for a rank that leaves ends, although the owner of another one does not look.
+#[tokio::test]
+async fn a_leave_waits_for_no_other_contexts_owner() {
+    let _dog = watched("an idle owner");
+    let (zero, one, idle) = an_idle_owner().await;
     let ticket = zero.send(1, SILENT, &[], &[], true).await.expect("it lives").expect("a request");
     zero.call(1, b"it has come").await.expect("it lives");
     let (ended, ()) = tokio::join!(zero.ends(ticket), one.client.close());
@@ -290,21 +296,8 @@ async fn a_leave_waits_for_no_other_contexts_owner() {
 /// A rank that is known to be dead is lost to all contexts, although the only one that has a connection with it does not look.
 #[tokio::test]
 async fn a_death_waits_for_no_other_contexts_owner() {
-    use posthaste_core::{Context, ContextId, Endpoint, JobShape};
-    use posthaste_tcp::AddressBook;
-    use std::sync::Arc;
     let _dog = watched("an idle owner of a dead rank's connection");
-    let shape = JobShape { ranks: 2, clients: 1, contexts: 2 };
-    let (book, log) = (Arc::new(AddressBook::new(2)), Log::default());
-    let open = |rank| {
-        let config = support::config(Rank(rank), shape, Mode::HandshakeOnly, Limits::default());
-        Member::open(config, book.clone(), &log)
-    };
-    let (zero, one) = (open(0).await, open(1).await);
-    let second = |rank| Endpoint::new(Rank(rank), ContextId(1));
-    zero.send_from(1, second(1), LOG, &[], b"it is connected", false).await.expect("it lives");
-    arrived(&log, 1).await;
-    let idle = Context::new(&zero.client.contexts()[1]).expect("nobody owns it");
+    let (zero, one, idle) = an_idle_owner().await;
     one.device.abort();
     zero.device.died(Rank(1));
     assert_eq!(zero.told(1).await, [Fault::PeerLost(Rank(1))]);

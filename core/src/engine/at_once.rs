@@ -13,7 +13,7 @@ use crate::wire;
 use bytes::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Payloads from this length on are looked at for whether they had better be kept: that takes longer than a copy of a shorter one.
+/// Longer payloads are looked at for whether they had better be kept: that takes longer than a copy of a shorter one.
 const KEPT: usize = 4096;
 /// Targets of a multicast that are handed to the device together.
 const AT_ONCE: usize = 16;
