@@ -191,6 +191,23 @@ fn a_rank_whose_time_never_came() {
 }
 
 #[test]
+fn a_job_that_is_ended_before_all_ranks_have_begun_has_failed() {
+    let _dog = watchdog();
+    // None runs, or the one that does ends well.
+    let none = job_of_shell("exit 0").ranks(1).delay(0, Duration::from_secs(1000)).spawn().unwrap();
+    let one = job_of_shell("trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done").ranks(2);
+    let one = one.delay(1, Duration::from_secs(1000)).stdout(Output::Capture).spawn().unwrap();
+    eventually("it handles signals", || one.output(0).0 == b"ready\n");
+    for (job, first) in [(none, 0), (one, 1)] {
+        job.end();
+        let outcome = job.wait();
+        let failure = outcome.first_failure.as_ref().expect("it was ended");
+        assert_eq!((failure.rank, &failure.cause), (first, &Cause::Signal(15)), "{failure}");
+        assert_eq!((outcome.exit_code(), outcome.ended_early), (143, true), "{outcome}");
+    }
+}
+
+#[test]
 fn never_may_be_said_of_a_time() {
     let _dog = watchdog();
     let job = job_of_shell("exit 3").ranks(2).delay(1, Duration::MAX).grace(Duration::MAX);

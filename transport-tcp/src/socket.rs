@@ -118,6 +118,19 @@ mod tests {
     use socket2::{Domain, Socket, Type};
 
     #[test]
+    #[cfg(not(windows))]
+    fn probes_last_as_long_as_they_should_whatever_that_is() {
+        for seconds in [0, 1, 3, 66, 99, 100, 101, 400, 3600, 1_000_000] {
+            let (interval, count) = probes(Duration::from_secs(seconds));
+            assert!(interval >= SECOND && (2..=101).contains(&count), "{count} times {interval:?}");
+            // All of them unanswered are the end, and that is not before the time.
+            let all = interval * (count - 1);
+            assert!(all > Duration::from_secs(seconds), "{all:?} for {seconds} s");
+            assert!(all <= Duration::from_secs(seconds + seconds / 50 + 2), "{all:?} for {seconds} s");
+        }
+    }
+
+    #[test]
     fn only_within_the_host_the_pace_is_not_the_systems() {
         let fresh = || Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let control = |socket: &Socket| socket.tcp_congestion().expect("it has one");

@@ -219,6 +219,50 @@ pub fn a_fifo_whose_target_has_no_room_lets_its_context_sleep<H: Harness>(harnes
     world.until("all arrive", |_| log.len() == all.len());
 }
 
+/// What waits never comes back when a FIFO is full, and nothing of it stays there.
+pub fn who_never_waits_is_told_that_a_fifo_has_no_room<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("never", &log);
+    let from = at(Rank(0));
+    let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    let enable =
+        |world: &World<H>, on| world.enter(from, |scope| scope.enable_fifo(fifo, on)).expect("it is open");
+    enable(&world, false);
+    let message = |n| Message::new(Rank(1), protocol, [n; 8]);
+    let all: Vec<Message> = (0..100).map(message).collect();
+    let mut queue: VecDeque<Message> = all.iter().cloned().collect();
+    let (mut tickets, mut sent) = (Vec::new(), 0);
+    loop {
+        let payload = queue.front().expect("a FIFO of 8 slots has no room for 100").payload.clone();
+        let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: true };
+        let back = world.enter(from, |scope| {
+            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&payload), Wait::Never);
+            match sent.expect("it is active").expect("its target lives") {
+                Sent::Queued(ticket) => {
+                    tickets.push(ticket);
+                    None
+                }
+                Sent::Full(payload) => Some(payload.bytes_of().to_vec()),
+                other => panic!("{other:?}"),
+            }
+        });
+        if let Some(back) = back {
+            assert_eq!(back, payload);
+            break;
+        }
+        queue.pop_front();
+        sent += 1;
+    }
+    enable(&world, true);
+    for ticket in tickets {
+        world.outcome(from, ticket).expect("its target lives");
+    }
+    world.until("all that were taken arrive", |_| log.len() == sent);
+    log.check(from, at(Rank(1)), &all[..sent]);
+}
+
 /// What lay in a FIFO when a flush was asked for goes out behind that, and has to be asked for anew: also by who asks when the
 /// first has given up.
 pub fn a_flush_is_not_ahead_of_what_leaves_a_fifo<H: Harness>(harness: H) {

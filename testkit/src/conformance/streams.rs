@@ -8,10 +8,13 @@ use posthaste_core::descriptor::MAX_INFO;
 use posthaste_core::engine::{Payload, SendArgs, Wait};
 use posthaste_core::protocol::{Accept, Flow};
 use posthaste_core::{Fault, Rank, SendError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A protocol whose first-packet handler reads from the info what to do: the limit, or to discard the message.
-fn choosy(log: &Log, flow: Flow) -> Probe {
-    let (log, whole_log) = (log.clone(), log.clone());
+/// A protocol whose first-packet handler reads from the info what to do: the limit, or to discard the message; and counts how
+/// often it is asked.
+fn choosy(log: &Log, flow: Flow, asked: &Arc<AtomicUsize>) -> Probe {
+    let (log, whole_log, asked) = (log.clone(), log.clone(), asked.clone());
     let whole = Probe::new("choosy", move |scope, message| {
         whole_log.arrived(scope.me(), "", &message);
         if flow == Flow::Credited {
@@ -19,6 +22,7 @@ fn choosy(log: &Log, flow: Flow) -> Probe {
         }
     });
     whole.flow(flow).accept(move |scope, first| {
+        asked.fetch_add(1, Ordering::Relaxed);
         let (source, info, at, log) = (first.source, first.info.to_vec(), scope.me(), log.clone());
         let limit = u32::from_le_bytes(info[1..5].try_into().expect("a limit")) as usize;
         let total = first.total as usize;
@@ -55,9 +59,9 @@ pub fn a_credited_first_packet_handler_may_take_less<H: Harness>(harness: H) {
 }
 
 fn take_less<H: Harness>(world: &mut World<H>, flow: Flow) {
-    let log = Log::default();
+    let (log, asked) = (Log::default(), Arc::default());
     for rank in world.ranks() {
-        world.register(rank, choosy(&log, flow));
+        world.register(rank, choosy(&log, flow, &asked));
     }
     let eager = world.caps().max_eager;
     let (from, to) = (at(Rank(0)), at(Rank(1)));
@@ -77,10 +81,14 @@ fn take_less<H: Harness>(world: &mut World<H>, flow: Flow) {
             }
         }
     }
+    let count = messages.len();
     world.send_all(&mut [Outbox::new(from, messages)]);
-    world.until("everything arrives", |_| log.len() >= expected.len());
+    world.until("everything arrives", |_| {
+        log.len() >= expected.len() && asked.load(Ordering::Relaxed) >= count
+    });
     world.a_while();
     log.check(from, to, &expected);
+    assert_eq!(asked.load(Ordering::Relaxed), count, "once for each");
 }
 
 /// The longest message arrives whole.
