@@ -74,11 +74,12 @@ pub(crate) fn watched(socket: SockRef<'_>, times: &Times) -> io::Result<()> {
 }
 
 /// How far apart, and how many, probes are of which the last is past that time: no more than kernels allow, and not more often than
-/// once a second.
+/// once a second. What is longer than they can tell ends when all they can is unanswered, which is five weeks.
 #[cfg(not(windows))]
 fn probes(time: Duration) -> (Duration, u32) {
     const MOST: u32 = 100;
-    let seconds = time.as_secs().max(1).saturating_add(1);
+    let longest = LONGEST_PROBE.as_secs();
+    let seconds = time.as_secs().max(1).saturating_add(1).min(longest * u64::from(MOST));
     let interval = seconds.div_ceil(u64::from(MOST));
     (Duration::from_secs(interval), seconds.div_ceil(interval) as u32 + 1)
 }
@@ -127,6 +128,12 @@ mod tests {
             let all = interval * (count - 1);
             assert!(all > Duration::from_secs(seconds), "{all:?} for {seconds} s");
             assert!(all <= Duration::from_secs(seconds + seconds / 50 + 2), "{all:?} for {seconds} s");
+        }
+        // Nor is a kernel asked for what it refuses.
+        for silence in [SECOND, Duration::from_secs(4_000_000), Duration::MAX] {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            let times = Times { silence, ..Times::default() }.checked();
+            watched((&socket).into(), &times).unwrap_or_else(|error| panic!("{silence:?}: {error}"));
         }
     }
 
