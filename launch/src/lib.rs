@@ -82,6 +82,7 @@ pub use output::Output;
 pub use placement::Part;
 pub use rendezvous::{
     Bulletin, Duty, NotServed, Notice, Rendezvous, RendezvousClient, Succession, Whereabout, Whereabouts,
+    loopback,
 };
 /// A signal, as [`RunningJob::signal`] takes it.
 pub use rustix::process::Signal;

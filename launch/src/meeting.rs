@@ -1,6 +1,7 @@
 //! How ranks that inherited nothing find each other: whatever started them lets all of them exchange blobs.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use crate::key::{JobId, JobKey};
@@ -122,6 +123,17 @@ pub enum MeetingError {
         place: String,
         /// Who it was before.
         first: String,
+    },
+    /// The ranks have met before, and this one is to come to those that go on.
+    #[error(
+        "the ranks that meet at {place} have met before, and the job goes on: whoever comes again is let in at {served_at}; \
+         name that in POSTHASTE_RENDEZVOUS"
+    )]
+    Elsewhere {
+        /// Where it came to.
+        place: String,
+        /// Where it is to come.
+        served_at: SocketAddr,
     },
     /// Whoever serves the meeting, or whoever came to it, has another key than this rank.
     #[error(

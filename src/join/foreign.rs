@@ -7,6 +7,7 @@ use crate::error::JoinError;
 use crate::place::Place;
 use posthaste_launch::{
     Appointment, Bulletin, Detected, Foreign, JobId, JobKey, LooseEnv, Meeting, MeetingError, Rendezvous,
+    loopback,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -36,20 +37,26 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                 appointment.place = place;
             }
             let key = key.ok_or(JoinError::NoKey { launcher: appointment.launcher })?;
-            let (meeting, here) = blocking(move || keep(&appointment, &key, until)).await?;
-            let party = Party::new(meeting, until);
-            join_found(party, clients, contexts, settings, Some(here)).await
+            loop {
+                let (at, secret) = (appointment.clone(), key.clone());
+                let joined = match blocking(move || keep(&at, &secret, until)).await {
+                    Ok((meeting, here)) => {
+                        let party = Party::new(meeting, until);
+                        join_found(party, clients, contexts, settings.clone(), Some(here)).await
+                    }
+                    Err(error) => Err(error),
+                };
+                match joined {
+                    // This rank has died, and serves a meeting to which nobody comes: the others have met, and say where they are.
+                    Err(JoinError::Meeting(MeetingError::Elsewhere { served_at, .. })) => {
+                        tracing::debug!(%served_at, "the other ranks have met before");
+                        (appointment.place, appointment.serve) = (served_at.to_string(), false);
+                    }
+                    joined => return joined,
+                }
+            }
         }
     }
-}
-
-/// The address of a place that no other host can mean: named by a loopback address or as `localhost`. A host's own name is
-/// not one, whatever it resolves to here.
-fn loopback(place: &str) -> Option<SocketAddr> {
-    if let Some(port) = place.strip_prefix("localhost:") {
-        return Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().ok()?));
-    }
-    place.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback())
 }
 
 /// Goes to an appointment, and serves it if that is this rank's part.

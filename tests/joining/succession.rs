@@ -45,7 +45,7 @@ impl Write for Log {
             if generation < deaths {
                 is_killed();
             }
-        } else if line.contains("where the ranks met") {
+        } else if line.contains("where the ranks met") || line.contains("have met before") {
             print!("{line}");
         }
         Ok(bytes.len())
@@ -237,36 +237,73 @@ impl Watched {
 #[test]
 fn fault_ranks_come_again_when_another_serves_the_news() {
     be_a_rank();
-    let test = "succession::fault_ranks_come_again_when_another_serves_the_news";
+    revenants("succession::fault_ranks_come_again_when_another_serves_the_news", false);
+}
+
+/// As it also is where whoever serves the news in its place is on another host, and can never have the place.
+#[test]
+fn fault_rank_0_comes_again_and_serves_the_place_before_another_has_it() {
+    be_a_rank();
+    revenants("succession::fault_rank_0_comes_again_and_serves_the_place_before_another_has_it", true);
+}
+
+/// Whether the next process of rank 0 is there before the others know that the one before is gone.
+fn revenants(test: &str, early: bool) {
     let port = port();
-    let go = std::env::temp_dir().join(format!("revenant-go-{}", std::process::id()));
+    let go = std::env::temp_dir().join(format!("revenant-go-{early}-{}", std::process::id()));
     let words = Arc::new(Mutex::new(String::new()));
+    let started = Mutex::new(Vec::new());
     let start = |rank| {
         let mut command = torch(test, rank, 5, port);
         command.env(ROLE, "revenant").env(GO, &go).env("POSTHASTE_DEVICE", "tcp");
-        Watched::start(command, words.clone())
+        let watched = Watched::start(command, words.clone());
+        started.lock().unwrap().push(rustix::process::Pid::from_child(&watched.child));
+        watched
     };
     let mut ranks: Vec<Watched> = (0..5).map(start).collect();
     let said = || words.lock().unwrap().clone();
     let until = |what: &str, holds: &dyn Fn() -> bool| {
         let end = Instant::now() + Duration::from_secs(60);
         while !holds() {
-            assert!(Instant::now() < end, "never: {what}\n{}", said());
+            if Instant::now() >= end {
+                // Also those that are stopped. Their numbers are theirs: nobody has waited for them.
+                for pid in &started.lock().unwrap()[..] {
+                    let _ = rustix::process::kill_process(*pid, rustix::process::Signal::KILL);
+                }
+                panic!("never: {what}\n{}", said());
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
     };
     until("all are there", &|| ranks.iter().all(|rank| rank.has_said("is there")));
     // So that somebody stands by.
     std::thread::sleep(Duration::from_millis(500));
+    let survivors = |ranks: &[Watched], signal| {
+        for rank in &ranks[1..4] {
+            let pid = rustix::process::Pid::from_child(&rank.child);
+            rustix::process::kill_process(pid, signal).unwrap();
+        }
+    };
+    if early {
+        survivors(&ranks, rustix::process::Signal::STOP);
+    }
     for killed in [0, 4] {
-        ranks[killed].child.kill().unwrap();
-        ranks[killed].child.wait().unwrap();
+        let child = &mut ranks[killed].child;
+        child.kill().unwrap();
+        started.lock().unwrap().retain(|pid| *pid != rustix::process::Pid::from_child(child));
+        child.wait().unwrap();
     }
-    let reclaimed = "serves the news where the ranks met";
-    until("another serves", &|| ranks.iter().any(|rank| rank.has_said(reclaimed)));
-    for again in [0, 4] {
-        ranks[again] = start(again as u32);
+    if early {
+        ranks[0] = start(0);
+        until("rank 0 serves", &|| std::net::TcpStream::connect(("127.0.0.1", port + 1)).is_ok());
+        survivors(&ranks, rustix::process::Signal::CONT);
+        until("it hears of the others", &|| ranks[0].has_said("the other ranks have met before"));
+    } else {
+        let reclaimed = "serves the news where the ranks met";
+        until("another serves", &|| ranks.iter().any(|rank| rank.has_said(reclaimed)));
+        ranks[0] = start(0);
     }
+    ranks[4] = start(4);
     until("all have met", &|| ranks.iter().all(|rank| rank.has_said("has met all")));
     std::fs::write(&go, "go").unwrap();
     let said: Vec<_> = ranks.iter().map(|rank| rank.said.clone()).collect();

@@ -12,6 +12,7 @@ use crate::rendezvous::client::{Comes, Connection, meet};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::handover::listen;
 use crate::rendezvous::noise::record_length;
+use crate::rendezvous::place::MetAt;
 use crate::rendezvous::seek::{Answer, ask};
 use crate::rendezvous::standing::Standing;
 use crate::rendezvous::wire::{
@@ -108,7 +109,7 @@ pub(crate) struct Seat {
     pub(crate) key: JobKey,
     pub(crate) incarnation: u32,
     /// Where the job's ranks met in the first place, and those look that are started again.
-    pub(crate) met_at: SocketAddr,
+    pub(crate) met_at: MetAt,
 }
 
 impl std::fmt::Debug for Connection {
@@ -382,7 +383,7 @@ impl Bulletin {
         let known = self.standbys.iter().filter(|(rank, _)| *rank != self.seat.rank);
         let known = known.map(|(rank, place)| (Some(*rank), *place));
         let mut later = false;
-        for (rank, place) in known.chain([(None, self.seat.met_at)]) {
+        for (rank, place) in known.chain([(None, self.seat.met_at.address)]) {
             if rank.is_none() && later {
                 break;
             }

@@ -10,6 +10,7 @@ use crate::key::{JobId, JobKey};
 use crate::meeting::{Meeting, MeetingError};
 use crate::rendezvous::bulletin::{Bulletin, Seat, Served};
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
+use crate::rendezvous::place::MetAt;
 use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::wire::{
     ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message, take_welcome,
@@ -330,21 +331,28 @@ impl Meeting for RendezvousClient {
     }
 
     fn bulletin(&mut self) -> Option<Bulletin> {
-        let seat = self.seat(self.address);
+        let seat = self.seat(MetAt::new(&self.place, self.address));
         Bulletin::of_met(self.connection.take()?, self.watching, seat, self.served())
     }
 }
 
 impl RendezvousClient {
     /// The bulletin, of a job whose ranks met there in the first place.
-    pub(crate) fn bulletin_of_job_met_at(&mut self, met_at: SocketAddr) -> Option<Bulletin> {
+    pub(crate) fn bulletin_of_job_met_at(&mut self, met_at: MetAt) -> Option<Bulletin> {
         let seat = self.seat(met_at);
         Bulletin::new(self.connection.take()?, self.watching, seat, self.served())
     }
 
-    fn seat(&self, met_at: SocketAddr) -> Seat {
+    fn seat(&self, met_at: MetAt) -> Seat {
         let Self { rank, size, job, incarnation, .. } = *self;
         Seat { rank, size, job, key: self.key.clone(), incarnation, met_at }
+    }
+
+    /// Of a job that has met: tells whoever serves a new meeting of its ranks where the news of that job are served.
+    pub(crate) fn say_elsewhere(mut self, place: SocketAddr) -> io::Result<()> {
+        let mut connection = self.connection.take().ok_or(ErrorKind::NotConnected)?;
+        let said = message(Kind::Serving, 0, 0, place.to_string().as_bytes());
+        connection.send(&said, Instant::now() + STEP)
     }
 
     /// Whoever serves.

@@ -117,8 +117,12 @@ impl Gathering {
             }
             return Err(failure);
         }
-        if let Some(failure) = &self.failure {
-            return Err(Failure::Refused(format!("the meeting has failed before: {}", told(failure))));
+        match &self.failure {
+            Some(elsewhere @ Failure::Elsewhere(_)) => return Err(elsewhere.clone()),
+            Some(failure) => {
+                return Err(Failure::Refused(format!("the meeting has failed before: {}", told(failure))));
+            }
+            None => {}
         }
         let again = self.over && self.last.is_some() && hello.moves.is_none();
         let seat = &mut self.seats[hello.rank as usize];

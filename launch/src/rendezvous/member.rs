@@ -39,6 +39,8 @@ pub(crate) struct Member {
     pid: u32,
     /// It has come from another server.
     pub(crate) moving: bool,
+    /// It is a rank of a job that has met elsewhere, and has come to say so.
+    pub(crate) visits: bool,
     /// It has said that it leaves.
     pub(crate) left: bool,
     /// Its process was seen to end.
@@ -112,6 +114,7 @@ impl Member {
             rank,
             pid: hello.pid,
             moving: hello.moves.is_some(),
+            visits: false,
             channel,
             input: Vec::new(),
             content: Vec::new(),
@@ -129,6 +132,11 @@ impl Member {
             unable: false,
             moved: false,
         }
+    }
+
+    /// A rank of a job that has met elsewhere, which has no seat here.
+    pub(crate) fn visitor(stream: TcpStream, channel: Channel, hello: Hello) -> Self {
+        Self { visits: true, ..Self::new(stream, channel, None, hello) }
     }
 
     /// The socket, to be polled.

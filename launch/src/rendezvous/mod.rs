@@ -22,6 +22,7 @@ mod member;
 mod noise;
 #[cfg(test)]
 mod orders;
+mod place;
 mod seek;
 mod server;
 mod silence;
@@ -55,6 +56,7 @@ pub use absent::{Whereabout, Whereabouts};
 pub use bulletin::{Bulletin, Duty, NotServed, Notice, Succession};
 pub use client::RendezvousClient;
 pub(crate) use handover::listen;
+pub use place::loopback;
 
 /// What serving a meeting takes besides a connection per rank: its listener, and visitors that have proven nothing.
 const SPARE_DESCRIPTORS: u64 = 32;

@@ -71,6 +71,30 @@ pub(crate) fn ask(seat: &Seat, place: SocketAddr, lost: Served) -> Answer {
     }
 }
 
+/// Looks whether one of those that have died has come again to where the ranks met, and serves a new meeting there: it is told that
+/// the news of the old one are served at that place.
+pub(crate) fn redirect(seat: &Seat, died: &[u32], to: SocketAddr) {
+    let began = Instant::now();
+    let visit = Visit {
+        began,
+        rank: seat.rank,
+        size: seat.size,
+        key: &seat.key,
+        deadline: began + STEP,
+        moves: Some(seat.incarnation),
+    };
+    let there = seat.met_at.address;
+    let Ok(client) = visit.attempt(&there.to_string(), there) else { return };
+    // One that has left in order may be at the next job of these ranks.
+    if client.served().server.is_none_or(|server| !died.contains(&server)) {
+        return;
+    }
+    match client.say_elsewhere(to) {
+        Ok(()) => tracing::debug!(%there, %to, "a rank that came again was told where the others are"),
+        Err(error) => tracing::debug!(%there, %error, "a rank that came again heard nothing"),
+    }
+}
+
 /// What a rank that stands by has found.
 pub(crate) enum Sought {
     /// Another one serves.
@@ -116,15 +140,15 @@ pub(crate) fn seek(seat: &Seat, standbys: &[(u32, SocketAddr)], lost: Served, pa
 fn claim(seat: &Seat, known: bool, lost: Served) -> Sought {
     let until = Instant::now() + if known { Duration::ZERO } else { ALONE };
     loop {
-        let refused = match TcpListener::bind(seat.met_at) {
+        let refused = match seat.met_at.take() {
             Ok(listener) => return Sought::OwnTurn(Some(listener)),
             Err(refused) => refused,
         };
-        if let Answer::Serves(bulletin) = ask(seat, seat.met_at, lost) {
+        if let Answer::Serves(bulletin) = ask(seat, seat.met_at.address, lost) {
             return Sought::Serves(bulletin);
         }
         if Instant::now() >= until {
-            tracing::debug!(%refused, place = %seat.met_at, "nobody serves where the ranks met");
+            tracing::debug!(%refused, place = %seat.met_at.address, "nobody serves where the ranks met");
             return Sought::OwnTurn(None);
         }
         std::thread::sleep(PAUSES.1);

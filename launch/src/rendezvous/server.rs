@@ -270,7 +270,8 @@ impl Server {
         }
         let open = self.closed_until.is_none() && self.lets_in();
         if let Some(reclaim) = &mut self.reclaim {
-            reclaim.tick(now);
+            let gone = self.gathering.gone();
+            reclaim.tick(gone.filter(|(_, said)| !said).map(|(rank, _)| rank), now);
         }
         let stop = if self.stopping { PollFlags::empty() } else { PollFlags::IN };
         let listener = if open { PollFlags::IN } else { PollFlags::empty() };
@@ -443,6 +444,13 @@ impl Server {
                 Failure::Later { hears: standing.hears() }
             }
         });
+        // Those who move have met before; here nobody has.
+        if hello.moves.is_some() && !self.gathering.is_over() {
+            let mut visitor = Member::visitor(stream, channel, hello);
+            visitor.welcome(self.job.as_bytes(), 0, self.generation, self.served_by());
+            self.members.push(visitor);
+            return;
+        }
         let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
@@ -488,6 +496,13 @@ impl Server {
     /// Does what a rank says.
     fn hear(&mut self, at: usize, said: Said, now: Instant) -> Result<(), Over> {
         let member = &mut self.members[at];
+        if member.visits {
+            if let Said::Serving { place: Some(place) } = said {
+                tracing::debug!(%place, "these ranks have met before");
+                self.gathering.fail(Failure::Elsewhere(place));
+            }
+            return Ok(());
+        }
         let Some(rank) = member.rank.filter(|_| member.closing.is_none()) else { return Ok(()) };
         match (said, member.state) {
             (Said::Blob { round, milliseconds, blob }, State::Idle) => {

@@ -14,12 +14,13 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::absent::{Absent, Whereabouts};
-use crate::rendezvous::bulletin::{Bulletin, Notice, Served};
+use crate::rendezvous::bulletin::{Bulletin, Notice, Seat, Served};
 use crate::rendezvous::handover::Handover;
-use crate::rendezvous::seek::{Answer, Sought, ask, seek};
+use crate::rendezvous::seek::{Answer, Sought, ask, redirect, seek};
 use crate::rendezvous::server::Server;
 
 /// How long others may go on hearing a server that this rank does not hear any more: longer than a connection takes to notice
@@ -168,22 +169,23 @@ impl Standing {
 
 /// The place where the ranks met in the first place, for those that are started again.
 pub(crate) struct Reclaim {
-    place: SocketAddr,
+    seat: Seat,
+    /// Where the news are served.
+    serving: SocketAddr,
     listener: Option<TcpListener>,
     next: Option<Instant>,
+    /// A visit there that is under way.
+    visit: Option<JoinHandle<()>>,
 }
 
 impl Reclaim {
-    fn new(place: SocketAddr, now: Instant) -> Self {
-        let mut reclaim = Self { place, listener: None, next: Some(now) };
-        reclaim.tick(now);
-        reclaim
-    }
-
-    /// With a listener there that is had already.
-    fn of(place: SocketAddr, listener: TcpListener) -> Self {
-        let mut reclaim = Self { place, listener: None, next: None };
-        reclaim.listen(listener.set_nonblocking(true).map(|()| listener), Instant::now());
+    /// With a listener there, if that is had already.
+    fn new(seat: Seat, serving: SocketAddr, met: Option<TcpListener>, now: Instant) -> Self {
+        let mut reclaim = Self { seat, serving, listener: None, next: Some(now), visit: None };
+        match met {
+            Some(listener) => reclaim.listen(listener, now),
+            None => reclaim.tick(std::iter::empty(), now),
+        }
         reclaim
     }
 
@@ -195,28 +197,42 @@ impl Reclaim {
         self.next
     }
 
-    /// Tries again, if somebody has it who may go away.
-    pub(crate) fn tick(&mut self, now: Instant) {
+    /// Tries again: whoever has it may go away. If it is one of those that have died, which has come again before this rank could
+    /// have the place, or on another host, it is told where the others are.
+    pub(crate) fn tick(&mut self, died: impl Iterator<Item = u32>, now: Instant) {
         if self.next.is_none_or(|next| now < next) {
             return;
         }
-        let bound = TcpListener::bind(self.place).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        self.listen(bound, now);
+        match self.seat.met_at.take() {
+            Ok(listener) => self.listen(listener, now),
+            Err(_) => {
+                self.next = Some(now + RECLAIM);
+                self.visit(died.collect());
+            }
+        }
     }
 
-    fn listen(&mut self, bound: std::io::Result<TcpListener>, now: Instant) {
-        self.next = match bound {
-            Ok(listener) => {
-                tracing::debug!(place = %self.place, "serves the news where the ranks met, too");
+    fn visit(&mut self, died: Vec<u32>) {
+        if died.is_empty() || self.visit.as_ref().is_some_and(|visit| !visit.is_finished()) {
+            return;
+        }
+        let (seat, serving) = (self.seat.clone(), self.serving);
+        let visit = std::thread::Builder::new().name("redirect".into());
+        match visit.spawn(move || redirect(&seat, &died, serving)) {
+            Ok(visit) => self.visit = Some(visit),
+            Err(error) => tracing::warn!(%error, "nobody looks who has come to where the ranks met"),
+        }
+    }
+
+    fn listen(&mut self, listener: TcpListener, now: Instant) {
+        self.next = match listener.set_nonblocking(true) {
+            Ok(()) => {
+                let place = self.seat.met_at.address;
+                tracing::debug!(%place, "serves the news where the ranks met, too");
                 self.listener = Some(listener);
                 None
             }
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Some(now + RECLAIM),
-            // The place of another host.
-            Err(_) => None,
+            Err(_) => Some(now + RECLAIM),
         };
     }
 }
@@ -352,9 +368,8 @@ impl Server {
         self.stop.served_by.store(rank, Ordering::Relaxed);
         let there = |other: &&(u32, SocketAddr)| other.0 != rank && Some(other.0) != standing.before.server();
         self.standbys = standing.before.standbys().iter().filter(there).copied().collect();
-        let met_at = standing.before.seat().met_at;
         // Those look there that are started again, if ranks can be, and those to whom nobody is known who stands by.
-        self.reclaim = Some(met.map_or_else(|| Reclaim::new(met_at, now), |met| Reclaim::of(met_at, met)));
+        self.reclaim = Some(Reclaim::new(standing.before.seat().clone(), place, met, now));
         self.absent = Some(Absent::new(standing.whereabouts, now));
         if standing.lost {
             self.ended_unheard(standing.before.server());

@@ -26,6 +26,12 @@
 //!   │ ◀─ Move(who serves, where) ──────────────── │  to all
 //!   │ ── Moved ─────────────────────────────────▶ │  they have a seat there; their end here is no news
 //! ```
+//! If rank 0 has died and serves a new meeting at the old place, as one that knows of none before, whoever serves the news of
+//! that one goes there, like a rank that moves:
+//! ```text
+//!   │ ◀─ Welcome(job, who serves) ─────────────── │
+//!   │ ── Serving(where) ────────────────────────▶ │  all who have come here are to come there, again
+//! ```
 //! A rank that comes again after the meeting, because its process had died, is told so, and who is there:
 //! ```text
 //!   │ ◀─ Welcome(job, incarnation) ────────────── │
@@ -61,7 +67,7 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) const FINISH: usize = 2 + HEADER + TAG;
 
 const MAGIC: [u8; 20] = *b"posthaste rendezvous";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// The longest description of a failure: the list of all ranks of the largest job.
 const MAX_FAILURE: usize = 32 << 10;
 /// Bytes of what a rank is told first: the job, and the rank that serves.
@@ -251,6 +257,8 @@ pub(crate) enum Failure {
     Later {
         hears: bool,
     },
+    /// These ranks have met before, and their news are served there: this rank is one that comes again.
+    Elsewhere(SocketAddr),
 }
 
 impl Failure {
@@ -289,6 +297,10 @@ impl Failure {
                 put_text(&mut body, first);
                 7
             }
+            Self::Elsewhere(place) => {
+                put_text(&mut body, &place.to_string());
+                8
+            }
         };
         message(Kind::Failed, code, 0, &body)
     }
@@ -315,6 +327,7 @@ impl Failure {
             5 => Self::Refused(take_text(&mut rest)?),
             6 => Self::Later { hears: take_word(&mut rest)? != 0 },
             7 => Self::LeftBefore { rank: take_word(&mut rest)?, first: take_text(&mut rest)? },
+            8 => Self::Elsewhere(take_text(&mut rest)?.parse().ok()?),
             _ => return None,
         };
         rest.is_empty().then_some(failure)
@@ -332,6 +345,7 @@ impl Failure {
             Self::Ended { rank, who } => MeetingError::Ended { rank, who, place },
             Self::Refused(problem) => MeetingError::Refused { place, problem },
             Self::LeftBefore { rank, first } => MeetingError::LeftBefore { rank, place, first },
+            Self::Elsewhere(served_at) => MeetingError::Elsewhere { place, served_at },
             Self::Later { .. } => {
                 MeetingError::Refused { place, problem: "it does not serve the meeting yet".into() }
             }
@@ -467,6 +481,8 @@ mod tests {
             Failure::Refused("no".into()),
             Failure::Later { hears: true },
             Failure::LeftBefore { rank: 7, first: "p7".into() },
+            Failure::Elsewhere(([127, 0, 0, 1], 7).into()),
+            Failure::Elsewhere("[fe80::1%3]:65535".parse().unwrap()),
         ] {
             let bytes = failure.encode();
             let (header, body) = bytes.split_at(HEADER);
@@ -482,7 +498,7 @@ mod tests {
                     assert_eq!(Failure::decode(header.first, &body[..cut]), None, "cut at {cut}");
                 }
             }
-            for code in [0, 8, u32::MAX] {
+            for code in [0, 9, u32::MAX] {
                 assert_eq!(Failure::decode(code, body), None);
             }
         }

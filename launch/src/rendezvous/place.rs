@@ -1,0 +1,71 @@
+//! Where the ranks of a job met in the first place, and those look that are started again.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+/// The address of a place that no other host can mean: named by a loopback address or as `localhost`. A host's own name is
+/// not one, whatever it resolves to here.
+pub fn loopback(place: &str) -> Option<SocketAddr> {
+    if let Some(port) = place.strip_prefix("localhost:") {
+        return Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().ok()?));
+    }
+    place.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback())
+}
+
+/// That place, as a rank reached it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MetAt {
+    pub(crate) address: SocketAddr,
+    /// Other hosts may know it by another address than this one.
+    pub(crate) everywhere: bool,
+}
+
+impl MetAt {
+    pub(crate) fn new(place: &str, address: SocketAddr) -> Self {
+        Self { address, everywhere: loopback(place).is_none() }
+    }
+
+    /// Takes it, which one process can at a time, and on its host only: on all interfaces if others may come by them.
+    pub(crate) fn take(self) -> io::Result<TcpListener> {
+        // This tells whether it is this host's, and free.
+        let own = TcpListener::bind(self.address)?;
+        if !self.everywhere {
+            return Ok(own);
+        }
+        drop(own);
+        let port = self.address.port();
+        let all = match self.address {
+            SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+            SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+        };
+        // Somebody else may have that port of another interface.
+        TcpListener::bind(all).or_else(|_| TcpListener::bind(self.address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    #[test]
+    fn a_place_is_taken_on_all_interfaces_unless_its_name_says_that_it_is_of_one_host() {
+        for (name, everywhere) in
+            [("localhost:7", false), ("127.0.0.3:7", false), ("[::1]:7", false), ("here:7", true)]
+        {
+            assert_eq!(MetAt::new(name, ([127, 0, 0, 3], 7).into()).everywhere, everywhere, "{name}");
+        }
+        // As the resolver of the host itself has it, and as that of others may.
+        let port = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap().port();
+        let address = SocketAddr::from(([127, 0, 0, 3], port));
+        for everywhere in [false, true] {
+            let taken = MetAt { address, everywhere }.take().unwrap();
+            assert!(TcpStream::connect(address).is_ok());
+            assert_eq!(TcpStream::connect(("127.0.0.4", port)).is_ok(), everywhere);
+            assert!(MetAt { address, everywhere }.take().is_err(), "one process has it at a time");
+            drop(taken);
+        }
+        let elsewhere = SocketAddr::from(([192, 0, 2, 1], port));
+        assert!(MetAt { address: elsewhere, everywhere: true }.take().is_err(), "it is not of this host");
+    }
+}
