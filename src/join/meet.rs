@@ -203,20 +203,19 @@ pub(crate) async fn join_given(given: Given, party: Party) -> Result<Place, Join
     let group: Vec<u32> =
         (0..).zip(&nodes).filter(|(_, node)| Some(**node) == own).map(|(rank, _)| rank).collect();
     let (mut party, mut nodes, mut fds) = (party, nodes, fds);
-    if restart {
-        // A rank that died before it came here left its memory to nobody: whoever comes in its place has none.
-        let (gathered, by_rank) = party.gather("whether it has its host's memory", &fds.is_some()).await?;
-        if by_rank.contains(&false) {
-            nodes = nodes_of_sharers(shape.ranks, &by_rank, |rank| nodes.get(rank as usize));
-            if let Some(fds) = &mut fds {
-                fds.keep_of(&group, &by_rank);
-            }
+    // A rank that died before it came here left its memory to nobody: whoever comes in its place has none. Nor has a rank that is
+    // to use sockets only.
+    let (gathered, by_rank) = party.gather("whether it has its host's memory", &fds.is_some()).await?;
+    if by_rank.contains(&false) {
+        nodes = nodes_of_sharers(shape.ranks, &by_rank, |rank| nodes.get(rank as usize));
+        if let Some(fds) = &mut fds {
+            fds.keep_of(&group, &by_rank);
         }
-        party = gathered;
     }
-    let (nodes, fds) = match fds {
-        Some(fds) => (nodes, fds),
-        None => ((0..shape.ranks).collect(), alone(shape, &settings)?),
+    party = gathered;
+    let fds = match fds {
+        Some(fds) => fds,
+        None => alone(shape, &settings)?,
     };
     let place = Place::new(rank, shape, nodes, fds, group.len(), settings, 0)?;
     let news = News::OfMeeting(None);

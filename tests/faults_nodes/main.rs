@@ -11,6 +11,7 @@ mod callbacks;
 mod clients;
 #[path = "../faults/collectives.rs"]
 mod collectives;
+mod devices;
 #[path = "../faults/futures.rs"]
 mod futures;
 #[path = "../faults/groups.rs"]
