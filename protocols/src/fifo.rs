@@ -351,8 +351,8 @@ impl Fifo {
         Ok(self.wait(crossing).await?)
     }
 
-    /// Has it served, or not for now: what is put in waits then. A [`fence`](crate::flush::fence) waits for it, too, and a
-    /// long message of which a part is out holds up other long ones to its target.
+    /// Has it served, or not for now: what is put in waits then, but for a long message that has begun, which goes on to its end.
+    /// A [`fence`](crate::flush::fence) waits for what is in it, too.
     ///
     /// # Errors
     /// If its context is closed.

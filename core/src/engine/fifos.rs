@@ -133,6 +133,8 @@ struct Extra {
     fifo: InjectionFifo,
     options: FifoOptions,
     enabled: bool,
+    /// Its head is what nothing else for its target may come between, and goes on to its end.
+    begun: bool,
     active: bool,
     /// It goes when it is empty.
     closing: bool,
@@ -160,6 +162,12 @@ pub(super) struct Fifos {
     pub listed: bool,
 }
 
+impl Extra {
+    fn is_served(&self) -> bool {
+        self.enabled || self.begun
+    }
+}
+
 impl Fifos {
     fn of(&mut self, id: FifoId) -> Result<&mut Extra, FifoError> {
         let found = self.all.get_mut(id.key as usize);
@@ -174,7 +182,7 @@ impl Fifos {
 
     /// Whether anything waits that is to be served.
     pub fn are_busy(&self) -> bool {
-        self.all.iter().any(|(_, extra)| extra.enabled && !extra.fifo.is_empty())
+        self.all.iter().any(|(_, extra)| extra.is_served() && !extra.fifo.is_empty())
     }
 
     pub fn clear(&mut self) {
@@ -208,6 +216,7 @@ impl Scope<'_> {
             fifo: InjectionFifo::new(options.slots.max(LONGEST)),
             options: FifoOptions { quantum: options.quantum.max(4096), ..options },
             enabled: true,
+            begun: false,
             active: true,
             closing: false,
             room: Row::default(),
@@ -269,7 +278,8 @@ impl Scope<'_> {
         Ok(())
     }
 
-    /// Serves the FIFO, or does so no longer. What is under way to a target is not taken back.
+    /// Serves the FIFO, or does so no longer. What is under way to a target is not taken back, and a long message that has begun
+    /// goes on to its end.
     ///
     /// # Errors
     /// If it was closed.
@@ -498,7 +508,7 @@ impl Scope<'_> {
         let (mut moved, mut budget) = (0, quantum);
         loop {
             let extra = &self.state.fifos.all[key];
-            let front = if extra.enabled { extra.fifo.front() } else { None };
+            let front = if extra.is_served() { extra.fifo.front() } else { None };
             let Some(mut front) = front else {
                 if extra.closing && extra.fifo.is_empty() {
                     self.state.remove_fifo(key);
@@ -597,8 +607,9 @@ impl Scope<'_> {
     /// The head of a FIFO is out: whoever waits for that is told.
     fn left_fifo(&mut self, key: usize) {
         let State { fifos, completer, .. } = &mut *self.state;
-        let Extra { fifo, room, crossing, drains, .. } = &mut fifos.all[key];
+        let Extra { fifo, room, crossing, drains, begun, .. } = &mut fifos.all[key];
         let _ = fifo.pop();
+        *begun = false;
         if fifo.was_crossed() {
             for ticket in crossing.drain(..) {
                 completer.complete(ticket, Ok(Value::Unit));
@@ -662,6 +673,7 @@ impl State {
             None if peer.is_in_the_middle => false,
             None => {
                 peer.turn = Some(key);
+                self.fifos.all[key].begun = true;
                 true
             }
         }

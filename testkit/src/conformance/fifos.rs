@@ -263,6 +263,37 @@ pub fn who_never_waits_is_told_that_a_fifo_has_no_room<H: Harness>(harness: H) {
     log.check(from, at(Rank(1)), &all[..sent]);
 }
 
+/// A long message of which a part is out goes on when its FIFO is served no more, so that others for its target need not wait.
+pub fn a_long_message_goes_on_though_its_fifo_is_disabled<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("long", &log);
+    let from = at(Rank(0));
+    world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), protocol, *b"early")])]);
+    world.until("it is known", |_| log.len() == 1);
+    // Each round is much shorter than the message.
+    let options = FifoOptions { slots: 8, priority: false, quantum: 4096 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    let enable =
+        |world: &World<H>, on| world.enter(from, |scope| scope.enable_fifo(fifo, on)).expect("it is open");
+    let long = Message::new(Rank(1), protocol, world.random.bytes(1 << 20));
+    let mut queue = VecDeque::from([long, Message::new(Rank(1), protocol, *b"behind")]);
+    let tickets = fill(&world, fifo, &mut queue);
+    assert!(queue.is_empty(), "there is room for two");
+    enable(&world, false);
+    let mut outbox = Outbox::new(from, [Message::new(Rank(1), protocol, world.random.bytes(1 << 20))]);
+    world.until("two long ones arrive", |world| {
+        outbox.pump(world);
+        log.len() == 3
+    });
+    assert!(world.outcome(from, tickets[0]).is_ok());
+    let status = world.enter(from, |scope| scope.fifo_status(fifo)).expect("it is open");
+    assert!(!status.is_empty() && !status.enabled, "what has not begun waits: {status:?}");
+    enable(&world, true);
+    assert!(world.outcome(from, tickets[1]).is_ok());
+    world.until("the last one arrives", |_| log.len() == 4);
+}
+
 /// What lay in a FIFO when a flush was asked for goes out behind that, and has to be asked for anew: also by who asks when the
 /// first has given up.
 pub fn a_flush_is_not_ahead_of_what_leaves_a_fifo<H: Harness>(harness: H) {
