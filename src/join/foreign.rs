@@ -37,9 +37,10 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                 appointment.place = place;
             }
             let key = key.ok_or(JoinError::NoKey { launcher: appointment.launcher })?;
+            let mut elsewhere = None;
             loop {
                 let (at, secret) = (appointment.clone(), key.clone());
-                let joined = match blocking(move || keep(&at, &secret, until)).await {
+                let joined = match blocking(move || keep(&at, elsewhere, &secret, until)).await {
                     Ok((meeting, here)) => {
                         let party = Party::new(meeting, until);
                         join_found(party, clients, contexts, settings.clone(), Some(here)).await
@@ -50,7 +51,13 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                     // This rank has died, and serves a meeting to which nobody comes: the others have met, and say where they are.
                     Err(JoinError::Meeting(MeetingError::Elsewhere { served_at, .. })) => {
                         tracing::debug!(%served_at, "the other ranks have met before");
-                        (appointment.place, appointment.serve) = (served_at.to_string(), false);
+                        elsewhere = Some(served_at);
+                    }
+                    // Whoever served there has ended as well: another one may tell where by now, or nobody is left.
+                    Err(JoinError::Meeting(error)) if elsewhere.is_some() && Instant::now() < until => {
+                        tracing::debug!(%error, "the other ranks are not where they were said to be");
+                        elsewhere = None;
+                        tokio::time::sleep(AGAIN).await;
                     }
                     joined => return joined,
                 }
@@ -59,13 +66,22 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
     }
 }
 
-/// Goes to an appointment, and serves it if that is this rank's part.
+/// Goes to an appointment, and serves it if that is this rank's part; or to where those are who have kept it before.
 fn keep(
     appointment: &Appointment,
+    elsewhere: Option<SocketAddr>,
     key: &JobKey,
     until: Instant,
 ) -> Result<(Box<dyn Meeting>, Whereabouts), JoinError> {
     let (rank, size) = (appointment.rank, appointment.size);
+    if let Some(served_at) = elsewhere {
+        let (place, until) = (served_at.to_string(), until.min(Instant::now() + RESUME));
+        let mut seat = Rendezvous::meet(std::slice::from_ref(&place), rank, size, key, until)?;
+        if let Some(met_at) = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next()) {
+            seat.met_before_at(&appointment.place, met_at);
+        }
+        return Ok((Box::new(seat), whereabouts(&place, Some(served_at))));
+    }
     if !appointment.serve {
         let place = std::slice::from_ref(&appointment.place);
         let seat = Rendezvous::meet(place, rank, size, key, until)?;
@@ -84,6 +100,7 @@ fn keep(
             Ok(Some(resumed)) => return Ok(resumed),
             // Ranks of the program that they were before this one are still at it.
             Err(MeetingError::LeftBefore { .. }) => patience = until,
+            Err(error @ MeetingError::Elsewhere { .. }) => return Err(error.into()),
             // It may have ended meanwhile, or not know yet that the predecessor has.
             Err(error @ (MeetingError::Refused { .. } | MeetingError::ClaimedTwice { .. })) => {
                 tracing::debug!(%error, "whoever has the place is not of this job");

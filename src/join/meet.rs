@@ -8,9 +8,8 @@
 //!   3  whether I have them                       (so nobody is taken for near who could not map the memory)
 //!   4  where I listen
 //! ```
-//! Ranks that a launcher of ours started have their arena, and say only where they listen; where ranks may be started again, also
-//! 3 before that: one that died before it came here left its memory to nobody. A rank that shares memory with nobody is a node
-//! of its own.
+//! Ranks that a launcher of ours started have their arena, and say 3 and 4: one that died before it came here left its memory to
+//! nobody, and one that is to use sockets only has none. A rank that shares memory with nobody is a node of its own.
 //!
 //! A rank that is started again, because its process died, finds all that was said in the roster: the last blobs. It is a
 //! node of its own, and says where it listens; the others are told.

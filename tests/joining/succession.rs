@@ -287,11 +287,13 @@ fn revenants(test: &str, early: bool) {
     if early {
         survivors(&ranks, rustix::process::Signal::STOP);
     }
+    let kill = |rank: &mut Watched| {
+        rank.child.kill().unwrap();
+        started.lock().unwrap().retain(|pid| *pid != rustix::process::Pid::from_child(&rank.child));
+        rank.child.wait().unwrap();
+    };
     for killed in [0, 4] {
-        let child = &mut ranks[killed].child;
-        child.kill().unwrap();
-        started.lock().unwrap().retain(|pid| *pid != rustix::process::Pid::from_child(child));
-        child.wait().unwrap();
+        kill(&mut ranks[killed]);
     }
     if early {
         ranks[0] = start(0);
@@ -305,11 +307,20 @@ fn revenants(test: &str, early: bool) {
     }
     ranks[4] = start(4);
     until("all have met", &|| ranks.iter().all(|rank| rank.has_said("has met all")));
+    if early {
+        // Those that came again are the last that are left, and serve where all have met in the first place.
+        ranks[1..4].iter_mut().for_each(kill);
+        let there = format!("place=127.0.0.1:{}", port + 1);
+        until("one serves there", &|| [0, 4].iter().any(|rank| ranks[*rank].has_said(&there)));
+    }
     std::fs::write(&go, "go").unwrap();
     let said: Vec<_> = ranks.iter().map(|rank| rank.said.clone()).collect();
     let outputs: Vec<Output> = ended(ranks.into_iter().map(|rank| rank.child).collect());
     std::fs::remove_file(&go).unwrap();
     for (rank, (output, said)) in outputs.iter().zip(said).enumerate() {
+        if early && (1..4).contains(&rank) {
+            continue;
+        }
         let incarnation = u32::from([0, 4].contains(&rank));
         let expected = format!("rank {rank} of incarnation {incarnation} has met all");
         let said = said.lock().unwrap();

@@ -457,7 +457,7 @@ fn hear_at(place: SocketAddr, seat: &Seat) -> io::Result<Bulletin> {
     let moves = Comes::Moving(seat.incarnation);
     let mut client =
         meet(&places, seat.rank, seat.size, &seat.key, until, moves).map_err(io::Error::other)?;
-    client.bulletin_of_job_met_at(seat.met_at).ok_or_else(|| ErrorKind::NotConnected.into())
+    client.bulletin_of_job_met_at(seat.met_at.clone()).ok_or_else(|| ErrorKind::NotConnected.into())
 }
 
 fn garbage() -> io::Error {

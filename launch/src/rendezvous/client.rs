@@ -13,7 +13,7 @@ use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
 use crate::rendezvous::place::MetAt;
 use crate::rendezvous::silence::notice_silence;
 use crate::rendezvous::wire::{
-    ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message, take_welcome,
+    ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message, put_elsewhere, take_welcome,
 };
 
 /// The first and the longest pause between two attempts.
@@ -38,6 +38,8 @@ pub struct RendezvousClient {
     place: String,
     /// Where that is, as this rank reached it.
     address: SocketAddr,
+    /// Where the ranks of its job met, if that is another place.
+    met_at: Option<MetAt>,
     incarnation: u32,
     /// Of whoever serves.
     generation: u32,
@@ -240,6 +242,7 @@ impl Visit<'_> {
                     key: self.key.clone(),
                     place: place.to_owned(),
                     address,
+                    met_at: None,
                     incarnation: self.moves.unwrap_or(header.first),
                     generation: header.second,
                     server,
@@ -331,7 +334,8 @@ impl Meeting for RendezvousClient {
     }
 
     fn bulletin(&mut self) -> Option<Bulletin> {
-        let seat = self.seat(MetAt::new(&self.place, self.address));
+        let met_at = self.met_at.take().unwrap_or_else(|| MetAt::new(&self.place, self.address));
+        let seat = self.seat(met_at);
         Bulletin::of_met(self.connection.take()?, self.watching, seat, self.served())
     }
 }
@@ -349,10 +353,20 @@ impl RendezvousClient {
     }
 
     /// Of a job that has met: tells whoever serves a new meeting of its ranks where the news of that job are served.
-    pub(crate) fn say_elsewhere(mut self, place: SocketAddr) -> io::Result<()> {
+    pub(crate) fn say_elsewhere(mut self, place: SocketAddr, died: &[u32]) -> io::Result<()> {
         let mut connection = self.connection.take().ok_or(ErrorKind::NotConnected)?;
-        let said = message(Kind::Serving, 0, 0, place.to_string().as_bytes());
+        let said = message(Kind::Elsewhere, 0, 0, &put_elsewhere(place, died));
         connection.send(&said, Instant::now() + STEP)
+    }
+
+    /// The job of whoever serves there.
+    pub(crate) fn job(&self) -> JobId {
+        self.job
+    }
+
+    /// The ranks of its job met there in the first place, and not where this one has come to.
+    pub fn met_before_at(&mut self, place: &str, address: SocketAddr) {
+        self.met_at = Some(MetAt::new(place, address));
     }
 
     /// Whoever serves.

@@ -91,6 +91,15 @@ impl Gathering {
         true
     }
 
+    pub(crate) fn size(&self) -> u32 {
+        self.seats.len() as u32
+    }
+
+    /// The ranks that are here.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.seats).filter(|(_, seat)| matches!(seat, Seat::Taken(_))).map(|(rank, _)| rank)
+    }
+
     /// Whether a rank has still to come for the first time.
     pub(crate) fn is_expecting(&self) -> bool {
         self.expected().next().is_some()

@@ -1,6 +1,6 @@
 //! A connection that has proven the key.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::rendezvous::gathering::Round;
 use crate::rendezvous::noise::{Channel, record_length};
 use crate::rendezvous::wire::{
     Failure, HEADER, Header, Hello, Kind, MAX_RECORD, Way, message, put_gone, put_standbys, put_welcome,
-    take_address,
+    take_address, take_elsewhere,
 };
 
 /// How much is sealed at a time, and then waits for the socket, up to the last message's length.
@@ -99,6 +99,11 @@ pub(crate) enum Said {
         place: Option<SocketAddr>,
     },
     Moved,
+    /// Its ranks have met before, and their news are served there; these have died.
+    Elsewhere {
+        place: SocketAddr,
+        died: BTreeSet<u32>,
+    },
 }
 
 /// Why there is no more to read.
@@ -368,6 +373,10 @@ fn take_messages(content: &mut Vec<u8>, said: &mut Vec<Said>) -> Result<(), Over
                 Said::Serving { place: Some(place) }
             }
             Kind::Moved => Said::Moved,
+            Kind::Elsewhere => {
+                let (place, died) = take_elsewhere(body).ok_or(Over::Garbage("a place that is none"))?;
+                Said::Elsewhere { place, died }
+            }
             _ => return Err(Over::Garbage("a message that is not a rank's to send")),
         });
         content.drain(..HEADER + header.length as usize);

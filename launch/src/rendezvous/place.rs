@@ -1,7 +1,7 @@
 //! Where the ranks of a job met in the first place, and those look that are started again.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
 /// The address of a place that no other host can mean: named by a loopback address or as `localhost`. A host's own name is
 /// not one, whatever it resolves to here.
@@ -13,20 +13,22 @@ pub fn loopback(place: &str) -> Option<SocketAddr> {
 }
 
 /// That place, as a rank reached it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MetAt {
+    /// As the ranks were told, which may mean something else when it is served again.
+    name: String,
     pub(crate) address: SocketAddr,
     /// Other hosts may know it by another address than this one.
-    pub(crate) everywhere: bool,
+    everywhere: bool,
 }
 
 impl MetAt {
     pub(crate) fn new(place: &str, address: SocketAddr) -> Self {
-        Self { address, everywhere: loopback(place).is_none() }
+        Self { name: place.to_owned(), address, everywhere: loopback(place).is_none() }
     }
 
     /// Takes it, which one process can at a time, and on its host only: on all interfaces if others may come by them.
-    pub(crate) fn take(self) -> io::Result<TcpListener> {
+    pub(crate) fn take(&self) -> io::Result<TcpListener> {
         // This tells whether it is this host's, and free.
         let own = TcpListener::bind(self.address)?;
         if !self.everywhere {
@@ -40,6 +42,16 @@ impl MetAt {
         };
         // Somebody else may have that port of another interface.
         TcpListener::bind(all).or_else(|_| TcpListener::bind(self.address))
+    }
+
+    /// Where whoever serves it now may be found: at what its name means now, and where it was. May block.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        let mut addresses: Vec<SocketAddr> =
+            self.name.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+        if !addresses.contains(&self.address) {
+            addresses.push(self.address);
+        }
+        addresses
     }
 }
 
@@ -58,14 +70,16 @@ mod tests {
         // As the resolver of the host itself has it, and as that of others may.
         let port = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap().port();
         let address = SocketAddr::from(([127, 0, 0, 3], port));
-        for everywhere in [false, true] {
-            let taken = MetAt { address, everywhere }.take().unwrap();
+        for (name, everywhere) in [(address.to_string(), false), (format!("localhost.:{port}"), true)] {
+            let met_at = MetAt::new(&name, address);
+            let taken = met_at.take().unwrap();
             assert!(TcpStream::connect(address).is_ok());
             assert_eq!(TcpStream::connect(("127.0.0.4", port)).is_ok(), everywhere);
-            assert!(MetAt { address, everywhere }.take().is_err(), "one process has it at a time");
+            assert!(met_at.take().is_err(), "one process has it at a time");
+            assert!(met_at.addresses().contains(&address));
             drop(taken);
         }
         let elsewhere = SocketAddr::from(([192, 0, 2, 1], port));
-        assert!(MetAt { address: elsewhere, everywhere: true }.take().is_err(), "it is not of this host");
+        assert!(MetAt::new("far:7", elsewhere).take().is_err(), "it is not of this host");
     }
 }

@@ -34,27 +34,25 @@ impl Served {
     }
 }
 
+/// Of a rank that moves.
+fn visit(seat: &Seat) -> Visit<'_> {
+    let began = Instant::now();
+    let (deadline, moves) = (began + STEP, Some(seat.incarnation));
+    Visit { began, rank: seat.rank, size: seat.size, key: &seat.key, deadline, moves }
+}
+
 /// Asks whoever is there whether it serves after that server, which is not heard any more.
 pub(crate) fn ask(seat: &Seat, place: SocketAddr, lost: Served) -> Answer {
-    let began = Instant::now();
-    let visit = Visit {
-        began,
-        rank: seat.rank,
-        size: seat.size,
-        key: &seat.key,
-        deadline: began + STEP,
-        moves: Some(seat.incarnation),
-    };
-    match visit.attempt(&place.to_string(), place) {
+    match visit(seat).attempt(&place.to_string(), place) {
         // One that was only cut off serves those who stayed with it, and nobody else.
         Ok(mut client) if !lost.is_succeeded_by(client.served()) => {
             // There it has a seat now, and leaves it without having ended.
-            if let Some(bulletin) = client.bulletin_of_job_met_at(seat.met_at) {
+            if let Some(bulletin) = client.bulletin_of_job_met_at(seat.met_at.clone()) {
                 bulletin.give_up();
             }
             Answer::Dead
         }
-        Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at) {
+        Ok(mut client) => match client.bulletin_of_job_met_at(seat.met_at.clone()) {
             Some(bulletin) => Answer::Serves(Box::new(bulletin)),
             None => Answer::Silent,
         },
@@ -72,26 +70,22 @@ pub(crate) fn ask(seat: &Seat, place: SocketAddr, lost: Served) -> Answer {
 }
 
 /// Looks whether one of those that have died has come again to where the ranks met, and serves a new meeting there: it is told that
-/// the news of the old one are served at that place.
+/// the news of the old one are served at that place. May block for some seconds.
 pub(crate) fn redirect(seat: &Seat, died: &[u32], to: SocketAddr) {
-    let began = Instant::now();
-    let visit = Visit {
-        began,
-        rank: seat.rank,
-        size: seat.size,
-        key: &seat.key,
-        deadline: began + STEP,
-        moves: Some(seat.incarnation),
-    };
-    let there = seat.met_at.address;
-    let Ok(client) = visit.attempt(&there.to_string(), there) else { return };
-    // One that has left in order may be at the next job of these ranks.
-    if client.served().server.is_none_or(|server| !died.contains(&server)) {
-        return;
-    }
-    match client.say_elsewhere(to) {
-        Ok(()) => tracing::debug!(%there, %to, "a rank that came again was told where the others are"),
-        Err(error) => tracing::debug!(%there, %error, "a rank that came again heard nothing"),
+    for there in seat.met_at.addresses() {
+        let Ok(client) = visit(seat).attempt(&there.to_string(), there) else { continue };
+        let served = client.served();
+        // Who was cut off from this one may think the same of it. And one that has left in order may be at the next job of these ranks.
+        if client.job() == seat.job
+            || served.generation != 0
+            || served.server.is_none_or(|server| !died.contains(&server))
+        {
+            continue;
+        }
+        match client.say_elsewhere(to, died) {
+            Ok(()) => tracing::debug!(%there, %to, "a rank that came again was told where the others are"),
+            Err(error) => tracing::debug!(%there, %error, "a rank that came again heard nothing"),
+        }
     }
 }
 

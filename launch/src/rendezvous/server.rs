@@ -269,7 +269,8 @@ impl Server {
             self.closed_until = None;
         }
         let open = self.closed_until.is_none() && self.lets_in();
-        if let Some(reclaim) = &mut self.reclaim {
+        let ends = self.is_ending();
+        if let Some(reclaim) = self.reclaim.as_mut().filter(|_| !ends) {
             let gone = self.gathering.gone();
             reclaim.tick(gone.filter(|(_, said)| !said).map(|(rank, _)| rank), now);
         }
@@ -297,7 +298,7 @@ impl Server {
             .chain(self.ending)
             .chain(self.handover.as_ref().map(|handover| handover.deadline(now)))
             .chain(self.standing.as_ref().and_then(|standing| standing.deadline(now)))
-            .chain(self.reclaim.as_ref().and_then(Reclaim::deadline))
+            .chain(self.reclaim.as_ref().filter(|_| !ends).and_then(Reclaim::deadline))
             .chain(self.absent.as_ref().filter(|_| self.is_looking()).map(|absent| absent.deadline(now)))
             .min();
         let timeout = next.map(|next| {
@@ -447,7 +448,12 @@ impl Server {
         // Those who move have met before; here nobody has.
         if hello.moves.is_some() && !self.gathering.is_over() {
             let mut visitor = Member::visitor(stream, channel, hello);
-            visitor.welcome(self.job.as_bytes(), 0, self.generation, self.served_by());
+            if hello.size == self.gathering.size() {
+                visitor.welcome(self.job.as_bytes(), 0, self.generation, self.served_by());
+            } else {
+                let other = Failure::Refused("ranks of another job meet here".into());
+                visitor.dismiss(&other, now + LINGER);
+            }
             self.members.push(visitor);
             return;
         }
@@ -465,6 +471,10 @@ impl Server {
                 match failure {
                     // It will come again, or go to another.
                     Failure::Later { .. } => tracing::debug!(rank = hello.rank, who, "came too early"),
+                    // It looks who serves here, or its end is still to be noticed.
+                    _ if hello.moves.is_some() => {
+                        tracing::debug!(rank = hello.rank, who, ?failure, "has no seat here");
+                    }
                     _ => tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank"),
                 }
                 let mut member = Member::new(stream, channel, None, hello);
@@ -497,7 +507,11 @@ impl Server {
     fn hear(&mut self, at: usize, said: Said, now: Instant) -> Result<(), Over> {
         let member = &mut self.members[at];
         if member.visits {
-            if let Said::Serving { place: Some(place) } = said {
+            // Not if somebody is here who is not dead there: the next job of the same ranks meets.
+            if let Said::Elsewhere { place, died } = said
+                && !self.gathering.is_over()
+                && self.gathering.taken().all(|rank| died.contains(&rank))
+            {
                 tracing::debug!(%place, "these ranks have met before");
                 self.gathering.fail(Failure::Elsewhere(place));
             }

@@ -30,9 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const NAMED: Duration = Duration::from_secs(2);
 /// How long the end of its rank waits for a successor that could tell the others.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// How often to look what a search has found, or whether the meeting's place is free.
+/// How often to look what a search has found.
 const LOOK: Duration = Duration::from_millis(10);
-const RECLAIM: Duration = Duration::from_millis(500);
+/// The first and the longest pause between two looks whether the meeting's place is free, or a rank 0 that died has come again there.
+const RECLAIM: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+/// The rank that serves the place, where a rank does.
+const HOST: u32 = 0;
 
 /// What it has of its rank's duty.
 pub(crate) struct Standing {
@@ -174,6 +177,7 @@ pub(crate) struct Reclaim {
     serving: SocketAddr,
     listener: Option<TcpListener>,
     next: Option<Instant>,
+    pause: Duration,
     /// A visit there that is under way.
     visit: Option<JoinHandle<()>>,
 }
@@ -181,7 +185,8 @@ pub(crate) struct Reclaim {
 impl Reclaim {
     /// With a listener there, if that is had already.
     fn new(seat: Seat, serving: SocketAddr, met: Option<TcpListener>, now: Instant) -> Self {
-        let mut reclaim = Self { seat, serving, listener: None, next: Some(now), visit: None };
+        let mut reclaim =
+            Self { seat, serving, listener: None, next: Some(now), pause: RECLAIM.0, visit: None };
         match met {
             Some(listener) => reclaim.listen(listener, now),
             None => reclaim.tick(std::iter::empty(), now),
@@ -197,8 +202,8 @@ impl Reclaim {
         self.next
     }
 
-    /// Tries again: whoever has it may go away. If it is one of those that have died, which has come again before this rank could
-    /// have the place, or on another host, it is told where the others are.
+    /// Tries again: whoever has it may go away. If it is a rank 0 that had died and has come again, before this rank could have the
+    /// place or on another host, it is told where the others are.
     pub(crate) fn tick(&mut self, died: impl Iterator<Item = u32>, now: Instant) {
         if self.next.is_none_or(|next| now < next) {
             return;
@@ -206,14 +211,19 @@ impl Reclaim {
         match self.seat.met_at.take() {
             Ok(listener) => self.listen(listener, now),
             Err(_) => {
-                self.next = Some(now + RECLAIM);
+                self.try_later(now);
                 self.visit(died.collect());
             }
         }
     }
 
+    fn try_later(&mut self, now: Instant) {
+        self.next = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(RECLAIM.1);
+    }
+
     fn visit(&mut self, died: Vec<u32>) {
-        if died.is_empty() || self.visit.as_ref().is_some_and(|visit| !visit.is_finished()) {
+        if !died.contains(&HOST) || self.visit.as_ref().is_some_and(|visit| !visit.is_finished()) {
             return;
         }
         let (seat, serving) = (self.seat.clone(), self.serving);
@@ -225,15 +235,12 @@ impl Reclaim {
     }
 
     fn listen(&mut self, listener: TcpListener, now: Instant) {
-        self.next = match listener.set_nonblocking(true) {
-            Ok(()) => {
-                let place = self.seat.met_at.address;
-                tracing::debug!(%place, "serves the news where the ranks met, too");
-                self.listener = Some(listener);
-                None
-            }
-            Err(_) => Some(now + RECLAIM),
-        };
+        if listener.set_nonblocking(true).is_err() {
+            return self.try_later(now);
+        }
+        let place = self.seat.met_at.address;
+        tracing::debug!(%place, "serves the news where the ranks met, too");
+        (self.listener, self.next) = (Some(listener), None);
     }
 }
 

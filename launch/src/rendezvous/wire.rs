@@ -30,7 +30,7 @@
 //! that one goes there, like a rank that moves:
 //! ```text
 //!   │ ◀─ Welcome(job, who serves) ─────────────── │
-//!   │ ── Serving(where) ────────────────────────▶ │  all who have come here are to come there, again
+//!   │ ── Elsewhere(where, who has died) ────────▶ │  if all who have come here are among these: they are to come there, again
 //! ```
 //! A rank that comes again after the meeting, because its process had died, is told so, and who is there:
 //! ```text
@@ -41,6 +41,7 @@
 //! Behind the handshake everything travels in records: two bytes of length, little-endian, and so many bytes of a Noise
 //! transport message. What they hold, put together, is a sequence of messages: a header of 16 bytes, and a body.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use crate::env::MAX_RANKS;
@@ -154,6 +155,7 @@ pub(crate) enum Kind {
     Move = 15,
     Moved = 16,
     Standbys = 17,
+    Elsewhere = 18,
 }
 
 /// The header of a message; what a kind does not use is zero.
@@ -202,6 +204,7 @@ impl Header {
             15 => (Kind::Move, MAX_ADDRESS),
             16 => (Kind::Moved, 0),
             17 => (Kind::Standbys, STANDBYS * (8 + MAX_ADDRESS)),
+            18 => (Kind::Elsewhere, 4 + MAX_ADDRESS + 4 * MAX_RANKS as usize),
             _ => return None,
         };
         let header = Self { kind, first: word(bytes, 4), second: word(bytes, 8), length: word(bytes, 12) };
@@ -383,6 +386,21 @@ pub(crate) fn take_standbys(mut body: &[u8]) -> Option<Vec<(u32, SocketAddr)>> {
     Some(standbys)
 }
 
+/// Where the news of a job are served, and which of its ranks have died, as a body.
+pub(crate) fn put_elsewhere(place: SocketAddr, died: &[u32]) -> Vec<u8> {
+    let mut body = Vec::new();
+    put_text(&mut body, &place.to_string());
+    body.extend(died.iter().flat_map(|rank| rank.to_le_bytes()));
+    body
+}
+
+/// What [`put_elsewhere`] has written; none if it is not that.
+pub(crate) fn take_elsewhere(mut body: &[u8]) -> Option<(SocketAddr, BTreeSet<u32>)> {
+    let place = take_text(&mut body)?.parse().ok()?;
+    let (ranks, []) = body.as_chunks::<4>() else { return None };
+    Some((place, ranks.iter().map(|rank| u32::from_le_bytes(*rank)).collect()))
+}
+
 /// What a rank is told first, as a body: the job, and the rank that serves, if one does.
 pub(crate) fn put_welcome(job: &[u8; 16], server: Option<u32>) -> [u8; WELCOME] {
     let mut body = [0; WELCOME];
@@ -464,7 +482,7 @@ mod tests {
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, most + 1).encode()), None);
             assert_eq!(Header::decode(&Header::new(kind, 1, 2, u32::MAX as usize).encode()), None);
         }
-        for kind in [0, 18, 255] {
+        for kind in [0, 19, 255] {
             let mut bytes = [0; HEADER];
             bytes[0] = kind;
             assert_eq!(Header::decode(&bytes), None);
@@ -507,6 +525,13 @@ mod tests {
         let bytes = put_standbys(&standbys);
         assert_eq!(take_standbys(&bytes), Some(standbys));
         assert!((1..bytes.len()).all(|cut| cut == 25 || take_standbys(&bytes[..cut]).is_none()), "{bytes:?}");
+        let place: SocketAddr = "127.0.0.1:77".parse().unwrap();
+        for died in [&[][..], &[0], &[0, 7, 4095]] {
+            let body = put_elsewhere(place, died);
+            assert_eq!(take_elsewhere(&body), Some((place, died.iter().copied().collect())));
+            let whole = |cut: usize| cut >= 16 && cut % 4 == 0;
+            assert!((0..body.len()).all(|cut| whole(cut) == take_elsewhere(&body[..cut]).is_some()));
+        }
         for server in [None, Some(0), Some(4095)] {
             let body = put_welcome(&[9; 16], server);
             assert_eq!(take_welcome(&body), Some((JobId::from_bytes([9; 16]), server)));
