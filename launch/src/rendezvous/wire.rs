@@ -529,7 +529,7 @@ mod tests {
         for died in [&[][..], &[0], &[0, 7, 4095]] {
             let body = put_elsewhere(place, died);
             assert_eq!(take_elsewhere(&body), Some((place, died.iter().copied().collect())));
-            let whole = |cut: usize| cut >= 16 && cut % 4 == 0;
+            let whole = |cut: usize| cut >= 16 && cut.is_multiple_of(4);
             assert!((0..body.len()).all(|cut| whole(cut) == take_elsewhere(&body[..cut]).is_some()));
         }
         for server in [None, Some(0), Some(4095)] {
