@@ -355,6 +355,14 @@ pub enum RmaError {
         /// Where the signal goes.
         signal: Rank,
     },
+    /// A region is memory of one rank.
+    #[error("the region is memory of rank {owner}, and not of rank {rank}")]
+    NotTheOwner {
+        /// The rank that was named.
+        rank: Rank,
+        /// Whose memory it is.
+        owner: Rank,
+    },
     /// The window was freed or never made.
     #[error("{0} does not exist (any more)")]
     NoSuchWindow(WindowId),

@@ -29,6 +29,15 @@ pub(crate) fn put_cause(bytes: &mut BytesMut, cause: Fault) {
     }
 }
 
+/// Whether the ranks that it names are some of a job of that size: what a peer says of others is shown to users.
+pub(crate) fn names_ranks_of(size: u32, cause: Fault) -> bool {
+    let ranks = match cause {
+        Fault::CollectiveMismatch { ranks, .. } => ranks,
+        cause => [cause.peer().unwrap_or(Rank(0)); 2],
+    };
+    ranks.iter().all(|rank| rank.0 < size)
+}
+
 /// `None`: no honest rank sends that.
 pub(crate) fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
     if bytes.len() != CAUSE_BYTES {
@@ -53,4 +62,36 @@ pub(crate) fn parse_cause(mut bytes: Bytes) -> Option<Fault> {
         9 => Fault::ExecutorFailed { rank: one.0, call: one.1 },
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_go_round_and_whom_they_name_is_checked() {
+        let call = Collective::Barrier;
+        let of = |rank: Rank| {
+            [
+                Fault::PeerLost(rank),
+                Fault::PeerClosed(rank),
+                Fault::PeerCorrupt(rank),
+                Fault::RemotePanicked(rank),
+                Fault::GroupLeft(rank),
+                Fault::CollectiveRefused { rank, call },
+                Fault::ExecutorFailed { rank, call },
+                Fault::CollectiveMismatch { ranks: [Rank(0), rank], calls: [call; 2] },
+                Fault::CollectiveMismatch { ranks: [rank, Rank(0)], calls: [call; 2] },
+            ]
+        };
+        for (rank, is_known) in [(3, true), (4, false), (u32::MAX, false)] {
+            for cause in of(Rank(rank)) {
+                let mut bytes = BytesMut::new();
+                put_cause(&mut bytes, cause);
+                assert_eq!(parse_cause(bytes.freeze()), Some(cause));
+                assert_eq!(names_ranks_of(4, cause), is_known, "{cause:?}");
+            }
+        }
+        assert!(names_ranks_of(1, Fault::OutOfMemory("there")), "it names nobody");
+    }
 }

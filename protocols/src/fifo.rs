@@ -113,8 +113,8 @@ impl Fifo {
     /// If the message belongs to another context, the FIFO takes nothing, or the send fails.
     ///
     /// # Cancel safety
-    /// Dropped before it was polled, or while it waits for credit or a place, nothing is sent. Dropped later, the message
-    /// goes on.
+    /// Dropped before it was polled, or while it waits for credit or a place, nothing is sent, unless another thread used the
+    /// context when it was polled first, or owns it: then it may have been handed over. Dropped later, the message goes on.
     pub async fn send<F: Face>(
         &self,
         message: &ActiveMessage<F>,

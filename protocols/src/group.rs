@@ -311,8 +311,9 @@ impl Collectives {
         wanted: Option<(Rank, &[Rank])>,
     ) -> Result<(usize, Arc<Membership>), CollectiveError> {
         let Collectives { hub, handle, .. } = self;
+        let waits = hub.waits_for_offers();
         let offer = std::future::poll_fn(|cx| {
-            poll_until(handle, cx, || hub.take_offer(wanted), |waker| hub.wait_for_offers(waker))
+            poll_until(handle, cx, || hub.take_offer(wanted), |waker| waits.with(waker))
         });
         Ok(offer.await?)
     }

@@ -13,6 +13,7 @@ pub mod collective;
 pub mod control;
 pub mod counter;
 pub mod datatype;
+mod detach;
 mod ends;
 pub mod exchange;
 pub mod fifo;

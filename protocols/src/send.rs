@@ -224,8 +224,9 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// [`sequential`](Self::sequential) ones are not passed by each other, either.
 ///
 /// # Cancel safety
-/// Dropped before it has started, or while it waits for credit or room, nothing is sent. Dropped later, the message
-/// goes on; its payload is kept until it is on its way.
+/// Dropped before it has started, or while it waits for credit or room, nothing is sent, unless another thread used the
+/// context when it was polled first, or owns it: then it may have been handed over, and is sent all the same. Dropped later,
+/// the message goes on; its payload is kept until it is on its way.
 ///
 /// # Examples
 /// ```

@@ -59,7 +59,10 @@ impl Protocol for StreamProtocol {
     fn on_close(&self) {
         let mut queue = lock(&self.queue);
         queue.closed = true;
-        if let Some(waker) = queue.waker.take() {
+        let waker = queue.waker.take();
+        // A task that is woken may be dropped there, and with it whoever reads the stream.
+        drop(queue);
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -340,7 +343,9 @@ where
     fn on_close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
-        state.waiting.clear();
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(waiting);
     }
 }
 

@@ -41,6 +41,8 @@ pub fn within<F: Face, T: IntoFuture>(
 /// The operation is given up then, by dropping it with this, and what that means is said under its *Cancel safety*: as a rule
 /// it goes on and may still take effect, and nothing is lost but its outcome.
 ///
+/// Through a handle of a context that somebody owns, the time passes for it while the owner drives that.
+///
 /// # Cancel safety
 /// That of the operation.
 ///

@@ -13,8 +13,10 @@ use posthaste_protocols::collective::{
     Step, Turn,
 };
 use posthaste_protocols::{CollectiveError, Collectives, Group, InFlight, Reduce};
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 use support::{Setup, run};
 
 type Call = fn(&Group) -> InFlight<Vec<u64>>;
@@ -89,6 +91,28 @@ fn a_group_on_the_fly_may_be_dropped_by_whoever_made_it() {
             assert_eq!(fault_of(group.barrier().await), Fault::GroupLeft(Rank(0)));
         }
         world.barrier().await.unwrap();
+    });
+}
+
+struct Unwoken;
+
+impl Wake for Unwoken {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn nothing_is_kept_of_who_gives_up_waiting_for_a_group() {
+    run(2, Setup::new(), async |member| {
+        let wakers: Vec<Arc<Unwoken>> = (0..100).map(|_| Arc::new(Unwoken)).collect();
+        for waker in &wakers {
+            let mut arrival = Box::pin(member.collectives.arrival());
+            let waker = Waker::from(waker.clone());
+            assert!(arrival.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        // What other parts keep of a wait, as until a timer that was set for it, is theirs: no more than one waker each.
+        let kept = wakers.iter().filter(|waker| Arc::strong_count(waker) > 1).count();
+        assert!(kept <= 3, "of {kept} of 100");
+        member.collectives.world().barrier().await.unwrap();
     });
 }
 

@@ -25,7 +25,8 @@ use std::time::Instant;
 /// sets torchrun's variables.
 ///
 /// Ranks that other launchers started find out who is on their host, and share memory with those. Under launchers that
-/// have no key-value space rank 0 serves the place where they meet, and all need `POSTHASTE_KEY_FILE`.
+/// have no key-value space rank 0 serves the place where they meet, and all need `POSTHASTE_KEY_FILE` or
+/// `POSTHASTE_KEY`.
 ///
 /// # Examples
 /// ```

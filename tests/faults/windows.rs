@@ -65,6 +65,40 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
     });
 }
 
+#[test]
+fn fault_a_free_that_is_given_up_goes_on_and_keeps_nobody_waiting() {
+    run(3, options(), async |job| {
+        let word = job.register("word", |_, _| {}).unwrap();
+        let windows = [job.shmalloc::<u64>(1).await.unwrap(), job.world().shmalloc(1).await.unwrap()];
+        for (number, window) in windows.into_iter().enumerate() {
+            // All ranks have one parent.
+            let parent = std::os::unix::process::parent_id();
+            let told = std::env::temp_dir().join(format!("given-up-{parent}-{number}"));
+            soon("the barrier", job.barrier()).await.unwrap();
+            match job.rank() {
+                Rank(0) => {
+                    // Rank 2 takes nothing in, and what was sent to it has to be answered before the window is freed here.
+                    word.send(Rank(2), "unanswered").await.unwrap();
+                    let given_up = tokio::time::timeout(Duration::from_millis(100), window.free()).await;
+                    std::fs::write(&told, "").unwrap();
+                    assert!(given_up.is_err(), "rank 2 has answered");
+                }
+                Rank(1) => soon("the free", window.free()).await.unwrap(),
+                _ => {
+                    let start = Instant::now();
+                    while !told.exists() {
+                        assert!(start.elapsed() < Duration::from_secs(60), "rank 0 has not given up");
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    std::fs::remove_file(&told).unwrap();
+                    soon("the free", window.free()).await.unwrap();
+                }
+            }
+        }
+        soon("the end", job.barrier()).await.unwrap();
+    });
+}
+
 async fn region_of(job: &Job, len: usize) -> Option<Region> {
     match job.region(len).await {
         Ok(region) => Some(region),

@@ -156,6 +156,8 @@ fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
         let beyond = RegionKey { rank: peer, offset: u64::MAX - 3, len: 16, incarnation: 0 };
         let told = job.remote_region(beyond).await.unwrap_err();
         assert_eq!(told.fault(), Some(posthaste::Fault::NoSuchMemory(peer)));
+        let theirs = words.fetch_add(job.rank(), 8, 1).await;
+        assert_eq!(theirs, Err(RmaError::NotTheOwner { rank: job.rank(), owner: peer }));
         let halves = remote.words::<u32>();
         assert_eq!(halves.compare_swap(peer, 16, 1, 2).await.unwrap(), halves.load(peer, 16).await.unwrap());
         assert!(matches!(words.load(peer, 12).await, Err(RmaError::Misaligned { .. })));

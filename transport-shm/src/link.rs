@@ -208,11 +208,13 @@ impl Link {
         match process.look() {
             Life::Watched(pidfd) => {
                 let data = epoll::EventData::new_u64(u64::from(rank.0) | PIDFD);
-                if epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok()
-                {
-                    lock(&self.pidfds).push(pidfd);
+                let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                if epoll::add(&self.poll, &pidfd, data, flags).is_err() {
+                    return self.watch_later(rank);
                 }
+                lock(&self.pidfds).push(pidfd);
             }
+            Life::Later => return self.watch_later(rank),
             // The caller may hold the progress token, under which the listeners must not be called.
             Life::Ended => {
                 lock(&self.ended).push(rank);
@@ -222,6 +224,12 @@ impl Link {
             Life::Unknown => {}
         }
         true
+    }
+
+    /// It could not be watched: it is looked for again.
+    fn watch_later(&self, rank: Rank) -> bool {
+        self.watched[rank.index()].store(false, Ordering::Release);
+        false
     }
 
     /// What tells of ends, on the current runtime.

@@ -164,7 +164,7 @@ impl Protocol for Registered {
             state.groups.iter().for_each(|(_, group)| group.upset());
             std::mem::take(&mut state.waiters)
         };
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wakers.into_values().for_each(std::task::Waker::wake);
     }
 }
 

@@ -17,6 +17,29 @@ use std::task::Waker;
 const MOST_UNCLAIMED: usize = 64 << 20;
 const TOO_MANY_OFFERS: &str = "a rank has founded too many groups for which this one has not asked";
 
+/// Somebody who waits for offers. Who gives up is not kept.
+pub(crate) struct Waits<'h> {
+    hub: &'h Hub,
+    name: u64,
+}
+
+impl Waits<'_> {
+    /// Wakes this task when there are some.
+    pub fn with(&self, waker: &Waker) {
+        let before = self.hub.lock().waiters.insert(self.name, waker.clone());
+        // Not under the lock: the last waker of a task takes that along, and what waits in it.
+        drop(before);
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let last = self.hub.lock().waiters.remove(&self.name);
+        // Nor here.
+        drop(last);
+    }
+}
+
 impl Hub {
     /// The world.
     pub fn world(&self) -> (usize, Arc<Membership>) {
@@ -216,12 +239,11 @@ impl Hub {
         members.iter().find_map(|member| down.get(member)).map(|fault| Err(*fault))
     }
 
-    /// Wakes this task when there are offers.
-    pub fn wait_for_offers(&self, waker: &Waker) {
+    /// Somebody who waits for offers, until that is dropped.
+    pub fn waits_for_offers(&self) -> Waits<'_> {
         let mut state = self.lock();
-        if !state.waiters.iter().any(|known| known.will_wake(waker)) {
-            state.waiters.push(waker.clone());
-        }
+        state.waited += 1;
+        Waits { hub: self, name: state.waited }
     }
 
     /// The last handle of a group is gone. As a rule all members drop it after the same operation. Those who do not, hear of
@@ -303,7 +325,7 @@ impl Hub {
         for message in waiting {
             self.claimed(scope, id, message);
         }
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 
     /// There is no room for a group that a peer has founded: it breaks, for all of its members.
@@ -335,7 +357,7 @@ impl Hub {
         for message in waiting {
             self.claimed(scope, id, message);
         }
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 
     /// A message for a group that is still to be made here is kept until it is; one for a group that is gone is for nobody.

@@ -5,6 +5,7 @@ use super::group_state::{Early, Notice, Slot, WINDOW};
 use super::outlet::Way;
 use super::state::State;
 use super::wire::Record;
+use crate::cause::names_ranks_of;
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
@@ -213,6 +214,9 @@ impl Hub {
         (id, first): (u64, u64),
         cause: Fault,
     ) {
+        if !names_ranks_of(scope.shape().ranks, cause) {
+            return self.corrupt(scope, state, source);
+        }
         let cause = match cause {
             Fault::OutOfMemory(_) => Fault::OutOfMemory("on another rank, in a collective operation"),
             cause => cause,

@@ -28,6 +28,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// # job.leave().await
 /// # }
 /// ```
+///
+/// Types without bytes are accepted here, and no operation on them compiles:
+/// ```compile_fail
+/// let nothing = posthaste::Reduce::by(|(), ()| ());
+/// ```
 pub trait Datum: Copy + FromBytes + IntoBytes + Immutable + Send + 'static {}
 
 impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + 'static> Datum for T {}
@@ -179,6 +184,7 @@ trait Binary<T> {
 
 #[inline(always)]
 fn rows<T: Datum>(target: &mut [u8], other: &[u8], prepend: bool, apply: impl Fn(T, T) -> T) {
+    const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
     let pairs = target.chunks_exact_mut(size_of::<T>()).zip(other.chunks_exact(size_of::<T>()));
     for (ours, theirs) in pairs {
         if let (Ok(a), Ok(b)) = (T::read_from_bytes(ours), T::read_from_bytes(theirs)) {
@@ -280,6 +286,7 @@ impl<T: Datum> Reduce<T> {
     /// # }
     /// ```
     pub fn by(operation: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
         Self(Operation::Users(Arc::new(operation)))
     }
 

@@ -221,7 +221,8 @@ pub(super) fn first_of<T: Datum>(result: Box<dyn Any + Send>) -> T {
 
 pub(super) fn values_in<T: Datum>(bytes: &[u8]) -> impl Iterator<Item = T> + '_ {
     let read = |bytes: &[u8]| T::read_from_bytes(bytes).unwrap_or_else(|_| T::new_zeroed());
-    bytes.chunks_exact(size_of::<T>().max(1)).map(read)
+    const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
+    bytes.chunks_exact(size_of::<T>()).map(read)
 }
 
 /// The places of blocks of these counts, in bytes, and behind the last.

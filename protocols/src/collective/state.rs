@@ -169,7 +169,9 @@ pub(super) struct State {
     left: VecDeque<(u64, u64, Fault)>,
     gone: Gone,
     pub offers: VecDeque<Offer>,
-    pub waiters: Vec<Waker>,
+    pub waiters: BTreeMap<u64, Waker>,
+    /// How many have waited so far, which names each.
+    pub waited: u64,
     pub down: BTreeMap<Rank, Fault>,
     /// Ranks that were ever started again.
     pub reborn: HashSet<Rank>,
@@ -196,7 +198,8 @@ impl State {
             left: VecDeque::new(),
             gone: Gone::default(),
             offers: VecDeque::new(),
-            waiters: Vec::new(),
+            waiters: BTreeMap::new(),
+            waited: 0,
             down: BTreeMap::new(),
             reborn: HashSet::new(),
             watched: false,

@@ -83,7 +83,7 @@ impl Hub {
         }
         over.into_iter().for_each(|at| self.remove(&mut state, at));
         let wakers = std::mem::take(&mut state.waiters);
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wakers.into_values().for_each(std::task::Waker::wake);
         state
     }
 
@@ -151,7 +151,7 @@ impl Hub {
         peer.waiting.clear();
         let wakers = std::mem::take(&mut state.waiters);
         drop(state);
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wakers.into_values().for_each(std::task::Waker::wake);
     }
 
     /// A rank was started again: groups to come may have it as a member. Those that it was a member of stay broken.

@@ -6,6 +6,7 @@
 
 use super::custody::Custody;
 use super::record::Record;
+use crate::cause::names_ranks_of;
 use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
@@ -311,11 +312,7 @@ impl Board {
                 self.custody.released_by(source, key, answers, effects);
             }
             Record::Broken { first, unentered, cause } => {
-                let ranks = match cause {
-                    Fault::CollectiveMismatch { ranks, .. } => ranks,
-                    cause => [cause.peer().unwrap_or(source); 2],
-                };
-                if ranks.iter().any(|rank| rank.0 >= self.size) {
+                if !names_ranks_of(self.size, cause) {
                     effects.corrupt = true;
                     return;
                 }

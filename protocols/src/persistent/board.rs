@@ -2,7 +2,7 @@
 //! member where all send to all.
 
 use super::Tree;
-use crate::cause::parse_cause;
+use crate::cause::{names_ranks_of, parse_cause};
 use crate::ends::on_end;
 use crate::message::Message;
 use bytes::Bytes;
@@ -131,7 +131,14 @@ impl Inbox {
     }
 
     /// `None`: no honest neighbour sends that.
-    fn deliver(&mut self, source: Rank, kind: Kind, child: usize, message: &Message<'_>) -> Option<()> {
+    fn deliver(
+        &mut self,
+        source: Rank,
+        kind: Kind,
+        child: usize,
+        message: &Message<'_>,
+        size: u32,
+    ) -> Option<()> {
         let from_child = self.tree.children.get(child) == Some(&source);
         let from_parent = self.tree.parent.is_some_and(|(parent, _)| parent == source);
         match kind {
@@ -146,7 +153,7 @@ impl Inbox {
             Kind::Broken
                 if self.parts.contains_key(&source) || self.tree.neighbours().any(|rank| rank == source) =>
             {
-                let cause = parse_cause(message.to_bytes())?;
+                let cause = parse_cause(message.to_bytes()).filter(|cause| names_ranks_of(size, *cause))?;
                 self.broken.get_or_insert(cause);
             }
             _ => return None,
@@ -183,9 +190,10 @@ impl Board {
         kind: Kind,
         child: usize,
         message: &Message<'_>,
+        size: u32,
     ) -> Option<Option<Waker>> {
         match self.inboxes.get_mut(&key) {
-            Some(inbox) => inbox.deliver(source, kind, child, message).map(|()| inbox.waker.take()),
+            Some(inbox) => inbox.deliver(source, kind, child, message, size).map(|()| inbox.waker.take()),
             // Whoever was started again is told of what an earlier incarnation had.
             None if kind == Kind::Broken => Some(None),
             // One that was dropped here is not missed, nor is one whose group is gone.
@@ -230,8 +238,10 @@ impl Protocol for Registered {
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let message = Message::new(message);
         let source = message.source();
-        let waker = parse(message.info())
-            .and_then(|(key, kind, child)| lock(&self.board).deliver(key, source, kind, child, &message));
+        let size = scope.shape().ranks;
+        let waker = parse(message.info()).and_then(|(key, kind, child)| {
+            lock(&self.board).deliver(key, source, kind, child, &message, size)
+        });
         match waker {
             Some(waker) => waker.into_iter().for_each(Waker::wake),
             None => {

@@ -33,8 +33,9 @@ enum Asked {
 /// A request. Ready with the reply's bytes.
 ///
 /// # Cancel safety
-/// Dropped before the request was sent, nothing happens. Dropped later, the request is handled and the reply is
-/// dropped when it comes.
+/// Dropped before the request was sent, nothing happens, unless another thread used the context when this was polled first, or
+/// owns it: then the request may have been handed over, and is sent all the same. Dropped later, the request is handled and the
+/// reply is dropped when it comes.
 ///
 /// # Examples
 /// ```

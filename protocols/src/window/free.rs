@@ -1,9 +1,11 @@
 //! The end of a window.
 
 use super::{Element, Memory, Origin, Window, send_to_rma};
+use crate::detach::Detaching;
 use crate::exchange::AGAIN;
 use crate::within::Alarm;
 use posthaste_core::{Fault, Handle, RmaError, SendError};
+use std::sync::Arc;
 
 impl<T: Element> Window<T> {
     /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every
@@ -18,7 +20,8 @@ impl<T: Element> Window<T> {
     /// too; what a rank that was cut off may still write to, once that rank is gone.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting.
+    /// Not cancel safe: a rank that gives up before it was polled leaves the others waiting. Dropped later it goes on in a task of
+    /// the runtime, as the others wait for it; outside of a runtime it ends, and they wait until this rank leaves the job.
     ///
     /// # Examples
     /// ```
@@ -33,6 +36,19 @@ impl<T: Element> Window<T> {
     /// # }
     /// ```
     pub async fn free(self) -> Result<(), RmaError> {
+        let Window { memory, origin, .. } = self;
+        Detaching::new(End { memory, origin }.free()).await
+    }
+}
+
+/// A window that is freed.
+struct End {
+    memory: Arc<Memory>,
+    origin: Origin,
+}
+
+impl End {
+    async fn free(self) -> Result<(), RmaError> {
         let contexts = self.memory.end().ok_or(RmaError::NoSuchWindow(self.memory.id))?;
         // Before the first wait: several windows may be freed at once, in the same order on all ranks.
         let freeing = match &self.origin {

@@ -1,6 +1,7 @@
 //! The memory of windows and regions: whose it is, how each part of it is reached, and its views through other contexts.
 
 use super::Stage;
+use super::words::NOT_THE_OWNERS;
 use crate::datatype::LayoutAccess;
 use crate::operation::Pending;
 use posthaste_core::context::Face;
@@ -300,7 +301,10 @@ impl Memory {
             return Err(RmaError::NoSuchWindow(self.id));
         }
         let Some(part) = self.parts.get(part) else {
-            return Err(RmaError::UnknownRank { rank, size: self.size });
+            return Err(match self.parts.first() {
+                Some(only) if part == NOT_THE_OWNERS => RmaError::NotTheOwner { rank, owner: only.rank },
+                _ => RmaError::UnknownRank { rank, size: self.size },
+            });
         };
         if offset <= part.len && count <= part.len - offset {
             Ok(part)

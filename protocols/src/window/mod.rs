@@ -253,7 +253,7 @@ impl<T: Element> Window<T> {
     /// # async fn main() -> posthaste::Result<()> {
     /// let job = posthaste::solo().await?;
     /// let window = job.shmalloc::<u64>(4).await?;
-    /// // Readers see words of so many bytes whole, whoever puts them meanwhile.
+    /// // Readers see words of so many bytes whole, whoever puts them meanwhile; over TCP, those of puts of up to 4 KiB.
     /// assert!(window.atomicity() >= size_of::<u64>());
     /// # job.leave().await
     /// # }

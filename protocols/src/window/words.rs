@@ -43,13 +43,16 @@ pub struct Words<'w, W> {
     word: PhantomData<fn() -> W>,
 }
 
+/// The part of a region that a rank has which does not own it.
+pub(super) const NOT_THE_OWNERS: usize = usize::MAX;
+
 /// Which part of some memory is a rank's: `only` has a region's only one.
 #[inline(always)]
 pub(super) fn part_of(only: Option<Rank>, rank: Rank) -> usize {
     match only {
         None => rank.index(),
         Some(only) if only == rank => 0,
-        Some(_) => usize::MAX,
+        Some(_) => NOT_THE_OWNERS,
     }
 }
 

@@ -276,12 +276,13 @@ pub fn a_long_message_goes_on_though_its_fifo_is_disabled<H: Harness>(harness: H
     let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
     let enable =
         |world: &World<H>, on| world.enter(from, |scope| scope.enable_fifo(fifo, on)).expect("it is open");
-    let long = Message::new(Rank(1), protocol, world.random.bytes(1 << 20));
+    let len = (8 * 4096).max(4 * world.caps().max_eager);
+    let long = Message::new(Rank(1), protocol, world.random.bytes(len));
     let mut queue = VecDeque::from([long, Message::new(Rank(1), protocol, *b"behind")]);
     let tickets = fill(&world, fifo, &mut queue);
     assert!(queue.is_empty(), "there is room for two");
     enable(&world, false);
-    let mut outbox = Outbox::new(from, [Message::new(Rank(1), protocol, world.random.bytes(1 << 20))]);
+    let mut outbox = Outbox::new(from, [Message::new(Rank(1), protocol, world.random.bytes(len))]);
     world.until("two long ones arrive", |world| {
         outbox.pump(world);
         log.len() == 3

@@ -1,6 +1,7 @@
 //! The processes of ranks, as their entries in the arena name them.
 #![forbid(unsafe_code)]
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -24,6 +25,8 @@ pub(crate) enum Life {
     Ended,
     /// It cannot be told here.
     Unknown,
+    /// It cannot be told now, for want of descriptors or memory.
+    Later,
 }
 
 impl Process {
@@ -45,7 +48,8 @@ impl Process {
         };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
-            Err(rustix::io::Errno::SRCH) => return Life::Ended,
+            Err(Errno::SRCH) => return Life::Ended,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => return Life::Later,
             Err(error) => {
                 tracing::debug!(%pid, %error, "no pidfd");
                 return Life::Unknown;
