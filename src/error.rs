@@ -83,7 +83,8 @@ pub enum JoinError {
     /// The ranks meet over the network, and nothing proves that they belong together.
     #[error(
         "the ranks that {launcher} started meet over the network and need a secret in common: write 64 hexadecimal \
-         digits to a file of mode 0600 (`openssl rand -hex 32`) and name it in POSTHASTE_KEY_FILE on every rank"
+         digits to a file of mode 0600 (`openssl rand -hex 32`) and name it in POSTHASTE_KEY_FILE on every rank, or \
+         set POSTHASTE_KEY to them"
     )]
     NoKey {
         /// The launcher.

@@ -49,7 +49,8 @@ fn facing(place: SocketAddr) -> Result<IpAddr, JoinError> {
 fn advice(settings: &Settings) -> &'static str {
     match (&settings.tcp_ports, &settings.tcp_interface) {
         (Some(_), _) => {
-            "POSTHASTE_TCP_PORTS needs a free port for each client of each rank of this host, and for each launcher"
+            "POSTHASTE_TCP_PORTS needs a free port for each client of each rank of this host, for each launcher, and \
+             for each rank that stands by to serve the news"
         }
         (None, Some(_)) => "POSTHASTE_TCP_INTERFACE has to name an interface, or an address, of this host",
         (None, None) => "POSTHASTE_TCP_INTERFACE and POSTHASTE_TCP_PORTS say where else to listen",

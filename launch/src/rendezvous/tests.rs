@@ -279,11 +279,11 @@ fn what_the_server_said_before_its_end_is_known_to_one_that_could_not_answer_it(
 
 /// A rank that has moved there, of a job whose ranks met at that place.
 fn moved_to(place: &Rendezvous, rank: u32, met_at: SocketAddr) -> Bulletin {
-    let met_at = crate::rendezvous::place::MetAt::new(&met_at.to_string(), met_at);
     use crate::rendezvous::client::{Comes, meet};
+    use crate::rendezvous::place::MetAt;
     let places = [place.address().to_string()];
     let mut seat = meet(&places, rank, 3, &key(), soon(), Comes::Moving(0)).unwrap();
-    seat.bulletin_of_job_met_at(met_at).unwrap()
+    seat.bulletin_of_job_met_at(MetAt::new(&met_at.to_string(), met_at)).unwrap()
 }
 
 #[test]

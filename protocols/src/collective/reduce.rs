@@ -37,6 +37,11 @@ pub trait Datum: Copy + FromBytes + IntoBytes + Immutable + Send + 'static {}
 
 impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + 'static> Datum for T {}
 
+/// Values without bytes could not be told apart, nor counted. To be asked while it is compiled.
+pub(super) const fn has_bytes<T>() {
+    assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte");
+}
+
 /// Numbers: sum, product, least and greatest.
 pub trait Arithmetic: Datum {
     /// The sum; integers wrap around.
@@ -184,7 +189,7 @@ trait Binary<T> {
 
 #[inline(always)]
 fn rows<T: Datum>(target: &mut [u8], other: &[u8], prepend: bool, apply: impl Fn(T, T) -> T) {
-    const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
+    const { has_bytes::<T>() };
     let pairs = target.chunks_exact_mut(size_of::<T>()).zip(other.chunks_exact(size_of::<T>()));
     for (ours, theirs) in pairs {
         if let (Ok(a), Ok(b)) = (T::read_from_bytes(ours), T::read_from_bytes(theirs)) {
@@ -286,7 +291,7 @@ impl<T: Datum> Reduce<T> {
     /// # }
     /// ```
     pub fn by(operation: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
-        const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
+        const { has_bytes::<T>() };
         Self(Operation::Users(Arc::new(operation)))
     }
 

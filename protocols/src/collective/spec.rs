@@ -3,7 +3,7 @@
 use super::buffers::Buffers;
 use super::layout::Layout;
 use super::plan::Plan;
-use super::reduce::{Combiner, Datum};
+use super::reduce::{Combiner, Datum, has_bytes};
 use super::run::Input;
 use super::schedule::Kind;
 use super::stage::{Area, LEAST_LENT, LEAST_OF_TWO, LENT_CHUNK, Lent, MOST_COMBINED, Outcome, Sink};
@@ -221,7 +221,7 @@ pub(super) fn first_of<T: Datum>(result: Box<dyn Any + Send>) -> T {
 
 pub(super) fn values_in<T: Datum>(bytes: &[u8]) -> impl Iterator<Item = T> + '_ {
     let read = |bytes: &[u8]| T::read_from_bytes(bytes).unwrap_or_else(|_| T::new_zeroed());
-    const { assert!(size_of::<T>() > 0, "collective operations are on values of at least one byte") };
+    const { has_bytes::<T>() };
     bytes.chunks_exact(size_of::<T>()).map(read)
 }
 
