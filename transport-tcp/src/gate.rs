@@ -1,8 +1,8 @@
 //! The listener, and the sockets that have not proven anything yet.
 //!
-//! One task has all of them. A socket costs one entry of a table until it has sent a whole hello: its bytes are left
-//! in the kernel until there are enough of them, and are looked at from the stack. When the table is full the oldest
-//! entry goes, so that whoever is quick gets in however many are slow.
+//! One task has all of them. A socket costs one entry of a table until it has sent a whole hello, with room for that: nothing is
+//! looked at before all of it is there. When the table is full the oldest entry goes, so that whoever is quick gets in however
+//! many are slow.
 
 use crate::handshake::{Channel, Claim, FINISH_LEN, HELLO_LEN, HandshakeError, Responder, Verdict, respond};
 use crate::hub::{Hub, Settled};
@@ -25,6 +25,9 @@ const TURNS: usize = 4;
 /// How long to leave the listener alone when the system has no descriptor to spare.
 const BREATHE: Duration = Duration::from_millis(50);
 
+/// The longer one of what it says.
+const LONGEST: usize = if HELLO_LEN > FINISH_LEN { HELLO_LEN } else { FINISH_LEN };
+
 /// Why a socket was turned away.
 #[derive(Debug, Error)]
 enum TurnedAway {
@@ -45,6 +48,9 @@ struct Unproven {
     stream: TcpStream,
     deadline: Instant,
     number: u64,
+    /// So many bytes have come of a message.
+    bytes: [u8; LONGEST],
+    come: usize,
     /// What it claims, once its hello was good; it still has to show that it is no recording.
     claim: Option<Box<(Claim, Responder)>>,
 }
@@ -203,7 +209,8 @@ impl Gate {
         }
         self.accepted += 1;
         let deadline = Instant::now() + self.hub.times.handshake;
-        let unproven = Unproven { stream, deadline, number: self.accepted, claim: None };
+        let (number, bytes) = (self.accepted, [0; LONGEST]);
+        let unproven = Unproven { stream, deadline, number, bytes, come: 0, claim: None };
         let key = self.waiting.insert(unproven);
         self.watch.add(&self.waiting[key].stream, key as u64)?;
         self.read(key, false);
@@ -313,18 +320,21 @@ impl Unproven {
         }
     }
 
-    /// Takes a message off the socket if all of it is there, and leaves it there otherwise.
-    fn whole<const N: usize>(&self) -> Result<Option<[u8; N]>, TurnedAway> {
-        let mut bytes = [0; N];
-        match self.stream.peek(&mut bytes) {
-            Ok(0) => Err(TurnedAway::Ended),
-            Ok(count) if count < N => Ok(None),
-            Ok(_) => {
-                (&self.stream).read_exact(&mut bytes)?;
-                Ok(Some(bytes))
+    /// A message, once all of it is there. What has come of it is taken off the socket: behind what is left there nobody would see
+    /// that the other side has ended.
+    fn whole<const N: usize>(&mut self) -> Result<Option<[u8; N]>, TurnedAway> {
+        let mut message = [0; N];
+        while self.come < N {
+            match (&self.stream).read(&mut self.bytes[self.come..N]) {
+                Ok(0) => return Err(TurnedAway::Ended),
+                Ok(count) => self.come += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(error.into()),
         }
+        message.copy_from_slice(&self.bytes[..N]);
+        self.come = 0;
+        Ok(Some(message))
     }
 }
