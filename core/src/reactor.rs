@@ -19,6 +19,26 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
+/// Has it be an error of the write, and not the end of the process, that nobody reads a pipe or a connection any more. Rust's
+/// runtime sees to that before `main`; where that is another language's, a peer that ends amid a message would take this process
+/// with it. A program that has made up its own mind is left alone.
+pub fn outlive_broken_pipes() {
+    #[cfg(unix)]
+    {
+        // SAFETY: for a `sigaction` of zeros there is a meaning; the kernel reads and writes the one that is lent here, and is
+        // given no handler to run.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            let known = libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now) == 0;
+            if known && now.sa_sigaction == libc::SIG_DFL {
+                now.sa_sigaction = libc::SIG_IGN;
+                // It cannot fail where asking did not.
+                let _ignored = libc::sigaction(libc::SIGPIPE, &raw const now, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
 /// What a system knows of the other host of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hearing {

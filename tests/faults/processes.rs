@@ -3,8 +3,8 @@
 
 use crate::support::fork::fork;
 use crate::support::{
-    Transport, here, options, others, process_state, run, run_as, soon, start_external, text_of, until,
-    wait_for,
+    Transport, here, options, others, process_state, run, run_as, run_unjoined, soon, start_external,
+    text_of, until, wait_for,
 };
 use posthaste::components::protocols::Counter;
 use posthaste::launcher::RunningJob;
@@ -135,6 +135,46 @@ fn zombie(test: &'static str, forked: bool) {
         is_lost(&never, Rank(1)).await;
         println!("{GONE}");
         words.among(&job, &[Rank(0), Rank(2)]).await;
+    });
+}
+
+/// As a program's whose `main` is not Rust's: what nobody reads any more ends it, unless somebody sees to that.
+#[allow(unsafe_code, reason = "what a signal does is the whole process's affair")]
+fn let_broken_pipes_end_this_process() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: no handler is installed.
+    let before = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+    assert!(matches!(before.unwrap(), SigHandler::SigIgn), "as Rust's runtime leaves it");
+}
+
+#[test]
+fn fault_a_rank_whose_main_is_not_rusts_outlives_what_it_writes_to_one_that_has_ended() {
+    let options = options().killed(1).during(|job| {
+        wait_for(job, 0, "ready");
+        // Rank 1 goes to sleep, and rank 0 looks at nothing while it is killed.
+        std::thread::sleep(Duration::from_millis(400));
+        job.kill(1).unwrap();
+    });
+    run_unjoined(2, options, || {
+        let_broken_pipes_end_this_process();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let job = posthaste::join().await.unwrap();
+            let (never, words) = (never(&job), Words::register(&job));
+            job.barrier().await.unwrap();
+            if job.rank() == Rank(1) {
+                return std::future::pending().await;
+            }
+            println!("ready");
+            std::thread::sleep(Duration::from_millis(1200));
+            // Over sockets the first that is written to one that has ended is refused, and the next is written to nobody.
+            for _ in 0..3 {
+                let _may_be_lost_already = words.word.try_send(Rank(1), b"");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            is_lost(&never, Rank(1)).await;
+            job.leave().await.unwrap();
+        });
     });
 }
 

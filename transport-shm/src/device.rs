@@ -212,6 +212,8 @@ impl Device for ShmDevice {
     async fn open(&self, news: PeerNews) -> Result<(), DeviceError> {
         let os =
             |source| DeviceError::Os { what: "cannot wait for the doorbell in this Tokio runtime", source };
+        // A bell may be rung whose owner has just ended.
+        posthaste_core::reactor::outlive_broken_pipes();
         let link = &self.host.link;
         let ear = match self.host.bells.is_empty() {
             true => link.bell.start().map(|()| None),

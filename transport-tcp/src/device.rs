@@ -230,6 +230,7 @@ impl Device for TcpDevice {
         let refused = os("cannot wait for sockets in this Tokio runtime");
         let runtime =
             tokio::runtime::Handle::try_current().map_err(|error| refused(io::Error::other(error)))?;
+        posthaste_core::reactor::outlive_broken_pipes();
         for context in 0..self.hub.shape.contexts {
             self.hub.door(ContextId(context)).bell.alarm().start().map_err(&refused)?;
         }

@@ -581,6 +581,8 @@ impl Hub {
 
 #[cfg(test)]
 mod tests {
+    use super::super::records::MOST_RECORDS;
+    use super::super::wire::Origin;
     use super::*;
     use crate::fixture::first_of;
     use posthaste_core::context::Face;
@@ -607,5 +609,35 @@ mod tests {
         assert_eq!(said(0, 0), None);
         assert_eq!(said(1, 0), Some(Fault::PeerCorrupt(Rank(1))));
         assert_eq!(said(0, 1), Some(Fault::PeerCorrupt(Rank(1))));
+    }
+
+    #[test]
+    fn who_reads_no_refusals_is_not_refused_for_ever() {
+        let client = first_of(2, 1);
+        let hub = Hub::new(&client, &[0, 0]).expect("the name is free");
+        let offer = |number: u32| {
+            let id = (1 << 32) | u64::from(number);
+            let members = vec![Rank(0), Rank(1)];
+            let record = Record::Introduce { group: 1, id, origin: Origin::OnTheFly, members }.encode();
+            let heard = client.contexts()[0].enter(|engine| {
+                let mut scope = engine.scope();
+                let (body, protocol) = (Body::Owned(&record), ProtocolId(16));
+                let source = Endpoint::new(Rank(1), ContextId(0));
+                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
+                Registered(hub.clone()).on_message(&mut scope, message);
+                scope.fault_of(Rank(1))
+            });
+            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+        };
+        let mut refused = 1;
+        let fault = loop {
+            match offer(refused) {
+                None => refused += 1,
+                Some(fault) => break fault,
+            }
+            assert!(refused < 1 << 20, "so many refusals are kept for one that reads none");
+        };
+        assert_eq!(fault, Fault::PeerCorrupt(Rank(1)));
+        assert!(refused > MOST_RECORDS as u32, "after {refused}");
     }
 }

@@ -233,6 +233,22 @@ impl Member {
     }
 }
 
+/// How often a group was found to be broken from an earlier operation on than was known. The others are told each time, so
+/// that it is believed so often only: then the group is broken from its first operation on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lowered(u32);
+
+impl Lowered {
+    /// More than members that die one after the other lower it in any run of operations.
+    const MOST: u32 = 64;
+
+    /// Once more; from where on the group is broken.
+    pub fn to(&mut self, first: u64) -> u64 {
+        self.0 += 1;
+        if self.0 <= Self::MOST { first } else { 0 }
+    }
+}
+
 /// A group as its member sees it.
 #[derive(Debug)]
 pub(super) struct GroupState {
@@ -246,6 +262,7 @@ pub(super) struct GroupState {
     pub early: HashMap<u64, Vec<Early>>,
     pub down: BTreeMap<usize, Fault>,
     pub broken: Option<(u64, Fault)>,
+    pub lowered: Lowered,
     /// It was broken before it was made here, and the others have not heard of that from this rank.
     pub untold: bool,
     /// This rank was started again: what is broken for it is so for no other member.
@@ -275,6 +292,7 @@ impl GroupState {
             early: HashMap::new(),
             down: BTreeMap::new(),
             broken: None,
+            lowered: Lowered::default(),
             untold: false,
             outlived: false,
             left: None,

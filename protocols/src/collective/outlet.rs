@@ -130,9 +130,14 @@ impl Way<'_, '_> {
             && let Some(record) = self.peers[to.index()].records.pop_front()
         {
             // One for which there is no room after all goes back to its place.
-            let behind = std::mem::take(&mut self.peers[to.index()].records);
+            let mut behind = std::mem::take(&mut self.peers[to.index()].records);
             self.record(to, &record);
-            self.peers[to.index()].records.extend(behind);
+            let records = &mut self.peers[to.index()].records;
+            if records.is_empty() {
+                // As a rule: those behind it are not moved.
+                std::mem::swap(records, &mut behind);
+            }
+            records.extend(behind);
         }
     }
 

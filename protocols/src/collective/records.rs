@@ -12,13 +12,20 @@ use std::sync::Arc;
 
 /// Records for a peer that has no room, past which it is not answered any more: it has broken the rules, as nobody asks twice
 /// for the same before the answer has come.
-const MOST_RECORDS: usize = 1 << 18;
+pub(super) const MOST_RECORDS: usize = 1 << 18;
 
 impl Hub {
     /// A record has arrived.
     pub(super) fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
         let state = self.lock();
         let Some(record) = record else { return self.corrupt(scope, state, source) };
+        let is_answered = matches!(
+            record,
+            Record::Introduce { .. } | Record::Broken { .. } | Record::Ask { .. } | Record::Want { .. }
+        );
+        if is_answered && state.peers[source.index()].records.len() > MOST_RECORDS {
+            return self.corrupt(scope, state, source);
+        }
         match record {
             Record::Introduce { group, id, origin, members } => {
                 self.introduced(scope, state, source, (group, id, origin), members);
@@ -72,10 +79,6 @@ impl Hub {
         at: usize,
         record: &Record,
     ) {
-        let asks = matches!(record, Record::Ask { .. } | Record::Want { .. });
-        if asks && state.peers[source.index()].records.len() > MOST_RECORDS {
-            return self.corrupt(scope, state, source);
-        }
         let Some(group) = state.groups.get_mut(at) else { return };
         let Some(place) = group.membership.place_of(source) else {
             return self.corrupt(scope, state, source);
@@ -228,8 +231,8 @@ impl Hub {
             Some(_) => self.corrupt(scope, state, source),
             None => {
                 // Those who have left the group stand between those who have not.
+                let (first, to_tell) = state.hears_of_past(id, source, first);
                 let record = Record::Broken { id, first, cause }.encode();
-                let to_tell = state.hears_of_past(id, source, first);
                 let mut way = Way { hub: self, scope: &mut *scope, peers: &mut state.peers };
                 to_tell.into_iter().for_each(|member| way.record(member, &record));
                 state.note_broken(id, source, first, cause);

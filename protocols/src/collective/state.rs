@@ -1,6 +1,6 @@
 //! What a rank knows: its groups, those that are still to be made here or are gone, and its peers.
 
-use super::group_state::{GroupState, KEPT, Membership};
+use super::group_state::{GroupState, KEPT, Lowered, Membership};
 use super::wire::Origin;
 use crate::nearest::nearest_living;
 use bytes::Bytes;
@@ -83,6 +83,7 @@ struct Past {
     membership: Arc<Membership>,
     /// From which operation on it is known to be broken.
     broken: u64,
+    lowered: Lowered,
 }
 
 impl Gone {
@@ -124,14 +125,14 @@ impl Gone {
         Some(past.membership.place_of(rank).is_some())
     }
 
-    /// That a member says that the group is broken is news: then it is for those of this membership.
-    fn break_from(&mut self, id: u64, source: Rank, first: u64) -> Option<Arc<Membership>> {
+    /// That a member says that the group is broken is news: then it is for those of this membership, from that operation on.
+    fn break_from(&mut self, id: u64, source: Rank, first: u64) -> Option<(u64, Arc<Membership>)> {
         let past = self.ids.get_mut(&id)?.as_mut()?;
         if first >= past.broken || past.membership.place_of(source).is_none() {
             return None;
         }
-        past.broken = first;
-        Some(past.membership.clone())
+        past.broken = past.lowered.to(first);
+        Some((past.broken, past.membership.clone()))
     }
 }
 
@@ -313,12 +314,15 @@ impl State {
         self.gone.ids.contains_key(&id)
     }
 
-    /// A member says that a group which was here is broken. Who is to hear of that from this rank: others may be in it still.
-    pub fn hears_of_past(&mut self, id: u64, source: Rank, first: u64) -> Vec<Rank> {
-        let Some(membership) = self.gone.break_from(id, source, first) else { return Vec::new() };
+    /// A member says that a group which was here is broken. Who is to hear of that from this rank, and from which operation on
+    /// it is: others may be in it still.
+    pub fn hears_of_past(&mut self, id: u64, source: Rank, first: u64) -> (u64, Vec<Rank>) {
+        let Some((first, membership)) = self.gone.break_from(id, source, first) else {
+            return (first, Vec::new());
+        };
         let is_gone = |place: usize| self.down.contains_key(&membership.members[place]);
         let places = nearest_living(membership.me, membership.size(), is_gone);
-        places.into_iter().map(|place| membership.members[place]).collect()
+        (first, places.into_iter().map(|place| membership.members[place]).collect())
     }
 
     /// Whether what a rank says of a group that was here counts for one that was made of it: members of that have a say, and of
@@ -334,7 +338,7 @@ impl State {
 
     /// A group that was offered here will not be: the others may hear of its break from this rank nevertheless.
     pub fn note_refused(&mut self, id: u64, membership: Arc<Membership>) {
-        self.forget(id, Some(Past { membership, broken: u64::MAX }));
+        self.forget(id, Some(Past { membership, broken: u64::MAX, lowered: Lowered::default() }));
     }
 
     fn forget(&mut self, id: u64, past: Option<Past>) {
@@ -353,7 +357,8 @@ impl State {
         let (id, membership) = (group.membership.id, group.membership.clone());
         self.ids.remove(&id);
         // Nobody stands between two.
-        let past = Past { membership, broken: group.broken.map_or(u64::MAX, |(first, _)| first) };
+        let broken = group.broken.map_or(u64::MAX, |(first, _)| first);
+        let past = Past { membership, broken, lowered: group.lowered };
         self.forget(id, Some(past).filter(|past| past.membership.size() > 2));
         Some(group)
     }
@@ -445,18 +450,24 @@ mod tests {
         let mut state = State::new(Rank(0), 8);
         let at = state.add(group_of(7, 5)).expect("room");
         state.down.insert(Rank(1), Fault::PeerLost(Rank(1)));
-        assert_eq!(state.hears_of_past(7, Rank(2), 4), [], "it is here still");
+        assert_eq!(state.hears_of_past(7, Rank(2), 4).1, [], "it is here still");
         state.remove(at);
-        assert_eq!(state.hears_of_past(7, Rank(6), 4), [], "it is no member");
-        assert_eq!(state.hears_of_past(7, Rank(2), 4), [Rank(2), Rank(3), Rank(4)]);
-        assert_eq!(state.hears_of_past(7, Rank(3), 4), [], "they were told");
-        assert_eq!(state.hears_of_past(7, Rank(3), 3), [Rank(2), Rank(3), Rank(4)]);
+        assert_eq!(state.hears_of_past(7, Rank(6), 4).1, [], "it is no member");
+        assert_eq!(state.hears_of_past(7, Rank(2), 400), (400, vec![Rank(2), Rank(3), Rank(4)]));
+        assert_eq!(state.hears_of_past(7, Rank(3), 400).1, [], "they were told");
+        assert_eq!(state.hears_of_past(7, Rank(3), 300), (300, vec![Rank(2), Rank(3), Rank(4)]));
+        // Whoever has ever less to say is believed the worst, and has nothing to say after that.
+        let told: Vec<u64> = (0..300)
+            .map(|less| state.hears_of_past(7, Rank(3), 299 - less))
+            .filter_map(|(first, told)| (!told.is_empty()).then_some(first))
+            .collect();
+        assert_eq!((told.len(), told.first(), told.last()), (63, Some(&299), Some(&0)));
         // What a group was broken from when it went, its members have heard.
         let mut broken = group_of(8, 5);
         broken.broken = Some((2, Fault::PeerLost(Rank(1))));
         let at = state.add(broken).expect("room");
         state.remove(at);
-        assert_eq!(state.hears_of_past(8, Rank(2), 2), []);
+        assert_eq!(state.hears_of_past(8, Rank(2), 2).1, []);
         // As many as there may be are known, whatever goes besides.
         for id in 0..MOST_GONE as u64 + 5 {
             if id % 3 == 0 {

@@ -50,6 +50,7 @@ impl Hub {
             if first >= old {
                 continue;
             }
+            let first = group.lowered.to(first);
             group.broken = Some((first, cause));
             group.upset();
             group.settle();

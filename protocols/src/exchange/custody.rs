@@ -92,12 +92,15 @@ impl Custody {
 
     fn take_early(&mut self, key: Key) -> Vec<Rank> {
         let sources = self.early.remove(&key).unwrap_or_default();
-        for source in &sources {
-            if let Some(count) = self.early_of.get_mut(source) {
-                *count = count.saturating_sub(1);
-            }
-        }
+        sources.iter().for_each(|source| self.settled(*source));
         sources
+    }
+
+    /// One release that came early is no longer kept, nor an answer to it.
+    fn settled(&mut self, source: Rank) {
+        if let Some(count) = self.early_of.get_mut(&source) {
+            *count = count.saturating_sub(1);
+        }
     }
 
     /// The windows of a group that others have released and that have no place here, unless one that is being made may be one
@@ -345,11 +348,26 @@ impl ExchangeProtocol {
             // Unless one is being made since.
             let sources = match board.custody.unnamed.contains_key(&group) {
                 true => Vec::new(),
-                false => board.custody.take_early(key),
+                // They count until the answer is on its way: who reads none of those is not answered for ever.
+                false => board.custody.early.remove(&key).unwrap_or_default(),
             };
             drop(board);
-            self.notify_these(sources, Record::group_release(key, true).freeze());
+            let answers: Vec<Answer> =
+                sources.into_iter().map(|to| Answer { protocol: self.clone(), to }).collect();
+            self.notify_answers(answers, Record::group_release(key, true).freeze());
         }
+    }
+}
+
+/// An answer to a release that came early, until it is sent, or cannot be.
+pub(super) struct Answer {
+    protocol: Arc<ExchangeProtocol>,
+    pub to: Rank,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.protocol.board().custody.settled(self.to);
     }
 }
 
@@ -385,8 +403,13 @@ impl Drop for LettingGo<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Registered;
     use super::super::board::Board;
     use super::*;
+    use posthaste_core::context::Face;
+    use posthaste_core::device::Body;
+    use posthaste_core::protocol::{Incoming, Protocol};
+    use posthaste_core::{Endpoint, Messager, ProtocolId};
 
     const KEY: Key = (7, 3);
 
@@ -435,6 +458,34 @@ mod tests {
         custody.released_by(Rank(1), (2, 0), false, &mut effects);
         custody.released_by(Rank(2), (2, 0), false, &mut effects);
         assert!(!effects.corrupt, "there is room again, and everybody has their own");
+    }
+
+    #[test]
+    fn who_reads_no_answers_is_not_answered_for_ever() {
+        let client = crate::fixture::first_of(2, 1);
+        let exchange = Exchange::new(&client).expect("the name is free");
+        exchange.set_never(|_| true);
+        let (mut sent, source) = (0, Endpoint::new(Rank(1), ContextId(0)));
+        let say = |number: u64| {
+            let heard = client.contexts()[0].enter(|engine| {
+                let mut scope = engine.scope();
+                let record = Record::group_release((9, number), false).freeze();
+                let (body, protocol) = (Body::Owned(&record), ProtocolId(16));
+                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
+                Registered(exchange.protocol.clone()).on_message(&mut scope, message);
+                scope.fault_of(Rank(1))
+            });
+            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+        };
+        let fault = loop {
+            match say(sent) {
+                None => sent += 1,
+                Some(fault) => break fault,
+            }
+            assert!(sent < 1 << 17, "so many answers are kept for one that reads none");
+        };
+        assert_eq!(fault, Fault::PeerCorrupt(Rank(1)));
+        assert!(sent >= MOST_EARLY as u64, "after {sent}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::ExchangeProtocol;
 use super::board::Effects;
+use super::custody::Answer;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
@@ -36,6 +37,8 @@ struct Waiting {
     wait: Wait,
     /// There was no memory.
     again: Option<Again>,
+    /// What it is an answer to.
+    answer: Option<Arc<Answer>>,
 }
 
 impl ExchangeProtocol {
@@ -94,6 +97,22 @@ impl ExchangeProtocol {
         }
     }
 
+    /// Has a record sent to those whom it answers.
+    pub fn notify_answers(self: &Arc<Self>, answers: Vec<Answer>, record: Bytes) {
+        if answers.is_empty() {
+            return;
+        }
+        if let Some(handle) = self.handle() {
+            let protocol = self.clone();
+            handle.post_run(move |scope| {
+                for answer in answers {
+                    let (to, answer) = (answer.to, Some(Arc::new(answer)));
+                    protocol.notify_one(scope, to, record.clone(), Wait::Await, answer);
+                }
+            });
+        }
+    }
+
     fn notify(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
@@ -101,11 +120,18 @@ impl ExchangeProtocol {
         record: &Bytes,
     ) {
         for rank in ranks {
-            self.notify_one(scope, rank, record.clone(), Wait::Await);
+            self.notify_one(scope, rank, record.clone(), Wait::Await, None);
         }
     }
 
-    fn notify_one(self: &Arc<Self>, scope: &mut Scope<'_>, to: Rank, record: Bytes, wait: Wait) {
+    fn notify_one(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        to: Rank,
+        record: Bytes,
+        wait: Wait,
+        answer: Option<Arc<Answer>>,
+    ) {
         let Some(outlet) = self.outlet.get() else { return };
         let target = Endpoint::new(to, scope.me().context);
         let args = SendArgs { target, protocol: outlet.id, cookie: 0, info: &[], relaxed: false };
@@ -113,7 +139,7 @@ impl ExchangeProtocol {
             Ok(Sent::Queued(ticket)) => scope.detach(ticket),
             Ok(Sent::Later(ticket, wait, _)) => {
                 let protocol = self.clone();
-                Arc::new(Waiting { protocol, to, record, ticket, wait, again: None }).look(scope);
+                Arc::new(Waiting { protocol, to, record, ticket, wait, again: None, answer }).look(scope);
             }
             Ok(Sent::Done | Sent::Full(_)) => {}
             // The peer waits for it, however long there is no memory.
@@ -124,7 +150,7 @@ impl ExchangeProtocol {
                     Ok(Some(again)) => {
                         let (protocol, ticket, wait) = (self.clone(), again.ticket, Wait::Await);
                         let again = Some(again);
-                        Arc::new(Waiting { protocol, to, record, ticket, wait, again }).look(scope);
+                        Arc::new(Waiting { protocol, to, record, ticket, wait, again, answer }).look(scope);
                     }
                     Err(fault) => tracing::warn!(%to, %fault, "notice not sent"),
                 }
@@ -167,13 +193,19 @@ impl Waiting {
         let Some(handle) = self.protocol.handle() else { return };
         let waker = Waker::from(self.clone());
         match handle.slots().poll(self.ticket, &mut Context::from_waker(&waker)) {
-            Poll::Ready(Ok(_)) => self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait),
+            Poll::Ready(Ok(_)) => self.go_on(scope),
             Poll::Pending if self.again.is_some_and(|again| again.has_come(&handle, scope)) => {
-                self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait);
+                self.go_on(scope)
             }
             // Whoever is gone need not be told.
             Poll::Ready(Err(_)) | Poll::Pending => {}
         }
+    }
+}
+
+impl Waiting {
+    fn go_on(&self, scope: &mut Scope<'_>) {
+        self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait, self.answer.clone());
     }
 }
 
