@@ -225,7 +225,7 @@ impl Job {
         stream::register_spawned(&*self.client, self.handle.clone(), name, limit, handler)
     }
 
-    /// Registers a service: an async handler from request to reply, each in a task of its own.
+    /// Registers a service: an async handler from request to reply, each in a task of its own, or one that is through with another.
     ///
     /// At most 1,024 handlers run at once, whoever asks: beyond that a call fails with [`Fault::Busy`](crate::Fault::Busy)
     /// ([`service_with`](Job::service_with) sets another [limit](ServiceOptions)). If a handler panics, its caller gets

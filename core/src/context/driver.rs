@@ -15,6 +15,10 @@ use tracing::Instrument;
 /// For how long a round of the driver goes on at most while more and more comes in.
 const STAY: Duration = Duration::from_micros(50);
 
+/// For how long a round looks on that follows one in which tasks were started: whoever they have answered is likely to ask
+/// again, sooner than a turn of the runtime takes that asks the system for events.
+const ASKED_AGAIN: Duration = Duration::from_micros(2);
+
 /// Keeps a context moving when nobody else does. Spawn it on the runtime, or block a thread of its own on it.
 pub struct Driver {
     shared: Arc<Shared>,
@@ -23,6 +27,8 @@ pub struct Driver {
     /// Until when it keeps looking for more before it arms.
     until: Duration,
     multi_thread: bool,
+    /// Tasks were started in the last round.
+    started: bool,
     attendance: Attendance,
     sleep: Pin<Box<tokio::time::Sleep>>,
     sleeping_until: Option<u64>,
@@ -46,6 +52,7 @@ impl Driver {
             received: 0,
             until: Duration::ZERO,
             multi_thread,
+            started: false,
             attendance: Attendance::new(),
             sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
             sleeping_until: None,
@@ -86,6 +93,7 @@ impl Driver {
                 // Polled again after everything else in the runtime had its turn: progress by others in between shows
                 // that the doorbell need not be armed yet.
                 Round::Moved => tokio::task::yield_now().await,
+                Round::Started => yield_to_ready().await,
                 // On a multi-thread runtime, being polled again at once would take a core from the tasks that look.
                 Round::OthersMoved if self.multi_thread => {
                     let soon = self.shared.now_ms() + 1;
@@ -177,7 +185,11 @@ impl Driver {
                 engine.disarm();
             }
             engine.expire(now);
-            let moved = advance_while_it_comes(&shared, engine, time);
+            let (mut moved, mut started) = advance_while_it_comes(&shared, engine, time);
+            if std::mem::take(&mut self.started) && moved == 0 {
+                (moved, started) = look_on(&shared, engine, time);
+            }
+            self.started = started;
             engine.look_at_memory();
             let attended = shared.attended();
             let events = engine.stats().events.wrapping_add(u64::from(attended));
@@ -188,7 +200,9 @@ impl Driver {
                 self.received = self.received.wrapping_add(bytes);
                 self.until = time + shared.spin.limit() + patience(bytes);
             }
-            let round = if moved > 0 {
+            let round = if started {
+                Round::Started
+            } else if moved > 0 {
                 Round::Moved
             } else if events != seen && (others_look || !self.multi_thread) {
                 let at = engine.next_expiry();
@@ -221,24 +235,57 @@ impl Driver {
 
 /// Moves what can be moved, and looks on for a little where that was something: whoever got an answer is likely to ask again
 /// at once, and would else wait for a turn of the runtime, which asks the system for events. Tasks that were woken meanwhile
-/// wait for [`STAY`] at most, and for [`LOOKS`] if nothing more comes.
-fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> usize {
+/// wait for [`STAY`] at most, and for [`LOOKS`] if nothing more comes. How much has moved, and whether tasks were started.
+fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> (usize, bool) {
     let mut moved = shared.advance(engine);
     // Tasks that handlers have started may wait for this thread.
-    let mut goes_on = moved > 0 && !engine.take_started();
+    let mut started = engine.take_started();
+    let mut goes_on = moved > 0 && !started;
     while goes_on && shared.spin != Spin::Yield && !shared.cell.has_work() {
         let more = shared.linger(engine, LOOKS).unwrap_or(0);
         moved += more;
         // The clock comes behind what was moved: it takes as long as a short answer does.
-        goes_on = more > 0 && !engine.take_started() && shared.sysdep.now() - since <= STAY;
+        started = engine.take_started();
+        goes_on = more > 0 && !started && shared.sysdep.now() - since <= STAY;
     }
-    moved
+    (moved, started)
+}
+
+/// Looks for a moment whether something comes that starts tasks again.
+fn look_on(shared: &Shared, engine: &mut Engine, since: Duration) -> (usize, bool) {
+    let (mut moved, mut started) = (0, false);
+    while shared.spin != Spin::Yield
+        && !started
+        && !shared.cell.has_work()
+        && shared.sysdep.now() - since <= ASKED_AGAIN
+    {
+        // Whoever is not looked at by itself is looked at with all others.
+        moved += shared.linger(engine, LOOKS).unwrap_or_else(|| shared.advance(engine));
+        started = engine.take_started();
+    }
+    (moved, started)
+}
+
+/// Lets the tasks have their turn that are ready, but does not wait until the runtime has asked the system for events, as
+/// [`tokio::task::yield_now`] does: it asks now and then in any case.
+async fn yield_to_ready() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// How a round of the driver ended.
 enum Round {
     /// There was something to do.
     Moved,
+    /// So there was, and tasks were started that have to have their turn.
+    Started,
     /// Others made progress since the driver last looked, or are at it now.
     OthersMoved,
     /// The doorbell is armed.

@@ -1,19 +1,23 @@
-//! The side that answers: in the handler's place, or in a task of its own.
+//! The side that answers: in the handler's place, or in a task.
 
 use super::{Service, ServiceOptions};
 use crate::buffer::Buffer;
 use crate::codec::{decode, encode, encoded_schema};
 use crate::message::{Message, OwnedMessage};
 use bytes::Bytes;
-use posthaste_core::engine::Payload;
+use posthaste_core::budget;
+use posthaste_core::context::Face;
+use posthaste_core::engine::{Engine, Payload, Work};
 use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
-use posthaste_core::{Fault, Handle, Messager, Rank, RegisterError, Scope};
+use posthaste_core::sync::lock;
+use posthaste_core::{ContextId, Endpoint, Fault, Handle, Messager, Rank, RegisterError, Scope};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
 /// A message for a service that asks for no answer, as no [`Service`] sends it. Its sender has taken credit for it.
 #[cold]
@@ -99,34 +103,119 @@ where
     Ok(Service::new(face, id))
 }
 
-struct AsyncService<H, Q, A> {
+/// What all requests to a service share.
+struct Served<H, Q, A> {
     name: String,
-    schema: u64,
     handler: H,
-    runtime: tokio::runtime::Handle,
     contexts: Vec<Handle>,
-    running: Arc<AtomicUsize>,
+    running: AtomicUsize,
     limit: usize,
+    resting: Resting,
     types: PhantomData<fn(Q) -> A>,
+}
+
+struct AsyncService<H, Q, A> {
+    served: Arc<Served<H, Q, A>>,
+    schema: u64,
+    runtime: tokio::runtime::Handle,
+}
+
+/// A request that was taken in, and who is to hear of its end.
+struct Request {
+    source: Rank,
+    message: OwnedMessage,
+    replier: Replier,
 }
 
 /// Answers exactly once, however the handler's task ends.
 struct Replier {
-    handle: Handle,
+    /// Counts what runs.
+    count: Arc<dyn Running>,
     to: ReplyTo,
-    running: Arc<AtomicUsize>,
+    me: Endpoint,
     /// `None` until the handler is through.
     answer: Option<Result<Bytes, Fault>>,
 }
 
+/// The service whose request has come to its end.
+trait Running: Send + Sync {
+    fn ended(&self);
+    fn handle(&self, context: ContextId) -> Option<&Handle>;
+}
+
+impl<H: Send + Sync, Q, A> Running for Served<H, Q, A> {
+    fn ended(&self) {
+        self.running.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn handle(&self, context: ContextId) -> Option<&Handle> {
+        self.contexts.get(context.index())
+    }
+}
+
 impl Drop for Replier {
     fn drop(&mut self) {
-        self.running.fetch_sub(1, Ordering::AcqRel);
-        let (to, me) = (self.to, self.handle.me().rank);
+        self.count.ended();
         // A task that is dropped without a panic is dropped with its runtime; the caller sees this side close.
-        let unfinished = if std::thread::panicking() { Fault::RemotePanicked(me) } else { Fault::Shutdown };
-        let answer = self.answer.take().unwrap_or(Err(unfinished));
-        self.handle.post_run(move |scope| scope.reply(to, answer.map(Payload::Owned)));
+        let unfinished =
+            if std::thread::panicking() { Fault::RemotePanicked(self.me.rank) } else { Fault::Shutdown };
+        let (to, answer) = (self.to, self.answer.take().unwrap_or(Err(unfinished)));
+        let Some(handle) = self.count.handle(self.me.context) else { return };
+        let reply = move |engine: &mut Engine| engine.scope().reply(to, answer.map(Payload::Owned));
+        if let Err(reply) = handle.enter(reply) {
+            handle.post_work(Work::Enter(Box::new(reply)));
+        }
+    }
+}
+
+impl<H, Q, A, T> Served<H, Q, A>
+where
+    H: Fn(Q, Rank) -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = A> + Send + 'static,
+    Q: DeserializeOwned + Send + 'static,
+    A: Serialize + Send + 'static,
+{
+    /// Answers a request, and then others for as long as there are any. A panic of the handler ends the task with it.
+    async fn work(served: Arc<Self>, first: Request) {
+        let (seat, mut served) = (Occupied(Arc::default()), served);
+        let mut next = first;
+        loop {
+            served.answer(next).await;
+            if !served.resting.rest(&seat.0) {
+                return;
+            }
+            // A task that rests keeps nothing of a service that is gone.
+            let resting = Arc::downgrade(&served);
+            drop(served);
+            let Some(request) = std::future::poll_fn(|cx| seat.0.poll(cx)).await else { return };
+            let Some(again) = resting.upgrade() else { return };
+            (next, served) = (request, again);
+            // Where another thread always has one more, others have their turn all the same.
+            budget::spend(budget::MESSAGE);
+            std::future::poll_fn(budget::proceed).await;
+        }
+    }
+
+    async fn answer(&self, request: Request) {
+        // Moved in whole: it answers when it is dropped, also by a panic.
+        let Request { source, message, mut replier } = request;
+        let me = replier.me.rank;
+        let name = &self.name;
+        let request = decode::<Q>(&message.into_bytes()).map_err(|error| {
+            tracing::debug!(name, %source, %error, "a request could not be decoded");
+            Fault::Undecodable(me)
+        });
+        let answer = match request {
+            Err(fault) => Err(fault),
+            Ok(request) => {
+                let answer = (self.handler.clone())(request, source).await;
+                encode(&answer).map(Bytes::from).map_err(|error| {
+                    tracing::warn!(name, %source, %error, "an answer could not be encoded");
+                    Fault::Unencodable(me)
+                })
+            }
+        };
+        replier.answer = Some(answer);
     }
 }
 
@@ -138,7 +227,7 @@ where
     A: Serialize + Send + 'static,
 {
     fn name(&self) -> &str {
-        &self.name
+        &self.served.name
     }
 
     fn schema(&self) -> u64 {
@@ -150,48 +239,133 @@ where
     }
 
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
-        let Some(to) = message.reply() else { return unasked(&self.name, scope, &message) };
+        let served = &self.served;
+        let Some(to) = message.reply() else { return unasked(&served.name, scope, &message) };
         let me = scope.me();
-        if self.running.fetch_add(1, Ordering::AcqRel) >= self.limit {
-            self.running.fetch_sub(1, Ordering::AcqRel);
+        if served.running.fetch_add(1, Ordering::AcqRel) >= served.limit {
+            served.running.fetch_sub(1, Ordering::AcqRel);
             scope.reply(to, Err(Fault::Busy(me.rank)));
             return;
         }
         let source = message.source.rank;
-        let message: OwnedMessage = Message::new(message).into_owned();
-        let replier = Replier {
-            handle: self.contexts[me.context.index()].clone(),
-            to,
-            running: self.running.clone(),
-            answer: None,
-        };
-        let (handler, name) = (self.handler.clone(), self.name.clone());
+        let replier = Replier { count: served.clone(), to, me, answer: None };
+        let request = Request { source, message: Message::new(message).into_owned(), replier };
         scope.started_task();
-        self.runtime.spawn(async move {
-            // Moved in whole: it answers when it is dropped, also by a panic.
-            let mut replier = replier;
-            let request = decode::<Q>(&message.into_bytes()).map_err(|error| {
-                tracing::debug!(name, %source, %error, "a request could not be decoded");
-                Fault::Undecodable(me.rank)
-            });
-            let answer = match request {
-                Err(fault) => Err(fault),
-                Ok(request) => {
-                    let answer = handler(request, source).await;
-                    encode(&answer).map(Bytes::from).map_err(|error| {
-                        tracing::warn!(name, %source, %error, "an answer could not be encoded");
-                        Fault::Unencodable(me.rank)
-                    })
-                }
-            };
-            replier.answer = Some(answer);
-            drop(replier);
-        });
+        if let Some(request) = served.resting.give(request) {
+            self.runtime.spawn(Served::work(served.clone(), request));
+        }
+    }
+
+    fn on_close(&self) {
+        self.served.resting.close();
     }
 }
 
-/// Registers a service whose async handler runs in a task of its own. Its types are looked at as
-/// [`encoded_schema`] says.
+/// Tasks that have answered, and wait for the next request: to start one takes as long as a short call.
+struct Resting(Mutex<Option<Vec<Arc<Seat>>>>);
+
+impl Resting {
+    /// So many tasks rest at most.
+    const MOST: usize = 16;
+
+    fn new() -> Self {
+        Self(Mutex::new(Some(Vec::new())))
+    }
+
+    /// The task of this seat is to rest; false: it is to end.
+    fn rest(&self, seat: &Arc<Seat>) -> bool {
+        match &mut *lock(&self.0) {
+            Some(seats) if seats.len() < Self::MOST => {
+                seats.push(seat.clone());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Has the task answer that began to rest last; the request comes back if there is none.
+    fn give(&self, mut request: Request) -> Option<Request> {
+        loop {
+            let Some(seat) = lock(&self.0).as_mut().and_then(Vec::pop) else { return Some(request) };
+            // It comes back from a task whose runtime has ended.
+            request = seat.give(request)?;
+        }
+    }
+
+    /// No task rests any more.
+    fn close(&self) {
+        let seats = lock(&self.0).take();
+        seats.into_iter().flatten().for_each(|seat| drop(seat.close()));
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Where a task that rests is given its next request.
+#[derive(Default)]
+struct Seat(Mutex<Sitting>);
+
+#[derive(Default)]
+struct Sitting {
+    closed: bool,
+    request: Option<Request>,
+    waker: Option<Waker>,
+}
+
+impl Seat {
+    fn give(&self, request: Request) -> Option<Request> {
+        let mut sitting = lock(&self.0);
+        if sitting.closed {
+            return Some(request);
+        }
+        sitting.request = Some(request);
+        let waker = sitting.waker.take();
+        drop(sitting);
+        waker.into_iter().for_each(Waker::wake);
+        None
+    }
+
+    /// The next request; `None`: there will be none.
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Request>> {
+        let mut sitting = lock(&self.0);
+        match sitting.request.take() {
+            Some(request) => Poll::Ready(Some(request)),
+            None if sitting.closed => Poll::Ready(None),
+            None => {
+                let before = sitting.waker.replace(cx.waker().clone());
+                drop(sitting);
+                drop(before);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// What was given and not begun is answered as what is dropped is.
+    fn close(&self) -> Option<Request> {
+        let mut sitting = lock(&self.0);
+        sitting.closed = true;
+        let (request, waker) = (sitting.request.take(), sitting.waker.take());
+        drop(sitting);
+        waker.into_iter().for_each(Waker::wake);
+        request
+    }
+}
+
+/// A task that may rest, until it ends in whatever way.
+struct Occupied(Arc<Seat>);
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        drop(self.0.close());
+    }
+}
+
+/// Registers a service whose async handler runs in a task that has nothing else to do meanwhile; one that has answered may go on
+/// with a later request. Its types are looked at as [`encoded_schema`] says.
 ///
 /// # Errors
 /// If the name is taken or impossible.
@@ -228,15 +402,95 @@ where
     Q: Serialize + DeserializeOwned + Send + 'static,
     A: Serialize + DeserializeOwned + Send + 'static,
 {
-    let id = messager.register(Arc::new(AsyncService {
+    let served = Served {
         name: name.to_owned(),
-        schema: encoded_schema::<(Q, A)>(),
         handler,
-        runtime: tokio::runtime::Handle::current(),
         contexts: messager.contexts().to_vec(),
-        running: Arc::default(),
+        running: AtomicUsize::new(0),
         limit: options.limit.max(1),
+        resting: Resting::new(),
         types: PhantomData::<fn(Q) -> A>,
+    };
+    let id = messager.register(Arc::new(AsyncService {
+        served: Arc::new(served),
+        schema: encoded_schema::<(Q, A)>(),
+        runtime: tokio::runtime::Handle::current(),
     }))?;
     Ok(Service::new(face, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::first_of;
+    use crate::service::{ServiceOptions, register_async};
+    use futures::future::join_all;
+    use posthaste_core::CallError;
+    use std::collections::HashSet;
+
+    #[tokio::test]
+    async fn a_task_that_has_answered_answers_on_and_few_of_them_rest() {
+        let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = tasks();
+        let client = first_of(1, 1);
+        let ids = Arc::new(Mutex::new(HashSet::new()));
+        let seen = ids.clone();
+        let handler = move |number: u32, _| {
+            let seen = seen.clone();
+            async move {
+                lock(&seen).insert(tokio::task::id());
+                tokio::task::yield_now().await;
+                assert!(number < 1000, "what was asked for");
+                number + 1
+            }
+        };
+        let face = client.contexts()[0].clone();
+        let next = register_async(&client, face, "next", ServiceOptions::default(), handler);
+        let next = next.expect("the name is free");
+        client.open().await.expect("the device opens");
+        let (open, me) = (tasks(), Rank(0));
+        for number in 0..100 {
+            assert_eq!(next.call(me, number).await, Ok(number + 1));
+        }
+        assert_eq!((lock(&ids).len(), tasks()), (1, open + 1), "one after the other");
+        let together = join_all((0..100).map(|number| next.call(me, number))).await;
+        assert!(together.into_iter().zip(1..).all(|(answer, expected)| answer == Ok(expected)));
+        while tasks() > open + Resting::MOST {
+            tokio::task::yield_now().await;
+        }
+        // A panic takes its task with it, and no other.
+        for _ in 0..3 {
+            let panicked = next.call(me, 1000).await;
+            assert_eq!(panicked, Err(CallError::Fault(Fault::RemotePanicked(me))));
+            assert_eq!(next.call(me, 1).await, Ok(2));
+        }
+        client.close().await;
+        drop((client, next));
+        while tasks() > before {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_to_a_task_whose_runtime_has_ended_is_answered() {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let other = builder.worker_threads(1).build().expect("a runtime");
+        let client = first_of(1, 1);
+        let face = client.contexts()[0].clone();
+        let entered = other.enter();
+        let echo =
+            register_async(&client, face, "echo", ServiceOptions::default(), |number: u32, _| async move {
+                number
+            });
+        drop(entered);
+        let echo = echo.expect("the name is free");
+        client.open().await.expect("the device opens");
+        assert_eq!(echo.call(Rank(0), 5).await, Ok(5));
+        std::thread::spawn(|| drop(other)).join().expect("it ends");
+        for _ in 0..2 {
+            let closed = CallError::Fault(Fault::PeerClosed(Rank(0)));
+            assert_eq!(echo.call(Rank(0), 6).await, Err(closed));
+        }
+        client.close().await;
+    }
 }
