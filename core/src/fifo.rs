@@ -35,6 +35,8 @@ pub struct InjectionFifo {
     tail: u64,
     threshold: usize,
     crossed: bool,
+    /// There was less free space than the threshold, and has not been as much since.
+    below: bool,
 }
 
 impl InjectionFifo {
@@ -48,6 +50,7 @@ impl InjectionFifo {
             tail: 0,
             threshold: 0,
             crossed: false,
+            below: false,
         }
     }
 
@@ -97,6 +100,7 @@ impl InjectionFifo {
     /// Sets how many free slots count as "room again".
     pub fn set_threshold(&mut self, free_slots: usize) {
         self.threshold = free_slots.min(self.capacity());
+        self.below |= self.free() < self.threshold;
     }
 
     /// Whether the free space has grown past the threshold since the last [`clear_crossed`](Self::clear_crossed).
@@ -148,6 +152,7 @@ impl InjectionFifo {
             self.slots[at].0[..part.len()].copy_from_slice(part);
         }
         self.tail += slots as u64;
+        self.below |= self.free() < self.threshold;
         true
     }
 
@@ -174,9 +179,10 @@ impl InjectionFifo {
     /// Takes the descriptor at the head out.
     pub fn pop(&mut self) -> Option<Descriptor> {
         let front = self.front()?;
-        let below = self.free() < self.threshold;
         self.head += front.slots() as u64;
-        self.crossed |= below && self.free() >= self.threshold;
+        if self.free() >= self.threshold {
+            self.crossed |= std::mem::take(&mut self.below);
+        }
         Some(front)
     }
 }
@@ -209,6 +215,23 @@ mod tests {
             fifo.clear_crossed();
             assert_eq!((fifo.head(), fifo.tail()), (u64::from(lap + 1) * 8, u64::from(lap + 1) * 8));
         }
+    }
+
+    #[test]
+    fn the_threshold_is_crossed_though_there_is_more_room_since() {
+        let mut fifo = InjectionFifo::new(16);
+        fifo.set_threshold(8);
+        (0..16).for_each(|rank| assert!(fifo.push(&send(rank, 0), &[])));
+        fifo.grow();
+        assert!(fifo.push(&send(16, 0), &[]) && !fifo.was_crossed());
+        assert!(
+            fifo.pop().is_some() && fifo.was_crossed(),
+            "{} of {} are free",
+            fifo.free(),
+            fifo.capacity()
+        );
+        fifo.clear_crossed();
+        assert!(fifo.pop().is_some() && !fifo.was_crossed(), "once");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 
 /// Has it be an error of the write, and not the end of the process, that nobody reads a pipe or a connection any more. Rust's
 /// runtime sees to that before `main`; where that is another language's, a peer that ends amid a message would take this process
-/// with it. A program that has made up its own mind is left alone.
+/// with it. A handler that the program has installed by then stays. What this process executes instead of itself inherits it.
 pub fn outlive_broken_pipes() {
     #[cfg(unix)]
     {

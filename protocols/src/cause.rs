@@ -29,6 +29,27 @@ pub(crate) fn put_cause(bytes: &mut BytesMut, cause: Fault) {
     }
 }
 
+/// How often operations were found to be broken from an earlier one on than was known. The others are told each time, so that it
+/// is believed so often only: then all are, from the first on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lowered(u32);
+
+impl Lowered {
+    /// More than members that die one after the other lower it in any run of operations.
+    const MOST: u32 = 64;
+
+    /// Whether nothing more is believed.
+    pub fn is_spent(self) -> bool {
+        self.0 > Self::MOST
+    }
+
+    /// Once more; from where on they are broken.
+    pub fn to(&mut self, first: u64) -> u64 {
+        self.0 = self.0.saturating_add(1);
+        if self.is_spent() { 0 } else { first }
+    }
+}
+
 /// Whether the ranks that it names are some of a job of that size: what a peer says of others is shown to users.
 pub(crate) fn names_ranks_of(size: u32, cause: Fault) -> bool {
     let ranks = match cause {

@@ -338,6 +338,53 @@ fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
 }
 
 #[test]
+fn a_replay_that_has_no_memory_gives_its_credit_back() {
+    seeds("credit of a replay", EngineConfig { credits: 2, ..EngineConfig::default() }, |mut world| {
+        let log = Log::default();
+        let plug = world.record("plug", &log);
+        let ids = [ZERO, ONE].map(|rank| {
+            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
+            world.register(rank, probe.flow(Flow::Credited))
+        });
+        let memory = world.memory(2 * PAGE as u64);
+        let sends = [0, PAGE].map(|at| memory.recorded_send(ONE, ids[0], at as u64, PAGE as u64));
+        let id = world.enter(at(ZERO), |scope| scope.store_pattern(sends.to_vec(), Box::new(())));
+        let id = id.expect("there is room for it");
+        let args = SendArgs { target: at(ONE), protocol: ids[0], cookie: 0, info: &[], relaxed: false };
+        for round in 0..6 {
+            let queued = round % 2 == 1;
+            if queued {
+                stop_up(&mut world, plug);
+            }
+            if !queued {
+                world.harness().ration(ZERO, Ration::NoPages);
+            }
+            let start = world.enter(at(ZERO), |scope| scope.replay(id));
+            world.harness().ration(ZERO, Ration::NoPages);
+            world.resume(ONE);
+            match start {
+                Ok(ReplayStart::Queued { ticket, .. }) => {
+                    let outcome = world.outcome(at(ZERO), ticket);
+                    assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
+                }
+                Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
+                Ok(ReplayStart::Done) => panic!("it needs pages"),
+            }
+            world.harness().ration(ZERO, Ration::Enough);
+            world.a_while();
+        }
+        // Both of the credits are there.
+        for _ in 0..2 {
+            let waits = world.enter(at(ZERO), |scope| {
+                matches!(scope.send(&args, Payload::Borrowed(&[7]), Wait::Await), Ok(Sent::Later(..)))
+            });
+            assert!(!waits, "the credit is gone");
+            world.a_while();
+        }
+    });
+}
+
+#[test]
 fn puts_and_gets_in_packets_need_no_memory() {
     seeds("accesses", EngineConfig { oversend: true, ..EngineConfig::default() }, |mut world| {
         let memory = world.memory(2 * LONG as u64);

@@ -9,7 +9,7 @@ use posthaste_core::{Client, ClientId, Context, JobShape, LinuxSysdep, Messager,
 use posthaste_protocols::{ActiveMessage, Counter, MessageStream, Service, ServiceOptions, service, stream};
 use posthaste_testkit::watchdog::Watchdog;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 1 };
 
@@ -51,7 +51,13 @@ impl Rig {
         let options = ServiceOptions::default();
         let call = service::register_async(&client, face.clone(), "call", options, move |number: u64, _| {
             in_call.add(1);
-            async move { number }
+            let end = Instant::now() + Duration::from_micros(number);
+            async move {
+                while Instant::now() < end {
+                    std::hint::spin_loop();
+                }
+                number
+            }
         });
         let spawned = stream::register_spawned(&client, face.clone(), "spawned", 1, move |_| {
             in_spawned.add(1);
@@ -126,4 +132,47 @@ fn an_owner_that_spins_lets_what_it_has_started_run() {
     for starts in [Starts::Call, Starts::Spawned, Starts::Consumer] {
         a_task_that_is_started_has_its_turn(starts, true);
     }
+}
+
+/// A driver that goes on behind the tasks which it has started keeps the runtime from asking the system for events, and from its
+/// first future, which are looked at every 61 turns else.
+#[test]
+fn calls_that_keep_coming_let_all_others_have_their_turn() {
+    const CALLS: u64 = 400;
+    const CALLERS: u64 = 4;
+    let _watchdog = Watchdog::start("calls", Duration::from_secs(60), || "they do not end".to_owned());
+    let fabric = InProcessFabric::new(SHAPE);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let fabric = &fabric;
+        let server = scope.spawn(move || {
+            runtime().block_on(async move {
+                let rig = Rig::new(fabric, Rank(1)).await;
+                ready.send(()).expect("somebody waits for it");
+                let (mut seen, mut most) = (0, 0);
+                while seen < CALLS * CALLERS {
+                    tokio::task::yield_now().await;
+                    let turns = rig.turns.value();
+                    (most, seen) = (most.max(turns - seen), turns);
+                }
+                // The last of them are answered.
+                rig.client.contexts()[0].advance();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                most
+            })
+        });
+        is_ready.recv().expect("the rank gets ready");
+        runtime().block_on(async {
+            let rig = Rig::new(fabric, Rank(0)).await;
+            let calls = || async {
+                for _ in 0..CALLS {
+                    assert_eq!(rig.call.call(Rank(1), 100).await.expect("it answers"), 100);
+                }
+            };
+            futures::future::join_all((0..CALLERS).map(|_| calls())).await;
+        });
+        let most = server.join().expect("the server ends well");
+        assert!(most <= 30, "{most} calls were answered between two turns of others");
+    });
 }

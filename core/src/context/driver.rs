@@ -29,6 +29,8 @@ pub struct Driver {
     multi_thread: bool,
     /// Tasks were started in the last round.
     started: bool,
+    /// Since when the runtime has been kept from asking the system for events.
+    unasked_since: Option<Duration>,
     attendance: Attendance,
     sleep: Pin<Box<tokio::time::Sleep>>,
     sleeping_until: Option<u64>,
@@ -53,6 +55,7 @@ impl Driver {
             until: Duration::ZERO,
             multi_thread,
             started: false,
+            unasked_since: None,
             attendance: Attendance::new(),
             sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
             sleeping_until: None,
@@ -189,6 +192,12 @@ impl Driver {
             if std::mem::take(&mut self.started) && moved == 0 {
                 (moved, started) = look_on(&shared, engine, time);
             }
+            // On a runtime of several threads whoever wakes itself wakes another thread as well, which takes it away.
+            let is_behind_it = !self.multi_thread && started;
+            let is_soon = is_behind_it && time - *self.unasked_since.get_or_insert(time) < STAY;
+            if !is_soon {
+                self.unasked_since = None;
+            }
             self.started = started;
             engine.look_at_memory();
             let attended = shared.attended();
@@ -200,7 +209,7 @@ impl Driver {
                 self.received = self.received.wrapping_add(bytes);
                 self.until = time + shared.spin.limit() + patience(bytes);
             }
-            let round = if started {
+            let round = if is_soon {
                 Round::Started
             } else if moved > 0 {
                 Round::Moved
@@ -239,13 +248,13 @@ impl Driver {
 fn advance_while_it_comes(shared: &Shared, engine: &mut Engine, since: Duration) -> (usize, bool) {
     let mut moved = shared.advance(engine);
     // Tasks that handlers have started may wait for this thread.
-    let mut started = engine.take_started();
+    let mut started = moved > 0 && engine.take_started();
     let mut goes_on = moved > 0 && !started;
     while goes_on && shared.spin != Spin::Yield && !shared.cell.has_work() {
         let more = shared.linger(engine, LOOKS).unwrap_or(0);
         moved += more;
         // The clock comes behind what was moved: it takes as long as a short answer does.
-        started = engine.take_started();
+        started = more > 0 && engine.take_started();
         goes_on = more > 0 && !started && shared.sysdep.now() - since <= STAY;
     }
     (moved, started)
@@ -261,7 +270,7 @@ fn look_on(shared: &Shared, engine: &mut Engine, since: Duration) -> (usize, boo
     {
         // Whoever is not looked at by itself is looked at with all others.
         moved += shared.linger(engine, LOOKS).unwrap_or_else(|| shared.advance(engine));
-        started = engine.take_started();
+        started = moved > 0 && engine.take_started();
     }
     (moved, started)
 }

@@ -90,7 +90,10 @@ impl Handle {
 
     /// Has the closure run on the engine: at once if it is free, else by whoever is at it.
     pub fn post_run(&self, run: impl FnOnce(&mut Scope<'_>) + Send + 'static) {
-        self.post_work(Work::Run(Box::new(run)));
+        match self.shared.cell.try_take() {
+            Some(guard) => self.shared.run_now(guard, run),
+            None => self.post_work(Work::Run(Box::new(run))),
+        }
     }
 
     /// Posts work for the context, from any thread.

@@ -311,6 +311,15 @@ impl Shared {
         }
     }
 
+    /// Does with the token what would else be posted, and gives that back.
+    fn run_now(&self, mut guard: Guard<'_, Engine, Work>, run: impl FnOnce(&mut Scope<'_>)) {
+        let engine = guard.get();
+        engine.run_once(run);
+        self.after_events(engine);
+        self.tell_kin();
+        self.leave(guard);
+    }
+
     fn run(&self, engine: &mut Engine, work: Work) {
         engine.run(work);
         self.after_events(engine);

@@ -333,11 +333,16 @@ impl Engine {
         self.state.starts
     }
 
+    /// Runs something that is an event. Whatever it is, the work behind it is done, and the engine goes on.
+    pub(crate) fn run_once(&mut self, run: impl FnOnce(&mut Scope<'_>)) {
+        caught("work that was posted", || run(&mut self.scope()));
+        self.state.stats.events += 1;
+    }
+
     /// Runs what another thread posted.
     pub fn run(&mut self, work: Work) {
         match work {
-            // Whatever it is, the work behind it is done, and the engine goes on.
-            Work::Run(run) => caught("work that was posted", || run(&mut self.scope())),
+            Work::Run(run) => return self.run_once(run),
             Work::Enter(run) => caught("work that was posted", || run(self)),
             Work::Consumed(credit) => self.scope().consumed(credit),
             Work::Peer(rank, PeerEvent::Down { fault, incarnation, .. }) => {

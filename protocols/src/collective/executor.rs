@@ -27,7 +27,7 @@ use posthaste_core::slot::Value;
 use posthaste_core::sync::lock;
 use posthaste_core::{Collective, Endpoint, Fault, Handle, Messager, Rank, RegisterError, Scope, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 const NAME: &str = "posthaste.collective";
@@ -46,6 +46,24 @@ pub(crate) struct Hub {
     pub(super) buffers: Buffers,
     /// Bytes of a group's stages, at most.
     stage_bytes: AtomicU64,
+    /// Whose record is being taken in, under the token; nobody's if it is no rank of the job.
+    pub(super) handling: AtomicU32,
+}
+
+/// For as long as a record is being taken in.
+struct Handling<'h>(&'h AtomicU32);
+
+impl<'h> Handling<'h> {
+    fn of(whose: &'h AtomicU32, source: Rank) -> Self {
+        whose.store(source.0, Ordering::Relaxed);
+        Self(whose)
+    }
+}
+
+impl Drop for Handling<'_> {
+    fn drop(&mut self) {
+        self.0.store(u32::MAX, Ordering::Relaxed);
+    }
 }
 
 /// What is under way, for whoever looks why a job hangs.
@@ -126,7 +144,9 @@ impl Protocol for Registered {
         }
         if message.cookie == 0 {
             let record = Record::parse(message.body.to_bytes());
-            return self.0.on_record(scope, source, record);
+            let handling = Handling::of(&self.0.handling, source);
+            self.0.on_record(scope, source, record);
+            return drop(handling);
         }
         let info = parse_part_info(message.info);
         let part = match info {
@@ -188,6 +208,7 @@ impl Hub {
             home: OnceLock::new(),
             buffers: Buffers::default(),
             stage_bytes: AtomicU64::new(MOST_STAGED),
+            handling: AtomicU32::new(u32::MAX),
         });
         let id = messager.register(Arc::new(Registered(hub.clone())))?;
         let context = Arc::downgrade(handle.shared_state());

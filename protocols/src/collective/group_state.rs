@@ -7,6 +7,7 @@ use super::plan::Plan;
 use super::run::Run;
 use super::schedule::{Kind, Place, Schedule};
 use super::staged::Share;
+use crate::cause::Lowered;
 use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
@@ -230,22 +231,6 @@ impl Member {
             self.ahead.pop_front();
             self.ahead_bytes -= bytes;
         }
-    }
-}
-
-/// How often a group was found to be broken from an earlier operation on than was known. The others are told each time, so
-/// that it is believed so often only: then the group is broken from its first operation on.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lowered(u32);
-
-impl Lowered {
-    /// More than members that die one after the other lower it in any run of operations.
-    const MOST: u32 = 64;
-
-    /// Once more; from where on the group is broken.
-    pub fn to(&mut self, first: u64) -> u64 {
-        self.0 += 1;
-        if self.0 <= Self::MOST { first } else { 0 }
     }
 }
 

@@ -272,7 +272,7 @@ impl Hub {
     /// A member has told where its board is, and this one has left the group.
     pub(super) fn on_board_too_late(&self, source: Rank, group: u64) {
         if let Some(home) = self.home() {
-            home.exchange().let_go(key_of(group), &[source]);
+            home.exchange().return_board(key_of(group), source);
         }
     }
 

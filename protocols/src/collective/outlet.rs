@@ -3,13 +3,14 @@
 use super::executor::Hub;
 use super::group_state::{GroupState, Notice, WINDOW};
 use super::run::{Outgoing, Sent as RunSent};
-use super::state::Peer;
+use super::state::{Peer, settle};
 use super::wire::{Origin, PART_INFO, Record, Tag, put_part_info};
 use crate::exchange::Again;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
@@ -86,13 +87,25 @@ impl Way<'_, '_> {
         true
     }
 
+    /// Has a record wait until there is room.
+    fn keep(&mut self, to: Rank, record: Bytes, cause: Option<Rank>) {
+        self.peers[to.index()].records.push_back((record, cause));
+        if let Some(cause) = cause {
+            self.peers[cause.index()].caused += 1;
+        }
+    }
+
     /// Sends a record, now or in its turn, or when there is memory. One that cannot be sent any more is for a peer that is gone.
     pub fn record(&mut self, to: Rank, record: &Bytes) {
+        let handled = self.hub.handling.load(Ordering::Relaxed);
+        self.record_of(to, record, (handled != u32::MAX).then_some(Rank(handled)));
+    }
+
+    fn record_of(&mut self, to: Rank, record: &Bytes, cause: Option<Rank>) {
         loop {
             let peer = &mut self.peers[to.index()];
             if peer.congested {
-                peer.records.push_back(record.clone());
-                return;
+                return self.keep(to, record.clone(), cause);
             }
             let wait = peer.promise.take().unwrap_or(Wait::Await);
             let args = self.args(to, 0, &[]);
@@ -113,7 +126,7 @@ impl Way<'_, '_> {
                             let hub = self.hub.clone();
                             let (ticket, again) = (again.ticket, Some(again));
                             self.wait_for(Room { hub, to, ticket, promise: None, again });
-                            self.peers[to.index()].records.push_back(record.clone());
+                            self.keep(to, record.clone(), cause);
                         }
                         Err(fault) => tracing::warn!(%to, %fault, "collective record not sent"),
                     }
@@ -127,11 +140,12 @@ impl Way<'_, '_> {
     /// Sends the records that waited, for as long as there is room.
     fn records(&mut self, to: Rank) {
         while !self.peers[to.index()].congested
-            && let Some(record) = self.peers[to.index()].records.pop_front()
+            && let Some((record, cause)) = self.peers[to.index()].records.pop_front()
         {
+            settle(self.peers, cause);
             // One for which there is no room after all goes back to its place.
             let mut behind = std::mem::take(&mut self.peers[to.index()].records);
-            self.record(to, &record);
+            self.record_of(to, &record, cause);
             let records = &mut self.peers[to.index()].records;
             if records.is_empty() {
                 // As a rule: those behind it are not moved.

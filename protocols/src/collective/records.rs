@@ -10,8 +10,8 @@ use posthaste_core::device::Body;
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
 
-/// Records for a peer that has no room, past which it is not answered any more: it has broken the rules, as nobody asks twice
-/// for the same before the answer has come.
+/// Records that follow from those of a peer and wait for room, past which it has broken the rules: nobody asks twice for the same
+/// before the answer has come, or breaks a group again and again.
 pub(super) const MOST_RECORDS: usize = 1 << 18;
 
 impl Hub {
@@ -19,11 +19,7 @@ impl Hub {
     pub(super) fn on_record(self: &Arc<Self>, scope: &mut Scope<'_>, source: Rank, record: Option<Record>) {
         let state = self.lock();
         let Some(record) = record else { return self.corrupt(scope, state, source) };
-        let is_answered = matches!(
-            record,
-            Record::Introduce { .. } | Record::Broken { .. } | Record::Ask { .. } | Record::Want { .. }
-        );
-        if is_answered && state.peers[source.index()].records.len() > MOST_RECORDS {
+        if state.peers[source.index()].caused > MOST_RECORDS {
             return self.corrupt(scope, state, source);
         }
         match record {

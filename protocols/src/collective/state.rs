@@ -1,7 +1,8 @@
 //! What a rank knows: its groups, those that are still to be made here or are gone, and its peers.
 
-use super::group_state::{GroupState, KEPT, Lowered, Membership};
+use super::group_state::{GroupState, KEPT, Membership};
 use super::wire::Origin;
+use crate::cause::Lowered;
 use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::engine::Wait;
@@ -39,8 +40,10 @@ pub(super) struct Peer {
     pub congested: bool,
     /// A place in the queue was promised.
     pub promise: Option<Wait>,
-    /// Records that wait for room, in order.
-    pub records: VecDeque<Bytes>,
+    /// Records that wait for room, in order, and whose records they follow from.
+    pub records: VecDeque<(Bytes, Option<Rank>)>,
+    /// How many wait, for whatever rank, that follow from its own.
+    pub caused: usize,
     /// Operations that wait for room: group and number.
     pub waiting: VecDeque<(usize, u64)>,
     /// Bytes of its messages for groups that are still to be made here.
@@ -49,6 +52,15 @@ pub(super) struct Peer {
     pub offered: usize,
     /// Groups that it introduced and that were refused, of which nobody who asks for them has been told.
     pub refused: usize,
+}
+
+/// A record that followed from one of that rank waits no more.
+pub(super) fn settle(peers: &mut [Peer], cause: Option<Rank>) {
+    if let Some(cause) = cause {
+        // One that was started again has caused none of those before.
+        let caused = &mut peers[cause.index()].caused;
+        *caused = caused.saturating_sub(1);
+    }
 }
 
 /// A message for a group that is still to be made here.

@@ -4,7 +4,7 @@
 use super::executor::{Guard, Hub};
 use super::group_state::Slot;
 use super::outlet::Way;
-use super::state::{Peer, State};
+use super::state::{Peer, State, settle};
 use super::wire::{self, Record};
 use posthaste_core::{Fault, Rank, Scope};
 use std::sync::Arc;
@@ -148,8 +148,10 @@ impl Hub {
             }
         }
         let peer = &mut state.peers[rank.index()];
-        peer.records.clear();
         peer.waiting.clear();
+        for (_, cause) in std::mem::take(&mut peer.records) {
+            settle(&mut state.peers, cause);
+        }
         let wakers = std::mem::take(&mut state.waiters);
         drop(state);
         wakers.into_values().for_each(std::task::Waker::wake);

@@ -6,7 +6,7 @@
 
 use super::custody::Custody;
 use super::record::Record;
-use crate::cause::names_ranks_of;
+use crate::cause::{Lowered, names_ranks_of};
 use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
@@ -86,6 +86,7 @@ pub(super) struct Board {
     stored: HashMap<u32, usize>,
     down: BTreeMap<u32, Fault>,
     broken: Option<(u64, Fault)>,
+    lowered: Lowered,
     /// Some rank never enters this operation or a later one; so none of those can have ended well anywhere.
     unentered: u64,
     /// This rank was started again: what is broken for it is so for nobody else.
@@ -110,6 +111,7 @@ impl Board {
             stored: HashMap::new(),
             down: BTreeMap::new(),
             broken: None,
+            lowered: Lowered::default(),
             unentered: u64::MAX,
             outlived: false,
             windows: HashMap::new(),
@@ -224,9 +226,10 @@ impl Board {
         let first = first.min(old);
         // This rank enters nothing new from there on.
         let unentered = unentered.min(first.max(self.next)).min(self.unentered);
-        if (first, unentered) == (old, self.unentered) {
+        if (first, unentered) == (old, self.unentered) || (old == 0 && self.lowered.is_spent()) {
             return;
         }
+        let first = self.lowered.to(first);
         (self.broken, self.unentered) = (Some((first, cause)), unentered);
         effects.relay = self.neighbours();
         self.wake_all(effects);

@@ -96,6 +96,14 @@ impl Custody {
         sources
     }
 
+    /// One more answer to a rank is on its way; false: it reads none of so many.
+    fn owe(&mut self, to: Rank) -> bool {
+        let count = self.early_of.entry(to).or_default();
+        let is_so = *count < MOST_EARLY;
+        *count += usize::from(is_so);
+        is_so
+    }
+
     /// One release that came early is no longer kept, nor an answer to it.
     fn settled(&mut self, source: Rank) {
         if let Some(count) = self.early_of.get_mut(&source) {
@@ -306,6 +314,18 @@ impl Exchange {
     /// the same.
     pub(crate) fn let_go(&self, key: Key, others: &[Rank]) {
         self.tell_of_release(key, others);
+        self.with_board(|board, effects| board.custody.release(key, false, effects));
+    }
+
+    /// A member has lent its part of what this rank never reaches: it is told so. One that reads no answers gets no more of them.
+    pub(crate) fn return_board(&self, key: Key, to: Rank) {
+        let mut board = self.protocol.board();
+        let is_told = !board.custody.to_tell(key, &[to]).is_empty() && board.custody.owe(to);
+        drop(board);
+        if is_told {
+            let answer = Answer { protocol: self.protocol.clone(), to };
+            self.protocol.notify_answers(vec![answer], Record::group_release(key, false).freeze());
+        }
         self.with_board(|board, effects| board.custody.release(key, false, effects));
     }
 

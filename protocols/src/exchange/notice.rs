@@ -6,8 +6,9 @@ use super::custody::Answer;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
 use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::sync::lock;
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket, Value};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -37,8 +38,8 @@ struct Waiting {
     wait: Wait,
     /// There was no memory.
     again: Option<Again>,
-    /// What it is an answer to.
-    answer: Option<Arc<Answer>>,
+    /// What it is an answer to, until that goes on.
+    answer: Mutex<Option<Answer>>,
 }
 
 impl ExchangeProtocol {
@@ -106,8 +107,7 @@ impl ExchangeProtocol {
             let protocol = self.clone();
             handle.post_run(move |scope| {
                 for answer in answers {
-                    let (to, answer) = (answer.to, Some(Arc::new(answer)));
-                    protocol.notify_one(scope, to, record.clone(), Wait::Await, answer);
+                    protocol.notify_one(scope, answer.to, record.clone(), Wait::Await, Some(answer));
                 }
             });
         }
@@ -130,7 +130,7 @@ impl ExchangeProtocol {
         to: Rank,
         record: Bytes,
         wait: Wait,
-        answer: Option<Arc<Answer>>,
+        answer: Option<Answer>,
     ) {
         let Some(outlet) = self.outlet.get() else { return };
         let target = Endpoint::new(to, scope.me().context);
@@ -139,7 +139,16 @@ impl ExchangeProtocol {
             Ok(Sent::Queued(ticket)) => scope.detach(ticket),
             Ok(Sent::Later(ticket, wait, _)) => {
                 let protocol = self.clone();
-                Arc::new(Waiting { protocol, to, record, ticket, wait, again: None, answer }).look(scope);
+                Arc::new(Waiting {
+                    protocol,
+                    to,
+                    record,
+                    ticket,
+                    wait,
+                    again: None,
+                    answer: Mutex::new(answer),
+                })
+                .look(scope);
             }
             Ok(Sent::Done | Sent::Full(_)) => {}
             // The peer waits for it, however long there is no memory.
@@ -150,7 +159,16 @@ impl ExchangeProtocol {
                     Ok(Some(again)) => {
                         let (protocol, ticket, wait) = (self.clone(), again.ticket, Wait::Await);
                         let again = Some(again);
-                        Arc::new(Waiting { protocol, to, record, ticket, wait, again, answer }).look(scope);
+                        Arc::new(Waiting {
+                            protocol,
+                            to,
+                            record,
+                            ticket,
+                            wait,
+                            again,
+                            answer: Mutex::new(answer),
+                        })
+                        .look(scope);
                     }
                     Err(fault) => tracing::warn!(%to, %fault, "notice not sent"),
                 }
@@ -205,7 +223,8 @@ impl Waiting {
 
 impl Waiting {
     fn go_on(&self, scope: &mut Scope<'_>) {
-        self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait, self.answer.clone());
+        let answer = lock(&self.answer).take();
+        self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait, answer);
     }
 }
 

@@ -49,12 +49,17 @@ const FEW: usize = 8;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{} of {total} messages could not be sent: that to rank {} because {}", .failed.len(), .failed[0].0, .failed[0].1)]
+#[error("{} of {total} messages could not be sent{}", .failed.len(), first_of(.failed))]
 pub struct MultisendError {
     /// Whose could not, and why; at least one.
     pub failed: Vec<(Rank, SendError)>,
     /// Messages of the call.
     pub total: usize,
+}
+
+/// The first of those that failed, unless the caller has taken all of them out.
+fn first_of(failed: &[(Rank, SendError)]) -> String {
+    failed.first().map_or_else(String::new, |(rank, error)| format!(": that to rank {rank} because {error}"))
 }
 
 /// One message of the call.

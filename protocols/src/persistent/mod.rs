@@ -457,9 +457,9 @@ impl Core {
     /// Replays a section; its data may be changed after that.
     async fn replay(section: Option<&Pattern>) -> Result<(), Fault> {
         let Some(section) = section else { return Ok(()) };
-        match section.replay().local().await {
-            // What becomes of it at its targets, they say themselves.
-            Ok(_under_way) => Ok(()),
+        // Messages only, which are on their way then. Of one that could not be sent nobody else would tell.
+        match section.replay().await {
+            Ok(()) => Ok(()),
             Err(PatternError::Fault(fault)) => Err(fault),
             Err(_) => Err(Fault::Shutdown),
         }

@@ -6,8 +6,7 @@ use crate::codec::{decode, encode, encoded_schema};
 use crate::message::{Message, OwnedMessage};
 use bytes::Bytes;
 use posthaste_core::budget;
-use posthaste_core::context::Face;
-use posthaste_core::engine::{Engine, Payload, Work};
+use posthaste_core::engine::Payload;
 use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
 use posthaste_core::sync::lock;
 use posthaste_core::{ContextId, Endpoint, Fault, Handle, Messager, Rank, RegisterError, Scope};
@@ -161,10 +160,7 @@ impl Drop for Replier {
             if std::thread::panicking() { Fault::RemotePanicked(self.me.rank) } else { Fault::Shutdown };
         let (to, answer) = (self.to, self.answer.take().unwrap_or(Err(unfinished)));
         let Some(handle) = self.count.handle(self.me.context) else { return };
-        let reply = move |engine: &mut Engine| engine.scope().reply(to, answer.map(Payload::Owned));
-        if let Err(reply) = handle.enter(reply) {
-            handle.post_work(Work::Enter(Box::new(reply)));
-        }
+        handle.post_run(move |scope| scope.reply(to, answer.map(Payload::Owned)));
     }
 }
 

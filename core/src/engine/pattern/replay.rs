@@ -7,8 +7,9 @@ use super::{PatternError, ReplayStart};
 use crate::descriptor::{Descriptor, Info, MAX_INFO, Op};
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
-use crate::ids::PatternId;
+use crate::ids::{PatternId, ProtocolId};
 use crate::slot::{Outcome, Ticket, Value};
+use crate::wire;
 
 /// How far a run got.
 enum Progress {
@@ -177,7 +178,10 @@ impl Scope<'_> {
             match self.inject_run(key, run, &mut cursor, part.to_word(), info, &mut { u64::MAX }) {
                 Progress::Ended => self.state.end_part(part, None),
                 Progress::Injected => self.state.part_injected(part.to_word(), false),
-                Progress::Fault(fault) => self.state.end_part(part, Some(fault)),
+                Progress::Fault(fault) => {
+                    self.return_run_credit(index, (key, run), cursor.slot, fault);
+                    self.state.end_part(part, Some(fault));
+                }
                 Progress::Full => {
                     self.queue_jump(index, &jump(self.state.shape.endpoint(index), part, cursor));
                 }
@@ -403,7 +407,11 @@ impl Scope<'_> {
         let Some(part) = self.state.part_of(front.ticket) else { return Some(Some(Ok(Value::Unit))) };
         if self.state.run_goes_over_send(part.section, part.run) {
             let end = self.state.patterns.sections[part.section].runs[part.run].end;
-            return self.step_run(index, front, part.section, u64::from(end));
+            let done = self.step_run(index, front, part.section, u64::from(end));
+            if let Some(Some(Err(fault))) = done {
+                self.return_run_credit(index, (part.section, part.run), front.offset as u32, fault);
+            }
+            return done;
         }
         let info = self.state.info_of(part.replay);
         let mut cursor = Cursor { slot: front.offset as u32, inside: front.cookie };
@@ -416,8 +424,33 @@ impl Scope<'_> {
                 self.state.part_injected(front.ticket, false);
                 Some(None)
             }
-            Progress::Fault(fault) => Some(Some(Err(fault))),
+            Progress::Fault(fault) => {
+                self.return_run_credit(index, (section, run), cursor.slot, fault);
+                Some(Some(Err(fault)))
+            }
             Progress::Full => None,
+        }
+    }
+
+    /// A run has failed at that operation. If its peer lives, which owes nothing for what it never gets, the credit of the messages
+    /// from there on is others' again.
+    #[cold]
+    fn return_run_credit(&mut self, index: usize, (section, run): (usize, usize), from: u32, fault: Fault) {
+        let ended = fault.peer().is_some() || fault == Fault::Shutdown;
+        if ended || self.state.peer(index).fault.is_some() {
+            return;
+        }
+        let (mut at, end) = (u64::from(from), u64::from(self.state.patterns.sections[section].runs[run].end));
+        while at < end
+            && let Some((_, recorded)) = self.state.patterns.recorded(section, at)
+        {
+            if let (Op::Send, Some(number)) = (recorded.op, recorded.protocol.0.checked_sub(wire::FIRST_USER))
+            {
+                self.state.stats.messages_sent -= 1;
+                self.state.stats.bytes_sent -= recorded.len;
+                self.return_credit(index, ProtocolId(number), recorded.len);
+            }
+            at += 1 + info_slots(usize::from(recorded.info_len)) as u64;
         }
     }
 }
