@@ -1,6 +1,7 @@
 //! The injection FIFO: where descriptors wait that the device did not take at once.
 
 use crate::descriptor::{Descriptor, SLOT_BYTES};
+use crate::ids::Rank;
 use zerocopy::{IntoBytes, TryFromBytes};
 
 /// A slot: a descriptor, or up to 64 bytes of the message info of the descriptor before it.
@@ -176,6 +177,20 @@ impl InjectionFifo {
         len
     }
 
+    /// Where the last descriptor for that rank ends; `None`: there is none.
+    #[must_use]
+    pub fn end_of_last(&self, rank: Rank) -> Option<u64> {
+        let (mut position, mut end) = (self.head, None);
+        while position < self.tail {
+            let descriptor = Descriptor::try_read_from_bytes(&self.slots[self.at(position)].0).ok()?;
+            position += descriptor.slots() as u64;
+            if descriptor.rank == rank {
+                end = Some(position);
+            }
+        }
+        end
+    }
+
     /// Takes the descriptor at the head out.
     pub fn pop(&mut self) -> Option<Descriptor> {
         let front = self.front()?;
@@ -191,7 +206,6 @@ impl InjectionFifo {
 mod tests {
     use super::*;
     use crate::descriptor::{MAX_INFO, Op};
-    use crate::ids::Rank;
 
     fn send(rank: u32, info_len: usize) -> Descriptor {
         Descriptor { op: Op::Send, rank: Rank(rank), info_len: info_len as u8, ..Descriptor::default() }
@@ -215,6 +229,18 @@ mod tests {
             fifo.clear_crossed();
             assert_eq!((fifo.head(), fifo.tail()), (u64::from(lap + 1) * 8, u64::from(lap + 1) * 8));
         }
+    }
+
+    #[test]
+    fn the_last_for_a_rank_is_found_behind_others_and_their_info() {
+        let mut fifo = InjectionFifo::new(16);
+        assert_eq!(fifo.end_of_last(Rank(1)), None);
+        for (rank, info) in [(1, 80), (2, 0), (1, 10), (3, 112)] {
+            assert!(fifo.push(&send(rank, info), &vec![9; info]));
+        }
+        assert_eq!([1, 2, 3, 4].map(|rank| fifo.end_of_last(Rank(rank))), [Some(6), Some(4), Some(9), None]);
+        assert!(fifo.pop().is_some() && fifo.pop().is_some() && fifo.pop().is_some());
+        assert_eq!([1, 2, 3].map(|rank| fifo.end_of_last(Rank(rank))), [None, None, Some(9)]);
     }
 
     #[test]

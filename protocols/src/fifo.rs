@@ -278,7 +278,7 @@ impl Fifo {
         let owner = self.0.handle.clone();
         let pending = self.ask(move |scope, id| {
             let pending = |ticket| Pending::new(owner.clone(), ticket, None, None);
-            Ok::<Vec<Pending>, Fault>(scope.drain_fifos(Some(id))?.into_iter().map(pending).collect())
+            Ok::<Vec<Pending>, Fault>(scope.drain_fifos(Some(id), None)?.into_iter().map(pending).collect())
         });
         let pending = pending.await?;
         Ok(self.wait(pending).await?)

@@ -32,7 +32,7 @@ use posthaste_core::{ContextId, Endpoint, Fault, Handle, Rank, SendError};
 /// # }
 /// ```
 pub async fn flush<F: Face>(face: &F, rank: Rank) -> Result<(), SendError> {
-    settle(face).await?;
+    settle(face, Some(rank)).await?;
     let shared = face.shared();
     let (own, contexts) = (shared.me().context, shared.contexts());
     if contexts == 1 {
@@ -51,12 +51,12 @@ fn worst(ended: Vec<Result<(), SendError>>) -> Result<(), SendError> {
 }
 
 /// Awaits that what does not wait in the order of the context has left its place: what is in FIFOs of their own, and replays
-/// that need credit.
-async fn settle<F: Face>(face: &F) -> Result<(), SendError> {
+/// that need credit. `towards`: of one rank only, though in a FIFO that waits for what others have in front of it.
+async fn settle<F: Face>(face: &F, towards: Option<Rank>) -> Result<(), SendError> {
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
-        let mut tickets = scope.drain_fifos(None)?;
-        tickets.extend(scope.settle_replays()?);
+        let mut tickets = scope.drain_fifos(None, towards)?;
+        tickets.extend(scope.settle_replays(towards)?);
         let pending = |ticket| Pending::new(handle.clone(), ticket, None, None);
         Ok::<Vec<Pending>, SendError>(tickets.into_iter().map(pending).collect())
     };
@@ -122,7 +122,7 @@ pub async fn fence<F: Face>(face: &F) -> Result<(), SendError> {
     if face.shared().is_closed() {
         return Err(Fault::Shutdown.into());
     }
-    settle(face).await?;
+    settle(face, None).await?;
     let list = |scope: &mut posthaste_core::Scope<'_>| scope.unflushed();
     let targets = match face.enter(|engine| list(&mut engine.scope())) {
         Ok(targets) => targets,

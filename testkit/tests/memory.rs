@@ -338,6 +338,37 @@ fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
 }
 
 #[test]
+fn who_waits_for_replays_towards_one_rank_waits_for_no_other() {
+    seeds("settled", EngineConfig { credits: 1, ..EngineConfig::default() }, |mut world| {
+        let ids = [ZERO, ONE].map(|rank| {
+            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
+            world.register(rank, probe.flow(Flow::Credited))
+        });
+        let memory = world.memory(8);
+        let send = memory.recorded_send(ONE, ids[0], 0, 8);
+        let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
+        let id = id.expect("there is room for it");
+        world.pause(ONE);
+        let replays: Vec<_> = (0..3)
+            .filter_map(|_| match world.enter(at(ZERO), |scope| scope.replay(id)) {
+                Ok(ReplayStart::Queued { ticket, .. }) => Some(ticket),
+                Ok(ReplayStart::Done) => None,
+                Err(error) => panic!("{error:?}"),
+            })
+            .collect();
+        let settled = [None, Some(ZERO), Some(ONE)]
+            .map(|rank| world.enter(at(ZERO), |scope| scope.settle_replays(rank)).expect("it goes on"));
+        assert_eq!(settled.map(|ticket| ticket.is_some()), [true, false, true]);
+        world.resume(ONE);
+        for ticket in replays.into_iter().chain(settled.into_iter().flatten()) {
+            assert!(world.outcome(at(ZERO), ticket).is_ok());
+        }
+        let still = world.enter(at(ZERO), |scope| scope.settle_replays(None));
+        assert!(matches!(still, Ok(None)), "{still:?}");
+    });
+}
+
+#[test]
 fn a_replay_that_has_no_memory_gives_its_credit_back() {
     seeds("credit of a replay", EngineConfig { credits: 2, ..EngineConfig::default() }, |mut world| {
         let log = Log::default();

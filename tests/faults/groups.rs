@@ -5,6 +5,7 @@ use crate::support::{Random, Transport, barrier_before_death, options, run, soon
 use posthaste::collective::{Execution, Executor, PhaseByPhase, Program, Step, Turn};
 use posthaste::{Collective, CollectiveError, Fault, Group, Rank, Reduce};
 use std::sync::Arc;
+use std::time::Duration;
 
 async fn one(group: &Group, random: &mut Random) -> Result<(), CollectiveError> {
     let mine = vec![1u64; [1, 700, 30_000][random.below(3) as usize]];
@@ -316,6 +317,34 @@ fn fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members(
         let mut sum = job.persistent().all_reduce::<u64>(&world, 1, &bad).await.unwrap();
         let ended = soon("the reduction", sum.run(&mut [1])).await;
         assert!(matches!(ended, Err(PersistentError::Fault(Fault::RemotePanicked(_)))), "{ended:?}");
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_persistent_collective_that_one_gives_up_amid_ends_on_all_members() {
+    use posthaste::persistent::PersistentError;
+    run(3, options(), async |job| {
+        let world = job.world();
+        let mut sum = job.persistent().all_reduce::<u64>(&world, 1, &Reduce::sum()).await.unwrap();
+        let mut all = job.persistent().all_to_all::<u64>(&world, 1).await.unwrap();
+        let mut one = [1];
+        soon("the sum", sum.run(&mut one)).await.unwrap();
+        assert_eq!(one, [3]);
+        job.barrier().await.unwrap();
+        let left = Err(PersistentError::Fault(Fault::GroupLeft(Rank(1))));
+        if job.rank() == Rank(1) {
+            let (short, mut taken) = (Duration::from_millis(50), [0; 3]);
+            // Nobody else takes part yet.
+            assert!(tokio::time::timeout(short, sum.run(&mut [5])).await.is_err());
+            assert!(tokio::time::timeout(short, all.run(&[1, 2, 3], &mut taken)).await.is_err());
+            assert_eq!(sum.run(&mut [7]).await, left);
+            job.barrier().await.unwrap();
+        } else {
+            job.barrier().await.unwrap();
+            assert_eq!(soon("the sum", sum.run(&mut [5])).await, left);
+            assert_eq!(soon("all to all", all.run(&[1, 2, 3], &mut [0; 3])).await, left);
+        }
         job.barrier().await.unwrap();
     });
 }

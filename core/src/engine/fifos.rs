@@ -14,7 +14,7 @@ use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceK
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
-use crate::ids::ProtocolId;
+use crate::ids::{ProtocolId, Rank};
 use crate::row::Row;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
@@ -322,24 +322,44 @@ impl Scope<'_> {
         Ok(Ok(Some(ticket)))
     }
 
-    /// Tickets that end when all is out that is now in that FIFO, or in each of all FIFOs; none for those that are empty.
+    /// Tickets that end when all is out that is now in that FIFO, or in each of all FIFOs, or all of that for one rank; none for
+    /// those that have nothing of the kind.
     ///
     /// # Errors
     /// If all completion slots are in use, or the context is closed.
-    pub fn drain_fifos(&mut self, which: Option<FifoId>) -> Result<Vec<Ticket>, Fault> {
+    pub fn drain_fifos(
+        &mut self,
+        which: Option<FifoId>,
+        towards: Option<Rank>,
+    ) -> Result<Vec<Ticket>, Fault> {
+        if self.state.closed && which.is_some() {
+            // What was in it has gone nowhere.
+            return Err(Fault::Shutdown);
+        }
         let meant = |key: usize, extra: &Extra| match which {
             Some(id) => id.key as usize == key && id.generation == extra.generation,
             None => true,
         };
         let all = self.state.fifos.all.iter();
-        let waiting = all.filter(|&(key, extra)| meant(key, extra) && !extra.fifo.is_empty());
-        let keys: Vec<usize> = waiting.map(|(key, _)| key).collect();
+        let until = |extra: &Extra| match towards {
+            Some(rank) => extra.fifo.end_of_last(rank),
+            None => Some(extra.fifo.tail()).filter(|_| !extra.fifo.is_empty()),
+        };
+        let waiting = all.filter(|&(key, extra)| meant(key, extra));
+        let waiting: Vec<_> = waiting.filter_map(|(key, extra)| Some((key, until(extra)?))).collect();
         let mut tickets = Vec::new();
-        for key in keys {
+        for (key, until) in waiting {
             let ticket = self.operation(None)?;
             let State { fifos, completer, .. } = &mut *self.state;
-            let extra = &mut fifos.all[key];
-            extra.drains.push_back((extra.fifo.tail(), ticket), completer);
+            let drains = &mut fifos.all[key].drains;
+            drains.push_back((until, ticket), completer);
+            // The one that ends first is in front.
+            for at in (1..drains.len()).rev() {
+                if drains[at - 1].0 <= drains[at].0 {
+                    break;
+                }
+                drains.swap(at - 1, at);
+            }
             tickets.push(ticket);
         }
         Ok(tickets)

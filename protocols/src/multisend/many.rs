@@ -114,6 +114,8 @@ struct Posted {
     missing: usize,
     /// What was longer than its part, in case the receive is taken back.
     cut: Vec<(usize, Vec<u8>)>,
+    /// Parts that came from earlier incarnations, which are for no other receive.
+    past: Vec<usize>,
     waker: Option<Waker>,
 }
 
@@ -130,11 +132,20 @@ impl Posted {
         if self.missing == 0 { self.waker.take() } else { None }
     }
 
+    /// A source was started again: what has come of it so far is of an earlier incarnation.
+    fn outlive(&mut self, source: Rank) {
+        let came = |(number, part): (usize, &Part)| (part.source == source).then_some(number);
+        self.past
+            .extend(self.parts.iter().enumerate().filter_map(came).filter(|at| self.outcomes[*at].is_some()));
+    }
+
     /// The messages that have come, and their sources.
     fn into_messages(mut self) -> Vec<(Rank, Vec<u8>)> {
         let mut messages = Vec::new();
         for (number, (part, outcome)) in self.parts.iter().zip(&self.outcomes).enumerate() {
-            if let Some(Ok(len)) = outcome {
+            if let Some(Ok(len)) = outcome
+                && !self.past.contains(&number)
+            {
                 let cut = self.cut.iter_mut().find(|(cut, _)| *cut == number);
                 let whole = cut.map(|(_, whole)| std::mem::take(whole));
                 let bytes = whole.unwrap_or_else(|| self.buffer[part.offset..part.offset + len].to_vec());
@@ -314,6 +325,7 @@ impl Protocol for Registered {
         gone(&self.state, rank, Fault::PeerLost(rank));
         let mut state = lock(&self.state);
         state.down.remove(&rank);
+        state.receives.values_mut().for_each(|receive| receive.outlive(rank));
         state.lines.retain(|_, line| {
             line.waiting.retain(|waiting| waiting.source != rank);
             !line.waiting.is_empty() || !line.posted.is_empty()
@@ -423,6 +435,7 @@ impl ManyToMany {
                 buffer,
                 missing: parts.len(),
                 cut: Vec::new(),
+                past: Vec::new(),
                 waker: None,
             };
             state.receives.insert(key, receive);
@@ -572,5 +585,40 @@ impl Drop for ReceiveMany {
     fn drop(&mut self) {
         let wakers = lock(&self.many.state).take_back(self.connection, self.key);
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_receive_gives_back_is_of_incarnations_that_are_there() {
+        for comes_again in [false, true] {
+            let mut state = State::default();
+            let part = |source, offset| Part { source: Rank(source), offset, len: 4 };
+            let receive = Posted {
+                parts: vec![part(1, 0), part(2, 4), part(3, 8)],
+                outcomes: vec![None; 3],
+                buffer: vec![0; 12],
+                missing: 3,
+                cut: Vec::new(),
+                past: Vec::new(),
+                waker: None,
+            };
+            state.receives.insert(9, receive);
+            state.lines.entry(5).or_default().posted.push_back(9);
+            for (source, bytes) in [(1, b"word"), (2, b"text")] {
+                assert!(state.deliver(5, Rank(source), Source::Private(bytes)).is_some());
+            }
+            if comes_again {
+                state.receives.values_mut().for_each(|receive| receive.outlive(Rank(1)));
+            }
+            assert!(state.take_back(5, 9).is_empty());
+            let waiting = state.lines.remove(&5).map(|line| line.waiting).unwrap_or_default();
+            let mut sources: Vec<u32> = waiting.iter().map(|waiting| waiting.source.0).collect();
+            sources.sort_unstable();
+            assert_eq!(sources, if comes_again { vec![2] } else { vec![1, 2] });
+        }
     }
 }

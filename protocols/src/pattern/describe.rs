@@ -36,12 +36,9 @@ impl Pattern {
             let recorded = scope.recorded(id).to_vec();
             let name = |descriptor: &Descriptor| scope.protocol_name(local(descriptor));
             let names: Vec<Option<String>> = recorded.iter().map(name).collect();
-            (recorded, names)
+            if recorded.is_empty() { Err(scope.why_unusable(id)) } else { Ok((recorded, names)) }
         });
-        let (recorded, names) = std::future::poll_fn(|cx| posted.poll(cx)).await;
-        if recorded.is_empty() {
-            return Err(PatternError::NoSuchPattern(id));
-        }
+        let (recorded, names) = std::future::poll_fn(|cx| posted.poll(cx)).await?;
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = self.write(&mut text, &recorded, &names);

@@ -17,6 +17,8 @@ mod call;
 pub use call::{PersistentCall, PersistentKind};
 
 use crate::collective::{CollectiveError, Datum, Reduce};
+use crate::detach::Detaching;
+use crate::exchange::AGAIN;
 use crate::group::Group;
 use crate::handler::ActiveMessage;
 use crate::pattern::{Pattern, record_apart};
@@ -26,8 +28,9 @@ use call::{agree, bytes_of};
 use posthaste_core::context::poll_until;
 use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
-use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
+use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError, SendError};
 use std::collections::HashMap;
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
@@ -413,6 +416,8 @@ struct Core {
     others: Box<[Rank]>,
     turn: u64,
     broken: Option<Fault>,
+    /// A use has begun, and has not ended.
+    amid: bool,
 }
 
 impl Drop for Core {
@@ -426,7 +431,19 @@ impl Core {
     fn new(persistent: &Persistent, key: Key, data: Region, tree: Tree) -> Core {
         tracing::debug!(me = %persistent.handle.me(), ?key, "persistent collective made");
         let (persistent, others) = (persistent.clone(), Box::default());
-        Core { persistent, key, up: None, down: None, taken: None, data, tree, others, turn: 0, broken: None }
+        Core {
+            persistent,
+            key,
+            up: None,
+            down: None,
+            taken: None,
+            data,
+            tree,
+            others,
+            turn: 0,
+            broken: None,
+            amid: false,
+        }
     }
 
     /// Waits until a neighbour's messages are so many, and takes what is asked for.
@@ -528,23 +545,71 @@ impl Core {
 
     fn next_turn(&mut self) -> Result<u64, Fault> {
         self.turn += 1;
+        self.amid = self.broken.is_none();
         self.broken.map_or(Ok(self.turn), Err)
     }
 
     /// It ends here: the neighbours learn of it, and theirs from them.
     async fn ended(&mut self, outcome: Result<(), Fault>) -> Result<(), PersistentError> {
+        self.amid = false;
         let Err(fault) = outcome else { return Ok(()) };
-        if self.broken.replace(fault).is_none() {
-            if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
-                inbox.broken.get_or_insert(fault);
-            }
-            let info = info_of(self.key, Kind::Broken, 0);
-            for neighbour in self.tree.neighbours().chain(self.others.iter().copied()) {
-                // Who is gone needs not be told.
-                let _gone = self.persistent.message.send(neighbour, cause_of(fault)).info(&info).await;
-            }
+        if let Some(news) = self.end(fault) {
+            // They hear of it also if nobody waits for that here.
+            Detaching::new(news).await;
         }
         Err(fault.into())
+    }
+
+    /// Nothing of it ends well any more; whoever has to be told is so by the future, if there is anybody.
+    fn end(&mut self, fault: Fault) -> Option<impl Future<Output = ()> + Send + use<>> {
+        if self.broken.replace(fault).is_some() {
+            return None;
+        }
+        if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
+            inbox.broken.get_or_insert(fault);
+        }
+        let info = info_of(self.key, Kind::Broken, 0);
+        let message = self.persistent.message.clone();
+        let neighbours: Vec<Rank> = self.tree.neighbours().chain(self.others.iter().copied()).collect();
+        Some(async move {
+            let told = neighbours.into_iter().map(|neighbour| tell(&message, neighbour, &info, fault));
+            futures::future::join_all(told).await;
+        })
+    }
+
+    /// A use was given up amid: the others would wait for this rank, or take what it sends next for what it has not sent.
+    fn give_up(&mut self) {
+        self.amid = false;
+        let left = Fault::GroupLeft(self.persistent.handle.me().rank);
+        if let Some(news) = self.end(left) {
+            match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn(news)),
+                Err(error) => {
+                    tracing::warn!(%error, "a persistent collective was given up outside of a runtime: the others wait");
+                }
+            }
+        }
+    }
+}
+
+/// Tells a neighbour that a collective has ended. Who is gone needs not be told.
+async fn tell(message: &ActiveMessage, neighbour: Rank, info: &[u8], fault: Fault) {
+    while let Err(SendError::Fault(Fault::OutOfMemory(what))) =
+        message.send(neighbour, cause_of(fault)).info(info).await
+    {
+        tracing::debug!(%neighbour, what, "the end of a persistent collective is told later");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// One use of a collective: it ends for all if it is dropped before its end.
+struct Use<'c>(&'c mut Core);
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        if self.0.amid {
+            self.0.give_up();
+        }
     }
 }
 
@@ -568,17 +633,18 @@ impl<T: Datum> PersistentAllReduce<T> {
     /// Contributes these values, and replaces them by the result, which is the same on all members.
     ///
     /// # Errors
-    /// If they are not as many as it was made for; then nothing was done. If a rank is lost or has left: it ends on all
-    /// members, and so do all later uses.
+    /// If they are not as many as it was made for; then nothing was done. If a rank is lost or has left, has no memory, or its
+    /// reduction panics: it ends on all members, and so do all later uses.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the others wait for this rank's part.
+    /// Not cancel safe: dropped amid, it ends on all members with [`Fault::GroupLeft`] of this one.
     pub async fn run(&mut self, values: &mut [T]) -> Result<(), PersistentError> {
         check("the contribution", values.len(), self.len)?;
         let combiner = self.operation.combiner();
         let mut own = values.as_bytes().to_vec();
-        let outcome = self.core.reduce(&mut own, |target, other| combiner.run(target, other, false)).await;
-        self.core.ended(outcome).await?;
+        let amid = Use(&mut self.core);
+        let outcome = amid.0.reduce(&mut own, |target, other| combiner.run(target, other, false)).await;
+        amid.0.ended(outcome).await?;
         fill(values, &own);
         Ok(())
     }
@@ -599,12 +665,13 @@ impl<T: Datum> PersistentBroadcast<T> {
     /// As for [`PersistentAllReduce::run`].
     ///
     /// # Cancel safety
-    /// Not cancel safe: the others wait for this rank's part.
+    /// Not cancel safe, as [`PersistentAllReduce::run`].
     pub async fn run(&mut self, values: &mut [T]) -> Result<(), PersistentError> {
         check("the broadcast", values.len(), self.len)?;
         let mut own = values.as_bytes().to_vec();
-        let outcome = self.core.broadcast(&mut own).await;
-        self.core.ended(outcome).await?;
+        let amid = Use(&mut self.core);
+        let outcome = amid.0.broadcast(&mut own).await;
+        amid.0.ended(outcome).await?;
         fill(values, &own);
         Ok(())
     }
@@ -625,23 +692,24 @@ impl<T: Datum> PersistentAllToAll<T> {
     /// Gives each member its part of `give`, by rank in the group, and takes the parts of all into `take`.
     ///
     /// # Errors
-    /// As for [`PersistentAllReduce::run`].
+    /// As for [`PersistentAllReduce::run`]. Parts of `take` may have been written by then.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the others wait for this rank's parts.
+    /// Not cancel safe, as [`PersistentAllReduce::run`].
     pub async fn run(&mut self, give: &[T], take: &mut [T]) -> Result<(), PersistentError> {
         let (len, me) = (self.len, self.me);
         check("what is given", give.len(), len * self.members.len())?;
         check("what is taken", take.len(), len * self.members.len())?;
         let places: HashMap<Rank, usize> = self.members.iter().copied().zip(0..).collect();
         take[me * len..][..len].copy_from_slice(&give[me * len..][..len]);
-        let outcome = self.core.exchange(give.as_bytes(), |rank, part| {
+        let amid = Use(&mut self.core);
+        let outcome = amid.0.exchange(give.as_bytes(), |rank, part| {
             if let Some(place) = places.get(&rank) {
                 fill(&mut take[place * len..][..len], part);
             }
         });
         let outcome = outcome.await;
-        self.core.ended(outcome).await
+        amid.0.ended(outcome).await
     }
 }
 
@@ -666,10 +734,11 @@ impl PersistentBarrier {
     /// As for [`PersistentAllReduce::run`].
     ///
     /// # Cancel safety
-    /// Not cancel safe: the others wait for this rank.
+    /// Not cancel safe, as [`PersistentAllReduce::run`].
     pub async fn run(&mut self) -> Result<(), PersistentError> {
-        let outcome = self.core.reduce(&mut [], |_, _| {}).await;
-        self.core.ended(outcome).await
+        let amid = Use(&mut self.core);
+        let outcome = amid.0.reduce(&mut [], |_, _| {}).await;
+        amid.0.ended(outcome).await
     }
 }
 

@@ -107,7 +107,7 @@ pub fn fifos_keep_their_own_order_and_mix_with_all_others<H: Harness>(harness: H
         }
         outbox.is_done() && queues.iter().all(VecDeque::is_empty) && replays == 5
     });
-    let drains = world.enter(at(Rank(0)), |scope| scope.drain_fifos(None)).expect("it goes on");
+    let drains = world.enter(at(Rank(0)), |scope| scope.drain_fifos(None, None)).expect("it goes on");
     for ticket in tickets.into_iter().chain(drains) {
         assert!(world.outcome(at(Rank(0)), ticket).is_ok());
     }
@@ -186,6 +186,32 @@ pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
         let fault = SendError::Fault(Fault::PeerLost(Rank(1)));
         assert!(matches!(refused, Ok(Err((error, _))) if error == fault));
     });
+}
+
+/// Who waits for what is in FIFOs for one rank waits for nothing that is there for others alone.
+pub fn who_waits_for_one_rank_waits_for_no_other<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocol = world.record("message", &log);
+    let fifo =
+        world.enter(at(Rank(0)), |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
+    world.enter(at(Rank(0)), |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+    let message = |number: usize, to| Message::filled(at(Rank(0)), at(Rank(to)), protocol, number, 3, 10);
+    let drains = |world: &World<H>| {
+        let towards = |rank| world.enter(at(Rank(0)), |scope| scope.drain_fifos(None, rank));
+        [None, Some(Rank(1)), Some(Rank(2))].map(|rank| towards(rank).expect("it goes on"))
+    };
+    let mut tickets = fill(&world, fifo, &mut VecDeque::from([message(0, 2)]));
+    let first = drains(&world);
+    assert_eq!([1, 0, 1], [first[0].len(), first[1].len(), first[2].len()]);
+    tickets.extend(fill(&world, fifo, &mut VecDeque::from([message(1, 1)])));
+    let second = drains(&world);
+    assert_eq!([1, 1, 1], [second[0].len(), second[1].len(), second[2].len()]);
+    world.enter(at(Rank(0)), |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+    for ticket in tickets.into_iter().chain(first.into_iter().chain(second).flatten()) {
+        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+    }
+    world.until("both arrive", |_| log.len() == 2);
 }
 
 /// What finds no room is no progress: nobody goes on looking for that alone, whoever waits.

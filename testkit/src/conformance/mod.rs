@@ -187,6 +187,7 @@ macro_rules! conformance_suite {
             fifos::what_waits_in_a_fifo_for_a_lost_peer_ends,
             fifos::who_never_waits_is_told_that_a_fifo_has_no_room,
             fifos::a_long_message_goes_on_though_its_fifo_is_disabled,
+            fifos::who_waits_for_one_rank_waits_for_no_other,
             fifos::a_flush_is_not_ahead_of_what_leaves_a_fifo,
             fifos::a_fifo_whose_target_has_no_room_lets_its_context_sleep,
             controls::controls_arrive_once_and_in_order,

@@ -4,6 +4,7 @@
 use super::super::{FifoId, Scope, State};
 use crate::descriptor::Info;
 use crate::error::Fault;
+use crate::ids::Rank;
 use crate::slot::{Outcome, Ticket, Value};
 use slab::Slab;
 
@@ -45,6 +46,16 @@ struct Part {
     waits: bool,
 }
 
+/// Who waits until nothing waits any more outside of its target's FIFO.
+#[derive(Debug)]
+struct Settling {
+    ticket: Ticket,
+    /// Of the replays up to that one.
+    until: u32,
+    /// Towards one rank only.
+    towards: Option<Rank>,
+}
+
 /// All replays that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Replays {
@@ -53,7 +64,7 @@ pub(crate) struct Replays {
     /// Counts parts and replays; later ones have higher numbers until it wraps.
     generation: u32,
     /// Tickets that end when no part waits that is older than this.
-    settling: Vec<(Ticket, u32)>,
+    settling: Vec<Settling>,
 }
 
 impl Replays {
@@ -259,15 +270,24 @@ impl State {
         if waits || self.replaying.settling.is_empty() {
             return;
         }
-        let Replays { parts, settling, .. } = &mut self.replaying;
-        settling.retain(|&(settled, until)| {
-            let older = |part: &Part| part.waits && until.wrapping_sub(part.generation) < 1 << 31;
-            if parts.iter().any(|(_, part)| older(part)) {
-                return true;
+        for settling in std::mem::take(&mut self.replaying.settling) {
+            if self.replaying.parts.iter().any(|(_, part)| self.is_waited_for(part, &settling)) {
+                self.replaying.settling.push(settling);
+            } else {
+                self.completer.complete(settling.ticket, Ok(Value::Unit));
             }
-            self.completer.complete(settled, Ok(Value::Unit));
-            false
-        });
+        }
+    }
+
+    fn is_waited_for(&self, part: &Part, settling: &Settling) -> bool {
+        let older = settling.until.wrapping_sub(part.generation) < 1 << 31;
+        part.waits && older && settling.towards.is_none_or(|rank| self.rank_of(part) == Some(rank))
+    }
+
+    fn rank_of(&self, part: &Part) -> Option<Rank> {
+        let section = self.replaying.replays.get(part.replay)?.section;
+        let run = self.patterns.sections.get(section)?.runs.get(part.run)?;
+        Some(self.shape.endpoint(run.index).rank)
     }
 }
 
@@ -290,18 +310,20 @@ impl Scope<'_> {
         Ok(Some(ticket))
     }
 
-    /// A ticket that ends when no replay that was begun before this waits outside of its targets' FIFOs any more; `None`
-    /// if none does. What is in a FIFO is reached by a [`flush`](Scope::flush).
+    /// A ticket that ends when nothing of a replay that was begun before this, towards that rank or any, waits outside of its
+    /// targets' FIFOs any more; `None` if nothing does. What is in a FIFO is reached by a [`flush`](Scope::flush).
     ///
     /// # Errors
     /// If all completion slots are in use, or the context is closed.
-    pub fn settle_replays(&mut self) -> Result<Option<Ticket>, Fault> {
-        if !self.state.replaying.parts.iter().any(|(_, part)| part.waits) {
+    pub fn settle_replays(&mut self, towards: Option<Rank>) -> Result<Option<Ticket>, Fault> {
+        let waits =
+            |part: &Part| part.waits && towards.is_none_or(|rank| self.state.rank_of(part) == Some(rank));
+        if !self.state.replaying.parts.iter().any(|(_, part)| waits(part)) {
             return Ok(None);
         }
         let ticket = self.operation(None)?;
         let until = self.state.replaying.generation;
-        self.state.replaying.settling.push((ticket, until));
+        self.state.replaying.settling.push(Settling { ticket, until, towards });
         Ok(Some(ticket))
     }
 }

@@ -186,6 +186,12 @@ impl Scope<'_> {
         }
     }
 
+    /// Why a pattern is not there to be read, or replayed.
+    #[must_use]
+    pub fn why_unusable(&self, id: PatternId) -> PatternError {
+        if self.state.closed { Fault::Shutdown.into() } else { self.state.patterns.unusable(id) }
+    }
+
     /// The name of a registered protocol.
     #[must_use]
     pub fn protocol_name(&self, id: ProtocolId) -> Option<String> {
