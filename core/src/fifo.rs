@@ -100,8 +100,9 @@ impl InjectionFifo {
 
     /// Sets how many free slots count as "room again".
     pub fn set_threshold(&mut self, free_slots: usize) {
+        let before = self.threshold;
         self.threshold = free_slots.min(self.capacity());
-        self.below |= self.free() < self.threshold;
+        self.below = self.free() < self.threshold || (self.below && self.threshold >= before);
     }
 
     /// Whether the free space has grown past the threshold since the last [`clear_crossed`](Self::clear_crossed).

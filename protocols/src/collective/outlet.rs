@@ -101,6 +101,11 @@ impl Way<'_, '_> {
         self.record_of(to, record, (handled != u32::MAX).then_some(Rank(handled)));
     }
 
+    /// The same of what follows from no single record of a peer's: a group tells of its break a few times at most.
+    pub fn own_record(&mut self, to: Rank, record: &Bytes) {
+        self.record_of(to, record, None);
+    }
+
     fn record_of(&mut self, to: Rank, record: &Bytes, cause: Option<Rank>) {
         loop {
             let peer = &mut self.peers[to.index()];

@@ -104,7 +104,7 @@ impl Hub {
         let record = Record::Broken { id: group.membership.id, first, cause }.encode();
         let mut way = Way { hub: self, scope, peers };
         for place in places {
-            way.record(group.membership.members[place], &record);
+            way.own_record(group.membership.members[place], &record);
         }
     }
 

@@ -223,15 +223,19 @@ impl Board {
     /// No operation from `first` on can end well.
     pub fn break_from(&mut self, first: u64, unentered: u64, cause: Fault, effects: &mut Effects) {
         let (old, cause) = self.broken.unwrap_or((u64::MAX, cause));
-        let first = first.min(old);
         // This rank enters nothing new from there on.
-        let unentered = unentered.min(first.max(self.next)).min(self.unentered);
-        if (first, unentered) == (old, self.unentered) || (old == 0 && self.lowered.is_spent()) {
+        let unentered_from = |first: u64| unentered.min(first.max(self.next)).min(self.unentered);
+        let lowest = first.min(old);
+        if (lowest, unentered_from(lowest)) == (old, self.unentered) {
             return;
         }
-        let first = self.lowered.to(first);
+        let is_told = !self.lowered.is_spent();
+        let first = self.lowered.to(lowest);
+        let unentered = unentered_from(first);
         (self.broken, self.unentered) = (Some((first, cause)), unentered);
-        effects.relay = self.neighbours();
+        if is_told {
+            effects.relay = self.neighbours();
+        }
         self.wake_all(effects);
         self.settle_all(effects);
     }

@@ -161,7 +161,7 @@ impl<'p, F: Face> Replay<'p, F> {
     /// the future of the later stage. Memory that gets fill is here only at the later one.
     ///
     /// # Errors
-    /// If the pattern cannot be replayed.
+    /// If the pattern cannot be replayed, or something of it could not be sent.
     ///
     /// # Cancel safety
     /// As for the replay itself.

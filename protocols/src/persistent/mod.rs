@@ -474,9 +474,9 @@ impl Core {
     /// Replays a section; its data may be changed after that.
     async fn replay(section: Option<&Pattern>) -> Result<(), Fault> {
         let Some(section) = section else { return Ok(()) };
-        // Messages only, which are on their way then. Of one that could not be sent nobody else would tell.
-        match section.replay().await {
-            Ok(()) => Ok(()),
+        match section.replay().local().await {
+            // What becomes of it at its targets, they say themselves.
+            Ok(_under_way) => Ok(()),
             Err(PatternError::Fault(fault)) => Err(fault),
             Err(_) => Err(Fault::Shutdown),
         }
@@ -514,7 +514,11 @@ impl Core {
         let turn = self.next_turn()?;
         if let Some((parent, _)) = self.tree.parent {
             self.result(parent, turn, own).await?;
-            Self::replay(self.taken.as_ref()).await?;
+            match Self::replay(self.taken.as_ref()).await {
+                // It had its last use behind it, and nobody to wait for.
+                Err(Fault::PeerClosed(_)) => {}
+                taken => taken?,
+            }
         }
         for (child, rank) in self.tree.children.iter().enumerate() {
             self.wait(*rank, |inbox| (inbox.taken[child] + 1 >= turn).then_some(())).await?;

@@ -203,13 +203,17 @@ impl State {
             && !replaying.starting
             && let Some(local) = replaying.local.take()
         {
-            self.completer.complete(local, Ok(Value::Unit));
+            self.completer.complete(local, replaying.fault.map_or(Ok(Value::Unit), Err));
         }
     }
 
     pub(super) fn end_part(&mut self, ticket: Ticket, fault: Option<Fault>) {
         let Some((key, part)) = self.replaying.part(ticket) else { return };
         let (replay, run, waits) = (part.replay, part.run, part.waits);
+        if let Some(fault) = fault {
+            // Whoever waits for the earlier stage is told, too.
+            self.replaying.replays[replay].fault.get_or_insert(fault);
+        }
         self.part_read(key);
         if waits {
             self.part_waits(ticket, false);
@@ -219,9 +223,6 @@ impl State {
         let recorded = &self.patterns.sections[replaying.section].runs[run];
         replaying.messages -= recorded.messages;
         replaying.bytes -= recorded.bytes;
-        if let Some(fault) = fault {
-            replaying.fault.get_or_insert(fault);
-        }
         if replaying.messages > 0 || replaying.starting {
             return;
         }
@@ -292,7 +293,8 @@ impl State {
 }
 
 impl Scope<'_> {
-    /// A ticket that ends when the payloads of a replay have been read; `None` if they have.
+    /// A ticket that ends when the payloads of a replay have been read, or with what some of them could not be for; `None` if they
+    /// have.
     ///
     /// # Errors
     /// If all completion slots are in use, or the context is closed.

@@ -436,8 +436,7 @@ impl Scope<'_> {
     /// from there on is others' again.
     #[cold]
     fn return_run_credit(&mut self, index: usize, (section, run): (usize, usize), from: u32, fault: Fault) {
-        let ended = fault.peer().is_some() || fault == Fault::Shutdown;
-        if ended || self.state.peer(index).fault.is_some() {
+        if fault == Fault::Shutdown || self.state.peer(index).fault.is_some() {
             return;
         }
         let (mut at, end) = (u64::from(from), u64::from(self.state.patterns.sections[section].runs[run].end));
