@@ -1,10 +1,14 @@
 //! What the unit tests here stand on: a client without others, and a waker that counts.
 
+use bytes::Bytes;
+use posthaste_core::context::Face;
+use posthaste_core::device::Body;
 use posthaste_core::engine::EngineConfig;
 use posthaste_core::inprocess::InProcessFabric;
 use posthaste_core::messager::ClientParts;
+use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Rank};
+use posthaste_core::{Client, ClientId, Endpoint, Fault, JobShape, LinuxSysdep, Messager, ProtocolId, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
@@ -38,4 +42,22 @@ pub(crate) fn first_of(ranks: u32, contexts: u16) -> Client {
         driver_thread: false,
     });
     client.expect("the ports are made")
+}
+
+/// Has a protocol hear some bytes at a context, as if that endpoint had sent them; what the client thinks of the sender then.
+pub(crate) fn hears(
+    client: &Client,
+    at: usize,
+    source: Endpoint,
+    protocol: &dyn Protocol,
+    bytes: &Bytes,
+) -> Option<Fault> {
+    let heard = client.contexts()[at].enter(|engine| {
+        let mut scope = engine.scope();
+        let (body, id) = (Body::Owned(bytes), ProtocolId(16));
+        let message = Incoming { source, info: &[], body, protocol: id, life: 0, cookie: 0 };
+        protocol.on_message(&mut scope, message);
+        scope.fault_of(source.rank)
+    });
+    heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
 }

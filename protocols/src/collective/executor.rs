@@ -605,10 +605,8 @@ mod tests {
     use super::super::records::MOST_RECORDS;
     use super::super::wire::Origin;
     use super::*;
-    use crate::fixture::first_of;
-    use posthaste_core::context::Face;
-    use posthaste_core::device::Body;
-    use posthaste_core::{ContextId, ProtocolId};
+    use crate::fixture::{first_of, hears};
+    use posthaste_core::ContextId;
 
     #[test]
     fn what_is_said_to_another_context_than_the_first_is_no_members() {
@@ -617,15 +615,7 @@ mod tests {
         let record = Record::Want { group: 0, operations: 0 }.encode();
         let said = |at: usize, from: u16| {
             let source = Endpoint::new(Rank(1), ContextId(from));
-            let heard = client.contexts()[at].enter(|engine| {
-                let mut scope = engine.scope();
-                let body = Body::Owned(&record);
-                let protocol = ProtocolId(16);
-                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
-                Registered(hub.clone()).on_message(&mut scope, message);
-                scope.fault_of(Rank(1))
-            });
-            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+            hears(&client, at, source, &Registered(hub.clone()), &record)
         };
         assert_eq!(said(0, 0), None);
         assert_eq!(said(1, 0), Some(Fault::PeerCorrupt(Rank(1))));
@@ -640,15 +630,8 @@ mod tests {
             let id = (1 << 32) | u64::from(number);
             let members = vec![Rank(0), Rank(1)];
             let record = Record::Introduce { group: 1, id, origin: Origin::OnTheFly, members }.encode();
-            let heard = client.contexts()[0].enter(|engine| {
-                let mut scope = engine.scope();
-                let (body, protocol) = (Body::Owned(&record), ProtocolId(16));
-                let source = Endpoint::new(Rank(1), ContextId(0));
-                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
-                Registered(hub.clone()).on_message(&mut scope, message);
-                scope.fault_of(Rank(1))
-            });
-            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+            let source = Endpoint::new(Rank(1), ContextId(0));
+            hears(&client, 0, source, &Registered(hub.clone()), &record)
         };
         let mut refused = 1;
         let fault = loop {

@@ -426,10 +426,8 @@ mod tests {
     use super::super::Registered;
     use super::super::board::Board;
     use super::*;
-    use posthaste_core::context::Face;
-    use posthaste_core::device::Body;
-    use posthaste_core::protocol::{Incoming, Protocol};
-    use posthaste_core::{Endpoint, Messager, ProtocolId};
+    use crate::fixture::{first_of, hears};
+    use posthaste_core::Endpoint;
 
     const KEY: Key = (7, 3);
 
@@ -482,20 +480,13 @@ mod tests {
 
     #[test]
     fn who_reads_no_answers_is_not_answered_for_ever() {
-        let client = crate::fixture::first_of(2, 1);
+        let client = first_of(2, 1);
         let exchange = Exchange::new(&client).expect("the name is free");
         exchange.set_never(|_| true);
         let (mut sent, source) = (0, Endpoint::new(Rank(1), ContextId(0)));
         let say = |number: u64| {
-            let heard = client.contexts()[0].enter(|engine| {
-                let mut scope = engine.scope();
-                let record = Record::group_release((9, number), false).freeze();
-                let (body, protocol) = (Body::Owned(&record), ProtocolId(16));
-                let message = Incoming { source, info: &[], body, protocol, life: 0, cookie: 0 };
-                Registered(exchange.protocol.clone()).on_message(&mut scope, message);
-                scope.fault_of(Rank(1))
-            });
-            heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+            let record = Record::group_release((9, number), false).freeze();
+            hears(&client, 0, source, &Registered(exchange.protocol.clone()), &record)
         };
         let fault = loop {
             match say(sent) {

@@ -124,6 +124,17 @@ impl ExchangeProtocol {
         }
     }
 
+    fn wait_for(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        (to, record, wait): (Rank, Bytes, Wait),
+        again: Option<Again>,
+        answer: Option<Answer>,
+    ) -> Arc<Waiting> {
+        let (protocol, answer) = (self.clone(), Mutex::new(answer));
+        Arc::new(Waiting { protocol, to, record, ticket, wait, again, answer })
+    }
+
     fn notify_one(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
@@ -138,17 +149,7 @@ impl ExchangeProtocol {
         match scope.send(&args, Payload::Owned(record.clone()), wait) {
             Ok(Sent::Queued(ticket)) => scope.detach(ticket),
             Ok(Sent::Later(ticket, wait, _)) => {
-                let protocol = self.clone();
-                Arc::new(Waiting {
-                    protocol,
-                    to,
-                    record,
-                    ticket,
-                    wait,
-                    again: None,
-                    answer: Mutex::new(answer),
-                })
-                .look(scope);
+                self.wait_for(ticket, (to, record, wait), None, answer).look(scope);
             }
             Ok(Sent::Done | Sent::Full(_)) => {}
             // The peer waits for it, however long there is no memory.
@@ -157,18 +158,8 @@ impl ExchangeProtocol {
                 match self.handle().map(|handle| Again::towards(to, &handle, scope)).transpose() {
                     Ok(None) => {}
                     Ok(Some(again)) => {
-                        let (protocol, ticket, wait) = (self.clone(), again.ticket, Wait::Await);
-                        let again = Some(again);
-                        Arc::new(Waiting {
-                            protocol,
-                            to,
-                            record,
-                            ticket,
-                            wait,
-                            again,
-                            answer: Mutex::new(answer),
-                        })
-                        .look(scope);
+                        let what = (to, record, Wait::Await);
+                        self.wait_for(again.ticket, what, Some(again), answer).look(scope);
                     }
                     Err(fault) => tracing::warn!(%to, %fault, "notice not sent"),
                 }

@@ -13,27 +13,24 @@
 
 mod board;
 mod call;
+mod turn;
 
 pub use call::{PersistentCall, PersistentKind};
 
 use crate::collective::{CollectiveError, Datum, Reduce};
-use crate::detach::Detaching;
-use crate::exchange::AGAIN;
 use crate::group::Group;
 use crate::handler::ActiveMessage;
-use crate::pattern::{Pattern, record_apart};
+use crate::pattern::record_apart;
 use crate::window::Region;
-use board::{Board, Inbox, Key, Kind, Registered, cause_of, info_of};
+use board::{Board, Inbox, Key, Kind, Registered, info_of};
 use call::{agree, bytes_of};
-use posthaste_core::context::poll_until;
 use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
-use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError, SendError};
+use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
 use std::collections::HashMap;
-use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
+use turn::{Core, Use};
 use zerocopy::IntoBytes;
 
 /// Why a persistent collective was not made, or ended.
@@ -399,222 +396,6 @@ async fn settle(
     let agreed = agree(group, call.filter(|_| made.is_ok())).await;
     let core = made?;
     agreed.map(|()| core)
-}
-
-/// What all persistent collectives are.
-#[derive(Debug)]
-struct Core {
-    persistent: Persistent,
-    key: Key,
-    up: Option<Pattern>,
-    down: Option<Pattern>,
-    taken: Option<Pattern>,
-    /// What the sections send.
-    data: Region,
-    tree: Tree,
-    /// Neighbours besides those of the tree.
-    others: Box<[Rank]>,
-    turn: u64,
-    broken: Option<Fault>,
-    /// A use has begun, and has not ended.
-    amid: bool,
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        lock(&self.persistent.board).inboxes.remove(&self.key);
-        tracing::debug!(me = %self.persistent.handle.me(), key = ?self.key, "persistent collective dropped");
-    }
-}
-
-impl Core {
-    fn new(persistent: &Persistent, key: Key, data: Region, tree: Tree) -> Core {
-        tracing::debug!(me = %persistent.handle.me(), ?key, "persistent collective made");
-        let (persistent, others) = (persistent.clone(), Box::default());
-        Core {
-            persistent,
-            key,
-            up: None,
-            down: None,
-            taken: None,
-            data,
-            tree,
-            others,
-            turn: 0,
-            broken: None,
-            amid: false,
-        }
-    }
-
-    /// Waits until a neighbour's messages are so many, and takes what is asked for.
-    async fn wait<R>(&self, from: Rank, mut take: impl FnMut(&Inbox) -> Option<R>) -> Result<R, Fault> {
-        let (board, key) = (&self.persistent.board, self.key);
-        let mut done = || {
-            let board = lock(board);
-            let Some(inbox) = board.inboxes.get(&key) else { return Some(Err(Fault::Shutdown)) };
-            if let Some(fault) = inbox.broken {
-                return Some(Err(fault));
-            }
-            if let Some(taken) = take(inbox) {
-                return Some(Ok(taken));
-            }
-            let fault = if board.closed { Some(&Fault::Shutdown) } else { board.down.get(&from) };
-            fault.map(|fault| Err(*fault))
-        };
-        std::future::poll_fn(|cx| {
-            poll_until(&self.persistent.handle, cx, &mut done, |waker| {
-                if let Some(inbox) = lock(board).inboxes.get_mut(&key) {
-                    inbox.waker = Some(waker.clone());
-                }
-            })
-        })
-        .await
-    }
-
-    /// Replays a section; its data may be changed after that.
-    async fn replay(section: Option<&Pattern>) -> Result<(), Fault> {
-        let Some(section) = section else { return Ok(()) };
-        match section.replay().local().await {
-            // What becomes of it at its targets, they say themselves.
-            Ok(_under_way) => Ok(()),
-            Err(PatternError::Fault(fault)) => Err(fault),
-            Err(_) => Err(Fault::Shutdown),
-        }
-    }
-
-    fn write(&self, bytes: &[u8]) -> Result<(), Fault> {
-        self.data.write(0, bytes).map_err(|_| Fault::Shutdown)
-    }
-
-    /// One use of a reduction; `add` combines a child's bytes into this rank's.
-    async fn reduce(&mut self, own: &mut [u8], mut add: impl FnMut(&mut [u8], &[u8])) -> Result<(), Fault> {
-        let me = self.persistent.handle.me().rank;
-        let turn = self.next_turn()?;
-        for (child, rank) in self.tree.children.iter().enumerate() {
-            let mut arrived = |inbox: &Inbox| {
-                let slot = &inbox.up[child];
-                (slot.count >= turn).then(|| slot.bytes.clone())
-            };
-            let bytes = self.wait(*rank, &mut arrived).await?;
-            // It may be the user's.
-            let added = catch_unwind(AssertUnwindSafe(|| add(own, &bytes)));
-            added.map_err(|_| Fault::RemotePanicked(me))?;
-        }
-        self.write(own)?;
-        if let Some((parent, _)) = self.tree.parent {
-            Self::replay(self.up.as_ref()).await?;
-            self.result(parent, turn, own).await?;
-            self.write(own)?;
-        }
-        Self::replay(self.down.as_ref()).await
-    }
-
-    /// One use of a broadcast.
-    async fn broadcast(&mut self, own: &mut [u8]) -> Result<(), Fault> {
-        let turn = self.next_turn()?;
-        if let Some((parent, _)) = self.tree.parent {
-            self.result(parent, turn, own).await?;
-            match Self::replay(self.taken.as_ref()).await {
-                // It had its last use behind it, and nobody to wait for.
-                Err(Fault::PeerClosed(_)) => {}
-                taken => taken?,
-            }
-        }
-        for (child, rank) in self.tree.children.iter().enumerate() {
-            self.wait(*rank, |inbox| (inbox.taken[child] + 1 >= turn).then_some(())).await?;
-        }
-        self.write(own)?;
-        Self::replay(self.down.as_ref()).await
-    }
-
-    /// One use of an exchange between all; `take` gets each member's part.
-    async fn exchange(&mut self, give: &[u8], mut take: impl FnMut(Rank, &[u8])) -> Result<(), Fault> {
-        let turn = self.next_turn()?;
-        self.write(give)?;
-        Self::replay(self.down.as_ref()).await?;
-        for rank in &self.others {
-            let part = |inbox: &Inbox| inbox.parts.get(rank)?.of(turn).map(|part| take(*rank, part));
-            self.wait(*rank, part).await?;
-        }
-        Ok(())
-    }
-
-    async fn result(&self, parent: Rank, turn: u64, own: &mut [u8]) -> Result<(), Fault> {
-        let take = |inbox: &Inbox| {
-            let there = inbox.down.count >= turn;
-            there.then(|| own.copy_from_slice(&inbox.down.bytes))
-        };
-        self.wait(parent, take).await
-    }
-
-    fn next_turn(&mut self) -> Result<u64, Fault> {
-        self.turn += 1;
-        self.amid = self.broken.is_none();
-        self.broken.map_or(Ok(self.turn), Err)
-    }
-
-    /// It ends here: the neighbours learn of it, and theirs from them.
-    async fn ended(&mut self, outcome: Result<(), Fault>) -> Result<(), PersistentError> {
-        self.amid = false;
-        let Err(fault) = outcome else { return Ok(()) };
-        if let Some(news) = self.end(fault) {
-            // They hear of it also if nobody waits for that here.
-            Detaching::new(news).await;
-        }
-        Err(fault.into())
-    }
-
-    /// Nothing of it ends well any more; whoever has to be told is so by the future, if there is anybody.
-    fn end(&mut self, fault: Fault) -> Option<impl Future<Output = ()> + Send + use<>> {
-        if self.broken.replace(fault).is_some() {
-            return None;
-        }
-        if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
-            inbox.broken.get_or_insert(fault);
-        }
-        let info = info_of(self.key, Kind::Broken, 0);
-        let message = self.persistent.message.clone();
-        let neighbours: Vec<Rank> = self.tree.neighbours().chain(self.others.iter().copied()).collect();
-        Some(async move {
-            let told = neighbours.into_iter().map(|neighbour| tell(&message, neighbour, &info, fault));
-            futures::future::join_all(told).await;
-        })
-    }
-
-    /// A use was given up amid: the others would wait for this rank, or take what it sends next for what it has not sent.
-    fn give_up(&mut self) {
-        self.amid = false;
-        let left = Fault::GroupLeft(self.persistent.handle.me().rank);
-        if let Some(news) = self.end(left) {
-            match tokio::runtime::Handle::try_current() {
-                Ok(runtime) => drop(runtime.spawn(news)),
-                Err(error) => {
-                    tracing::warn!(%error, "a persistent collective was given up outside of a runtime: the others wait");
-                }
-            }
-        }
-    }
-}
-
-/// Tells a neighbour that a collective has ended. Who is gone needs not be told.
-async fn tell(message: &ActiveMessage, neighbour: Rank, info: &[u8], fault: Fault) {
-    while let Err(SendError::Fault(Fault::OutOfMemory(what))) =
-        message.send(neighbour, cause_of(fault)).info(info).await
-    {
-        tracing::debug!(%neighbour, what, "the end of a persistent collective is told later");
-        tokio::time::sleep(AGAIN).await;
-    }
-}
-
-/// One use of a collective: it ends for all if it is dropped before its end.
-struct Use<'c>(&'c mut Core);
-
-impl Drop for Use<'_> {
-    fn drop(&mut self) {
-        if self.0.amid {
-            self.0.give_up();
-        }
-    }
 }
 
 fn check(what: &'static str, len: usize, expected: usize) -> Result<(), PersistentError> {
