@@ -12,7 +12,7 @@ use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
 use posthaste_core::{ClientId, DeviceError, Rank, Sysdep};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// What a rank's entry in the table says of it.
@@ -35,6 +35,8 @@ pub struct Arena {
     sysdep: Arc<dyn Sysdep>,
     /// Bytes committed since the last look at what the system has left.
     unseen: AtomicU64,
+    /// Whether a commit waited for others' to no avail and none has found enough since.
+    vain: AtomicBool,
     /// This rank's entry, once it has one.
     own: OnceLock<SharedSlice>,
 }
@@ -116,8 +118,8 @@ impl Arena {
         // Kept mapped for ever: leases and windows point into it from anywhere.
         // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
         let memory = unsafe { SharedSlice::from_raw(base, len) };
-        let (unseen, own) = (AtomicU64::new(0), OnceLock::new());
-        let arena = Arena { fd, memory, layout, limit, sysdep, unseen, own };
+        let (unseen, vain, own) = (AtomicU64::new(0), AtomicBool::new(false), OnceLock::new());
+        let arena = Arena { fd, memory, layout, limit, sysdep, unseen, vain, own };
         // What counts lies in the first page: it is there before that is looked at.
         let first = arena.claim(PAGE)?;
         arena.allocate(0, PAGE)?;

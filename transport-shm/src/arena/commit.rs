@@ -16,6 +16,7 @@ const RESERVE: u64 = 8 << 20;
 /// How often and how long a rank waits for commits of others that may or may not leave it enough.
 const WAITS: u32 = 300;
 const WAIT: Duration = Duration::from_millis(1);
+
 impl Arena {
     /// Commits a range that others commit as well, as [`commit`](Self::commit) does; it counts once, whoever does it, and as often
     /// as it is done.
@@ -116,17 +117,24 @@ impl Arena {
             let left = host.min(cgroup.unwrap_or(u64::MAX));
             if len.saturating_add(others) <= left {
                 self.unseen.store(0, Ordering::Relaxed);
+                self.vain.store(false, Ordering::Relaxed);
                 return Ok(pending);
             }
-            // Part of what others are taking is counted twice until they have it, so that is no reason to refuse.
-            if len <= left && waits < WAITS {
+            // Part of what others are taking is counted twice until they have it, so that is no reason to refuse. But a
+            // rank that is stopped, or lies, says so for ever: it is waited for once, not by each commit.
+            if len <= left && waits < WAITS && !self.vain.load(Ordering::Relaxed) {
                 waits += 1;
                 std::thread::sleep(WAIT);
                 continue;
             }
+            if waits == WAITS {
+                self.vain.store(true, Ordering::Relaxed);
+            }
             return Err(match cgroup {
-                Some(left) if left < host => MemoryError::Cgroup { wanted: len, left },
-                _ => MemoryError::Host { wanted: len, available: host },
+                Some(left) if left < host => {
+                    MemoryError::Cgroup { wanted: len, left: left.saturating_sub(others) }
+                }
+                _ => MemoryError::Host { wanted: len, available: host.saturating_sub(others) },
             });
         }
     }
@@ -180,6 +188,7 @@ impl Drop for Pending<'_> {
         self.entry.atomic(PENDING).fetch_sub(self.len, Ordering::SeqCst);
     }
 }
+
 /// Where in the header page it says that what begins at this offset counts as committed: a word, if it has one, and its bit.
 fn counted(offset: u64) -> (Option<usize>, u64) {
     let at = offset / PAGE;
@@ -252,6 +261,73 @@ mod tests {
             }
             arena.decommit(at, len);
             assert_eq!(bytes_of(&arena), before);
+        }
+    }
+
+    /// A system that counts how often it is asked what it has left.
+    struct Counting(posthaste_core::LinuxSysdep, std::sync::atomic::AtomicU64);
+
+    impl posthaste_core::Sysdep for Counting {
+        fn headroom(&self) -> posthaste_core::sysdep::Headroom {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.headroom()
+        }
+        fn now(&self) -> Duration {
+            self.0.now()
+        }
+        fn personality(&self) -> &posthaste_core::Personality {
+            self.0.personality()
+        }
+        fn cores(&self) -> usize {
+            self.0.cores()
+        }
+        fn spawn(
+            &self,
+            name: &str,
+            core: Option<usize>,
+            main: posthaste_core::sysdep::ThreadMain,
+        ) -> std::io::Result<()> {
+            self.0.spawn(name, core, main)
+        }
+        fn yield_now(&self) {
+            self.0.yield_now();
+        }
+        fn heavy_fence(&self) {
+            self.0.heavy_fence();
+        }
+        fn fence_is_asymmetric(&self) -> bool {
+            self.0.fence_is_asymmetric()
+        }
+        fn random(&self, bytes: &mut [u8]) {
+            self.0.random(bytes);
+        }
+    }
+
+    #[test]
+    fn who_is_about_to_take_memory_for_ever_is_waited_for_once() {
+        let arena = arena();
+        let kernel = posthaste_core::LinuxSysdep::new(arena.sysdep.personality().clone(), None);
+        let system = std::sync::Arc::new(Counting(kernel, 0.into()));
+        let arena = Arena { sysdep: system.clone(), ..arena };
+        let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
+        // What each of several commits looked at, with the sleeps between.
+        let looks = || {
+            [(); 3].map(|()| {
+                let before = system.1.load(Ordering::Relaxed);
+                let refused = arena.commit(at, 2 * UNSEEN);
+                let Err(MemoryError::Host { available: 0, .. } | MemoryError::Cgroup { left: 0, .. }) = refused
+                else {
+                    panic!("{refused:?}")
+                };
+                system.1.load(Ordering::Relaxed) - before
+            })
+        };
+        let others = arena.entry(Rank(0));
+        for _ in 0..2 {
+            others.atomic(PENDING).store(u64::MAX / 2, Ordering::SeqCst);
+            assert_eq!(looks(), [u64::from(WAITS) + 1, 1, 1]);
+            arena.forget_pending(Rank(0));
+            assert_eq!(arena.commit(at, 2 * UNSEEN), Ok(()), "nobody takes anything");
         }
     }
 
