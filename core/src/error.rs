@@ -187,9 +187,9 @@ pub enum Fault {
         /// What was called.
         call: Collective,
     },
-    /// A member of a group dropped it before an operation that others called.
+    /// A member of a group dropped it, or a persistent collective of it, before an operation that others called.
     #[error(
-        "rank {0} has dropped the group: all members call its operations, and drop it after the same one"
+        "rank {0} has dropped the group, or a persistent collective of it: all members call its operations, and drop it after the same one"
     )]
     GroupLeft(Rank),
 }

@@ -427,23 +427,43 @@ fn fault_members_that_make_different_persistent_collectives_are_told_and_go_on()
     });
 }
 
+fn limit_addresses(limit: rustix::process::Rlimit) {
+    rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+}
+
 #[test]
 fn fault_a_member_that_cannot_make_a_persistent_collective_tells_the_others() {
     use posthaste::persistent::PersistentError;
-    run(3, options(), async |job| {
+    run(3, options().env("POSTHASTE_SEGMENT", "256M"), async |job| {
         let (world, me) = (job.world(), job.rank().index());
         let sum = posthaste::Reduce::sum();
         let lost = |error: &PersistentError| {
             matches!(error, PersistentError::Collective(CollectiveError::Fault(Fault::OutOfMemory(_))))
         };
-        for len in [usize::MAX, usize::MAX / 16] {
-            let len = if me == 1 { len } else { 4 };
-            let made = soon("a word", job.persistent().all_reduce::<u64>(&world, len, &sum)).await;
-            let error = made.map(drop).unwrap_err();
-            assert!(me == 1 || lost(&error), "{error}");
-            let made = soon("a word", job.persistent().all_to_all::<u64>(&world, len)).await;
-            let error = made.map(drop).unwrap_err();
-            assert!(me == 1 || lost(&error), "{error}");
+        // A length that is none.
+        let len = if me == 1 { usize::MAX } else { 4 };
+        let made = soon("a word", job.persistent().all_reduce::<u64>(&world, len, &sum)).await;
+        let error = made.map(drop).unwrap_err();
+        assert!(me == 1 || lost(&error), "{error}");
+        let made = soon("a word", job.persistent().all_to_all::<u64>(&world, len)).await;
+        let error = made.map(drop).unwrap_err();
+        assert!(me == 1 || lost(&error), "{error}");
+        // And one for which one of them has no memory.
+        let usual = rustix::process::getrlimit(rustix::process::Resource::As);
+        if me == 1 {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+            let kib: u64 = size.split_whitespace().next().unwrap().parse().unwrap();
+            let current = Some((kib << 10) + (4 << 20));
+            limit_addresses(rustix::process::Rlimit { current, maximum: usual.maximum });
+        }
+        // More than an allocator may have set aside.
+        let made = soon("a word", job.persistent().all_reduce::<u64>(&world, 9 << 20, &sum)).await;
+        let error = made.map(drop).unwrap_err();
+        assert!(error.to_string().contains("memory"), "{error}");
+        assert!(me == 1 || lost(&error), "{error}");
+        if me == 1 {
+            limit_addresses(usual);
         }
         if me == 1 {
             // As if nothing had been called.

@@ -352,6 +352,104 @@ fn fault_a_persistent_collective_that_one_gives_up_amid_ends_on_all_members() {
 }
 
 #[test]
+fn fault_a_persistent_collective_that_one_drops_ends_for_those_who_use_it_on() {
+    use posthaste::persistent::PersistentError;
+    run(4, options(), async |job| {
+        let (world, me) = (job.world(), job.rank());
+        let make = job.persistent();
+        let mut sum = make.all_reduce::<u64>(&world, 1, &Reduce::sum()).await.unwrap();
+        let mut exchange = make.all_to_all::<u64>(&world, 1).await.unwrap();
+        let mut news = make.broadcast::<u64>(&world, 0, 1).await.unwrap();
+        // Who is slow gets what was sent by those who have used it, and dropped it, long ago.
+        if me == Rank(2) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let (mut one, mut told, mut parts) = ([1], [7], [0; 4]);
+        soon("the news", news.run(&mut told)).await.unwrap();
+        soon("the exchange", exchange.run(&[me.0.into(); 4], &mut parts)).await.unwrap();
+        soon("the sum", sum.run(&mut one)).await.unwrap();
+        assert_eq!((told, parts, one), ([7], [0, 1, 2, 3], [4]));
+        if me == Rank(1) {
+            drop((sum, exchange, news));
+        } else {
+            let left = Err(PersistentError::Fault(Fault::GroupLeft(Rank(1))));
+            assert_eq!(soon("the sum", sum.run(&mut one)).await, left);
+            assert_eq!(soon("the exchange", exchange.run(&[9; 4], &mut parts)).await, left);
+            // What is sent to it goes nowhere, and the next one waits until it has been taken there.
+            let mut used = 0;
+            let ended = loop {
+                match soon("the news", news.run(&mut told)).await {
+                    Ok(()) => used += 1,
+                    Err(ended) => break ended,
+                }
+            };
+            assert_eq!((Err(ended), used <= 1), (left, true));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_persistent_collectives_that_are_dropped_after_their_last_use_end_well_for_the_slow() {
+    run(4, options(), async |job| {
+        let (world, me) = (job.world(), job.rank());
+        let make = job.persistent();
+        for slow in job.ranks().chain(job.ranks()) {
+            let mut sum = make.all_reduce::<u64>(&world, 1000, &Reduce::sum()).await.unwrap();
+            let mut exchange = make.all_to_all::<u64>(&world, 1000).await.unwrap();
+            let mut news = make.broadcast::<u64>(&world, 1, 1000).await.unwrap();
+            if me == slow {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            for use_of in 0..3 {
+                let (mut one, mut told, mut parts) = (vec![1; 1000], vec![use_of; 1000], vec![0; 4000]);
+                soon("the news", news.run(&mut told)).await.unwrap();
+                soon("the exchange", exchange.run(&vec![me.0.into(); 4000], &mut parts)).await.unwrap();
+                soon("the sum", sum.run(&mut one)).await.unwrap();
+                assert_eq!((told, one), (vec![use_of; 1000], vec![4; 1000]));
+                assert!(parts.iter().enumerate().all(|(at, part)| at as u64 / 1000 == *part));
+            }
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn fault_persistent_collectives_that_are_made_at_once_are_told_apart() {
+    run(3, options(), async |job| {
+        let (world, me) = (job.world(), job.rank());
+        let (make, sums) = (job.persistent(), Reduce::sum());
+        for _ in 0..10 {
+            // They are called in one order everywhere.
+            let made = async {
+                tokio::join!(
+                    make.all_reduce::<u64>(&world, 30_000, &sums),
+                    make.barrier(&world),
+                    make.all_to_all::<u64>(&world, 1),
+                    make.broadcast::<u64>(&world, 2, 5_000),
+                )
+            };
+            let (sum, barrier, exchange, news) = soon("they are made", made).await;
+            let (mut sum, mut barrier, mut exchange, mut news) =
+                (sum.unwrap(), barrier.unwrap(), exchange.unwrap(), news.unwrap());
+            let given = [me.0.into(); 3];
+            let (mut ones, mut parts, mut told) = (vec![1; 30_000], [0; 3], vec![u64::from(me.0); 5_000]);
+            let used = async {
+                tokio::join!(
+                    sum.run(&mut ones),
+                    barrier.run(),
+                    exchange.run(&given, &mut parts),
+                    news.run(&mut told)
+                )
+            };
+            assert_eq!(soon("they are used", used).await, (Ok(()), Ok(()), Ok(()), Ok(())));
+            assert_eq!((ones, parts, told), (vec![3; 30_000], [0, 1, 2], vec![2; 5_000]));
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+#[test]
 fn fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent() {
     run(2, options(), async |job| {
         // A call that is refused breaks its group.

@@ -9,13 +9,13 @@ use super::schedule::{Kind, Place, Schedule};
 use super::staged::Share;
 use crate::cause::Lowered;
 use crate::nearest::nearest_living;
+use crate::persistent::Making;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{Collective, Fault, Rank, Ticket};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 /// Operations that a rank may be ahead of a member of the group: beyond that its parts wait.
 pub(super) const WINDOW: u64 = 64;
@@ -262,8 +262,8 @@ pub(super) struct GroupState {
     /// Its handles are gone: it goes when its operations have ended.
     pub abandoned: bool,
     pub near: Near,
-    /// Persistent collectives that were made of it.
-    pub persistent: Arc<AtomicU32>,
+    /// What makes persistent collectives of it.
+    pub making: Arc<Making>,
 }
 
 impl GroupState {
@@ -286,7 +286,7 @@ impl GroupState {
             wanted: false,
             abandoned: false,
             near: Near::default(),
-            persistent: Arc::default(),
+            making: Arc::default(),
         }
     }
 

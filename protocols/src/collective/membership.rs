@@ -7,9 +7,9 @@ use super::part::Part;
 use super::state::{Known, MOST_OFFERED, Offer, State, Unclaimed};
 use super::wire::{Origin, Record, Tag};
 use crate::exchange::{Key, reaches_nothing};
+use crate::persistent::Making;
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 
@@ -138,9 +138,9 @@ impl Hub {
         ranks.iter().all(|rank| !state.reborn.contains(rank))
     }
 
-    /// Counts the persistent collectives of a group for as long as it is here.
-    pub fn persistent_count(&self, at: usize) -> Arc<AtomicU32> {
-        self.lock().groups.get(at).map(|group| group.persistent.clone()).unwrap_or_default()
+    /// What makes the persistent collectives of a group; for as long as it is here.
+    pub fn making(&self, at: usize) -> Arc<Making> {
+        self.lock().groups.get(at).map(|group| group.making.clone()).unwrap_or_default()
     }
 
     /// The members of a group that reach nothing any more.

@@ -2,6 +2,7 @@
 //! member where all send to all.
 
 use super::Tree;
+use super::call::Making;
 use crate::cause::{names_ranks_of, parse_cause};
 use crate::ends::on_end;
 use crate::message::Message;
@@ -12,14 +13,13 @@ use posthaste_core::sync::lock;
 use posthaste_core::{Fault, Handle, Rank, Scope};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
 const NAME: &str = "posthaste.persistent";
 
-/// Names a persistent collective of the job: its group, and the number of it there.
-pub(super) type Key = (u64, u32);
+/// Names a persistent collective of the job: its group, and the operation there in which its members met.
+pub(super) type Key = (u64, u64);
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,33 +34,36 @@ pub(super) enum Kind {
     Broken = 3,
     /// A member's part of an exchange between all.
     Part = 4,
+    /// A neighbour has dropped it; the payload says how often it had used it.
+    Left = 5,
 }
 
 /// Bytes of the info of a message.
-const INFO: usize = 14;
+const INFO: usize = 18;
 
 /// The info of a message: the collective, what it is, and which child it is from.
 pub(super) fn info_of(key: Key, kind: Kind, child: u8) -> [u8; INFO] {
     let mut info = [0; INFO];
     info[..8].copy_from_slice(&key.0.to_le_bytes());
-    info[8..12].copy_from_slice(&key.1.to_le_bytes());
-    (info[12], info[13]) = (kind as u8, child);
+    info[8..16].copy_from_slice(&key.1.to_le_bytes());
+    (info[16], info[17]) = (kind as u8, child);
     info
 }
 
 fn parse(info: &[u8]) -> Option<(Key, Kind, usize)> {
     let info: &[u8; INFO] = info.try_into().ok()?;
     let key =
-        (u64::from_le_bytes(info[..8].try_into().ok()?), u32::from_le_bytes(info[8..12].try_into().ok()?));
-    let kind = match info[12] {
+        (u64::from_le_bytes(info[..8].try_into().ok()?), u64::from_le_bytes(info[8..16].try_into().ok()?));
+    let kind = match info[16] {
         0 => Kind::Up,
         1 => Kind::Down,
         2 => Kind::Taken,
         3 => Kind::Broken,
         4 => Kind::Part,
+        5 => Kind::Left,
         _ => return None,
     };
-    Some((key, kind, usize::from(info[13])))
+    Some((key, kind, usize::from(info[17])))
 }
 
 /// Messages that have come, ever, and the payload of the last one.
@@ -98,36 +101,49 @@ pub(super) struct Inbox {
     pub down: Slot,
     /// By child.
     pub taken: Vec<u64>,
+    /// Neighbours that have dropped it, and how often each had used it.
+    left: BTreeMap<Rank, u64>,
     /// Why it works no more.
     pub broken: Option<Fault>,
     pub waker: Option<Waker>,
 }
 
 impl Inbox {
-    pub fn new(tree: Tree, members: &[Rank], len: usize) -> Inbox {
-        let slot = || Slot { count: 0, bytes: vec![0; len] };
-        Inbox {
-            up: tree.children.iter().map(|_| slot()).collect(),
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn new(tree: Tree, members: &[Rank], len: usize) -> Result<Inbox, Fault> {
+        let slot = || Ok(Slot { count: 0, bytes: zeroed(len)? });
+        Ok(Inbox {
+            up: tree.children.iter().map(|_| slot()).collect::<Result<_, Fault>>()?,
             taken: vec![0; tree.children.len()],
-            down: slot(),
+            down: slot()?,
             parts: BTreeMap::new(),
             tree,
             members: members.into(),
             len,
+            left: BTreeMap::new(),
             broken: None,
             waker: None,
-        }
+        })
     }
 
     /// One of an exchange between all.
-    pub fn of_all(members: &[Rank], me: Rank, len: usize) -> Inbox {
-        let pair = || Pair { count: 0, bytes: [vec![0; len], vec![0; len]] };
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn of_all(members: &[Rank], me: Rank, len: usize) -> Result<Inbox, Fault> {
+        let pair = || Ok(Pair { count: 0, bytes: [zeroed(len)?, zeroed(len)?] });
         let others = members.iter().filter(|rank| **rank != me);
-        Inbox {
-            parts: others.map(|rank| (*rank, pair())).collect(),
+        Ok(Inbox {
+            parts: others.map(|rank| Ok((*rank, pair()?))).collect::<Result<_, Fault>>()?,
             len,
-            ..Inbox::new(Tree::default(), members, 0)
-        }
+            ..Inbox::new(Tree::default(), members, 0)?
+        })
+    }
+
+    /// Whether a neighbour has dropped it before its use of that number.
+    pub fn is_left_before(&self, turn: u64, neighbour: Rank) -> bool {
+        self.left.get(&neighbour).is_some_and(|turns| *turns < turn)
     }
 
     /// `None`: no honest neighbour sends that.
@@ -141,6 +157,8 @@ impl Inbox {
     ) -> Option<()> {
         let from_child = self.tree.children.get(child) == Some(&source);
         let from_parent = self.tree.parent.is_some_and(|(parent, _)| parent == source);
+        let from_neighbour =
+            || self.parts.contains_key(&source) || self.tree.neighbours().any(|rank| rank == source);
         match kind {
             Kind::Up if from_child => fill(&mut self.up[child], self.len, message)?,
             Kind::Down if from_parent => fill(&mut self.down, self.len, message)?,
@@ -150,9 +168,11 @@ impl Inbox {
                 pair.count += 1;
                 message.copy_to(&mut pair.bytes[(pair.count % 2) as usize]);
             }
-            Kind::Broken
-                if self.parts.contains_key(&source) || self.tree.neighbours().any(|rank| rank == source) =>
-            {
+            Kind::Left if from_neighbour() => {
+                let turns = <[u8; 8]>::try_from(&message.to_bytes()[..]).ok()?;
+                self.left.insert(source, u64::from_le_bytes(turns));
+            }
+            Kind::Broken if from_neighbour() => {
                 let cause = parse_cause(message.to_bytes()).filter(|cause| names_ranks_of(size, *cause))?;
                 self.broken.get_or_insert(cause);
             }
@@ -160,6 +180,15 @@ impl Inbox {
         }
         Some(())
     }
+}
+
+/// So many bytes that are zero.
+fn zeroed(len: usize) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    let had = bytes.try_reserve_exact(len);
+    had.map_err(|_| Fault::OutOfMemory("no memory for what comes of a persistent collective"))?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 fn fill(slot: &mut Slot, len: usize, message: &Message<'_>) -> Option<()> {
@@ -175,8 +204,8 @@ fn fill(slot: &mut Slot, len: usize, message: &Message<'_>) -> Option<()> {
 #[derive(Debug, Default)]
 pub(super) struct Board {
     pub inboxes: HashMap<Key, Inbox>,
-    /// How many each group has had, of those that are not gone.
-    next: HashMap<u64, Weak<AtomicU32>>,
+    /// Of each group of which one was made, if it is not gone.
+    made: HashMap<u64, Weak<Making>>,
     pub down: HashMap<Rank, Fault>,
     pub closed: bool,
 }
@@ -195,22 +224,21 @@ impl Board {
         match self.inboxes.get_mut(&key) {
             Some(inbox) => inbox.deliver(source, kind, child, message, size).map(|()| inbox.waker.take()),
             // Whoever was started again is told of what an earlier incarnation had.
-            None if kind == Kind::Broken => Some(None),
+            None if matches!(kind, Kind::Broken | Kind::Left) => Some(None),
             // One that was dropped here is not missed, nor is one whose group is gone.
             None => {
-                let next = self.next.get(&key.0).and_then(Weak::upgrade);
-                next.is_none_or(|next| key.1 < next.load(Ordering::Relaxed)).then_some(None)
+                let made = self.made.get(&key.0).and_then(Weak::upgrade);
+                made.is_none_or(|made| made.knows(key.1)).then_some(None)
             }
         }
     }
 
-    /// The number of a group's next one.
-    pub fn next_of(&mut self, group: u64, count: &Arc<AtomicU32>) -> u32 {
-        if let Entry::Vacant(place) = self.next.entry(group) {
-            place.insert(Arc::downgrade(count));
-            self.next.retain(|_, count| count.strong_count() > 0);
+    /// One is made of a group.
+    pub fn makes_one_of(&mut self, group: u64, making: &Arc<Making>) {
+        if let Entry::Vacant(place) = self.made.entry(group) {
+            place.insert(Arc::downgrade(making));
+            self.made.retain(|_, making| making.strong_count() > 0);
         }
-        count.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -306,11 +334,12 @@ mod tests {
         let mut board = Board::default();
         let world = Arc::default();
         for group in 1..1000 {
-            assert_eq!(board.next_of(0, &world), 2 * group as u32 - 2);
-            assert_eq!(board.next_of(0, &world), 2 * group as u32 - 1);
-            let count = Arc::default();
-            assert_eq!([board.next_of(group, &count), board.next_of(group, &count)], [0, 1]);
-            assert!(board.next.len() <= 3);
+            let making = Arc::default();
+            for _ in 0..2 {
+                board.makes_one_of(0, &world);
+                board.makes_one_of(group, &making);
+            }
+            assert!(board.made.contains_key(&0) && board.made.len() <= 3);
         }
     }
 }

@@ -4,6 +4,7 @@ use super::PersistentError;
 use crate::collective::CollectiveError;
 use crate::group::Group;
 use posthaste_core::Fault;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What members have to agree upon.
 ///
@@ -79,7 +80,7 @@ impl PersistentCall {
 
 /// Words of what a member tells.
 const WORDS: usize = 4;
-/// What a member tells in place of a call that it could not prepare for.
+/// What a member tells in place of a call that no memory is enough for.
 const COULD_NOT: [u64; WORDS] = [u64::MAX; WORDS];
 
 /// Bytes of so many values.
@@ -88,21 +89,56 @@ pub(super) fn bytes_of<T>(len: usize) -> Result<usize, Fault> {
     bytes.ok_or(Fault::OutOfMemory("no memory has so many bytes as the values of this persistent collective"))
 }
 
-/// Ends when all members have come here with the same call, and are ready for it; `None`: this one could not get ready.
-pub(super) async fn agree(group: &Group, ours: Option<(PersistentCall, u32)>) -> Result<(), PersistentError> {
-    let own = ours.map_or(COULD_NOT, |(call, mark)| call.to_words(mark));
-    let words = group.all_gather(&own).await?;
-    let Some((ours, _)) = ours else { return Ok(()) };
-    let (calls, _) = words.as_chunks::<WORDS>();
-    if calls.contains(&COULD_NOT) {
-        let fault = Fault::OutOfMemory("another member could not make its part of a persistent collective");
-        return Err(CollectiveError::Fault(fault).into());
+/// Makes the persistent collectives of a group: one after the other, since members have to agree on each more than once, and
+/// two that are made at once would get each other's words.
+#[derive(Debug, Default)]
+pub(crate) struct Making {
+    /// Held by whoever makes one; who comes first has it first.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Above the names of all that were made or are being made.
+    next: AtomicU64,
+}
+
+impl Making {
+    /// Whether one of this name may have been made.
+    pub(super) fn knows(&self, name: u64) -> bool {
+        name < self.next.load(Ordering::Acquire)
     }
-    match group.members().iter().zip(calls).find(|(_, theirs)| **theirs != own) {
-        None => Ok(()),
-        Some((&rank, theirs)) => {
-            let theirs = PersistentCall::from_words(*theirs);
-            Err(PersistentError::Mismatch { rank, theirs, ours })
+
+    /// Ends when all members have come here with the same call; `None`: this one cannot make what it called for. The name of
+    /// what is made is the number of the operation in which they met.
+    pub(super) async fn meet(
+        &self,
+        group: &Group,
+        ours: Option<(PersistentCall, u32)>,
+    ) -> Result<u64, PersistentError> {
+        let own = ours.map_or(COULD_NOT, |(call, mark)| call.to_words(mark));
+        let (name, meeting) = group.numbered_all_gather(&own);
+        let words = meeting.await?;
+        // Before anybody can have met here once more, and sends.
+        self.next.fetch_max(name.saturating_add(1), Ordering::AcqRel);
+        let Some((ours, _)) = ours else { return Ok(name) };
+        let (calls, _) = words.as_chunks::<WORDS>();
+        if calls.contains(&COULD_NOT) {
+            return Err(not_ready());
+        }
+        match group.members().iter().zip(calls).find(|(_, theirs)| **theirs != own) {
+            None => Ok(name),
+            Some((&rank, theirs)) => {
+                let theirs = PersistentCall::from_words(*theirs);
+                Err(PersistentError::Mismatch { rank, theirs, ours })
+            }
         }
     }
+}
+
+/// Ends when all members are ready for what comes of a persistent collective, or one is not.
+pub(super) async fn all_ready(group: &Group, ready: bool) -> Result<(), PersistentError> {
+    let all = group.all_gather(&[u8::from(ready)]).await?;
+    if all.contains(&0) { Err(not_ready()) } else { Ok(()) }
+}
+
+fn not_ready() -> PersistentError {
+    let fault = Fault::OutOfMemory("another member could not make its part of a persistent collective");
+    CollectiveError::Fault(fault).into()
 }

@@ -15,6 +15,7 @@ mod board;
 mod call;
 mod turn;
 
+pub(crate) use call::Making;
 pub use call::{PersistentCall, PersistentKind};
 
 use crate::collective::{CollectiveError, Datum, Reduce};
@@ -23,7 +24,7 @@ use crate::handler::ActiveMessage;
 use crate::pattern::record_apart;
 use crate::window::Region;
 use board::{Board, Inbox, Key, Kind, Registered, info_of};
-use call::{agree, bytes_of};
+use call::{all_ready, bytes_of};
 use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
 use posthaste_core::{Client, Fault, Handle, Messager, Rank, RegisterError};
@@ -104,6 +105,9 @@ impl Tree {
 }
 
 /// Makes persistent collectives of a client. Cheap to clone.
+///
+/// Several may be made of a group at once; they are made one after the other, in the order of the first polls. No other operation
+/// of the group is begun until they are made.
 ///
 /// # Examples
 /// ```
@@ -195,8 +199,7 @@ impl Persistent {
     ) -> Result<PersistentAllReduce<T>, PersistentError> {
         let call = |bytes| PersistentCall { kind: PersistentKind::AllReduce, root: 0, bytes };
         let mark = operation.combiner().mark();
-        let core =
-            self.make(group, bytes_of::<T>(len).map(call).map_err(PersistentError::from), mark).await?;
+        let core = self.make(group, bytes_of::<T>(len).map(call), mark).await?;
         Ok(PersistentAllReduce { core, operation: operation.clone(), len })
     }
 
@@ -235,7 +238,7 @@ impl Persistent {
             return Err(CollectiveError::UnknownRank { rank: root, size: group.size() }.into());
         }
         let call = |bytes| PersistentCall { kind: PersistentKind::Broadcast, root, bytes };
-        let core = self.make(group, bytes_of::<T>(len).map(call).map_err(PersistentError::from), 0).await?;
+        let core = self.make(group, bytes_of::<T>(len).map(call), 0).await?;
         Ok(PersistentBroadcast { core, len, values: std::marker::PhantomData })
     }
 
@@ -297,14 +300,8 @@ impl Persistent {
         group: &Group,
         len: usize,
     ) -> Result<PersistentAllToAll<T>, PersistentError> {
-        let key = self.name(group);
         let call = |bytes| PersistentCall { kind: PersistentKind::AllToAll, root: 0, bytes };
-        let call = bytes_of::<T>(len).map(call);
-        let made = match call {
-            Ok(PersistentCall { bytes, .. }) => self.prepare_exchange(group, key, bytes).await,
-            Err(fault) => Err(fault.into()),
-        };
-        let core = settle(group, call.ok().map(|call| (call, 0)), made).await?;
+        let core = self.make(group, bytes_of::<T>(len).map(call), 0).await?;
         let (members, me) = (group.members().into(), group.rank());
         Ok(PersistentAllToAll { core, members, me, len, values: std::marker::PhantomData })
     }
@@ -313,7 +310,7 @@ impl Persistent {
         let (members, me) = (group.members(), group.rank());
         let all = bytes_of::<u8>(bytes.saturating_mul(members.len()))?;
         let data = self.region(all).await?;
-        self.enter(key, Inbox::of_all(members, members[me], bytes));
+        self.enter(key, Inbox::of_all(members, members[me], bytes)?);
         // From here on, dropping it takes it from the board.
         let mut core = Core::new(self, key, data, Tree::default());
         core.others = (1..members.len()).map(|step| members[(me + step) % members.len()]).collect();
@@ -334,37 +331,48 @@ impl Persistent {
         Ok(Region::allocate(&self.client, len.max(1)).await.map_err(PatternError::from)?)
     }
 
-    /// Names a persistent collective of a group: all members count alike, also those that come to nothing.
-    fn name(&self, group: &Group) -> Key {
-        let count = group.inner().hub.persistent_count(group.inner().at);
-        (group.id(), lock(&self.board).next_of(group.id(), &count))
-    }
-
     /// Takes what comes for a persistent collective.
     fn enter(&self, key: Key, inbox: Inbox) {
         lock(&self.board).inboxes.insert(key, inbox);
     }
 
+    /// One at a time of a group: the members meet, prepare, and meet again, since nobody may send before all can receive.
     async fn make(
         &self,
         group: &Group,
-        call: Result<PersistentCall, PersistentError>,
+        call: Result<PersistentCall, Fault>,
         mark: u32,
     ) -> Result<Core, PersistentError> {
-        let key = self.name(group);
-        let (ours, made) = match call {
-            Ok(call) => (Some((call, mark)), self.prepare(group, key, call).await),
-            Err(error) => (None, Err(error)),
-        };
-        settle(group, ours, made).await
+        let making = group.inner().hub.making(group.inner().at);
+        let _turn = making.turn.lock().await;
+        lock(&self.board).makes_one_of(group.id(), &making);
+        let name = making.meet(group, call.ok().map(|call| (call, mark))).await?;
+        let prepared = self.prepare(group, (group.id(), name), call?).await;
+        let ready = all_ready(group, prepared.is_ok()).await;
+        let mut core = prepared?;
+        ready?;
+        core.is_made();
+        Ok(core)
     }
 
     async fn prepare(&self, group: &Group, key: Key, call: PersistentCall) -> Result<Core, PersistentError> {
+        match call.kind {
+            PersistentKind::AllToAll => self.prepare_exchange(group, key, call.bytes).await,
+            _ => self.prepare_tree(group, key, call).await,
+        }
+    }
+
+    async fn prepare_tree(
+        &self,
+        group: &Group,
+        key: Key,
+        call: PersistentCall,
+    ) -> Result<Core, PersistentError> {
         let PersistentCall { kind, root, bytes: len } = call;
         let one_way = kind == PersistentKind::Broadcast;
         let tree = Tree::new(group.members(), group.rank(), root);
         let data = self.region(len).await?;
-        self.enter(key, Inbox::new(tree.clone(), group.members(), len));
+        self.enter(key, Inbox::new(tree.clone(), group.members(), len)?);
         let mut core = Core::new(self, key, data, tree);
         let (message, data, handle) = (&self.message, &core.data, &self.handle);
         if let Some((parent, child)) = core.tree.parent {
@@ -387,17 +395,6 @@ impl Persistent {
     }
 }
 
-/// Nobody sends before all know of it; and who could not get ready tells those who have.
-async fn settle(
-    group: &Group,
-    call: Option<(PersistentCall, u32)>,
-    made: Result<Core, PersistentError>,
-) -> Result<Core, PersistentError> {
-    let agreed = agree(group, call.filter(|_| made.is_ok())).await;
-    let core = made?;
-    agreed.map(|()| core)
-}
-
 fn check(what: &'static str, len: usize, expected: usize) -> Result<(), PersistentError> {
     if len == expected {
         return Ok(());
@@ -405,8 +402,8 @@ fn check(what: &'static str, len: usize, expected: usize) -> Result<(), Persiste
     Err(CollectiveError::Length { what, len, expected }.into())
 }
 
-/// A recorded reduction to all members; see [`Persistent::all_reduce`]. All members use it equally often, and drop it when
-/// they all have.
+/// A recorded reduction to all members; see [`Persistent::all_reduce`]. All members use it equally often, and drop it after
+/// that; whoever uses it more often than one that has dropped it gets [`Fault::GroupLeft`].
 #[derive(Debug)]
 pub struct PersistentAllReduce<T: Datum> {
     core: Core,
@@ -418,8 +415,8 @@ impl<T: Datum> PersistentAllReduce<T> {
     /// Contributes these values, and replaces them by the result, which is the same on all members.
     ///
     /// # Errors
-    /// If they are not as many as it was made for; then nothing was done. If a rank is lost or has left, has no memory, or its
-    /// reduction panics: it ends on all members, and so do all later uses.
+    /// If they are not as many as it was made for; then nothing was done. If a rank is lost or has left, has dropped it, has no
+    /// memory, or its reduction panics: it ends on all members, and so do all later uses.
     ///
     /// # Cancel safety
     /// Not cancel safe: dropped amid, it ends on all members with [`Fault::GroupLeft`] of this one.
@@ -435,7 +432,8 @@ impl<T: Datum> PersistentAllReduce<T> {
     }
 }
 
-/// A recorded broadcast; see [`Persistent::broadcast`]. All members use it equally often, and drop it when they all have.
+/// A recorded broadcast; see [`Persistent::broadcast`]. All members use it equally often, and drop it after that, as
+/// [`PersistentAllReduce`]; what is sent to a member that has dropped it may be told one use later.
 #[derive(Debug)]
 pub struct PersistentBroadcast<T: Datum> {
     core: Core,
@@ -463,7 +461,7 @@ impl<T: Datum> PersistentBroadcast<T> {
 }
 
 /// A recorded exchange between all members; see [`Persistent::all_to_all`]. All members use it equally often, and drop it
-/// when they all have.
+/// after that, as [`PersistentAllReduce`].
 #[derive(Debug)]
 pub struct PersistentAllToAll<T: Datum> {
     core: Core,
@@ -506,7 +504,8 @@ fn fill<T: Datum>(values: &mut [T], bytes: &[u8]) {
     }
 }
 
-/// A recorded barrier; see [`Persistent::barrier`]. All members use it equally often, and drop it when they all have.
+/// A recorded barrier; see [`Persistent::barrier`]. All members use it equally often, and drop it after that, as
+/// [`PersistentAllReduce`].
 #[derive(Debug)]
 pub struct PersistentBarrier {
     core: Core,

@@ -7,6 +7,7 @@ use crate::exchange::AGAIN;
 use crate::handler::ActiveMessage;
 use crate::pattern::Pattern;
 use crate::window::Region;
+use bytes::Bytes;
 use posthaste_core::context::poll_until;
 use posthaste_core::engine::PatternError;
 use posthaste_core::sync::lock;
@@ -29,12 +30,15 @@ pub(super) struct Core {
     pub others: Box<[Rank]>,
     turn: u64,
     broken: Option<Fault>,
+    /// All members are ready for it.
+    made: bool,
     /// A use has begun, and has not ended.
     amid: bool,
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
+        self.tell_of_drop();
         lock(&self.persistent.board).inboxes.remove(&self.key);
         tracing::debug!(me = %self.persistent.handle.me(), key = ?self.key, "persistent collective dropped");
     }
@@ -55,12 +59,23 @@ impl Core {
             others,
             turn: 0,
             broken: None,
+            made: false,
             amid: false,
         }
     }
 
-    /// Waits until a neighbour's messages are so many, and takes what is asked for.
-    async fn wait<R>(&self, from: Rank, mut take: impl FnMut(&Inbox) -> Option<R>) -> Result<R, Fault> {
+    /// From here on the others may use it.
+    pub fn is_made(&mut self) {
+        self.made = true;
+    }
+
+    /// Waits for what a neighbour sends in its use of that number, and takes what is asked for.
+    async fn wait<R>(
+        &self,
+        from: Rank,
+        turn: u64,
+        mut take: impl FnMut(&Inbox) -> Option<R>,
+    ) -> Result<R, Fault> {
         let (board, key) = (&self.persistent.board, self.key);
         let mut done = || {
             let board = lock(board);
@@ -71,8 +86,11 @@ impl Core {
             if let Some(taken) = take(inbox) {
                 return Some(Ok(taken));
             }
-            let fault = if board.closed { Some(&Fault::Shutdown) } else { board.down.get(&from) };
-            fault.map(|fault| Err(*fault))
+            if board.closed {
+                return Some(Err(Fault::Shutdown));
+            }
+            let left = inbox.is_left_before(turn, from).then_some(Fault::GroupLeft(from));
+            left.or_else(|| board.down.get(&from).copied()).map(Err)
         };
         std::future::poll_fn(|cx| {
             poll_until(&self.persistent.handle, cx, &mut done, |waker| {
@@ -112,7 +130,7 @@ impl Core {
                 let slot = &inbox.up[child];
                 (slot.count >= turn).then(|| slot.bytes.clone())
             };
-            let bytes = self.wait(*rank, &mut arrived).await?;
+            let bytes = self.wait(*rank, turn, &mut arrived).await?;
             // It may be the user's.
             let added = catch_unwind(AssertUnwindSafe(|| add(own, &bytes)));
             added.map_err(|_| Fault::RemotePanicked(me))?;
@@ -138,7 +156,8 @@ impl Core {
             }
         }
         for (child, rank) in self.tree.children.iter().enumerate() {
-            self.wait(*rank, |inbox| (inbox.taken[child] + 1 >= turn).then_some(())).await?;
+            let taken = |inbox: &Inbox| (inbox.taken[child] + 1 >= turn).then_some(());
+            self.wait(*rank, turn - 1, taken).await?;
         }
         self.write(own)?;
         Self::replay(self.down.as_ref()).await
@@ -151,7 +170,7 @@ impl Core {
         Self::replay(self.down.as_ref()).await?;
         for rank in &self.others {
             let part = |inbox: &Inbox| inbox.parts.get(rank)?.of(turn).map(|part| take(*rank, part));
-            self.wait(*rank, part).await?;
+            self.wait(*rank, turn, part).await?;
         }
         Ok(())
     }
@@ -161,7 +180,7 @@ impl Core {
             let there = inbox.down.count >= turn;
             there.then(|| own.copy_from_slice(&inbox.down.bytes))
         };
-        self.wait(parent, take).await
+        self.wait(parent, turn, take).await
     }
 
     fn next_turn(&mut self) -> Result<u64, Fault> {
@@ -189,13 +208,43 @@ impl Core {
         if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
             inbox.broken.get_or_insert(fault);
         }
-        let info = info_of(self.key, Kind::Broken, 0);
+        Some(self.tell_neighbours(Kind::Broken, cause_of(fault)))
+    }
+
+    /// Tells all neighbours of its end.
+    fn tell_neighbours(&self, kind: Kind, what: Bytes) -> impl Future<Output = ()> + Send + use<> {
+        let info = info_of(self.key, kind, 0);
         let message = self.persistent.message.clone();
         let neighbours: Vec<Rank> = self.tree.neighbours().chain(self.others.iter().copied()).collect();
-        Some(async move {
-            let told = neighbours.into_iter().map(|neighbour| tell(&message, neighbour, &info, fault));
+        async move {
+            let told = neighbours.into_iter().map(|neighbour| tell(&message, neighbour, &info, &what));
             futures::future::join_all(told).await;
-        })
+        }
+    }
+
+    /// Others may use it more often than this rank has. That they do not is the rule, and what tells them so is not waited for.
+    fn tell_of_drop(&mut self) {
+        if !self.made || self.broken.is_some() {
+            return;
+        }
+        let broken = {
+            let board = lock(&self.persistent.board);
+            if board.closed {
+                return; // The departure tells it.
+            }
+            board.inboxes.get(&self.key).and_then(|inbox| inbox.broken)
+        };
+        match broken {
+            Some(fault) => {
+                if let Some(news) = self.end(fault) {
+                    spread(news);
+                }
+            }
+            None => {
+                let turns = Bytes::copy_from_slice(&self.turn.to_le_bytes());
+                spread(self.tell_neighbours(Kind::Left, turns));
+            }
+        }
     }
 
     /// A use was given up amid: the others would wait for this rank, or take what it sends next for what it has not sent.
@@ -203,22 +252,27 @@ impl Core {
         self.amid = false;
         let left = Fault::GroupLeft(self.persistent.handle.me().rank);
         if let Some(news) = self.end(left) {
-            match tokio::runtime::Handle::try_current() {
-                Ok(runtime) => drop(runtime.spawn(news)),
-                Err(error) => {
-                    tracing::warn!(%error, "a persistent collective was given up outside of a runtime: the others wait");
-                }
-            }
+            spread(news);
+        }
+    }
+}
+
+/// Tells the news, which nobody here waits for.
+fn spread(news: impl Future<Output = ()> + Send + 'static) {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(news)),
+        Err(error) => {
+            tracing::warn!(%error, "a persistent collective was dropped outside of a runtime: others that use it wait");
         }
     }
 }
 
 /// Tells a neighbour that a collective has ended. Who is gone needs not be told.
-async fn tell(message: &ActiveMessage, neighbour: Rank, info: &[u8], fault: Fault) {
-    while let Err(SendError::Fault(Fault::OutOfMemory(what))) =
-        message.send(neighbour, cause_of(fault)).info(info).await
+async fn tell(message: &ActiveMessage, neighbour: Rank, info: &[u8], what: &Bytes) {
+    while let Err(SendError::Fault(Fault::OutOfMemory(reason))) =
+        message.send(neighbour, what.clone()).info(info).await
     {
-        tracing::debug!(%neighbour, what, "the end of a persistent collective is told later");
+        tracing::debug!(%neighbour, reason, "the end of a persistent collective is told later");
         tokio::time::sleep(AGAIN).await;
     }
 }

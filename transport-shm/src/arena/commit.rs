@@ -315,7 +315,8 @@ mod tests {
             [(); 3].map(|()| {
                 let before = system.1.load(Ordering::Relaxed);
                 let refused = arena.commit(at, 2 * UNSEEN);
-                let Err(MemoryError::Host { available: 0, .. } | MemoryError::Cgroup { left: 0, .. }) = refused
+                let Err(MemoryError::Host { available: 0, .. } | MemoryError::Cgroup { left: 0, .. }) =
+                    refused
                 else {
                     panic!("{refused:?}")
                 };
