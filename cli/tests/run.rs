@@ -164,18 +164,20 @@ fn whoever_reads_slowly_gets_all_that_ranks_have_printed() {
 fn a_signal_that_was_ignored_when_the_launcher_was_started_ends_nothing() {
     let script =
         "trap '' HUP; exec \"$0\" run -n 1 -- /bin/sh -c 'grep SigIgn /proc/self/status; sleep 1; echo done'";
-    let running = Command::new("/bin/sh")
+    let mut running = Command::new("/bin/sh")
         .args(["-c", script, PROGRAM])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut lines = std::io::BufReader::new(running.stdout.take().unwrap());
+    let mut printed = String::new();
+    std::io::BufRead::read_line(&mut lines, &mut printed).unwrap();
     let pid = rustix::process::Pid::from_child(&running);
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    std::io::Read::read_to_string(&mut lines, &mut printed).unwrap();
     let out = running.wait_with_output().unwrap();
     assert!(out.status.success(), "{}: {}", out.status, text(&out.stderr));
-    let printed = text(&out.stdout);
     let mask = printed.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
     assert!(u64::from_str_radix(mask, 16).unwrap() & 1 != 0, "{printed}");
     assert!(printed.ends_with("done\n"), "{printed}");

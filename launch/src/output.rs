@@ -374,7 +374,7 @@ mod tests {
         impl Read for Slow {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
                 let Some(text) = self.0.take() else { return Ok(0) };
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(5));
                 buffer[..text.len()].copy_from_slice(text);
                 Ok(text.len())
             }

@@ -183,8 +183,10 @@ fn a_failure_anywhere_ends_the_job_everywhere() {
         assert_eq!(outcome.ranks, (0..4).map(ended).collect::<Vec<_>>());
     }
     // Whoever ignores the request is killed after the grace; a signal counts as 128 and its number.
-    let outcome =
-        run("trap '' TERM; [ $POSTHASTE_RANK = 1 ] && { all; kill -11 $$; }; while :; do sleep 0.1; done", 4);
+    let outcome = run(
+        "trap '' TERM; [ $POSTHASTE_RANK = 1 ] && { all; sleep 0.5; kill -11 $$; }; while :; do sleep 0.1; done",
+        4,
+    );
     assert_eq!((outcome.exit_code(), outcome.ranks[3]), (139, RankEnd::Signal(9)));
     // Or the others go on.
     let dir = tempfile::tempdir().unwrap();
@@ -245,7 +247,7 @@ fn a_host_that_cannot_be_used_is_named() {
 #[test]
 fn an_agent_that_is_killed_loses_its_host() {
     let _dog = watchdog();
-    let script = "[ $POSTHASTE_RANK = 2 ] && { all; kill -9 $PPID; }; exec sleep 100";
+    let script = "[ $POSTHASTE_RANK = 2 ] && { all; sleep 0.5; kill -9 $PPID; }; exec sleep 100";
     let outcome = run(script, 4);
     let failure = outcome.first_failure.clone().unwrap();
     assert!(matches!(&failure.cause, Cause::HostLost(why) if why.contains("127.0.0.1")), "{outcome}");

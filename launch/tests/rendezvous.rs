@@ -80,8 +80,9 @@ fn the_job_has_the_identity_that_was_given() {
 #[test]
 fn whoever_serves_may_start_later_and_has_a_name() {
     let _dog = watchdog();
-    // A port that nobody has; that it may be taken meanwhile is found out below.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // A port that nobody has, and that the system gives to nobody who asks for any.
+    let ports = (0..1000).map(|step| 8000 + (std::process::id() * 37 + step) as u16 % 1000);
+    let port = ports.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let early = std::thread::spawn(move || {
         let places = ["no-such-host.invalid:1".to_owned(), format!("localhost:{port}")];
         let mut seat = Rendezvous::meet(&places, 1, 2, &key(7), within(30_000))?;
@@ -191,7 +192,9 @@ fn all_are_told_who_is_missing() {
     let _dog = watchdog();
     let place = serve(12);
     let there: Vec<u32> = vec![0, 4, 11];
+    let seated = std::sync::Barrier::new(there.len());
     let errors = ranks(&place, &there, 12, |rank, mut seat| {
+        seated.wait();
         let patience = if rank == 4 { 400 } else { 60_000 };
         seat.all_gather(b"", within(patience)).unwrap_err()
     });
@@ -226,10 +229,15 @@ fn processes_meet_and_a_killed_one_is_named() {
     }
     let pid = stalls.id();
     let mut stalls = Some(stalls);
+    let seated = std::sync::Barrier::new(3);
     let errors = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            ranks(&place, &[0, 1], 3, |_, mut seat| seat.all_gather(b"", within(60_000)).unwrap_err())
+            ranks(&place, &[0, 1], 3, |_, mut seat| {
+                seated.wait();
+                seat.all_gather(b"", within(60_000)).unwrap_err()
+            })
         });
+        seated.wait();
         std::thread::sleep(Duration::from_millis(100));
         let mut child = stalls.take().unwrap();
         child.kill().unwrap();

@@ -124,7 +124,7 @@ mod tests {
         let far = handle.deadline_after(Duration::from_secs(3600));
         let still: Vec<Pending> =
             (0..100).map(|_| Pending::new(handle.clone(), begin(handle), None, Some(far))).collect();
-        let soon = handle.deadline_after(Duration::from_millis(50));
+        let soon = handle.deadline_after(Duration::from_millis(500));
         let mut last = Pending::new(handle.clone(), begin(handle), None, Some(soon));
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(wakes.clone());

@@ -1,6 +1,8 @@
 //! A rank that writes where and what it must not.
 
-use crate::support::{Random, options, others, run, sealed, soon, unseal, until, wait_for};
+use crate::support::{
+    Random, barrier_before_death, options, others, run, sealed, soon, unseal, until, wait_for,
+};
 use posthaste::components::shm::{Layout, Sizes};
 use posthaste::{CallError, ClientId, ContextId, Endpoint, Fault, Job, Message, Rank, Scope};
 use std::os::unix::fs::FileExt;
@@ -70,8 +72,6 @@ fn register(job: &Job) -> Honest {
 async fn write_garbage(job: &Job, message: &posthaste::ActiveMessage, time: Duration) {
     let me = job.rank();
     let arena = Arena::find(job);
-    // The others are through the barrier, too.
-    tokio::time::sleep(Duration::from_millis(300)).await;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let garbage = std::thread::spawn(move || {
@@ -102,7 +102,7 @@ async fn write_garbage(job: &Job, message: &posthaste::ActiveMessage, time: Dura
 fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
     let printed = run(3, options().body_leaves(), async |job| {
         let Honest { never, message, own, received, told } = register(&job);
-        job.barrier().await.unwrap();
+        barrier_before_death(&job, Rank(2)).await;
         let me = job.rank();
         if me == Rank(2) {
             write_garbage(&job, &message, Duration::from_millis(1500)).await;
@@ -115,7 +115,9 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
             async move {
                 for number in 0..4000 {
                     own.send(other, sealed(number, if number % 8 == 0 { 5000 } else { 50 })).await.unwrap();
-                    tokio::time::sleep(Duration::from_micros(50)).await;
+                    if number % 8 == 0 {
+                        tokio::time::sleep(Duration::from_micros(50)).await;
+                    }
                 }
             }
         });
@@ -150,7 +152,7 @@ fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiti
     let printed = run(3, options, async |job| {
         let Honest { message, told, .. } = register(&job);
         let window = job.world().shmalloc::<u8>(LONG).await.unwrap();
-        job.barrier().await.unwrap();
+        barrier_before_death(&job, Rank(2)).await;
         if job.rank() == Rank(2) {
             write_garbage(&job, &message, Duration::from_millis(500)).await;
             // It lives on, and what the others have exposed is mapped here.
@@ -216,7 +218,7 @@ fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
             job.on_error(move |fault| faults.lock().unwrap().push(fault));
             let message = job.register("any", |_: Message, _: &mut Scope| {}).unwrap();
             let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
-            job.barrier().await.unwrap();
+            barrier_before_death(&job, Rank(1)).await;
             let me = job.rank();
             if me == Rank(1) {
                 // The rank reads its own variable: the loop is that of the launcher.
@@ -226,7 +228,6 @@ fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
                 let (from, to) = (Endpoint::new(me, ContextId(0)), Endpoint::new(Rank(0), ContextId(0)));
                 let (lane, len) = arena.layout.lane(ClientId(0), from, to);
                 let ring: Vec<u8> = (0..(len - 4096) / 8).flat_map(|_| word.to_le_bytes()).collect();
-                tokio::time::sleep(Duration::from_millis(50)).await;
                 // Until rank 0 has seen it and is gone.
                 let until = Instant::now() + Duration::from_secs(60);
                 while job.stats().peers_lost == 0 && Instant::now() < until {
@@ -254,10 +255,9 @@ fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
         let printed = run(3, options().body_leaves().env("POSTHASTE_TEST_SCRIBBLE", &seed), async |job| {
             let Honest { never, message, .. } = register(&job);
             let window = job.shmalloc::<u64>(1000).await.unwrap();
-            job.barrier().await.unwrap();
+            barrier_before_death(&job, Rank(2)).await;
             let me = job.rank();
             if me == Rank(2) {
-                tokio::time::sleep(Duration::from_millis(200)).await;
                 scribble(&job);
                 std::process::exit(0);
             }

@@ -89,10 +89,8 @@ fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
             let old_group = everybody(&job).await;
             assert_eq!(sum(&old_group, 1).await, 3);
             pattern.replay().await.unwrap();
-            job.barrier().await.unwrap();
+            barrier_before_death(&job, ONE).await;
             if me == ONE {
-                // Its last messages of the barrier go out first.
-                tokio::time::sleep(Duration::from_millis(20)).await;
                 std::process::abort();
             }
             soon("the loss", lost(&window, ONE)).await;
@@ -182,13 +180,22 @@ fn fault_an_answer_to_the_old_incarnation_never_reaches_the_new() {
                 }
             })
             .unwrap();
+        let count = second.clone();
+        let came = job.service("came", move |()| std::future::ready(count.load(Ordering::SeqCst))).unwrap();
         job.ready();
         if job.rank() == ONE {
             if job.incarnation() == 0 {
                 let call = slow.call(Rank(0), 111);
+                let begun = async {
+                    while came.call(Rank(0), ()).await != Ok(1) {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                };
                 tokio::select! {
+                    // First: it is the first request.
+                    biased;
                     reply = call => panic!("{reply:?}"),
-                    () = tokio::time::sleep(Duration::from_millis(200)) => std::process::abort(),
+                    () = begun => std::process::abort(),
                 }
             }
             // The first request of this process, and so the same cookie as that of its predecessor.

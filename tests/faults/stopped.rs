@@ -106,7 +106,7 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
         let short = Duration::from_millis(150);
         let events: Arc<Mutex<Vec<Liveness>>> = Arc::default();
         let log = events.clone();
-        job.on_peer_stalled(Duration::from_millis(400), move |event| log.lock().unwrap().push(event));
+        job.on_peer_stalled(Duration::from_millis(1500), move |event| log.lock().unwrap().push(event));
         let told = |event| events.lock().unwrap().contains(&event);
         let received = job.counter();
         let add = received.clone();
@@ -153,7 +153,7 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
             let failed = loop {
                 sent += 1;
                 let payload = Bytes::from(vec![1; 8 << 10]);
-                if let Err(error) = news.multicast(all, payload).deadline(short).await {
+                if let Err(error) = news.multicast(all, payload).deadline(Duration::from_secs(1)).await {
                     break error;
                 }
             };

@@ -45,7 +45,7 @@ fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
 #[test]
 fn fault_ranks_miss_one_that_would_share_memory_and_are_told_what_it_lacks() {
     let shell = "test $POSTHASTE_RANK != 1 || unset POSTHASTE_DEVICE";
-    let options = options().after_shell_command(shell).env("POSTHASTE_JOIN_TIMEOUT", "4").any_end();
+    let options = options().after_shell_command(shell).env("POSTHASTE_JOIN_TIMEOUT", "10").any_end();
     let printed = run_unjoined(3, options, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         match runtime.block_on(posthaste::join()) {

@@ -272,7 +272,8 @@ fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let step = NEXT.fetch_add(1, Ordering::Relaxed) * 2;
-        let port = 10_000 + ((std::process::id() % 200) as u16 * 100 + step) % 20_000;
+        let place = (std::process::id() as u64 * 37 * 2 + u64::from(step)) % 20_000;
+        let port = 10_000 + place as u16;
         if [port, port + 1].iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()) {
             return port;
         }

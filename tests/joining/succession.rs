@@ -45,7 +45,10 @@ impl Write for Log {
             if generation < deaths {
                 is_killed();
             }
-        } else if line.contains("where the ranks met") || line.contains("have met before") {
+        } else if ["where the ranks met", "have met before", "stands by to serve the news"]
+            .iter()
+            .any(|words| line.contains(words))
+        {
             print!("{line}");
         }
         Ok(bytes.len())
@@ -102,9 +105,15 @@ pub async fn stopped_rank() -> posthaste::Result<()> {
     log();
     let job = posthaste::join().await?;
     let mut heard = Heard::of(&job);
-    // Some stand by then.
+    // The file is written in the moment in which one stands by.
+    let go = std::env::var(GO).unwrap();
+    let next: u32 = loop {
+        match std::fs::read_to_string(&go).unwrap_or_default().parse() {
+            Ok(next) => break next,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    };
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let next: u32 = std::fs::read_to_string(std::env::var(GO).unwrap()).unwrap().parse().unwrap();
     let (me, stopped) = (job.rank(), std::env::var(STOPPED).unwrap());
     let dies = Rank(if next == 5 { 4 } else { 5 });
     if me == Rank(0) {
@@ -276,8 +285,7 @@ fn revenants(test: &str, early: bool) {
         }
     };
     until("all are there", &|| ranks.iter().all(|rank| rank.has_said("is there")));
-    // So that somebody stands by.
-    std::thread::sleep(Duration::from_millis(500));
+    until("somebody stands by", &|| said().contains("stands by to serve the news"));
     let survivors = |ranks: &[Watched], signal| {
         for rank in &ranks[1..4] {
             let pid = rustix::process::Pid::from_child(&rank.child);

@@ -218,8 +218,16 @@ fn error_a_call_ends_at_its_deadline_and_its_late_reply_harms_nobody() {
             .unwrap();
         let peer = Rank(1 - job.rank().0);
         let late = CallError::Fault(Fault::DeadlineExceeded);
-        for _ in 0..20 {
-            assert_eq!(slow.call_within(peer, 60, Duration::from_millis(20)).await, Err(late.clone()));
+        let mut expired = 0;
+        while expired < 20 {
+            match slow.call_within(peer, 60, Duration::from_millis(20)).await {
+                // On a busy machine the answer may come before the deadline is looked at.
+                Ok(60) => {}
+                ended => {
+                    assert_eq!(ended, Err(late.clone()));
+                    expired += 1;
+                }
+            }
         }
         // The late replies arrive among those of other calls.
         for millis in 0..40 {

@@ -54,14 +54,14 @@ impl Victim {
         book
     }
 
-    /// The real rank 1 joins and is served within two seconds, and nothing else has ever arrived.
+    /// The real rank 1 joins and is served soon, and nothing else has ever arrived.
     async fn goes_on(&self) {
         assert!(self.log.is_empty(), "a stranger's message was dispatched: {:?}", self.log.all());
         assert!(self.member.errors().is_empty(), "{:?}", self.member.errors());
         let start = Instant::now();
         let one = Member::open(of(1, self.mode), self.book(self.address()), &Log::default()).await;
         assert_eq!(one.call(0, b"genuine").await.expect("it is let in"), b"genuine");
-        assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
         one.send(0, LOG, b"first", &[], false).await.expect("it lives");
         while self.log.is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -232,7 +232,7 @@ async fn a_reflection_is_refused() {
         book.set(Rank(1), PeerAddress { address, incarnation: 1 });
         let log = Log::default();
         let mut config = of(0, mode);
-        config.times.connect = Duration::from_millis(300);
+        config.times.connect = Duration::from_millis(1500);
         let victim = Member::open(config, book, &log).await;
         let own = victim.device.address();
         let over = Arc::new(AtomicBool::new(false));
@@ -301,7 +301,8 @@ async fn a_thousand_slow_sockets_keep_nobody_out() {
     let _dog = watched("slow sockets");
     for mode in [Mode::HandshakeOnly, Mode::Encrypted] {
         let mut config = of(0, mode);
-        config.times.handshake = Duration::from_secs(2);
+        // Longer than the genuine rank is given.
+        config.times.handshake = Duration::from_secs(6);
         let victim = Victim::open(config).await;
         let mut slow = Vec::new();
         for number in 0..1000 {
@@ -533,12 +534,16 @@ fn who_is_stopped_before_its_verdict_is_not_lost() {
         loop {
             let (mut stream, _) = stopped.accept().expect("it is tried again");
             let mut hello = [0; HELLO_LEN];
-            stream.read_exact(&mut hello).expect("a hello");
+            // It may have been given up before it came to that, and is tried again.
+            if stream.read_exact(&mut hello).is_err() {
+                continue;
+            }
             let (_, responder, answer) = respond(&me, &hello).expect("the same key");
-            stream.write_all(&answer).expect("a small write");
             let mut finish = [0; FINISH_LEN];
-            stream.read_exact(&mut finish).expect("its proof");
-            std::thread::sleep(Duration::from_millis(700));
+            if stream.write_all(&answer).is_err() || stream.read_exact(&mut finish).is_err() {
+                continue;
+            }
+            std::thread::sleep(Duration::from_millis(1500));
             let Some(verdict) = verdicts.next().expect("it comes twice") else { continue };
             let mut channel = responder.finished(&finish).expect("it has the key");
             let last = channel.verdict(verdict).expect("it can be said");
@@ -552,7 +557,7 @@ fn who_is_stopped_before_its_verdict_is_not_lost() {
     runtime.block_on(async {
         let mut config = of(1, Mode::HandshakeOnly);
         (config.times.connect, config.times.handshake) =
-            (Duration::from_millis(200), Duration::from_millis(100));
+            (Duration::from_millis(800), Duration::from_millis(300));
         let book = Arc::new(AddressBook::new(2));
         book.set(Rank(0), PeerAddress { address: place, incarnation: 1 });
         let one = Member::open(config, book, &Log::default()).await;

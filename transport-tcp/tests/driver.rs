@@ -186,10 +186,11 @@ async fn a_rank_may_start_late(mode: Mode) {
     let shape = JobShape { ranks: 3, clients: 1, contexts: 1 };
     let book = Arc::new(AddressBook::new(3));
     let log = Log::default();
-    // A port that nobody listens on now, and somebody will.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = free.local_addr().expect("it is bound");
-    drop(free);
+    // A port that nobody listens on now, and rank 1 will: until then it is kept from others.
+    let kept = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    kept.set_reuse_address(true).expect("a flag of a socket");
+    kept.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let address = kept.local_addr().expect("it is bound").as_socket().expect("of this kind");
     book.set(Rank(1), PeerAddress { address, incarnation: 1 });
     let open = |rank: u32| {
         let mut config = support::config(Rank(rank), shape, mode, Limits::default());
@@ -204,6 +205,7 @@ async fn a_rank_may_start_late(mode: Mode) {
     }
     tokio::time::sleep(Duration::from_millis(30)).await;
     let _others = [open(1).await, open(2).await];
+    drop(kept);
     arrived(&log, 2).await;
     assert_eq!(first.call(2, b"hello").await.expect("it lives"), b"hello");
 }

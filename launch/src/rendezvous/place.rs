@@ -68,7 +68,8 @@ mod tests {
             assert_eq!(MetAt::new(name, ([127, 0, 0, 3], 7).into()).everywhere, everywhere, "{name}");
         }
         // As the resolver of the host itself has it, and as that of others may.
-        let port = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap().port();
+        // Free on all interfaces.
+        let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
         let address = SocketAddr::from(([127, 0, 0, 3], port));
         for (name, everywhere) in [(address.to_string(), false), (format!("localhost.:{port}"), true)] {
             let met_at = MetAt::new(&name, address);

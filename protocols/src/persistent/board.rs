@@ -6,7 +6,7 @@ use super::call::Making;
 use crate::cause::{names_ranks_of, parse_cause};
 use crate::ends::on_end;
 use crate::message::Message;
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use posthaste_core::context::Shared;
 use posthaste_core::protocol::{Incoming, Protocol};
 use posthaste_core::sync::lock;
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Down = 1,
     /// A child has taken the result out of its place.
     Taken = 2,
-    /// A neighbour has given up; the payload says why.
+    /// A neighbour has given up; the payload says in which of its uses, and why.
     Broken = 3,
     /// A member's part of an exchange between all.
     Part = 4,
@@ -103,8 +103,8 @@ pub(super) struct Inbox {
     pub taken: Vec<u64>,
     /// Neighbours that have dropped it, and how often each had used it.
     left: BTreeMap<Rank, u64>,
-    /// Why it works no more.
-    pub broken: Option<Fault>,
+    /// From which use on it works no more, and why. Whoever says so has done its part of those before.
+    broken: Option<(u64, Fault)>,
     pub waker: Option<Waker>,
 }
 
@@ -141,6 +141,18 @@ impl Inbox {
         })
     }
 
+    /// It works no more from that use on.
+    pub fn break_from(&mut self, turn: u64, fault: Fault) {
+        if self.broken.is_none_or(|(first, _)| turn < first) {
+            self.broken = Some((turn, fault));
+        }
+    }
+
+    /// Why a use fails, if it does.
+    pub fn failure(&self, turn: u64) -> Option<Fault> {
+        self.broken.filter(|(first, _)| turn >= *first).map(|(_, fault)| fault)
+    }
+
     /// Whether a neighbour has dropped it before its use of that number.
     pub fn is_left_before(&self, turn: u64, neighbour: Rank) -> bool {
         self.left.get(&neighbour).is_some_and(|turns| *turns < turn)
@@ -169,17 +181,24 @@ impl Inbox {
                 message.copy_to(&mut pair.bytes[(pair.count % 2) as usize]);
             }
             Kind::Left if from_neighbour() => {
-                let turns = <[u8; 8]>::try_from(&message.to_bytes()[..]).ok()?;
-                self.left.insert(source, u64::from_le_bytes(turns));
+                let turns = take_turn(&mut message.to_bytes())?;
+                self.left.insert(source, turns);
             }
             Kind::Broken if from_neighbour() => {
-                let cause = parse_cause(message.to_bytes()).filter(|cause| names_ranks_of(size, *cause))?;
-                self.broken.get_or_insert(cause);
+                let mut news = message.to_bytes();
+                let turn = take_turn(&mut news)?;
+                let cause = parse_cause(news).filter(|cause| names_ranks_of(size, *cause))?;
+                self.break_from(turn, cause);
             }
             _ => return None,
         }
         Some(())
     }
+}
+
+/// The number of a use, before what else a payload says.
+fn take_turn(payload: &mut Bytes) -> Option<u64> {
+    payload.try_get_u64_le().ok()
 }
 
 /// So many bytes that are zero.
@@ -310,7 +329,7 @@ fn gone(board: &Mutex<Board>, rank: Rank, fault: Fault) {
         board.down.insert(rank, fault);
         for inbox in board.inboxes.values_mut().filter(|inbox| inbox.members.contains(&rank)) {
             if !matches!(fault, Fault::PeerClosed(_)) {
-                inbox.broken.get_or_insert(fault);
+                inbox.break_from(0, fault);
             }
             wakers.extend(inbox.waker.take());
         }
@@ -318,9 +337,10 @@ fn gone(board: &Mutex<Board>, rank: Rank, fault: Fault) {
     wakers.into_iter().for_each(Waker::wake);
 }
 
-/// A cause as a payload.
-pub(super) fn cause_of(fault: Fault) -> Bytes {
+/// In which use it has ended, and why, as a payload.
+pub(super) fn news_of(turn: u64, fault: Fault) -> Bytes {
     let mut bytes = bytes::BytesMut::new();
+    bytes.put_u64_le(turn);
     crate::cause::put_cause(&mut bytes, fault);
     bytes.freeze()
 }

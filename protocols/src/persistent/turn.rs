@@ -1,6 +1,6 @@
 //! One member's side of a persistent collective, and its uses one after the other.
 
-use super::board::{Inbox, Key, Kind, cause_of, info_of};
+use super::board::{Inbox, Key, Kind, info_of, news_of};
 use super::{Persistent, PersistentError, Tree};
 use crate::detach::Detaching;
 use crate::exchange::AGAIN;
@@ -80,7 +80,7 @@ impl Core {
         let mut done = || {
             let board = lock(board);
             let Some(inbox) = board.inboxes.get(&key) else { return Some(Err(Fault::Shutdown)) };
-            if let Some(fault) = inbox.broken {
+            if let Some(fault) = inbox.failure(self.turn) {
                 return Some(Err(fault));
             }
             if let Some(taken) = take(inbox) {
@@ -193,22 +193,22 @@ impl Core {
     pub async fn ended(&mut self, outcome: Result<(), Fault>) -> Result<(), PersistentError> {
         self.amid = false;
         let Err(fault) = outcome else { return Ok(()) };
-        if let Some(news) = self.end(fault) {
+        if let Some(news) = self.end(self.turn, fault) {
             // They hear of it also if nobody waits for that here.
             Detaching::new(news).await;
         }
         Err(fault.into())
     }
 
-    /// Nothing of it ends well any more; whoever has to be told is so by the future, if there is anybody.
-    fn end(&mut self, fault: Fault) -> Option<impl Future<Output = ()> + Send + use<>> {
+    /// Nothing of it ends well from that use on; whoever has to be told is so by the future, if there is anybody.
+    fn end(&mut self, turn: u64, fault: Fault) -> Option<impl Future<Output = ()> + Send + use<>> {
         if self.broken.replace(fault).is_some() {
             return None;
         }
         if let Some(inbox) = lock(&self.persistent.board).inboxes.get_mut(&self.key) {
-            inbox.broken.get_or_insert(fault);
+            inbox.break_from(turn, fault);
         }
-        Some(self.tell_neighbours(Kind::Broken, cause_of(fault)))
+        Some(self.tell_neighbours(Kind::Broken, news_of(turn, fault)))
     }
 
     /// Tells all neighbours of its end.
@@ -232,11 +232,11 @@ impl Core {
             if board.closed {
                 return; // The departure tells it.
             }
-            board.inboxes.get(&self.key).and_then(|inbox| inbox.broken)
+            board.inboxes.get(&self.key).and_then(|inbox| inbox.failure(u64::MAX))
         };
         match broken {
             Some(fault) => {
-                if let Some(news) = self.end(fault) {
+                if let Some(news) = self.end(self.turn + 1, fault) {
                     spread(news);
                 }
             }
@@ -251,7 +251,7 @@ impl Core {
     fn give_up(&mut self) {
         self.amid = false;
         let left = Fault::GroupLeft(self.persistent.handle.me().rank);
-        if let Some(news) = self.end(left) {
+        if let Some(news) = self.end(self.turn, left) {
             spread(news);
         }
     }

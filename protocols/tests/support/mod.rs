@@ -74,7 +74,7 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
         let hubs: Vec<_> = members.iter().map(|member| member.collectives.clone()).collect();
         let clients: Vec<_> = members.iter().map(|member| member.client.clone()).collect();
         let all = join_all(members.into_iter().map(|member| body(member)));
-        if tokio::time::timeout(Duration::from_secs(100), all).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(220), all).await.is_err() {
             hubs.iter().for_each(|hub| eprintln!("{hub:?}"));
             panic!("some rank does not end");
         }

@@ -240,7 +240,13 @@ mod tests {
         let mut behind = Vec::new();
         let mut most = 0;
         while fill.missing() > 0 {
-            let (asked, room) = fill.direct().expect("slices of such a length are worth it");
+            let Some((asked, room)) = fill.direct() else {
+                // Too little is left of too many, which is so where what came ended near the end.
+                let mut some = vec![0; fill.missing().min(5000)];
+                let count = io::Read::read(&mut &stream, &mut some).expect("nothing breaks");
+                assert_eq!(fill.take(&some[..count]), count);
+                continue;
+            };
             most = most.max(asked);
             let mut buffer = [0; HEADER];
             let count = fill.read(&mut buffer[..room], &stream).expect("nothing breaks");
