@@ -15,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 /// Bytes of a chunk of the file; it goes on to the end of its last word.
 const CHUNK: usize = 64 << 10;
@@ -68,20 +68,19 @@ async fn count(ranks: u32, file: &Path) -> Result<()> {
         let [words, bytes] = &mut needs[place(word, n).0.index()];
         (*words, *bytes) = (*words + 1, *bytes + word.len());
     }
-    let needs = job.all_gather(needs.as_bytes()).await?;
-    let need = |at| needs.iter().map(|blob| number(blob, 2 * me.index() + at)).sum::<usize>();
+    let needs: Vec<[usize; 2]> = job.world().all_gather(&needs).await?; // n of each rank, one after the other
+    let need = |at| needs.iter().skip(me.index()).step_by(n).map(|need: &[usize; 2]| need[at]).sum::<usize>();
     let table: Table = (job.shmalloc(2 * need(0)).await?, job.shmalloc(need(1)).await?);
 
     tokio::try_join!(send_counts(&job, &tally, counts), fill_table(&job, tallies, &table))?;
     job.barrier().await?;
     let (s, time) = (job.stats(), start.elapsed().as_micros() as u64);
     let figures = [s.messages_sent, s.bytes_sent, s.messages_received, s.bytes_received, time];
-    let figures = job.all_gather(figures.as_bytes()).await?;
+    let figures = job.world().all_gather(&[figures]).await?;
     if me == Rank(0) {
         report(&job, &table, &whole).await?;
         common::say!("\nrank   msgs sent   bytes sent   msgs recv   bytes recv      time/us");
-        for (rank, blob) in figures.iter().enumerate() {
-            let [sent, bytes, received, bytes_in, us] = [0, 1, 2, 3, 4].map(|at| number(blob, at));
+        for (rank, [sent, bytes, received, bytes_in, us]) in figures.iter().enumerate() {
             common::say!("{rank:>4} {sent:>11} {bytes:>12} {received:>11} {bytes_in:>12} {us:>12}");
         }
     }
@@ -132,7 +131,7 @@ async fn fill_table(job: &Job, mut tallies: MessageStream, (table, text): &Table
             senders -= 1;
             continue;
         }
-        let (count, word) = (number(tally.info(), 0), tally.into_bytes());
+        let (count, word) = (usize::read_from_bytes(tally.info()).unwrap_or(0), tally.into_bytes());
         let mut at = place(&word, job.size()).1 % table.len(me);
         let (sum, first) = loop {
             match table.load(at).unwrap_or_default() {
@@ -186,9 +185,4 @@ fn place(word: &[u8], ranks: usize) -> (Rank, usize) {
     word.hash(&mut hasher);
     let hash = hasher.finish() as usize;
     (Rank((hash % ranks) as u32), hash / ranks)
-}
-
-/// The machine word number `at` of a message.
-fn number(bytes: &[u8], at: usize) -> usize {
-    usize::read_from_prefix(&bytes[8 * at..]).map_or(0, |(number, _)| number)
 }

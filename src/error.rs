@@ -414,12 +414,14 @@ mod tests {
             (Rank(1), SendError::UnknownRank { rank: Rank(1), size: 1 }),
             (Rank(2), SendError::Fault(lost)),
         ];
-        let errors: [Error; 14] = [
+        let errors: [Error; 16] = [
             lost.into(),
             SendError::Fault(lost).into(),
             CallError::Fault(lost).into(),
             RmaError::Fault(lost).into(),
             PatternError::Fault(lost).into(),
+            PatternError::from(SendError::Fault(lost)).into(),
+            PatternError::from(RmaError::Fault(lost)).into(),
             CollectiveError::Fault(lost).into(),
             PersistentError::Fault(lost).into(),
             PersistentError::Collective(lost.into()).into(),

@@ -4,11 +4,12 @@ use crate::error::JoinError;
 use crate::place::{layout_of, sizes_of};
 use posthaste_core::JobShape;
 pub use posthaste_launch::{
-    Cause, Failure, JobOutcome, Launch, LaunchError, Output, RankEnd, RunningJob, Settings, Signal,
+    BrokerError, Cause, EnvError, Failure, ForeignError, HostFdsError, Hosts, JobOutcome, Launch,
+    LaunchError, MeetingError, Output, RankEnd, RunningJob, Settings, Signal,
 };
 
 /// A launch of `ranks` ranks of the current program with its own arguments, with an arena of the right size for the
-/// settings in the environment.
+/// settings in the environment. Of one client and one context each: [`prepare`] makes others.
 ///
 /// # Errors
 /// If a `POSTHASTE_` setting is wrong, or there is no arena for a job of that shape.
@@ -39,7 +40,8 @@ pub fn program(
     prepare(Launch::program(path), ranks, clients, contexts)
 }
 
-/// Gives a launch its shape and an arena of the size that the shape needs.
+/// Gives a launch its shape and an arena of the size that the shape needs. The shape is settled by that: do not change the
+/// ranks, contexts or clients of the result.
 ///
 /// # Examples
 /// ```

@@ -62,18 +62,18 @@ pub use posthaste_core::Loan;
 pub use posthaste_core::engine::{FifoError, FifoOptions, FifoStatus, PatternError};
 pub use posthaste_core::memory::{LeasedPage, LoanedPage};
 pub use posthaste_core::{
-    CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Fault, Handle,
-    JobShape, LossCause, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope, SendError,
-    Stats, Sysdep, TrySendError,
+    CallError, Caps, ClientId, Collective, ConnectionId, Context, ContextId, Device, Endpoint, Face, Fault,
+    Handle, JobShape, LossCause, MemoryError, Messager, Protocol, Rank, RegisterError, RmaError, Scope,
+    SendError, Stats, Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
     ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, Call, CollectiveError, Collectives,
     Connection, ConnectionManager, Control, Counter, Element, EncodedMessage, FetchEach, Fifo, Fill, First,
-    Get, GetInto, GetTo, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend,
-    MultisendError, One, OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement, PutSignal,
-    PutSlice, Received, Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion, Replay, SendMessage,
-    SendSlice, Service, ServiceOptions, Signal, TypedMessage, UpdateEach, Window, Within, Word, WordIndex,
-    WordUpdate, Words, within,
+    Get, GetInto, GetTo, GetTyped, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend,
+    MultisendError, Namespace, One, OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement,
+    PutSignal, PutSlice, PutTyped, Received, Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion,
+    Replay, SendMessage, SendSlice, SendSliceWith, Service, ServiceOptions, Signal, TypedMessage, UpdateEach,
+    Window, Within, Word, WordIndex, WordUpdate, Words, within,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

@@ -77,7 +77,9 @@ impl std::fmt::Display for LossCause {
             LossCause::Disconnected => f.write_str("its connection ended without a goodbye"),
             LossCause::Broken(kind) => write!(f, "its connection broke: {kind}"),
             LossCause::Silent => f.write_str("its host does not answer any more"),
-            LossCause::Unreachable => f.write_str("it could not be connected to"),
+            LossCause::Unreachable => f.write_str(
+                "it could not be connected to in time, or had given this rank up before, as its log says: if it lives, see whether a firewall, POSTHASTE_TCP_INTERFACE or POSTHASTE_TCP_PORTS is in the way",
+            ),
             LossCause::NoDescriptor(Some(limit)) => write!(
                 f,
                 "this side may open {limit} files and had no descriptor left to connect with: raise RLIMIT_NOFILE (`ulimit -n`)"
@@ -239,7 +241,7 @@ pub enum SendError {
         /// Number of contexts of each client.
         contexts: u16,
     },
-    /// Message info is limited to 7 quads.
+    /// Message info is limited to 7 quads, 112 bytes.
     #[error("message info of {len} bytes is too long: at most {max} bytes (7 quads)", max = crate::descriptor::MAX_INFO)]
     InfoTooLong {
         /// Length that was given, in bytes.

@@ -3,7 +3,7 @@
 use crate::common::Result;
 use crate::pencil::{Pencil, grid, points};
 use futures::future::try_join_all;
-use posthaste::{ActiveMessage, Bytes, Job, MessageStream, Pattern, Rank, Region, Window};
+use posthaste::{ActiveMessage, Job, MessageStream, Pattern, Rank, Region, Window};
 use rustfft::num_complex::Complex;
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -108,7 +108,7 @@ impl Transpose {
         let mut rest = packed;
         let sends = self.peers.iter().map(|(rank, points)| {
             let block = rest.split_off(..*points).unwrap_or_default();
-            self.block.send(*rank, Bytes::copy_from_slice(block.as_bytes()))
+            self.block.send_slice(*rank, block.as_bytes())
         });
         let receive = async {
             let mut blocks = BTreeMap::new();

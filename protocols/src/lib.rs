@@ -52,7 +52,7 @@ pub use namespace::Namespace;
 pub use pattern::{Pattern, Recorder, Replay};
 pub use persistent::Persistent;
 pub use pulse::{Liveness, Pulse};
-pub use send::{SendMessage, SendSlice};
+pub use send::{SendMessage, SendSlice, SendSliceWith};
 pub use service::{Call, Service, ServiceOptions};
 pub use stream::MessageStream;
 pub use typed::{EncodedMessage, TypedMessage};

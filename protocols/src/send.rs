@@ -605,23 +605,61 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
     /// Starts it the general way; the bytes are copied only if they have to wait here.
     #[cold]
     fn start_slowly(&self) -> Result<Option<SendMessage<'f, F>>, SendError> {
-        let (face, bytes) = (self.face, self.bytes);
         let (target, protocol) = self.target();
         let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        let payload = Payload::Borrowed(bytes);
-        let send =
-            |engine: &mut Engine| start_with(engine.scope().send(&envelope.args(0), payload, Wait::Await)).0;
-        let (state, buffer) = match face.enter(send) {
-            Ok(started) => match own(started, || Handle::of(face), None) {
-                Step::Done => return Ok(None),
-                Step::Failed(error) => return Err(error),
-                Step::Queued(pending) => (State::Queued(pending), None),
-                Step::Later(pending) => (State::Later(pending), Some(Buffer::copy(bytes))),
-            },
-            // Somebody else is at the engine.
-            Err(_) => (State::Start(Wait::Await), Some(Buffer::copy(bytes))),
+        start_borrowed(self.face, envelope, self.bytes, None)
+    }
+
+    /// With options that few sends have. They are asked for before the first poll: one that has begun goes on as it is.
+    fn with(self) -> SendSliceWith<'f, 's, F> {
+        let (target, protocol) = self.target();
+        let envelope = Envelope { target, protocol, info: None, relaxed: false };
+        let begun = match self.way {
+            Way::Fresh => None,
+            Way::Slow(send) => Some(Some(*send)),
+            Way::Done => Some(None),
         };
-        Ok(Some(SendMessage { face, envelope, deadline: None, buffer, slow: Some(state.into()) }))
+        SendSliceWith { face: self.face, bytes: self.bytes, envelope, deadline: None, in_line: false, begun }
+    }
+
+    /// Message info, up to 112 bytes, which is copied.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (block, mut blocks) = job.stream("block")?;
+    /// // A header of one's own, and data that stays where it is.
+    /// let data = vec![7_u8; 1000];
+    /// block.send_slice(job.rank(), &data).info(&42_u32.to_le_bytes()).await?;
+    /// let received = blocks.recv().await.expect("the job goes on");
+    /// assert_eq!((received.info(), received.len()), (&42_u32.to_le_bytes()[..], 1000));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn info(self, info: &[u8]) -> SendSliceWith<'f, 's, F> {
+        self.with().info(info)
+    }
+
+    /// As [`SendMessage::deadline`].
+    pub fn deadline(self, after: Duration) -> SendSliceWith<'f, 's, F> {
+        self.with().deadline(after)
+    }
+
+    /// As [`SendMessage::relaxed`].
+    pub fn relaxed(self) -> SendSliceWith<'f, 's, F> {
+        self.with().relaxed()
+    }
+
+    /// As [`SendMessage::sequential`].
+    pub fn sequential(self) -> SendSliceWith<'f, 's, F> {
+        self.with().sequential()
+    }
+
+    /// As [`SendMessage::to_context`].
+    pub fn to_context(self, context: ContextId) -> SendSliceWith<'f, 's, F> {
+        self.with().to_context(context)
     }
 
     #[cold]
@@ -650,5 +688,119 @@ impl<F: Face> Future for SendSlice<'_, '_, F> {
             }
         }
         self.poll_slowly(cx)
+    }
+}
+
+/// Starts a send of borrowed bytes; they are copied only if they have to wait here. `None`: it is on its way.
+#[cold]
+fn start_borrowed<'f, F: Face>(
+    face: &'f F,
+    envelope: Envelope,
+    bytes: &[u8],
+    deadline: Option<u64>,
+) -> Result<Option<SendMessage<'f, F>>, SendError> {
+    let payload = Payload::Borrowed(bytes);
+    let send =
+        |engine: &mut Engine| start_with(engine.scope().send(&envelope.args(0), payload, Wait::Await)).0;
+    let (state, buffer) = match face.enter(send) {
+        Ok(started) => match own(started, || Handle::of(face), deadline) {
+            Step::Done => return Ok(None),
+            Step::Failed(error) => return Err(error),
+            Step::Queued(pending) => (State::Queued(pending), None),
+            Step::Later(pending) => (State::Later(pending), Some(Buffer::copy(bytes))),
+        },
+        // Somebody else is at the engine.
+        Err(_) => (State::Start(Wait::Await), Some(Buffer::copy(bytes))),
+    };
+    Ok(Some(SendMessage { face, envelope, deadline, buffer, slow: Some(state.into()) }))
+}
+
+/// A [`SendSlice`] with options. Ready when the bytes are reusable and the message is on its way.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// use std::time::Duration;
+/// let job = posthaste::solo().await?;
+/// let (line, mut lines) = job.stream("line")?;
+/// let text = String::from("borrowed");
+/// line.send_slice(job.rank(), text.as_bytes()).info(b"with a header").deadline(Duration::from_secs(1)).await?;
+/// assert_eq!(lines.recv().await.expect("the job goes on").info(), b"with a header");
+/// # job.leave().await
+/// # }
+/// ```
+#[must_use = "a send does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct SendSliceWith<'f, 's, F: Face> {
+    face: &'f F,
+    bytes: &'s [u8],
+    envelope: Envelope,
+    deadline: Option<u64>,
+    in_line: bool,
+    /// Once it has begun; `None` in it: it has ended.
+    begun: Option<Option<SendMessage<'f, F>>>,
+}
+
+impl<F: Face> Unpin for SendSliceWith<'_, '_, F> {}
+
+impl<F: Face> SendSliceWith<'_, '_, F> {
+    /// Message info, up to 112 bytes, which is copied.
+    pub fn info(mut self, info: &[u8]) -> Self {
+        self.envelope.info = Some(info.into());
+        self
+    }
+
+    /// As [`SendMessage::deadline`].
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Some(Handle::of(self.face).deadline_after(after));
+        self
+    }
+
+    /// As [`SendMessage::relaxed`].
+    pub fn relaxed(mut self) -> Self {
+        (self.envelope.relaxed, self.in_line) = (true, false);
+        self
+    }
+
+    /// As [`SendMessage::sequential`].
+    pub fn sequential(mut self) -> Self {
+        (self.envelope.relaxed, self.in_line) = (false, true);
+        self
+    }
+
+    /// As [`SendMessage::to_context`].
+    pub fn to_context(mut self, context: ContextId) -> Self {
+        self.envelope.target.context = context;
+        self
+    }
+
+    fn begin(&mut self) -> Result<(), SendError> {
+        let (face, deadline, envelope) = (self.face, self.deadline, self.envelope.clone());
+        let send = if self.in_line {
+            let (buffer, slow) = (Some(Buffer::copy(self.bytes)), Some(State::Line(None).into()));
+            Some(SendMessage { face, envelope, deadline, buffer, slow })
+        } else {
+            start_borrowed(face, envelope, self.bytes, deadline)?
+        };
+        self.begun = Some(send);
+        Ok(())
+    }
+}
+
+impl<F: Face> Future for SendSliceWith<'_, '_, F> {
+    type Output = Result<(), SendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.begun.is_none() {
+            ready!(budget::proceed(cx));
+            self.begun = Some(None);
+            budget::spend_on(budget::MESSAGE, self.bytes.len());
+            self.begin()?;
+        }
+        let Some(Some(send)) = &mut self.begun else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(send.step(cx));
+        self.begun = Some(None);
+        Poll::Ready(outcome)
     }
 }

@@ -97,7 +97,7 @@ pub struct MessageStream {
 }
 
 impl MessageStream {
-    /// The next message; `None` once the job was left.
+    /// The next message; `None` once the job was left. It does not end when senders die or leave: others may still send.
     ///
     /// # Cancel safety
     /// Cancel safe: a message is taken only when the future is ready.

@@ -15,6 +15,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 impl Job {
     /// Registers a message whose handler runs inside `advance`, for each message, in order. It must be short.
     ///
+    /// It runs on whichever thread is at the context: do not block, do not count on a Tokio runtime, and send by
+    /// [`send_in`](ActiveMessage::send_in). A panic is caught, logged, and counted in [`Stats::panics`](crate::Stats); the sender
+    /// is not told.
+    ///
     /// # Examples
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -161,6 +165,10 @@ impl Job {
     }
 
     /// Registers a message that is delivered to a stream; a slow consumer slows its senders.
+    ///
+    /// What waits in the stream takes credit: 1,024 messages and 16 MiB of payload of each sender (`POSTHASTE_CREDITS`,
+    /// `POSTHASTE_CREDIT_BYTES`). Ranks that all send more than that before any of them receives wait for ever: send and
+    /// receive at once, by `tokio::join!` or in tasks.
     ///
     /// # Examples
     /// ```

@@ -17,8 +17,10 @@ use posthaste_protocols::{
 };
 use std::sync::Arc;
 
-/// This rank's part in a job, for one client of the process. Cheap to clone; the last clone does not leave the job:
-/// [`leave`](Job::leave) does, and so does the end of the process.
+/// This rank's part in a job, for one client of the process. Cheap to clone.
+///
+/// Dropping it leaves nothing: only [`leave`](Job::leave) does. A process that ends without it, even with exit code 0, has
+/// died for the others: they get [`Fault::PeerLost`], and the collective operations of the world are broken.
 ///
 /// # Examples
 /// ```

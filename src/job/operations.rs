@@ -102,11 +102,10 @@ impl Job {
     /// # async fn main() -> posthaste::Result<()> {
     /// let job = posthaste::solo().await?;
     /// let region = job.region(64).await?;
-    /// // The key is plain data; here it goes to a peer by a collective operation.
-    /// let keys = job.all_gather(&posthaste::components::protocols::codec::encode(&region.key())?).await?;
+    /// // The key is plain data; here it goes to all peers by a collective operation.
+    /// let keys = job.world().all_gather(&[region.key()]).await?;
     /// let right = job.rank().next(job.size());
-    /// let key = posthaste::components::protocols::codec::decode(&keys[right.index()])?;
-    /// let remote = job.remote_region(key).await?;
+    /// let remote = job.remote_region(keys[right.index()]).await?;
     /// remote.put_slice(0, b"hello, neighbour").await?;
     /// job.barrier().await?;
     /// let mut greeting = [0; 5];

@@ -48,6 +48,11 @@ use std::time::Instant;
 /// [`JoinError::NoJob`] if it was started for none: each process would think that it is alone. Otherwise what was seen
 /// in the environment, or who did not come within `POSTHASTE_JOIN_TIMEOUT` (60 s).
 ///
+/// # Progress
+/// Messages, calls and most collective operations move while a task awaits one of them, or when the runtime that joined runs the
+/// context's driver. A rank that computes without awaiting answers nobody: see *Progress* in the README. When that runtime
+/// ends, all operations end with [`Fault::Shutdown`](crate::Fault::Shutdown).
+///
 /// The first job of a process wraps its panic hook once, to look in silence what the runtime has: a hook of one's own is set
 /// afterwards.
 ///
@@ -65,6 +70,27 @@ pub async fn join() -> Result<Job, Error> {
 ///
 /// Call it first in `main`: what comes before is done by the process that starts the ranks as well. That one forwards signals, no
 /// longer ignores SIGCHLD if it did, and ends by [`std::process::exit`], without destructors.
+///
+/// Not in a `#[test]`: it would start the whole test program as ranks. A test is a job of one by [`solo`], or starts itself:
+/// ```no_run
+/// use posthaste::launcher::{self, Launch};
+///
+/// // #[test]
+/// fn ring() {
+///     if std::env::var_os("POSTHASTE_JOB").is_none() {
+///         let own = Launch::program(std::env::current_exe().unwrap());
+///         let ranks = own.args(["ring", "--exact", "--nocapture"]);
+///         let outcome = launcher::prepare(ranks, 4, 1, 1).unwrap().spawn().unwrap().wait();
+///         return assert!(outcome.success(), "{outcome}");
+///     }
+///     let runtime = tokio::runtime::Runtime::new().unwrap();
+///     runtime.block_on(async {
+///         let job = posthaste::join().await.unwrap();
+///         // The test, on each of four ranks.
+///         job.leave().await.unwrap();
+///     });
+/// }
+/// ```
 ///
 /// # Examples
 /// ```

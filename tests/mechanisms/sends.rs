@@ -590,3 +590,46 @@ fn m_d07_messages_of_a_type_that_serde_encodes_arrive_as_they_were_and_other_typ
         assert_eq!(job.stats().panics, 0);
     });
 }
+
+/// What is borrowed has the options that what is owned has.
+#[test]
+fn borrowed_payloads_are_sent_with_info_in_line_and_in_time() {
+    run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
+        const LENS: [usize; 6] = [0, 8, 100, 5_000, 70_000, 3 << 20];
+        let (block, mut blocks) = job.stream("block").unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let payloads: Vec<Vec<u8>> = LENS.iter().map(|len| payload(*len as u64, *len)).collect();
+        let send = async {
+            for round in 0..10_u32 {
+                let sends = payloads.iter().enumerate().map(|(at, payload)| {
+                    let header = [round, at as u32].map(u32::to_le_bytes).concat();
+                    let send = block.send_slice(peer, payload).info(&header);
+                    // Together they are more than there is credit for.
+                    send.deadline(Duration::from_secs(60)).sequential()
+                });
+                for sent in futures::future::join_all(sends).await {
+                    sent.unwrap();
+                }
+            }
+        };
+        let receive = async {
+            for number in 0..10 * LENS.len() {
+                let received = blocks.recv().await.unwrap();
+                let header = [number / LENS.len(), number % LENS.len()];
+                assert_eq!(received.info(), header.map(|word| (word as u32).to_le_bytes()).concat());
+                assert!(received.into_bytes() == payloads[number % LENS.len()], "block {number}");
+            }
+        };
+        soon("the blocks", async { tokio::join!(send, receive) }).await;
+        // Nobody takes what comes now, and the wait for credit has its end.
+        let late = loop {
+            if let Err(error) = block.send_slice(peer, &payloads[2]).deadline(Duration::from_millis(50)).await
+            {
+                break error;
+            }
+        };
+        assert_eq!(late, SendError::Fault(Fault::DeadlineExceeded));
+        job.barrier().await.unwrap();
+    });
+}

@@ -7,13 +7,14 @@ mod process;
 pub(crate) use process::{Life, Process};
 
 use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
+use commit::Patience;
 use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
 use posthaste_core::{ClientId, DeviceError, Rank, Sysdep};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a rank's entry in the table says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +36,8 @@ pub struct Arena {
     sysdep: Arc<dyn Sysdep>,
     /// Bytes committed since the last look at what the system has left.
     unseen: AtomicU64,
-    /// Whether a commit waited for others' to no avail and none has found enough since.
-    vain: AtomicBool,
+    /// How much longer commits may wait for those of others.
+    patience: Mutex<Patience>,
     /// This rank's entry, once it has one.
     own: OnceLock<SharedSlice>,
 }
@@ -66,7 +67,10 @@ const PROCESS: usize = 8;
 const STARTED: usize = 16;
 const PID_NAMESPACE: usize = 24;
 const TIME_NAMESPACE: usize = 32;
+/// Bytes that the rank is about to commit.
 const PENDING: usize = 40;
+/// Bytes that it has counted as committed and does not have yet.
+const COUNTING: usize = 48;
 
 /// Who fences between what a sender writes and its look at whether the receiver sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,8 +122,8 @@ impl Arena {
         // Kept mapped for ever: leases and windows point into it from anywhere.
         // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
         let memory = unsafe { SharedSlice::from_raw(base, len) };
-        let (unseen, vain, own) = (AtomicU64::new(0), AtomicBool::new(false), OnceLock::new());
-        let arena = Arena { fd, memory, layout, limit, sysdep, unseen, vain, own };
+        let (unseen, patience, own) = (AtomicU64::new(0), Mutex::default(), OnceLock::new());
+        let arena = Arena { fd, memory, layout, limit, sysdep, unseen, patience, own };
         // What counts lies in the first page: it is there before that is looked at.
         let first = arena.claim(PAGE)?;
         arena.allocate(0, PAGE)?;
@@ -205,6 +209,7 @@ impl Arena {
         entry.write_u64(PID_NAMESPACE, this.pid_namespace);
         entry.write_u64(TIME_NAMESPACE, this.time_namespace);
         entry.write_u64(PENDING, 0);
+        entry.write_u64(COUNTING, 0);
         // A process enters one rank, once.
         let _ = self.own.set(entry);
         // Release: whoever sees the rank joined sees its process.

@@ -78,6 +78,11 @@ pub enum Taken {
     Fresh(Page),
 }
 
+/// The longest page of a pool of so many bytes.
+pub(crate) fn longest_page(size: u64) -> u64 {
+    (1u64 << MAX_CLASS).min(size / 4)
+}
+
 impl PagePool {
     /// A pool of `size` bytes, none of them committed.
     #[must_use]
@@ -90,7 +95,7 @@ impl PagePool {
     /// The longest page.
     #[must_use]
     pub fn max_page(&self) -> u64 {
-        (1u64 << MAX_CLASS).min(self.size / 4)
+        longest_page(self.size)
     }
 
     /// Whether more than half of the pool is in use.

@@ -143,6 +143,8 @@ impl TcpDevice {
     /// The last client of the process has left, of which others tell: nobody listens here any more.
     pub fn shut_gate(&self) {
         self.hub.shut_gate();
+        // That of a client which was never opened.
+        *lock(&self.gate) = None;
     }
 
     /// Ends everything at once, as the end of the process would: peers see a lost rank.

@@ -107,7 +107,12 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             Err(AttemptError::GivenUp) => return,
             // A closed port is a proof that nobody is there any more; who leaves hears no other news of that, and of a rank that has
             // left there are none.
-            Err(error) if error.is_refusal() && (hub.is_closing() || hub.has_left(peer.rank)) => {
+            // Nor does one say anything whose port is still there, though nobody takes what comes to it.
+            Err(error)
+                if (error.is_refusal() && hub.is_closing())
+                    || ((error.is_refusal() || matches!(error, AttemptError::Silent))
+                        && hub.has_left(peer.rank)) =>
+            {
                 return fail(Fault::PeerClosed(peer.rank), unreachable);
             }
             Err(error) => {

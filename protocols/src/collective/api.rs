@@ -140,6 +140,9 @@ impl Group {
 
     /// Waits until every member has called it.
     ///
+    /// Unlike the job's own barrier, that of no group says that this rank has registered all its messages, not that of the world
+    /// either.
+    ///
     /// # Cancel safety
     /// See [`InFlight`].
     ///

@@ -167,6 +167,7 @@ impl Hub {
     ) -> Guard<'g> {
         let Some(group) = state.groups.get_mut(at) else { return state };
         let rank = group.membership.members[place];
+        let gone = group.down.get(&place).copied();
         let Some(Slot::Running(op)) = group.slot(operation) else { return state };
         let Some(share) = op.share.filter(|share| (mark, len) == (op.mark, share.len)) else {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -174,10 +175,16 @@ impl Hub {
         };
         match share.at(offset).and_then(|reference| self.lent(rank, reference)) {
             Some(memory) => self.give(scope, state, at, operation, (place, 0, mark, 0), &Part::Lent(memory)),
-            None => {
-                self.corrupt(scope, state, rank);
-                self.lock()
-            }
+            // Its memory is not reached by its name any more: it has left or ended, and may have been started again since.
+            None => match gone {
+                Some(fault) => self.break_from(scope, state, at, operation, fault),
+                None => {
+                    self.corrupt(scope, state, rank);
+                    let state = self.lock();
+                    // As this operation was done on its side, nothing else would end it here.
+                    self.break_from(scope, state, at, operation, Fault::PeerCorrupt(rank))
+                }
+            },
         }
     }
 

@@ -72,7 +72,8 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 
 /// A window over all ranks of the job, or over the members of a group ([`Group::shmalloc`](crate::Group::shmalloc)): each
 /// rank's part has a length of its own, 0 allowed (access only). Offsets are in elements of `T`; [`byte`](Window::bytes)
-/// views count bytes. Cheap to clone. In a window of a group, ranks are those of the group, and
+/// views count bytes. Cheap to clone; dropping it does *not* give its memory back, as that of a [`Region`] is: only
+/// [`free`](Window::free), which all ranks call, does. In a window of a group, ranks are those of the group, and
 /// [`rank_of`](Window::rank_of) tells which one a rank of the job is.
 ///
 /// Its operations belong to the context [through](Window::through) which it is used. Whoever owns that context has to drive them

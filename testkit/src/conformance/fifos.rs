@@ -289,6 +289,50 @@ pub fn who_never_waits_is_told_that_a_fifo_has_no_room<H: Harness>(harness: H) {
     log.check(from, at(Rank(1)), &all[..sent]);
 }
 
+/// Any number of replays may wait in a FIFO, which grows for them. Messages have as much room as it was made with.
+pub fn a_fifo_that_replays_have_made_longer_has_no_more_room_for_messages<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let log = Log::default();
+    let protocol = world.record("room", &log);
+    let memory = world.memory(8 << 10);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let put = vec![memory.recorded_put(Rank(1), 0, 4096, 64)];
+    let pattern = world.enter(from, |scope| scope.store_pattern(put, Box::new(()))).expect("there is room");
+    let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    let enable =
+        |world: &World<H>, on| world.enter(from, |scope| scope.enable_fifo(fifo, on)).expect("it is open");
+    enable(&world, false);
+    let mut tickets = Vec::new();
+    for _ in 0..50 {
+        let replay = |scope: &mut posthaste_core::Scope<'_>| scope.replay_with(pattern, None, Some(fifo));
+        if let ReplayStart::Queued { ticket, .. } = world.enter(from, replay).expect("its target lives") {
+            tickets.push(ticket);
+        }
+    }
+    let args = SendArgs { target: to, protocol, cookie: 0, info: &[], relaxed: true };
+    world.enter(from, |scope| {
+        let waiting = scope.fifo_status(fifo).expect("it is open").len;
+        assert_eq!(waiting, 50);
+        let sent = scope.send_through(fifo, &args, Payload::Borrowed(b"late"), Wait::Never);
+        let sent = sent.expect("it is active").expect("its target lives");
+        assert!(matches!(sent, Sent::Full(_)), "{sent:?}");
+    });
+    enable(&world, true);
+    for ticket in tickets {
+        world.outcome(from, ticket).expect("its target lives");
+    }
+    let sent = world.enter(from, |scope| {
+        let sent = scope.send_through(fifo, &args, Payload::Borrowed(b"late"), Wait::Never);
+        match sent.expect("it is active").expect("its target lives") {
+            Sent::Queued(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    });
+    world.outcome(from, sent).expect("its target lives");
+    world.until("the message arrives", |_| log.len() == 1);
+}
+
 /// A long message of which a part is out goes on when its FIFO is served no more, so that others for its target need not wait.
 pub fn a_long_message_goes_on_though_its_fifo_is_disabled<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);

@@ -1,9 +1,10 @@
 //! What of the arena is committed: counted against the job's limit, and checked against what the system has left.
 #![forbid(unsafe_code)]
 
-use super::{Arena, COMMITTED, COUNTED, COUNTED_BITS, PENDING};
+use super::{Arena, COMMITTED, COUNTED, COUNTED_BITS, COUNTING, PENDING};
 use crate::layout::PAGE;
 use posthaste_core::memory::SharedSlice;
+use posthaste_core::sync::lock;
 use posthaste_core::{MemoryError, Rank};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::sync::atomic::Ordering;
@@ -13,9 +14,41 @@ use std::time::Duration;
 const UNSEEN: u64 = 256 << 10;
 /// Bytes that are left alone besides: for what the ranks allocate themselves.
 const RESERVE: u64 = 8 << 20;
-/// How often and how long a rank waits for commits of others that may or may not leave it enough.
+/// How often and how long a rank waits for commits of others that may or may not leave it enough: so often at once, and then
+/// for this part of its time. Others may be stopped amid a commit, or lie.
 const WAITS: u32 = 300;
 const WAIT: Duration = Duration::from_millis(1);
+const PART: u32 = 10;
+/// Bytes that are taken from the system by one call: one that a signal interrupts may have to begin anew.
+const AT_ONCE: u64 = 4 << 20;
+
+/// Waits that are left; they come back with time.
+#[derive(Debug)]
+pub(super) struct Patience {
+    waits: u32,
+    /// Up to when they have come back.
+    until: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { waits: WAITS, until: Duration::ZERO }
+    }
+}
+
+impl Patience {
+    /// One wait more, if any is left.
+    fn take(&mut self, now: Duration) -> bool {
+        let back = now.saturating_sub(self.until).as_nanos() / (WAIT * PART).as_nanos();
+        if back > 0 {
+            self.waits = self.waits.saturating_add(u32::try_from(back).unwrap_or(WAITS)).min(WAITS);
+            self.until = now;
+        }
+        let left = self.waits.checked_sub(1);
+        self.waits = left.unwrap_or(0);
+        left.is_some()
+    }
+}
 
 impl Arena {
     /// Commits a range that others commit as well, as [`commit`](Self::commit) does; it counts once, whoever does it, and as often
@@ -66,28 +99,34 @@ impl Arena {
     /// Commits a range, of which `begin` may have committed some, after the checks.
     fn commit_with(&self, offset: u64, len: u64, begin: impl FnOnce()) -> Result<(), MemoryError> {
         let _pending = self.claim(len)?;
-        self.count(len)?;
+        let counting = self.count(len)?;
         begin();
         let allocated = self.allocate(offset, len);
         if allocated.is_err() && self.limit.is_some() {
             self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
         }
+        drop(counting);
         allocated
     }
 
     /// Counts so many bytes against the limit, if they fit. There are never more than that, be it for a moment: others would be
     /// refused, and for good if this process ended then.
-    fn count(&self, len: u64) -> Result<(), MemoryError> {
-        let Some(limit) = self.limit else { return Ok(()) };
+    ///
+    /// Until the result is dropped the others know that nothing has been taken for it: if this process ends, it counts no more.
+    fn count(&self, len: u64) -> Result<Option<Noted<'_>>, MemoryError> {
+        let Some(limit) = self.limit else { return Ok(None) };
         let add = |used: u64| used.checked_add(len).filter(|sum| *sum <= limit);
         let counted = self.memory.atomic(COMMITTED).fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
-        counted.map(|_| ()).map_err(|used| MemoryError::JobLimit { wanted: len, limit, used })
+        counted.map_err(|used| MemoryError::JobLimit { wanted: len, limit, used })?;
+        Ok(self.own.get().map(|entry| Noted::new(entry, COUNTING, len)))
     }
 
     pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
-        loop {
-            match fallocate(&self.fd, FallocateFlags::empty(), offset, len) {
-                Ok(()) => return Ok(()),
+        let mut taken = 0;
+        while taken < len {
+            let some = (len - taken).min(AT_ONCE);
+            match fallocate(&self.fd, FallocateFlags::empty(), offset + taken, some) {
+                Ok(()) => taken += some,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     let reason = std::io::Error::from(error).kind();
@@ -95,21 +134,21 @@ impl Arena {
                 }
             }
         }
+        Ok(())
     }
 
     /// Checks that the system has so much left. All ranks see until the result is dropped that it is being taken: two
     /// that look at the same time would both find the last bytes, and the kernel's own answer is to kill.
-    pub(super) fn claim(&self, len: u64) -> Result<Option<Pending<'_>>, MemoryError> {
+    pub(super) fn claim(&self, len: u64) -> Result<Option<Noted<'_>>, MemoryError> {
         if self.unseen.fetch_add(len, Ordering::Relaxed) + len <= UNSEEN {
             return Ok(None);
         }
         // Until a look finds enough, every commit has to look.
         self.unseen.store(UNSEEN, Ordering::Relaxed);
-        let pending = self.own.get().map(|entry| Pending::new(entry, len));
         let reserve = RESERVE + UNSEEN * u64::from(self.layout.shape.ranks);
-        let mut waits = 0;
         loop {
             // In this order: what another rank took before the look is seen in one of the two.
+            let pending = self.own.get().map(|entry| Noted::new(entry, PENDING, len));
             let others = self.pending().saturating_sub(pending.as_ref().map_or(0, |pending| pending.len));
             let headroom = self.sysdep.headroom();
             let host = headroom.host.saturating_sub(reserve);
@@ -117,18 +156,14 @@ impl Arena {
             let left = host.min(cgroup.unwrap_or(u64::MAX));
             if len.saturating_add(others) <= left {
                 self.unseen.store(0, Ordering::Relaxed);
-                self.vain.store(false, Ordering::Relaxed);
                 return Ok(pending);
             }
-            // Part of what others are taking is counted twice until they have it, so that is no reason to refuse. But a
-            // rank that is stopped, or lies, says so for ever: it is waited for once, not by each commit.
-            if len <= left && waits < WAITS && !self.vain.load(Ordering::Relaxed) {
-                waits += 1;
+            // Two that wait for each other would both wait in vain.
+            drop(pending);
+            // Part of what others are taking is counted twice until they have it, so that is no reason to refuse.
+            if len <= left && lock(&self.patience).take(self.sysdep.now()) {
                 std::thread::sleep(WAIT);
                 continue;
-            }
-            if waits == WAITS {
-                self.vain.store(true, Ordering::Relaxed);
             }
             return Err(match cgroup {
                 Some(left) if left < host => {
@@ -143,12 +178,21 @@ impl Arena {
     fn pending(&self) -> u64 {
         let ranks = (0..self.layout.shape.ranks).map(Rank);
         let pending = ranks.map(|rank| self.entry(rank).atomic(PENDING).load(Ordering::SeqCst));
+        // Nobody commits more than there is of the arena.
+        let pending = pending.filter(|bytes| *bytes <= self.layout.total());
         pending.fold(0, u64::saturating_add)
     }
 
     /// What a rank that has ended was about to commit, it will not.
     pub(crate) fn forget_pending(&self, rank: Rank) {
-        self.entry(rank).atomic(PENDING).store(0, Ordering::SeqCst);
+        let entry = self.entry(rank);
+        entry.atomic(PENDING).store(0, Ordering::SeqCst);
+        // Whoever finds it first.
+        let counted = entry.atomic(COUNTING).swap(0, Ordering::AcqRel);
+        if counted > 0 && self.limit.is_some() {
+            let less = |used: u64| Some(used.saturating_sub(counted));
+            let _ = self.memory.atomic(COMMITTED).fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        }
     }
 
     /// Gives the memory of a range back to the kernel; it reads as zero afterwards and has to be committed again.
@@ -170,22 +214,23 @@ impl Arena {
     }
 }
 
-/// Bytes that this rank is about to commit.
-pub(super) struct Pending<'a> {
+/// Bytes that a word of this rank's entry names, for so long.
+pub(super) struct Noted<'a> {
     entry: &'a SharedSlice,
+    word: usize,
     len: u64,
 }
 
-impl<'a> Pending<'a> {
-    fn new(entry: &'a SharedSlice, len: u64) -> Self {
-        entry.atomic(PENDING).fetch_add(len, Ordering::SeqCst);
-        Self { entry, len }
+impl<'a> Noted<'a> {
+    fn new(entry: &'a SharedSlice, word: usize, len: u64) -> Self {
+        entry.atomic(word).fetch_add(len, Ordering::SeqCst);
+        Self { entry, word, len }
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        self.entry.atomic(PENDING).fetch_sub(self.len, Ordering::SeqCst);
+        self.entry.atomic(self.word).fetch_sub(self.len, Ordering::SeqCst);
     }
 }
 
@@ -264,22 +309,39 @@ mod tests {
         }
     }
 
-    /// A system that counts how often it is asked what it has left.
-    struct Counting(posthaste_core::LinuxSysdep, std::sync::atomic::AtomicU64);
+    /// A system that counts how often it is asked what it has left, and has a clock that is moved by hand.
+    struct Counting {
+        kernel: posthaste_core::LinuxSysdep,
+        looks: std::sync::atomic::AtomicU64,
+        seconds: std::sync::atomic::AtomicU64,
+        /// Bytes that it has left, if that is not the kernel's to say.
+        host: Option<u64>,
+    }
+
+    impl Counting {
+        fn over(arena: Arena, host: Option<u64>) -> (Arena, std::sync::Arc<Counting>) {
+            let kernel = posthaste_core::LinuxSysdep::new(arena.sysdep.personality().clone(), None);
+            let system = std::sync::Arc::new(Counting { kernel, looks: 0.into(), seconds: 0.into(), host });
+            (Arena { sysdep: system.clone(), ..arena }, system)
+        }
+    }
 
     impl posthaste_core::Sysdep for Counting {
         fn headroom(&self) -> posthaste_core::sysdep::Headroom {
-            self.1.fetch_add(1, Ordering::Relaxed);
-            self.0.headroom()
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            match self.host {
+                Some(host) => posthaste_core::sysdep::Headroom { host, cgroup: None },
+                None => self.kernel.headroom(),
+            }
         }
         fn now(&self) -> Duration {
-            self.0.now()
+            Duration::from_secs(self.seconds.load(Ordering::Relaxed))
         }
         fn personality(&self) -> &posthaste_core::Personality {
-            self.0.personality()
+            self.kernel.personality()
         }
         fn cores(&self) -> usize {
-            self.0.cores()
+            self.kernel.cores()
         }
         fn spawn(
             &self,
@@ -287,49 +349,89 @@ mod tests {
             core: Option<usize>,
             main: posthaste_core::sysdep::ThreadMain,
         ) -> std::io::Result<()> {
-            self.0.spawn(name, core, main)
+            self.kernel.spawn(name, core, main)
         }
         fn yield_now(&self) {
-            self.0.yield_now();
+            self.kernel.yield_now();
         }
         fn heavy_fence(&self) {
-            self.0.heavy_fence();
+            self.kernel.heavy_fence();
         }
         fn fence_is_asymmetric(&self) -> bool {
-            self.0.fence_is_asymmetric()
+            self.kernel.fence_is_asymmetric()
         }
         fn random(&self, bytes: &mut [u8]) {
-            self.0.random(bytes);
+            self.kernel.random(bytes);
         }
     }
 
     #[test]
-    fn who_is_about_to_take_memory_for_ever_is_waited_for_once() {
-        let arena = arena();
-        let kernel = posthaste_core::LinuxSysdep::new(arena.sysdep.personality().clone(), None);
-        let system = std::sync::Arc::new(Counting(kernel, 0.into()));
-        let arena = Arena { sysdep: system.clone(), ..arena };
+    fn who_is_about_to_take_memory_for_ever_is_not_waited_for_by_each_commit() {
+        let host = RESERVE + UNSEEN + (8 << 20);
+        let (arena, system) = Counting::over(arena(), Some(host));
         let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
         // What each of several commits looked at, with the sleeps between.
         let looks = || {
             [(); 3].map(|()| {
-                let before = system.1.load(Ordering::Relaxed);
+                let before = system.looks.load(Ordering::Relaxed);
                 let refused = arena.commit(at, 2 * UNSEEN);
-                let Err(MemoryError::Host { available: 0, .. } | MemoryError::Cgroup { left: 0, .. }) =
-                    refused
-                else {
-                    panic!("{refused:?}")
-                };
-                system.1.load(Ordering::Relaxed) - before
+                let Err(MemoryError::Host { available, .. }) = refused else { panic!("{refused:?}") };
+                assert!(available < UNSEEN, "{available}");
+                system.looks.load(Ordering::Relaxed) - before
             })
         };
         let others = arena.entry(Rank(0));
         for _ in 0..2 {
-            others.atomic(PENDING).store(u64::MAX / 2, Ordering::SeqCst);
+            others.atomic(PENDING).store(8 << 20, Ordering::SeqCst);
             assert_eq!(looks(), [u64::from(WAITS) + 1, 1, 1]);
-            arena.forget_pending(Rank(0));
-            assert_eq!(arena.commit(at, 2 * UNSEEN), Ok(()), "nobody takes anything");
+            // What fits meanwhile gives no new patience.
+            others.atomic(PENDING).store(7 << 20, Ordering::SeqCst);
+            assert_eq!(arena.commit(at, 2 * UNSEEN), Ok(()));
+            others.atomic(PENDING).store(8 << 20, Ordering::SeqCst);
+            assert_eq!(looks(), [1; 3]);
+            // Time does.
+            system.seconds.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(looks(), [u64::from(1000 / PART) + 1, 1, 1]);
+            system.seconds.fetch_add(100, Ordering::Relaxed);
         }
+        // More than there can be is nobody's.
+        others.atomic(PENDING).store(u64::MAX / 2, Ordering::SeqCst);
+        assert_eq!(arena.commit(at, 2 * UNSEEN), Ok(()));
+    }
+
+    #[test]
+    fn two_that_commit_at_once_do_not_wait_for_each_other() {
+        let both = std::sync::Barrier::new(2);
+        let host = RESERVE + UNSEEN + (6 << 20);
+        let (arena, _) = Counting::over(arena(), Some(host));
+        arena.enter(Rank(0)).expect("nobody else has it");
+        let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
+        // Either fits, and not both.
+        let commit = |at| {
+            both.wait();
+            (0..20).try_for_each(|_| arena.commit(at, 4 << 20))
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| commit(at + (8 << 20)));
+            assert_eq!((commit(at), other.join().expect("no panic")), (Ok(()), Ok(())));
+        });
+    }
+
+    #[test]
+    fn what_a_rank_counted_and_never_had_counts_no_more_when_it_has_ended() {
+        let arena = Arena { limit: Some(64 << 20), ..arena() };
+        arena.enter(Rank(0)).expect("nobody else has it");
+        let used = || arena.memory.atomic(COMMITTED).load(Ordering::Relaxed);
+        let before = used();
+        let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
+        arena.commit(at, PAGE).expect("there is memory");
+        arena.forget_pending(Rank(0));
+        assert_eq!(used(), before + PAGE, "it has that");
+        // It ends between the two.
+        std::mem::forget(arena.count(5 * PAGE));
+        assert_eq!(used(), before + 6 * PAGE);
+        (0..2).for_each(|_| arena.forget_pending(Rank(0)));
+        assert_eq!(used(), before + PAGE);
     }
 
     #[test]
@@ -385,12 +487,12 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !ends.load(Ordering::Relaxed) {
-                    let refused = arena.count(2 * PAGE);
+                    let refused = arena.count(2 * PAGE).map(drop);
                     assert!(matches!(refused, Err(MemoryError::JobLimit { .. })), "{refused:?}");
                 }
             });
             let all = (0..1_000_000).try_for_each(|_| {
-                arena.count(PAGE)?;
+                drop(arena.count(PAGE)?);
                 used.fetch_sub(PAGE, Ordering::AcqRel);
                 Ok::<(), MemoryError>(())
             });

@@ -90,16 +90,17 @@ impl<W: Words> Consumer<W> {
         if word == 0 {
             return Peek::Empty;
         }
+        let mut position = self.position;
         if word == KIND_WRAP {
-            let rest = self.size - (self.position & (self.size - 1));
-            self.position += rest;
+            let rest = self.size - (position & (self.size - 1));
+            position += rest;
             word = self.ring.load(0, Ordering::Acquire);
             if word == 0 || word == KIND_WRAP || rest == self.size {
                 return Peek::Corrupt;
             }
         }
         let header = Header::unpack(word);
-        let fits = (self.position & (self.size - 1)) + header.record_bytes() <= self.size;
+        let fits = (position & (self.size - 1)) + header.record_bytes() <= self.size;
         let known = match header.kind {
             KIND_SHORT => header.len <= self.max_len,
             KIND_PAGE => true,
@@ -112,6 +113,8 @@ impl<W: Words> Consumer<W> {
             _ => false,
         };
         if known && fits && header.info_len as usize <= MAX_INFO {
+            // Only then: whoever looks once more at what is corrupt finds it so again.
+            self.position = position;
             Peek::Record(header)
         } else {
             Peek::Corrupt

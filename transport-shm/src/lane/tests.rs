@@ -88,6 +88,22 @@ fn random_records_arrive_as_an_oracle_says() {
 }
 
 #[test]
+fn what_is_corrupt_is_found_so_again() {
+    let (control, ring) = (memory(CONTROL_BYTES as usize), memory(1024));
+    let mut producer = Producer::open(control, ring);
+    let mut consumer = Consumer::new(control, ring);
+    assert!(producer.push_word(9, 0, 7));
+    let Peek::Record(header) = consumer.peek() else { panic!("it was pushed") };
+    consumer.consume(header, LightFence::Full);
+    // The end of a lap behind which nothing begins, as no writer leaves it: its first word is written before.
+    Words::store(&ring, 2, KIND_WRAP, Ordering::Release);
+    Words::store(&ring, 0, 0, Ordering::Release);
+    for _ in 0..3 {
+        assert!(matches!(consumer.peek(), Peek::Corrupt) && consumer.has_any());
+    }
+}
+
+#[test]
 fn groups_of_words_arrive_as_an_oracle_says() {
     for size in [1024u64, 2048, 16384] {
         let (control, ring) = (memory(CONTROL_BYTES as usize), memory(size as usize));

@@ -8,6 +8,7 @@ use crate::lane::{
     GRANT_COUNT, Header, KIND_BATCH, KIND_SHORT, KIND_WORDS, LightFence, Look, MOST_WORDS, Peek, WORD_GROUP,
 };
 use crate::link::{ClientLink, LIFE_MASK, LaneHome, grant_number, grant_word};
+use crate::pages::longest_page;
 use bytes::Bytes;
 use posthaste_core::body::LentPage;
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
@@ -484,7 +485,8 @@ fn words_at<const N: usize>(ring: &SharedWords, at: usize) -> [u64; N] {
 fn granted(from: &Source, offset: u64, len: u64, word: u64) -> Option<(SharedSlice, LentPage<'_>)> {
     let slice = from.pool.slice(offset, len)?;
     let grant = grant_number(word);
-    let known = offset.is_multiple_of(4096) && grant < GRANT_COUNT;
+    let fits = len <= longest_page(from.pool.len() as u64);
+    let known = offset.is_multiple_of(4096) && grant < GRANT_COUNT && fits;
     known.then(|| (slice, LentPage::new(&from.owner, grant_word(grant, word & LIFE_MASK))))
 }
 

@@ -157,6 +157,12 @@ impl RxLink {
         {
             self.plain.bytes = bytes;
         }
+        if self.key.is_some()
+            && self.cipher.bytes.is_empty()
+            && let Some(bytes) = spare.pop()
+        {
+            self.cipher.bytes = bytes;
+        }
         let end = loop {
             match self.parse(index, budget, &mut events, tx, sink) {
                 Err(malformed) => break Some(End::Malformed(malformed)),
@@ -214,8 +220,10 @@ impl RxLink {
         if patient && !self.held && (in_row || dry && moved && self.is_amid(index, tx)) {
             self.rests_until = Some(Instant::now() + REST);
         }
-        if self.plain.len() == 0 && self.plain.bytes.len() > PEEK && spare.len() < 4 {
-            spare.push(std::mem::take(&mut self.plain).bytes);
+        for buffer in [&mut self.plain, &mut self.cipher] {
+            if buffer.len() == 0 && buffer.bytes.len() > PEEK && spare.len() < 4 {
+                spare.push(std::mem::take(buffer).bytes);
+            }
         }
         // A piece of a long payload is an event: who waits for the whole of it must not give up looking meanwhile.
         (events.max(usize::from(moved)), end)

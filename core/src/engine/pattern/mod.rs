@@ -90,10 +90,30 @@ pub enum PatternError {
     Fault(#[from] Fault),
     /// A recorded put or get is not possible.
     #[error(transparent)]
-    Rma(#[from] crate::error::RmaError),
+    Rma(RmaError),
     /// A recorded send is not possible.
     #[error(transparent)]
-    Send(#[from] SendError),
+    Send(SendError),
+}
+
+/// A fault is one, whatever it ended.
+impl From<SendError> for PatternError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Fault(fault) => PatternError::Fault(fault),
+            other => PatternError::Send(other),
+        }
+    }
+}
+
+/// A fault is one, whatever it ended.
+impl From<RmaError> for PatternError {
+    fn from(error: RmaError) -> Self {
+        match error {
+            RmaError::Fault(fault) => PatternError::Fault(fault),
+            other => PatternError::Rma(other),
+        }
+    }
 }
 
 /// How far a replay got.

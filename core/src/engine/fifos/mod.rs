@@ -1,31 +1,24 @@
 //! Injection FIFOs that a context owns besides those of its targets (D30), for those who ask for one.
 //!
 //! Each is a circular buffer of descriptors for any target. What is in it goes out in its order and in no order with
-//! anything else. In each round those with priority are served first, until they are empty or blocked, and then each of
-//! the others in turn, as far as its service quantum goes: a long message is cut into parts, so that it delays nobody for
-//! longer than that.
-//!
-//! Two long messages for the same target cannot be mixed, nor two runs of packets that have one end: who is in the middle
-//! of one has the peer's *turn*, and the other waits.
+//! anything else. How they are served stands in `serve`.
+
+mod serve;
 
 use super::send::{SendResult, Sent};
 use super::{Payload, Scope, SendArgs, State, Wait};
-use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
-use crate::device::{Sources, Stop};
+use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
-use crate::ids::{ProtocolId, Rank};
+use crate::ids::Rank;
 use crate::row::Row;
-use crate::slot::{Outcome, Ticket, Value};
-use crate::wire;
+use crate::slot::Ticket;
 use bytes::Bytes;
 use slab::Slab;
 use thiserror::Error;
 
 /// In `State::busy`: the extra FIFOs.
 pub(super) const FIFOS: usize = usize::MAX;
-/// What a descriptor counts for in a service quantum besides its bytes.
-const COST: u64 = 64;
 /// Slots that the longest message takes.
 const LONGEST: usize = 3;
 
@@ -97,7 +90,7 @@ const MOST_SLOTS: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FifoStatus {
-    /// Slots that there are.
+    /// Slots that there are: as many as messages may fill, or more if replays wait that found no room.
     pub capacity: usize,
     /// Slots in use.
     pub len: usize,
@@ -131,6 +124,8 @@ impl FifoStatus {
 struct Extra {
     generation: u32,
     fifo: InjectionFifo,
+    /// Slots that messages may fill. Replays may have made it longer: any number of them may wait.
+    slots: usize,
     options: FifoOptions,
     enabled: bool,
     /// Its head is what nothing else for its target may come between, and goes on to its end.
@@ -163,6 +158,11 @@ pub(super) struct Fifos {
 }
 
 impl Extra {
+    /// Slots that messages may still fill.
+    fn room(&self) -> usize {
+        self.slots.saturating_sub(self.fifo.len())
+    }
+
     fn is_served(&self) -> bool {
         self.enabled || self.begun
     }
@@ -190,14 +190,6 @@ impl Fifos {
     }
 }
 
-/// Why the service of a FIFO ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Served {
-    Empty,
-    Blocked,
-    Quantum,
-}
-
 impl Scope<'_> {
     /// Makes a FIFO. It is active and enabled.
     ///
@@ -211,9 +203,11 @@ impl Scope<'_> {
         let fifos = &mut self.state.fifos;
         fifos.generation = fifos.generation.wrapping_add(1);
         let generation = fifos.generation;
+        let fifo = InjectionFifo::new(options.slots.max(LONGEST));
         let key = fifos.all.insert(Extra {
             generation,
-            fifo: InjectionFifo::new(options.slots.max(LONGEST)),
+            slots: fifo.capacity(),
+            fifo,
             options: FifoOptions { quantum: options.quantum.max(4096), ..options },
             enabled: true,
             begun: false,
@@ -377,7 +371,7 @@ impl Scope<'_> {
         wait: Wait,
     ) -> Result<SendResult<'p>, FifoError> {
         let takes = match self.state.fifos.of(id) {
-            Ok(extra) if extra.active => Ok(extra.fifo.free() >= LONGEST),
+            Ok(extra) if extra.active => Ok(extra.room() >= LONGEST),
             Ok(_) => Err(FifoError::Inactive),
             Err(error) => Err(error),
         };
@@ -480,231 +474,5 @@ impl Scope<'_> {
     /// Whether replays may go through it.
     pub(super) fn check_fifo(&mut self, id: FifoId) -> Result<(), FifoError> {
         if self.state.fifos.of(id)?.active { Ok(()) } else { Err(FifoError::Inactive) }
-    }
-
-    /// A round: those with priority, and when these have nothing that can go, everybody else once, those with priority in
-    /// between again.
-    pub(super) fn pump_fifos(&mut self) -> usize {
-        self.state.fifos.more = false;
-        let (mut moved, mut urgent) = self.pump_urgent();
-        let count = self.state.fifos.others.len();
-        let (first, mut turns) = (self.state.fifos.next, 0);
-        while turns < count && !urgent {
-            // One that was closed and empty is not in the list any more.
-            let others = &self.state.fifos.others;
-            let key = others.get((first + turns) % count).copied();
-            turns += 1;
-            let Some(key) = key else { continue };
-            let quantum = self.state.fifos.all[key].options.quantum;
-            let (some, served) = self.serve(key, quantum);
-            moved += some;
-            self.state.fifos.more |= served == Served::Quantum;
-            let (some, waits) = self.pump_urgent();
-            moved += some;
-            urgent = waits;
-        }
-        // Who has had no turn is the first in the next round; if all have, another one than in this.
-        let ahead = if turns == count { 1 } else { turns };
-        self.state.fifos.next = (first + ahead).checked_rem(count).unwrap_or(0);
-        moved
-    }
-
-    /// Serves each of those with priority once; whether one of them could go on.
-    fn pump_urgent(&mut self) -> (usize, bool) {
-        let (mut moved, mut waits) = (0, false);
-        for at in 0..self.state.fifos.urgent.len() {
-            let Some(&key) = self.state.fifos.urgent.get(at) else { continue };
-            let quantum = self.state.fifos.all[key].options.quantum;
-            let (some, served) = self.serve(key, quantum);
-            moved += some;
-            waits |= served == Served::Quantum;
-        }
-        self.state.fifos.more |= waits;
-        (moved, waits)
-    }
-
-    /// Injects from a FIFO, so many bytes at most.
-    fn serve(&mut self, key: usize, quantum: u64) -> (usize, Served) {
-        let (mut moved, mut budget) = (0, quantum);
-        loop {
-            let extra = &self.state.fifos.all[key];
-            let front = if extra.is_served() { extra.fifo.front() } else { None };
-            let Some(mut front) = front else {
-                if extra.closing && extra.fifo.is_empty() {
-                    self.state.remove_fifo(key);
-                }
-                return (moved, Served::Empty);
-            };
-            if budget == 0 {
-                return (moved.max(1), Served::Quantum);
-            }
-            let before = budget;
-            match self.step_extra(key, &mut front, &mut budget) {
-                None => {
-                    self.state.fifos.all[key].fifo.set_front(&front);
-                    if budget == 0 {
-                        return (moved.max(1), Served::Quantum);
-                    }
-                    return (moved + usize::from(budget < before), Served::Blocked);
-                }
-                Some(outcome) => {
-                    moved += 1;
-                    budget = budget.saturating_sub(COST);
-                    self.left_fifo(key);
-                    if let Some(outcome) = outcome {
-                        if let Err(fault) = outcome {
-                            let index = self.state.shape.index(front.target());
-                            self.not_sent(index, &front, fault);
-                        }
-                        self.state.finish_descriptor(&front, outcome);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Goes on with the head of a FIFO. `None`: no room, or nothing is left of the budget.
-    fn step_extra(
-        &mut self,
-        key: usize,
-        front: &mut Descriptor,
-        budget: &mut u64,
-    ) -> Option<Option<Outcome>> {
-        let index = self.state.shape.index(front.target());
-        if let Some(fault) = self.state.peer(index).fault {
-            self.state.give_turn(index, key);
-            return Some(Some(Err(fault)));
-        }
-        if front.op == Op::Send && front.region != u32::from(self.state.peer(index).life) {
-            // The rank was started again while it waited here.
-            return Some(Some(Err(Fault::PeerLost(front.rank))));
-        }
-        if front.op == Op::Jump && self.state.departed {
-            // What was recorded may write into memory that others take back when they hear of this side's leave.
-            self.state.give_turn(index, key);
-            return Some(Some(Err(Fault::Shutdown)));
-        }
-        if !self.state.is_announced(index, front) {
-            return None;
-        }
-        // It goes out now: a flush that was asked for meanwhile, as what lay before it in the FIFO was out, is ahead of it.
-        self.state.peer(index).unflushed = true;
-        if front.op == Op::Jump {
-            if self.state.cannot_be_mixed(index, front) && !self.state.take_turn(index, key) {
-                return None;
-            }
-            let done = self.step_jump(index, front, budget)?;
-            self.state.give_turn(index, key);
-            return Some(done);
-        }
-        let mut info = [0; MAX_INFO];
-        let len = self.state.fifos.all[key].fifo.front_info(&mut info);
-        let message = Descriptor { ticket: 0, offset: 0, region: 0, ..*front };
-        let stop = if message.len > self.state.eager as u64 {
-            if !self.state.take_turn(index, key) {
-                return None;
-            }
-            self.stream_parts(&message, &info[..len], &mut front.offset, budget).0
-        } else {
-            let sources =
-                Sources { info: &info[..len], borrowed: &[], owned: None, table: &self.state.table };
-            let stop = self.inject.inject(std::slice::from_ref(&message), &sources).stop;
-            // What finds no room is no progress.
-            if stop != Stop::Full {
-                *budget = budget.saturating_sub(message.len);
-            }
-            stop
-        };
-        let outcome = match stop {
-            Stop::Full => return None,
-            Stop::Done => Ok(Value::Unit),
-            Stop::Fault(fault) => Err(fault),
-        };
-        self.state.give_turn(index, key);
-        Some(Some(outcome))
-    }
-
-    /// The head of a FIFO is out: whoever waits for that is told.
-    fn left_fifo(&mut self, key: usize) {
-        let State { fifos, completer, .. } = &mut *self.state;
-        let Extra { fifo, room, crossing, drains, begun, .. } = &mut fifos.all[key];
-        let _ = fifo.pop();
-        *begun = false;
-        if fifo.was_crossed() {
-            for ticket in crossing.drain(..) {
-                completer.complete(ticket, Ok(Value::Unit));
-            }
-        }
-        while drains.front().is_some_and(|&(until, _)| until <= fifo.head()) {
-            if let Some((_, ticket)) = drains.pop_front() {
-                completer.complete(ticket, Ok(Value::Unit));
-            }
-        }
-        // Who does not come back, as a future that is dropped, must not keep the others waiting: all are woken at the end.
-        let mut places = if fifo.is_empty() { room.len() } else { fifo.free() / LONGEST };
-        while places > 0
-            && let Some(ticket) = room.pop_front()
-        {
-            places -= usize::from(completer.complete_if_wanted(ticket));
-        }
-    }
-}
-
-impl State {
-    /// A FIFO is closed and empty. Nobody is left who would wait for something of it, but for its slot.
-    fn remove_fifo(&mut self, key: usize) {
-        let mut gone = self.fifos.remove(key);
-        let drains = gone.drains.drain(..).map(|(_, ticket)| ticket);
-        for ticket in gone.crossing.drain(..).chain(gone.room.drain(..)).chain(drains) {
-            self.completer.complete(ticket, Err(Fault::Shutdown));
-        }
-    }
-
-    pub(super) fn mark_fifos_busy(&mut self) {
-        if !std::mem::replace(&mut self.fifos.listed, true) {
-            self.busy.push(FIFOS);
-        }
-    }
-
-    /// Whether a descriptor takes packets that cannot be mixed with others of their kind.
-    pub(super) fn cannot_be_mixed(&self, index: usize, descriptor: &Descriptor) -> bool {
-        match descriptor.op {
-            Op::Jump => self.run_is_long(descriptor),
-            Op::Put | Op::Get | Op::Atomic => self.accesses_over_send(index, descriptor),
-            Op::Send => descriptor.len > self.eager as u64,
-            Op::Nop | Op::Local => false,
-        }
-    }
-
-    /// Whether the peer hears of a descriptor's protocols before it: what tells of them may still wait in the peer's FIFO.
-    fn is_announced(&mut self, index: usize, front: &Descriptor) -> bool {
-        if front.op == Op::Jump {
-            return self.run_is_announced(index, front);
-        }
-        let protocol = ProtocolId(front.protocol.0.saturating_sub(wire::FIRST_USER));
-        self.peer(index).is_announced(protocol)
-    }
-
-    /// Whether a FIFO may begin, or go on with, what cannot be mixed with others of its kind for that peer.
-    fn take_turn(&mut self, index: usize, key: usize) -> bool {
-        let peer = self.peer(index);
-        match peer.turn {
-            Some(other) => other == key,
-            None if peer.is_in_the_middle => false,
-            None => {
-                peer.turn = Some(key);
-                self.fifos.all[key].begun = true;
-                true
-            }
-        }
-    }
-
-    fn give_turn(&mut self, index: usize, key: usize) {
-        let peer = self.peer(index);
-        if peer.turn == Some(key) {
-            peer.turn = None;
-            // The peer's own FIFO may have waited for it.
-            self.mark_busy(index);
-        }
     }
 }
