@@ -26,7 +26,7 @@ mod place;
 pub use bytes::Bytes;
 pub use error::{Error, JoinError, Result};
 pub use job::Job;
-pub use join::{join, join_or_local, solo, solo_with};
+pub use join::{join, join_or_local, join_or_local_with, solo, solo_with};
 /// Page memory of a peer that a message lies in: read in place, given back when dropped.
 ///
 /// ```

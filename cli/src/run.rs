@@ -40,6 +40,9 @@ pub struct Args {
     /// The interface of this host, by name or address, at which the others reach it.
     #[arg(long, value_name = "INTERFACE", requires = "hosts")]
     interface: Option<String>,
+    /// Set a variable in the environment of all ranks; without a value, to that of this program. May be given several times.
+    #[arg(long = "env", value_name = "NAME[=VALUE]")]
+    variables: Vec<String>,
     /// Pin each rank to one core.
     #[arg(long)]
     bind: bool,
@@ -112,6 +115,14 @@ pub fn main(args: &Args) -> i32 {
         Some(device) => launch.env("POSTHASTE_DEVICE", device.name()).tcp(device == Device::Tcp),
         None => launch,
     };
+    let variables = match args.variables() {
+        Ok(variables) => variables,
+        Err(error) => {
+            complain(error);
+            return USAGE;
+        }
+    };
+    let launch = variables.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value));
     let launch = launch
         .nodes(args.nodes)
         .args(arguments)
@@ -139,6 +150,29 @@ pub fn main(args: &Args) -> i32 {
 }
 
 impl Args {
+    /// The variables that the ranks are to have, or what is wrong with one.
+    fn variables(&self) -> Result<Vec<(String, OsString)>, String> {
+        let variable = |given: &String| -> Result<(String, OsString), String> {
+            let (name, value) = match given.split_once('=') {
+                Some((name, value)) => (name, Some(value.into())),
+                None => (&given[..], std::env::var_os(given)),
+            };
+            if name.is_empty() {
+                return Err(format!("--env {given} names no variable: NAME or NAME=VALUE"));
+            }
+            if name.starts_with("POSTHASTE_") {
+                return Err(format!(
+                    "--env {given}: the ranks have the settings of this program: {name}=VALUE posthaste run ..."
+                ));
+            }
+            let value = value.ok_or_else(|| {
+                format!("--env {given}: there is no such variable here; {name}=VALUE gives it a value")
+            })?;
+            Ok((name.to_owned(), value))
+        };
+        self.variables.iter().map(variable).collect()
+    }
+
     /// The hosts to run on.
     fn listed(&self) -> Result<Hosts, LaunchError> {
         let hosts = Hosts::read(self.hosts.as_deref().unwrap_or("".as_ref()))?;

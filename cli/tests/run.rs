@@ -36,6 +36,23 @@ fn nodes_and_device_are_told_to_the_ranks() {
 }
 
 #[test]
+fn variables_are_set_for_all_ranks() {
+    let script = "echo $GREETING/$EMPTY/${PATH:+path}";
+    let given = ["-n", "2", "--env", "GREETING=a=b c", "--env", "EMPTY=", "--env", "PATH"];
+    assert_eq!(labelled(&given, script), ["[0] a=b c//path", "[1] a=b c//path"]);
+    for (given, told) in [
+        ("=x", "names no variable"),
+        ("POSTHASTE_DEVICE=tcp", "POSTHASTE_DEVICE=VALUE posthaste run"),
+        ("NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE=VALUE gives it a value"),
+    ] {
+        let out = run(&["-n", "1", "--env", given, "--", "/bin/true"]);
+        let said = text(&out.stderr);
+        assert_eq!((out.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains(told), "{said}");
+    }
+}
+
+#[test]
 fn a_job_shows_by_which_device_each_rank_reaches_each() {
     let job = ["-n", "4", "--nodes", "2", "--", PROGRAM, "info", "--job"];
     let out = run(&[&job[..], &["--json"]].concat());

@@ -186,7 +186,12 @@ fn a_rank_starts_later() {
     assert!(job.wait().success() && began.elapsed() >= Duration::from_millis(400));
     let time = |rank| String::from_utf8(job.output(rank).0).unwrap().trim().parse::<u128>().unwrap();
     let since = |rank| time(rank).saturating_sub(before.as_nanos());
-    assert!(since(0) >= 400_000_000, "rank 0 started after {} ns, rank 1 after {}", since(0), since(1));
+    assert!(
+        since(0) >= 400_000_000 && since(1) < since(0),
+        "rank 0 started after {} ns, rank 1 after {}",
+        since(0),
+        since(1)
+    );
 }
 
 #[test]

@@ -248,7 +248,7 @@ impl Collectives {
     }
 
     /// A group of the listed ranks that none of the others need know of: they hear of it with the first operation, and
-    /// take part when they have got it from [`arrival`](Self::arrival) (D23). Nothing is waited for.
+    /// take part when they have got it from [`arrival`](Self::arrival). Nothing is waited for.
     ///
     /// # Errors
     /// If the list is none of different ranks with this one among them, or one of them is lost or has left.

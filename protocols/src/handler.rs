@@ -14,7 +14,7 @@ use posthaste_core::{
 };
 use std::sync::Arc;
 
-/// A registered active message (D07): sends go out through it. Cheap to clone.
+/// A registered active message: sends go out through it. Cheap to clone.
 ///
 /// The face decides what a send costs: a [`Handle`] works from anywhere, [`on`](Self::on) binds it to an owned
 /// [`Context`].
@@ -195,7 +195,7 @@ impl<F: Face> ActiveMessage<F> {
         crate::send::try_now(&self.face, &self.envelope(target), payload.into())
     }
 
-    /// Sends the same payload to all of these ranks in one call (D18): no group, nothing is forwarded, and all share the
+    /// Sends the same payload to all of these ranks in one call: no group, nothing is forwarded, and all share the
     /// bytes. A rank that is named twice gets two messages.
     ///
     /// # Errors
@@ -375,7 +375,7 @@ where
     Ok(ActiveMessage::new(face, id))
 }
 
-/// What a first-packet handler knows (D09).
+/// What a first-packet handler knows.
 ///
 /// # Examples
 /// ```
@@ -488,7 +488,7 @@ impl<H: Fn(First<'_>, &mut Scope<'_>) -> Fill + Send + Sync> Protocol for FirstP
     }
 }
 
-/// Registers a message whose handler runs at the first packet and chooses the buffer (D09).
+/// Registers a message whose handler runs at the first packet and chooses the buffer.
 ///
 /// # Errors
 /// If the name is taken or impossible.

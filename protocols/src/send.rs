@@ -217,7 +217,7 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// A send. Ready when the source is reusable and the message is on its way, in order.
 ///
 /// # Order
-/// Messages to a target are handled in the order in which their sends were taken (D15): one that was awaited before the
+/// Messages to a target are handled in the order in which their sends were taken: one that was awaited before the
 /// next is begun comes first. Of sends that are under way at once, of several tasks or polled by turns in one, one that is
 /// told to wait for credit or room is not taken yet, keeps its payload, and may be passed by another that begins as room
 /// comes free; those that wait are let in one after the other, and none waits for ever.
@@ -280,7 +280,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
         self
     }
 
-    /// May overtake messages that wait (D15).
+    /// May overtake messages that wait.
     pub fn relaxed(mut self) -> Self {
         self.envelope.relaxed = true;
         self.slow = None;
@@ -288,7 +288,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     /// Is taken, and ends, behind every sequential send of this context to the target that was polled before it, of whatever
-    /// protocol, and is passed by none that is polled later (D15): also while one of them waits for credit or room, where
+    /// protocol, and is passed by none that is polled later: also while one of them waits for credit or room, where
     /// others may be passed. One is under way at a time: none is begun before the one before it has ended or was dropped, so
     /// that one which is kept and not polled any more, or forgotten, holds up those behind it until the context is closed.
     ///
@@ -614,12 +614,12 @@ impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
     fn with(self) -> SendSliceWith<'f, 's, F> {
         let (target, protocol) = self.target();
         let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        let begun = match self.way {
-            Way::Fresh => None,
-            Way::Slow(send) => Some(Some(*send)),
-            Way::Done => Some(None),
+        let state = match self.way {
+            Way::Fresh => SliceState::Fresh,
+            Way::Slow(send) => SliceState::Going(*send),
+            Way::Done => SliceState::Sent,
         };
-        SendSliceWith { face: self.face, bytes: self.bytes, envelope, deadline: None, in_line: false, begun }
+        SendSliceWith { face: self.face, bytes: self.bytes, envelope, deadline: None, in_line: false, state }
     }
 
     /// Message info, up to 112 bytes, which is copied.
@@ -738,13 +738,21 @@ pub struct SendSliceWith<'f, 's, F: Face> {
     envelope: Envelope,
     deadline: Option<u64>,
     in_line: bool,
-    /// Once it has begun; `None` in it: it has ended.
-    begun: Option<Option<SendMessage<'f, F>>>,
+    state: SliceState<'f, F>,
+}
+
+/// How far a send of borrowed bytes with options has come.
+#[derive(Debug)]
+enum SliceState<'f, F: Face> {
+    Fresh,
+    Going(SendMessage<'f, F>),
+    Sent,
+    Failed,
 }
 
 impl<F: Face> Unpin for SendSliceWith<'_, '_, F> {}
 
-impl<F: Face> SendSliceWith<'_, '_, F> {
+impl<'f, F: Face> SendSliceWith<'f, '_, F> {
     /// Message info, up to 112 bytes, which is copied.
     pub fn info(mut self, info: &[u8]) -> Self {
         self.envelope.info = Some(info.into());
@@ -775,16 +783,14 @@ impl<F: Face> SendSliceWith<'_, '_, F> {
         self
     }
 
-    fn begin(&mut self) -> Result<(), SendError> {
+    fn begin(&mut self) -> Result<SliceState<'f, F>, SendError> {
         let (face, deadline, envelope) = (self.face, self.deadline, self.envelope.clone());
-        let send = if self.in_line {
+        if self.in_line {
             let (buffer, slow) = (Some(Buffer::copy(self.bytes)), Some(State::Line(None).into()));
-            Some(SendMessage { face, envelope, deadline, buffer, slow })
-        } else {
-            start_borrowed(face, envelope, self.bytes, deadline)?
-        };
-        self.begun = Some(send);
-        Ok(())
+            return Ok(SliceState::Going(SendMessage { face, envelope, deadline, buffer, slow }));
+        }
+        let going = start_borrowed(face, envelope, self.bytes, deadline)?;
+        Ok(going.map_or(SliceState::Sent, SliceState::Going))
     }
 }
 
@@ -792,15 +798,19 @@ impl<F: Face> Future for SendSliceWith<'_, '_, F> {
     type Output = Result<(), SendError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.begun.is_none() {
+        if let SliceState::Fresh = self.state {
             ready!(budget::proceed(cx));
-            self.begun = Some(None);
             budget::spend_on(budget::MESSAGE, self.bytes.len());
-            self.begin()?;
+            self.state = SliceState::Failed;
+            self.state = self.begin()?;
         }
-        let Some(Some(send)) = &mut self.begun else { return Poll::Ready(Ok(())) };
-        let outcome = ready!(send.step(cx));
-        self.begun = Some(None);
+        let outcome = match &mut self.state {
+            SliceState::Going(send) => ready!(send.step(cx)),
+            SliceState::Sent => Ok(()),
+            // It has said why.
+            SliceState::Fresh | SliceState::Failed => Err(Fault::Shutdown.into()),
+        };
+        self.state = if outcome.is_ok() { SliceState::Sent } else { SliceState::Failed };
         Poll::Ready(outcome)
     }
 }

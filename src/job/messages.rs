@@ -46,7 +46,7 @@ impl Job {
         handler::register(&*self.client, self.handle.clone(), name, 0, handler)
     }
 
-    /// Registers a control (D14): sixteen bytes that get past messages, puts and gets, and are ordered only among
+    /// Registers a control: sixteen bytes that get past messages, puts and gets, and are ordered only among
     /// themselves. The handler runs inside `advance`, with the rank that sent it.
     ///
     /// # Examples
@@ -133,7 +133,7 @@ impl Job {
         typed::register_encoded(&*self.client, self.handle.clone(), name, handler)
     }
 
-    /// Registers a message whose handler runs at the first packet and chooses the buffer (D09).
+    /// Registers a message whose handler runs at the first packet and chooses the buffer.
     ///
     /// # Examples
     /// ```

@@ -114,7 +114,7 @@ impl Job {
         Ok(Job { place, client, exchange, layouts, collectives, persistent, many, pulse, handle })
     }
 
-    /// Another client of the process (P04): its messages, protocols and contexts are its own. The job fixes how many
+    /// Another client of the process: its messages, protocols and contexts are its own. The job fixes how many
     /// there are; each is handed out once.
     ///
     /// # Examples
@@ -333,7 +333,7 @@ impl Job {
         self.handle.stats()
     }
 
-    /// Sets who is told of errors that no future waits for (D17): lost peers, refused messages. A rank that dies is told
+    /// Sets who is told of errors that no future waits for: lost peers, refused messages. A rank that dies is told
     /// once, as [`Fault::PeerLost`], and one that leaves as [`Fault::PeerClosed`], whether or not anything was under way
     /// with it. The handler runs inside `advance`: keep it short. It replaces the one that was set before: a library leaves this
     /// to the program, and learns of its own peers by its operations.
@@ -536,7 +536,11 @@ impl Job {
 
     /// Leaves the job in order: what was sent is on its way, peers see a clean leave. So it takes as long as a peer takes that
     /// has to make room first, for instance one that is stopped. What waits for a receiver to consume something ends with
-    /// [`Fault::Shutdown`]: who leaves waits for nobody's consumer, which might itself wait for one here.
+    /// [`Fault::Shutdown`]: who leaves waits for nobody's consumer, which might itself wait for one here. What others send under
+    /// names that nobody has here is refused from now on, as after [`ready`](Job::ready).
+    ///
+    /// What others ask of this rank afterwards (puts, gets, calls) ends with [`Fault::PeerClosed`]: let all meet in a
+    /// [`barrier`](Job::barrier) first.
     ///
     /// A [`Context`] that is still owned has to be polled by its owner meanwhile, or be dropped before: what waits there
     /// is given up after a second otherwise, with a warning.
@@ -561,6 +565,9 @@ impl Job {
     /// # Cancel safety
     /// Not cancel safe: given up half-way, the others may see a lost rank.
     pub async fn leave(self) -> Result<(), Error> {
+        // Whoever leaves registers nothing more. What others send under names that nobody has here would stay in front of what
+        // they send besides, and keep a peer from leaving that leaves as well.
+        self.ready();
         // Everything queued is delivered first: a peer that died meanwhile ends its part with an error.
         for context in self.client.contexts() {
             empty(context).await;

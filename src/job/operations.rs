@@ -13,7 +13,7 @@ use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
 impl Job {
-    /// Makes a window over all ranks (W01): collective, `len` elements on this rank, 0 allowed. The memory is zero. It
+    /// Makes a window over all ranks: collective, `len` elements on this rank, 0 allowed. The memory is zero. It
     /// is made through the client's first context, and so are its operations; [`Window::through`] leads them through another.
     ///
     /// # Examples
@@ -456,7 +456,7 @@ impl Job {
         self.collectives.world()
     }
 
-    /// Makes collectives that are recorded once and replayed each time (D29), by the client's first context.
+    /// Makes collectives that are recorded once and replayed each time, by the client's first context.
     ///
     /// # Examples
     /// ```
@@ -502,7 +502,7 @@ impl Job {
         &self.collectives
     }
 
-    /// Sends many ranks a buffer each in one call, and receives from many into one buffer (D19), through the client's
+    /// Sends many ranks a buffer each in one call, and receives from many into one buffer, through the client's
     /// first context.
     ///
     /// # Examples

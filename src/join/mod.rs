@@ -109,10 +109,40 @@ pub async fn join() -> Result<Job, Error> {
 /// # Cancel safety
 /// Not cancel safe: what the launcher handed over can be taken once.
 pub async fn join_or_local(ranks: u32) -> Result<Job, Error> {
+    join_or_local_with(JobShape { ranks, clients: 1, contexts: 1 }, |launch| launch).await
+}
+
+/// As [`join_or_local`], for a job of that shape, started as `with` changes the launch: `restart`, `keep_going`, `bind`, `env` and
+/// the like, but not its shape. Only who starts the ranks calls it.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// use posthaste::{ContextId, JobShape};
+/// // Two ranks of two contexts each, one of them for what must not wait.
+/// let shape = JobShape { ranks: 2, clients: 1, contexts: 2 };
+/// let job = posthaste::join_or_local_with(shape, |launch| launch.label(true)).await?;
+/// let urgent = job.context_handle(ContextId(1)).expect("there are two");
+/// assert_eq!(urgent.me().rank, job.rank());
+/// # job.leave().await
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`join_or_local`].
+///
+/// # Cancel safety
+/// Not cancel safe: what the launcher handed over can be taken once.
+pub async fn join_or_local_with(
+    shape: JobShape,
+    with: impl FnOnce(launcher::Launch) -> launcher::Launch,
+) -> Result<Job, Error> {
     if let Some(place) = place().await? {
         return Ok(Job::open(place).await?);
     }
-    let launch = launcher::current_program(ranks)?;
+    let JobShape { ranks, clients, contexts } = shape;
+    let launch = with(launcher::prepare(launcher::Launch::current_program(), ranks, clients, contexts)?);
     let job = launch.forward_signals(true).spawn().map_err(JoinError::from)?;
     let outcome = tokio::task::spawn_blocking(move || job.wait())
         .await

@@ -102,6 +102,20 @@ fn fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone
 }
 
 #[test]
+fn fault_ranks_leave_though_each_holds_what_the_other_has_sent_under_a_name_that_it_has_not() {
+    run(2, options().body_leaves(), async |job| {
+        let (me, peer) = (job.rank(), Rank(1 - job.rank().0));
+        let word =
+            job.register(&format!("of {me}"), |_: posthaste::Message, _: &mut posthaste::Scope| {}).unwrap();
+        // More than is set aside for a name that may come yet, and than there is room for on the way.
+        let sends = (0..3000).map(|_| word.send(peer, vec![7; 8000]));
+        let sent = tokio::time::timeout(Duration::from_millis(500), futures::future::join_all(sends)).await;
+        assert!(sent.is_err(), "all of it had room");
+        soon("the leave", job.leave()).await.unwrap();
+    });
+}
+
+#[test]
 fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
     run(3, options().clients(2).killed(2).body_leaves(), async |job| {
         let second = job.client(1).await.unwrap();

@@ -285,7 +285,9 @@ fn revenants(test: &str, early: bool) {
         }
     };
     until("all are there", &|| ranks.iter().all(|rank| rank.has_said("is there")));
-    until("somebody stands by", &|| said().contains("stands by to serve the news"));
+    until("three stand by", &|| said().matches("stands by to serve the news rank=").count() >= 3);
+    // And know of each other.
+    std::thread::sleep(Duration::from_millis(500));
     let survivors = |ranks: &[Watched], signal| {
         for rank in &ranks[1..4] {
             let pid = rustix::process::Pid::from_child(&rank.child);

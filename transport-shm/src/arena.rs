@@ -125,8 +125,8 @@ impl Arena {
         let (unseen, patience, own) = (AtomicU64::new(0), Mutex::default(), OnceLock::new());
         let arena = Arena { fd, memory, layout, limit, sysdep, unseen, patience, own };
         // What counts lies in the first page: it is there before that is looked at.
-        let first = arena.claim(PAGE)?;
-        arena.allocate(0, PAGE)?;
+        let mut first = arena.claim(PAGE)?;
+        arena.allocate(0, PAGE, &mut [&mut first])?;
         drop(first);
         for (table, len) in [(0, PAGE), layout.rank_table(), layout.clients_left()] {
             arena.commit_common(table, len)?;

@@ -4,6 +4,7 @@
 
 use crate::lane::{Consumer, Peek, is_open};
 use crate::ready::ReadySet;
+use bytes::Bytes;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::spin_loop;
 
@@ -37,6 +38,8 @@ pub struct Reading<W, X> {
     pub singles: u32,
     /// Messages that were taken of the several which its next record has or names.
     pub batched: u64,
+    /// A copy of the page that a held record names, where it is to be copied: it is not made anew at each look.
+    pub copy: Option<Bytes>,
     polled: bool,
 }
 
@@ -294,6 +297,7 @@ impl<W: Words, X> Inbox<W, X> {
         if let Some(lane) = self.lane(source) {
             lane.dead = true;
             lane.polled = false;
+            lane.copy = None;
             self.polled.retain(|&polled| polled != source);
         }
     }
@@ -324,6 +328,7 @@ fn promote<W: Words, X>(
             quiet: 0,
             singles: 0,
             batched: 0,
+            copy: None,
             polled: false,
         }));
     }

@@ -154,6 +154,11 @@ impl Member {
         self.rank == Some(rank) && self.pid == pid && !self.moved
     }
 
+    /// Whether it is a rank that has come to this meeting.
+    pub(crate) fn has_seat(&self) -> bool {
+        self.rank.is_some()
+    }
+
     /// How it has gone, if it has.
     pub(crate) fn way(&self) -> Way {
         match self.left {

@@ -27,6 +27,8 @@ use crate::rendezvous::wire::{Failure, NO_RANK, who};
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Connections that have proven nothing; past it the oldest is closed, so that whoever is quick gets in.
 const MOST_STRANGERS: usize = 256;
+/// Connections that have proven the key and have no seat here: who looks who serves, or was refused.
+const MOST_WITHOUT_SEAT: usize = 256;
 /// Connections accepted in a row before the others get their turn.
 const ACCEPTS: usize = 64;
 /// How long to leave the listener alone when there is no descriptor to spare.
@@ -455,6 +457,7 @@ impl Server {
                 visitor.dismiss(&other, now + LINGER);
             }
             self.members.push(visitor);
+            self.keep_few_without_seat();
             return;
         }
         let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
@@ -483,6 +486,17 @@ impl Server {
             }
         };
         self.members.push(member);
+        self.keep_few_without_seat();
+    }
+
+    /// A rank that asks again and again is told once; its last attempts are not of more use than the others' descriptors.
+    fn keep_few_without_seat(&mut self) {
+        let without = || self.members.iter().enumerate().filter(|(_, member)| !member.has_seat());
+        if without().count() > MOST_WITHOUT_SEAT
+            && let Some((at, _)) = without().next()
+        {
+            self.members.remove(at);
+        }
     }
 
     fn serve_members(&mut self, ready: &[bool], now: Instant) {

@@ -2,7 +2,7 @@
 
 use crate::window::Element;
 
-/// What an element is, for signatures: the sequence of the kinds of two layouts must agree, not their shapes (G07).
+/// What an element is, for signatures: the sequence of the kinds of two layouts must agree, not their shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[non_exhaustive]

@@ -207,7 +207,7 @@ impl Datatype {
         self.0.body.facts.chunks
     }
 
-    /// Mean length of a contiguous chunk in bytes, rounded down (G06); 0 if there are none.
+    /// Mean length of a contiguous chunk in bytes, rounded down; 0 if there are none.
     #[must_use]
     pub fn mean_chunk(&self) -> u64 {
         self.size().checked_div(self.chunks()).unwrap_or(0)

@@ -77,7 +77,7 @@ impl<'d> Layout<'d> {
         Ok(size)
     }
 
-    /// Whether two layouts have the same elements in the same order (G07).
+    /// Whether two layouts have the same elements in the same order.
     #[must_use]
     pub fn matches(&self, other: &Layout<'_>) -> bool {
         let (one, two) = (self.datatype.signature(), other.datatype.signature());
@@ -292,7 +292,7 @@ fn staged(
     Ok(())
 }
 
-/// The same by the method that the thresholds choose (G06); tells which one it was.
+/// The same by the method that the thresholds choose; tells which one it was.
 ///
 /// # Errors
 /// As [`redistribute`].

@@ -444,7 +444,7 @@ impl Board {
         self.is_past(window, |rank| self.is_gone(rank))
     }
 
-    /// Whether nobody can reach this rank's part of a window any more (I10): as [`is_released`](Self::is_released), and nothing
+    /// Whether nobody can reach this rank's part of a window any more: as [`is_released`](Self::is_released), and nothing
     /// of who is gone is on its way through any context.
     pub fn is_unused(&self, window: u64) -> bool {
         self.is_past(window, |rank| self.is_gone(rank) && self.is_drained(rank))

@@ -43,7 +43,7 @@ impl<F: Face> ActiveMessage<F> {
         Ok(pattern)
     }
 
-    /// Makes a send that can be started any number of times (D16): the same message to the same rank, with what is in
+    /// Makes a send that can be started any number of times: the same message to the same rank, with what is in
     /// (part of) a region at each start. `info`, up to 112 bytes, travels beside it each time.
     ///
     /// # Errors

@@ -143,7 +143,7 @@ impl Recorder {
         self.access(Op::Get, window.memory(), rank, Window::<T>::offset(index), into.into())
     }
 
-    /// Records a put with a signal (D31): when the data is there, the word that the signal names is changed. A signal that
+    /// Records a put with a signal: when the data is there, the word that the signal names is changed. A signal that
     /// adds the bytes of the put makes the word a reception counter, which the target awaits with
     /// [`wait_until`](Window::wait_until).
     ///
@@ -250,7 +250,7 @@ impl Recorder {
         self.message(message.id(), target, info, &payload.into(), false)
     }
 
-    /// Records the same message to each of these ranks (D18); all read the payload where it is.
+    /// Records the same message to each of these ranks; all read the payload where it is.
     ///
     /// # Errors
     /// As for [`send`](Self::send).
@@ -281,7 +281,7 @@ impl Recorder {
         targets.try_for_each(|target| self.message(message.id(), target, &[], &payload, false))
     }
 
-    /// Records a payload of its own for each of these ranks, over a connection (D19).
+    /// Records a payload of its own for each of these ranks, over a connection.
     ///
     /// # Errors
     /// As for [`send`](Self::send).

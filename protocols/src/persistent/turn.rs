@@ -224,7 +224,8 @@ impl Core {
 
     /// Others may use it more often than this rank has. That they do not is the rule, and what tells them so is not waited for.
     fn tell_of_drop(&mut self) {
-        if !self.made || self.broken.is_some() {
+        let alone = self.others.is_empty() && self.tree.neighbours().next().is_none();
+        if !self.made || self.broken.is_some() || alone {
             return;
         }
         let broken = {

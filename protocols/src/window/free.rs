@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 impl<T: Element> Window<T> {
     /// Frees the window: collective. Every rank ends its own operations first; the memory is reused only once every
-    /// rank has come here or is proven dead (I10). From now on every operation on it is refused. It waits for the operations of
+    /// rank has come here or is proven dead. From now on every operation on it is refused. It waits for the operations of
     /// all contexts [through](Self::through) which the window was used; whoever owns one of these has to poll meanwhile. It does
     /// not wait until all contexts of the client know of a rank that is gone: the memory is reused behind that, so that what such
     /// a rank could reach stays taken for as long as the owner of some context does not look.

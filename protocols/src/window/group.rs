@@ -148,7 +148,7 @@ fn collective_to_rma(error: CollectiveError) -> RmaError {
 }
 
 impl Group {
-    /// Makes a new group of the same members that owns one window (W01): collective, every member names its own length in
+    /// Makes a new group of the same members that owns one window: collective, every member names its own length in
     /// elements, 0 for access only. The memory is zero. In the window, ranks are those of the group: `Rank(0)` is its first
     /// member.
     ///

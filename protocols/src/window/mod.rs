@@ -81,7 +81,7 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// memory most puts and gets can, so that a program which awaits them bare, as if nobody owned the context, waits for ever only
 /// elsewhere.
 ///
-/// Its atomicity (W02) is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole, and 4 bytes at multiples
+/// Its atomicity is 8 bytes at multiples of 8: concurrent puts and gets keep such words whole, and 4 bytes at multiples
 /// of 4, those of datatypes where each block begins and ends at a multiple of 8. Over TCP that holds for up to 4 KiB; of a
 /// longer put a reader may see part of a word where a packet ended.
 ///
@@ -129,7 +129,7 @@ impl<T> std::fmt::Debug for Window<T> {
 }
 
 impl<T: Element> Window<T> {
-    /// Makes a window (W01): collective, every rank names its own length in elements. The memory is zero. A window does not grow:
+    /// Makes a window: collective, every rank names its own length in elements. The memory is zero. A window does not grow:
     /// whoever needs more makes another one, copies, and frees the first.
     ///
     /// # Errors
@@ -245,7 +245,7 @@ impl<T: Element> Window<T> {
         self.memory.parts.iter().all(|part| part.len == 0)
     }
 
-    /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself (W02). Where the memory is not
+    /// Smallest unit, in bytes, that concurrent puts and gets keep whole, at multiples of itself. Where the memory is not
     /// mapped that is so of puts and gets of up to 4 KiB: longer ones are received by the system, straight into their place.
     ///
     /// # Examples

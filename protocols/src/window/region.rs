@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// A region: memory of this rank that recorded operations read and that peers reach once they are told its
-/// [`RegionKey`] (D12). Cheap to clone; freed with its last clone, which must not be before peers have ended their
+/// [`RegionKey`]. Cheap to clone; freed with its last clone, which must not be before peers have ended their
 /// operations on it.
 ///
 /// # Examples
@@ -163,7 +163,7 @@ impl Region {
     /// Makes memory that the caller owns a region of its peers', as it is: a vector, a mapped file, whatever has bytes. It
     /// stays where it is and is the caller's again at once, with [`into_inner`](OwnedRegion::into_inner).
     ///
-    /// Peers cannot reach it directly: their operations on it are messages, which this rank carries out (the shims of D13),
+    /// Peers cannot reach it directly: their operations on it are messages, which this rank carries out,
     /// on every device. Memory to be reached at its full speed is [allocated](Self::allocate).
     ///
     /// # Errors

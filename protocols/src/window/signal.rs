@@ -138,7 +138,7 @@ impl<T: Word> Window<T> {
 impl<T: Element> Window<T> {
     /// Puts consecutive elements and then shows on a word of the same rank, of this window or of another one, that they
     /// are there: whoever sees the word changed, as by [`wait_until`](Window::wait_until), sees the elements. Awaiting it
-    /// means that both are done. It is the mechanism of reception counters (D31): the target counts what has come and runs
+    /// means that both are done. It is the mechanism of reception counters: the target counts what has come and runs
     /// nothing. The elements are borrowed as long as the future lives.
     ///
     /// # Cancel safety

@@ -237,7 +237,7 @@ enum Putting {
 
 impl<T: Element> Window<T> {
     /// Puts the elements of a layout to those of another one in a rank's part; both have the same elements, and shapes
-    /// of their own (G07). Bases of layouts are in bytes, from the beginning of the part and of `source`.
+    /// of their own. Bases of layouts are in bytes, from the beginning of the part and of `source`.
     ///
     /// Memory that is mapped is written straight from the source, other memory by its owner. It takes effect behind this rank's
     /// puts that were polled before it, and before those polled later. Concurrent accesses to words of 8 bytes see them whole
@@ -277,7 +277,7 @@ impl<T: Element> Window<T> {
         self.put_typed_with(&Thresholds::default(), rank, to, source, from)
     }
 
-    /// As [`put_typed`](Self::put_typed), straight or staged as these thresholds say where memory is mapped (G06).
+    /// As [`put_typed`](Self::put_typed), straight or staged as these thresholds say where memory is mapped.
     ///
     /// # Cancel safety
     /// As for `put_typed`.
@@ -349,7 +349,7 @@ impl<T: Element> Window<T> {
         self.get_typed_with(&Thresholds::default(), rank, from, into, to)
     }
 
-    /// As [`get_typed`](Self::get_typed), straight or staged as these thresholds say where memory is mapped (G06).
+    /// As [`get_typed`](Self::get_typed), straight or staged as these thresholds say where memory is mapped.
     ///
     /// # Cancel safety
     /// As for `get_typed`.
@@ -374,7 +374,7 @@ impl<T: Element> Window<T> {
 }
 
 impl RemoteRegion {
-    /// The region in segments of so many bytes, to be attached one at a time (G04); `None` if it is not mapped here.
+    /// The region in segments of so many bytes, to be attached one at a time; `None` if it is not mapped here.
     ///
     /// # Examples
     /// ```

@@ -61,8 +61,8 @@ impl Arena {
         let word = self.memory.atomic(word);
         // The bit first: it is never counted twice, be it for a moment, in which another commit would be refused.
         if word.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
-            let _pending = self.claim(len)?;
-            return self.allocate(offset, len);
+            let mut pending = self.claim(len)?;
+            return self.allocate(offset, len, &mut [&mut pending]);
         }
         let committed = self.commit(offset, len);
         if committed.is_err() {
@@ -98,14 +98,13 @@ impl Arena {
 
     /// Commits a range, of which `begin` may have committed some, after the checks.
     fn commit_with(&self, offset: u64, len: u64, begin: impl FnOnce()) -> Result<(), MemoryError> {
-        let _pending = self.claim(len)?;
-        let counting = self.count(len)?;
+        let mut pending = self.claim(len)?;
+        let mut counting = self.count(len)?;
         begin();
-        let allocated = self.allocate(offset, len);
+        let allocated = self.allocate(offset, len, &mut [&mut pending, &mut counting]);
         if allocated.is_err() && self.limit.is_some() {
             self.memory.atomic(COMMITTED).fetch_sub(len, Ordering::AcqRel);
         }
-        drop(counting);
         allocated
     }
 
@@ -121,12 +120,21 @@ impl Arena {
         Ok(self.own.get().map(|entry| Noted::new(entry, COUNTING, len)))
     }
 
-    pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+    /// Takes a range from the system. What was noted of it becomes less with each piece.
+    pub(super) fn allocate(
+        &self,
+        offset: u64,
+        len: u64,
+        noted: &mut [&mut Option<Noted<'_>>],
+    ) -> Result<(), MemoryError> {
         let mut taken = 0;
         while taken < len {
             let some = (len - taken).min(AT_ONCE);
             match fallocate(&self.fd, FallocateFlags::empty(), offset + taken, some) {
-                Ok(()) => taken += some,
+                Ok(()) => {
+                    taken += some;
+                    noted.iter_mut().filter_map(|noted| noted.as_mut()).for_each(|noted| noted.less(some));
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     let reason = std::io::Error::from(error).kind();
@@ -225,6 +233,12 @@ impl<'a> Noted<'a> {
     fn new(entry: &'a SharedSlice, word: usize, len: u64) -> Self {
         entry.atomic(word).fetch_add(len, Ordering::SeqCst);
         Self { entry, word, len }
+    }
+
+    fn less(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.len);
+        self.len -= bytes;
+        self.entry.atomic(self.word).fetch_sub(bytes, Ordering::SeqCst);
     }
 }
 
@@ -403,13 +417,17 @@ mod tests {
     fn two_that_commit_at_once_do_not_wait_for_each_other() {
         let both = std::sync::Barrier::new(2);
         let host = RESERVE + UNSEEN + (6 << 20);
-        let (arena, _) = Counting::over(arena(), Some(host));
+        let (arena, system) = Counting::over(arena(), Some(host));
         arena.enter(Rank(0)).expect("nobody else has it");
         let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
         // Either fits, and not both.
         let commit = |at| {
             both.wait();
-            (0..20).try_for_each(|_| arena.commit(at, 4 << 20))
+            (0..20).try_for_each(|_| {
+                // So that there is as much patience for each.
+                system.seconds.fetch_add(30, Ordering::Relaxed);
+                arena.commit(at, 4 << 20)
+            })
         };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| commit(at + (8 << 20)));

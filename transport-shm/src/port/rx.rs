@@ -347,8 +347,12 @@ impl Desk {
             }
             let info = &info[..info_len];
             let verdict = if word & COPY_FLAG != 0 {
-                let bytes = Bytes::from(slice.to_vec());
-                offer(info, cookie, Body::Owned(&bytes))
+                let bytes = lane.copy.take().unwrap_or_else(|| Bytes::from(slice.to_vec()));
+                let verdict = offer(info, cookie, Body::Owned(&bytes));
+                if verdict == Verdict::Hold {
+                    lane.copy = Some(bytes);
+                }
+                verdict
             } else {
                 offer(info, cookie, page.lend(slice))
             };
@@ -493,6 +497,7 @@ fn granted(from: &Source, offset: u64, len: u64, word: u64) -> Option<(SharedSli
 #[cold]
 fn corrupt(lane: &mut Reading<SharedWords, Source>, what: &str, sink: &mut dyn Sink) -> Took {
     lane.dead = true;
+    lane.copy = None;
     let from = lane.with.from;
     tracing::warn!(%from, "{what} in a lane; the peer is cut off");
     sink.corrupt(from.rank);

@@ -90,7 +90,7 @@ const MOST_SLOTS: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FifoStatus {
-    /// Slots that there are: as many as messages may fill, or more if replays wait that found no room.
+    /// Slots that there are: as many as messages may fill, or more if replays have found no room.
     pub capacity: usize,
     /// Slots in use.
     pub len: usize,
@@ -124,8 +124,9 @@ impl FifoStatus {
 struct Extra {
     generation: u32,
     fifo: InjectionFifo,
-    /// Slots that messages may fill. Replays may have made it longer: any number of them may wait.
+    /// Slots that messages may fill, and how many they do. It grows beyond that for replays, of which any number may wait.
     slots: usize,
+    messages: usize,
     options: FifoOptions,
     enabled: bool,
     /// Its head is what nothing else for its target may come between, and goes on to its end.
@@ -160,7 +161,7 @@ pub(super) struct Fifos {
 impl Extra {
     /// Slots that messages may still fill.
     fn room(&self) -> usize {
-        self.slots.saturating_sub(self.fifo.len())
+        self.slots.saturating_sub(self.messages)
     }
 
     fn is_served(&self) -> bool {
@@ -207,6 +208,7 @@ impl Scope<'_> {
         let key = fifos.all.insert(Extra {
             generation,
             slots: fifo.capacity(),
+            messages: 0,
             fifo,
             options: FifoOptions { quantum: options.quantum.max(4096), ..options },
             enabled: true,
@@ -444,8 +446,13 @@ impl Scope<'_> {
         self.state.stats.queued += 1;
         self.state.peer(index).unflushed = true;
         if let Ok(extra) = self.state.fifos.of(id) {
-            let fits = extra.fifo.push(&descriptor, args.info);
-            debug_assert!(fits, "there was room for the longest message");
+            // Replays may fill what messages do not.
+            if !extra.fifo.push(&descriptor, args.info) {
+                extra.fifo.grow();
+                let fits = extra.fifo.push(&descriptor, args.info);
+                debug_assert!(fits, "a FIFO of twice the size has room");
+            }
+            extra.messages += descriptor.slots();
         }
         self.state.mark_fifos_busy();
         self.pump_fifos();

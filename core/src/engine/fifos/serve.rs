@@ -172,7 +172,9 @@ impl Scope<'_> {
     fn left_fifo(&mut self, key: usize) {
         let State { fifos, completer, .. } = &mut *self.state;
         let extra = &mut fifos.all[key];
-        let _ = extra.fifo.pop();
+        if let Some(front) = extra.fifo.pop().filter(|front| front.op != Op::Jump) {
+            extra.messages -= front.slots();
+        }
         extra.begun = false;
         let free = extra.room();
         let Extra { fifo, room, crossing, drains, .. } = extra;
