@@ -10,11 +10,12 @@ use crate::layout::{Layout, MAGIC, PAGE, RANK_BYTES};
 use commit::Patience;
 use memmap2::MmapOptions;
 use posthaste_core::memory::{HUGE_PAGE, SharedSlice};
+use posthaste_core::sync::Mutex;
 use posthaste_core::{ClientId, DeviceError, Rank, Sysdep};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// What a rank's entry in the table says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +123,7 @@ impl Arena {
         // Kept mapped for ever: leases and windows point into it from anywhere.
         // SAFETY: the mapping is writable, `len` bytes long and never unmapped; it is reached through this slice only.
         let memory = unsafe { SharedSlice::from_raw(base, len) };
-        let (unseen, patience, own) = (AtomicU64::new(0), Mutex::default(), OnceLock::new());
+        let (unseen, patience, own) = (AtomicU64::new(0), Mutex::new(Patience::default()), OnceLock::new());
         let arena = Arena { fd, memory, layout, limit, sysdep, unseen, patience, own };
         // What counts lies in the first page: it is there before that is looked at.
         let mut first = arena.claim(PAGE)?;
