@@ -164,6 +164,15 @@ impl Extra {
         self.slots.saturating_sub(self.messages)
     }
 
+    /// Any number of replays may wait, in what messages do not fill: it grows if it must.
+    fn put(&mut self, descriptor: &Descriptor, info: &[u8]) {
+        if !self.fifo.push(descriptor, info) {
+            self.fifo.grow();
+            let fits = self.fifo.push(descriptor, info);
+            debug_assert!(fits, "a FIFO of twice the size has room");
+        }
+    }
+
     fn is_served(&self) -> bool {
         self.enabled || self.begun
     }
@@ -446,12 +455,7 @@ impl Scope<'_> {
         self.state.stats.queued += 1;
         self.state.peer(index).unflushed = true;
         if let Ok(extra) = self.state.fifos.of(id) {
-            // Replays may fill what messages do not.
-            if !extra.fifo.push(&descriptor, args.info) {
-                extra.fifo.grow();
-                let fits = extra.fifo.push(&descriptor, args.info);
-                debug_assert!(fits, "a FIFO of twice the size has room");
-            }
+            extra.put(&descriptor, args.info);
             extra.messages += descriptor.slots();
         }
         self.state.mark_fifos_busy();
@@ -468,11 +472,7 @@ impl Scope<'_> {
     /// A run of a replay takes its place in a FIFO, which grows if it must: any number may wait. False: it was closed.
     pub(super) fn queue_in_fifo(&mut self, id: FifoId, jump: &Descriptor) -> bool {
         let Ok(extra) = self.state.fifos.of(id) else { return false };
-        if !extra.fifo.push(jump, &[]) {
-            extra.fifo.grow();
-            let fits = extra.fifo.push(jump, &[]);
-            debug_assert!(fits, "a FIFO of twice the size has room");
-        }
+        extra.put(jump, &[]);
         self.state.stats.queued += 1;
         self.state.mark_fifos_busy();
         true

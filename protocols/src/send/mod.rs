@@ -1,12 +1,16 @@
 //! The future of a send.
 
+mod slice;
+
+pub use slice::{SendSlice, SendSliceWith};
+
 use crate::buffer::{Buffer, Unsent};
-use crate::operation::{Pending, Way};
+use crate::operation::Pending;
 use crate::within::Alarm;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait, Whole};
-use posthaste_core::{ContextId, Endpoint, Fault, Handle, ProtocolId, Rank, SendError, Ticket, TrySendError};
+use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -367,9 +371,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// # }
     /// ```
     pub fn try_send(self) -> Result<(), TrySendError<Buffer>> {
+        let line = self.is_sequential().then(|| self.face.shared().line_to(self.envelope.target));
         let Some(buffer) = self.buffer else { return Err(TrySendError::Full(Buffer::copy(&[]))) };
-        let is_sequential = self.slow.is_some_and(|slow| matches!(slow.state, State::Line(_)));
-        let line = is_sequential.then(|| self.face.shared().line_to(self.envelope.target));
         let _turn = match line.as_ref().map(|line| line.try_acquire()).transpose() {
             Ok(turn) => turn,
             // One before it is under way.
@@ -379,6 +382,36 @@ impl<'f, F: Face> SendMessage<'f, F> {
             }
         };
         try_now(self.face, &self.envelope, buffer)
+    }
+
+    /// Whether it waits for its place in the line to its target.
+    fn is_sequential(&self) -> bool {
+        self.slow.as_ref().is_some_and(|slow| matches!(slow.state, State::Line(_)))
+    }
+
+    /// Starts one that has no payload yet with borrowed bytes, which are copied only if they have to wait here. True: it is on
+    /// its way.
+    #[cold]
+    fn begin(&mut self, bytes: &[u8]) -> Result<bool, SendError> {
+        let args = self.envelope.args(0);
+        let send = |engine: &mut Engine| {
+            start_with(engine.scope().send(&args, Payload::Borrowed(bytes), Wait::Await)).0
+        };
+        let state = match self.face.enter(send) {
+            Ok(started) => match own(started, || Handle::of(self.face), self.deadline) {
+                Step::Done => return Ok(true),
+                Step::Failed(error) => return Err(error),
+                Step::Queued(pending) => State::Queued(pending),
+                Step::Later(pending) => State::Later(pending),
+            },
+            // Somebody else is at the engine.
+            Err(_) => State::Start(Wait::Await),
+        };
+        if !matches!(state, State::Queued(_)) {
+            self.buffer = Some(Buffer::copy(bytes));
+        }
+        self.slow = Some(state.into());
+        Ok(false)
     }
 
     #[cold]
@@ -538,279 +571,5 @@ impl<F: Face> Future for SendMessage<'_, F> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.step(cx)
-    }
-}
-
-/// A send of borrowed bytes. Ready when they are reusable and the message is on its way, in order.
-///
-/// They are copied when it starts, by the first poll as a rule: to where the receiver finds them, or to a queue. Order and
-/// cancel safety are those of [`SendMessage`], which has options as well.
-///
-/// # Examples
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> posthaste::Result<()> {
-/// let job = posthaste::solo().await?;
-/// let (line, mut lines) = job.stream("line")?;
-/// let text = String::from("one\ntwo");
-/// for part in text.split('\n') {
-///     line.send_slice(job.rank(), part.as_bytes()).await?; // borrowed until it is ready
-/// }
-/// let lens = [lines.recv().await, lines.recv().await].map(|line| line.map_or(0, |line| line.len()));
-/// assert_eq!(lens, [3, 3]);
-/// # job.leave().await
-/// # }
-/// ```
-#[must_use = "a send does nothing until it is awaited"]
-#[derive(Debug)]
-pub struct SendSlice<'f, 's, F: Face> {
-    face: &'f F,
-    // In words as they are loaded, which may be wider than what was stored of the types themselves: such a load waits for all
-    // stores that are under way.
-    rank: Rank,
-    context: u32,
-    protocol: u32,
-    bytes: &'s [u8],
-    way: Way<SendMessage<'f, F>>,
-}
-
-impl<F: Face> Unpin for SendSlice<'_, '_, F> {}
-
-impl<'f, 's, F: Face> SendSlice<'f, 's, F> {
-    #[inline]
-    pub(crate) fn new(face: &'f F, target: Endpoint, protocol: ProtocolId, bytes: &'s [u8]) -> Self {
-        let (rank, context, protocol) = (target.rank, target.context.0.into(), protocol.0.into());
-        Self { face, rank, context, protocol, bytes, way: Way::Fresh }
-    }
-
-    #[inline(always)]
-    fn target(&self) -> (Endpoint, ProtocolId) {
-        (Endpoint::new(self.rank, ContextId(self.context as u16)), ProtocolId(self.protocol as u16))
-    }
-
-    /// As the free [`send_at_once`]; what enters the engine is not shared with that one, which is to be inlined where it is.
-    #[inline]
-    fn send_at_once(&self) -> bool {
-        // By reference: what is moved is loaded by more than a field at a time, which waits for all stores that are under way.
-        let send = |scope: &mut Scope<'_>| {
-            let (target, protocol) = self.target();
-            match <[u8; 8]>::try_from(self.bytes) {
-                Ok(word) => scope.send_word(target, protocol, u64::from_ne_bytes(word)),
-                Err(_) => scope.send_packet(target, protocol, Whole::Bytes(self.bytes)),
-            }
-        };
-        self.face.enter(|engine| send(&mut engine.scope())).unwrap_or(false)
-    }
-
-    /// Starts it the general way; the bytes are copied only if they have to wait here.
-    #[cold]
-    fn start_slowly(&self) -> Result<Option<SendMessage<'f, F>>, SendError> {
-        let (target, protocol) = self.target();
-        let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        start_borrowed(self.face, envelope, self.bytes, None)
-    }
-
-    /// With options that few sends have. They are asked for before the first poll: one that has begun goes on as it is.
-    fn with(self) -> SendSliceWith<'f, 's, F> {
-        let (target, protocol) = self.target();
-        let envelope = Envelope { target, protocol, info: None, relaxed: false };
-        let state = match self.way {
-            Way::Fresh => SliceState::Fresh,
-            Way::Slow(send) => SliceState::Going(*send),
-            Way::Done => SliceState::Sent,
-        };
-        SendSliceWith { face: self.face, bytes: self.bytes, envelope, deadline: None, in_line: false, state }
-    }
-
-    /// Message info, up to 112 bytes, which is copied.
-    ///
-    /// # Examples
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> posthaste::Result<()> {
-    /// let job = posthaste::solo().await?;
-    /// let (block, mut blocks) = job.stream("block")?;
-    /// // A header of one's own, and data that stays where it is.
-    /// let data = vec![7_u8; 1000];
-    /// block.send_slice(job.rank(), &data).info(&42_u32.to_le_bytes()).await?;
-    /// let received = blocks.recv().await.expect("the job goes on");
-    /// assert_eq!((received.info(), received.len()), (&42_u32.to_le_bytes()[..], 1000));
-    /// # job.leave().await
-    /// # }
-    /// ```
-    pub fn info(self, info: &[u8]) -> SendSliceWith<'f, 's, F> {
-        self.with().info(info)
-    }
-
-    /// As [`SendMessage::deadline`].
-    pub fn deadline(self, after: Duration) -> SendSliceWith<'f, 's, F> {
-        self.with().deadline(after)
-    }
-
-    /// As [`SendMessage::relaxed`].
-    pub fn relaxed(self) -> SendSliceWith<'f, 's, F> {
-        self.with().relaxed()
-    }
-
-    /// As [`SendMessage::sequential`].
-    pub fn sequential(self) -> SendSliceWith<'f, 's, F> {
-        self.with().sequential()
-    }
-
-    /// As [`SendMessage::to_context`].
-    pub fn to_context(self, context: ContextId) -> SendSliceWith<'f, 's, F> {
-        self.with().to_context(context)
-    }
-
-    #[cold]
-    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        let Way::Slow(send) = &mut self.way else { return Poll::Ready(Ok(())) };
-        let outcome = ready!(send.step_slowly(cx));
-        self.way = Way::Done;
-        Poll::Ready(outcome)
-    }
-}
-
-impl<F: Face> Future for SendSlice<'_, '_, F> {
-    type Output = Result<(), SendError>;
-
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Way::Fresh = self.way {
-            ready!(budget::proceed(cx));
-            let slow = if self.send_at_once() { Ok(None) } else { self.start_slowly() };
-            self.way = Way::Done;
-            budget::spend_on(budget::MESSAGE, self.bytes.len());
-            match slow {
-                Ok(None) => return Poll::Ready(Ok(())),
-                Ok(Some(send)) => self.way = Way::Slow(Box::new(send)),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        self.poll_slowly(cx)
-    }
-}
-
-/// Starts a send of borrowed bytes; they are copied only if they have to wait here. `None`: it is on its way.
-#[cold]
-fn start_borrowed<'f, F: Face>(
-    face: &'f F,
-    envelope: Envelope,
-    bytes: &[u8],
-    deadline: Option<u64>,
-) -> Result<Option<SendMessage<'f, F>>, SendError> {
-    let payload = Payload::Borrowed(bytes);
-    let send =
-        |engine: &mut Engine| start_with(engine.scope().send(&envelope.args(0), payload, Wait::Await)).0;
-    let (state, buffer) = match face.enter(send) {
-        Ok(started) => match own(started, || Handle::of(face), deadline) {
-            Step::Done => return Ok(None),
-            Step::Failed(error) => return Err(error),
-            Step::Queued(pending) => (State::Queued(pending), None),
-            Step::Later(pending) => (State::Later(pending), Some(Buffer::copy(bytes))),
-        },
-        // Somebody else is at the engine.
-        Err(_) => (State::Start(Wait::Await), Some(Buffer::copy(bytes))),
-    };
-    Ok(Some(SendMessage { face, envelope, deadline, buffer, slow: Some(state.into()) }))
-}
-
-/// A [`SendSlice`] with options. Ready when the bytes are reusable and the message is on its way.
-///
-/// # Examples
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> posthaste::Result<()> {
-/// use std::time::Duration;
-/// let job = posthaste::solo().await?;
-/// let (line, mut lines) = job.stream("line")?;
-/// let text = String::from("borrowed");
-/// line.send_slice(job.rank(), text.as_bytes()).info(b"with a header").deadline(Duration::from_secs(1)).await?;
-/// assert_eq!(lines.recv().await.expect("the job goes on").info(), b"with a header");
-/// # job.leave().await
-/// # }
-/// ```
-#[must_use = "a send does nothing until it is awaited"]
-#[derive(Debug)]
-pub struct SendSliceWith<'f, 's, F: Face> {
-    face: &'f F,
-    bytes: &'s [u8],
-    envelope: Envelope,
-    deadline: Option<u64>,
-    in_line: bool,
-    state: SliceState<'f, F>,
-}
-
-/// How far a send of borrowed bytes with options has come.
-#[derive(Debug)]
-enum SliceState<'f, F: Face> {
-    Fresh,
-    Going(SendMessage<'f, F>),
-    Sent,
-    Failed,
-}
-
-impl<F: Face> Unpin for SendSliceWith<'_, '_, F> {}
-
-impl<'f, F: Face> SendSliceWith<'f, '_, F> {
-    /// Message info, up to 112 bytes, which is copied.
-    pub fn info(mut self, info: &[u8]) -> Self {
-        self.envelope.info = Some(info.into());
-        self
-    }
-
-    /// As [`SendMessage::deadline`].
-    pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Some(Handle::of(self.face).deadline_after(after));
-        self
-    }
-
-    /// As [`SendMessage::relaxed`].
-    pub fn relaxed(mut self) -> Self {
-        (self.envelope.relaxed, self.in_line) = (true, false);
-        self
-    }
-
-    /// As [`SendMessage::sequential`].
-    pub fn sequential(mut self) -> Self {
-        (self.envelope.relaxed, self.in_line) = (false, true);
-        self
-    }
-
-    /// As [`SendMessage::to_context`].
-    pub fn to_context(mut self, context: ContextId) -> Self {
-        self.envelope.target.context = context;
-        self
-    }
-
-    fn begin(&mut self) -> Result<SliceState<'f, F>, SendError> {
-        let (face, deadline, envelope) = (self.face, self.deadline, self.envelope.clone());
-        if self.in_line {
-            let (buffer, slow) = (Some(Buffer::copy(self.bytes)), Some(State::Line(None).into()));
-            return Ok(SliceState::Going(SendMessage { face, envelope, deadline, buffer, slow }));
-        }
-        let going = start_borrowed(face, envelope, self.bytes, deadline)?;
-        Ok(going.map_or(SliceState::Sent, SliceState::Going))
-    }
-}
-
-impl<F: Face> Future for SendSliceWith<'_, '_, F> {
-    type Output = Result<(), SendError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let SliceState::Fresh = self.state {
-            ready!(budget::proceed(cx));
-            budget::spend_on(budget::MESSAGE, self.bytes.len());
-            self.state = SliceState::Failed;
-            self.state = self.begin()?;
-        }
-        let outcome = match &mut self.state {
-            SliceState::Going(send) => ready!(send.step(cx)),
-            SliceState::Sent => Ok(()),
-            // It has said why.
-            SliceState::Fresh | SliceState::Failed => Err(Fault::Shutdown.into()),
-        };
-        self.state = if outcome.is_ok() { SliceState::Sent } else { SliceState::Failed };
-        Poll::Ready(outcome)
     }
 }
