@@ -83,6 +83,8 @@ impl AttemptError {
 pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, number: u64) {
     let mut deadline = Instant::now() + hub.times.connect;
     let mut pause = FIRST_PAUSE;
+    // Whoever is waited for anew is to be tried again within that time.
+    let longest = LONGEST_PAUSE.min(hub.times.connect / 4);
     let mut last = None;
     let unreachable = LossCause::Unreachable;
     let fail = |fault, cause| hub.attempt_failed(context, peer, number, fault, cause);
@@ -96,7 +98,12 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
                 return;
             }
             // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
-            Ok(Round { verdict: Verdict::Yield, .. }) => {}
+            Ok(Round { verdict: Verdict::Yield, .. }) => hub.yielded(context, peer, number),
+            // As of one that is stopped: whoever lives may go on at any time.
+            Ok(Round { verdict: Verdict::Wait, .. }) => {
+                hub.yielded(context, peer, number);
+                deadline = Instant::now() + hub.times.connect;
+            }
             Ok(Round { verdict: Verdict::Spent, .. }) => {
                 return fail(Fault::PeerLost(peer.rank), unreachable);
             }
@@ -135,7 +142,7 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
         }
         sleep_until(deadline.min(Instant::now() + pause)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(longest);
     }
 }
 
@@ -166,12 +173,16 @@ async fn round(
     let shaken = async move {
         stream.set_nodelay(true)?;
         posthaste_core::failpoint!("tcp.dial.connected");
-        let (initiator, hello) = Initiator::hello(&hub.identity, context, peer, target.incarnation)?;
+        let (initiator, hello) =
+            Initiator::hello(&hub.identity, context, peer, target.incarnation, hub.is_closing())?;
         stream.write_all(&hello).await?;
         posthaste_core::failpoint!("tcp.dial.claimed");
         let mut answer = [0; ANSWER_LEN];
         read(&mut stream, &mut answer).await?;
         let (channel, finish) = initiator.answered(&answer)?;
+        if !hub.proves(context, peer, number) {
+            return Err(AttemptError::GivenUp);
+        }
         stream.write_all(&finish).await?;
         posthaste_core::failpoint!("tcp.dial.proven");
         Ok::<_, AttemptError>((stream, channel))

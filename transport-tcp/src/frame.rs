@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the frames and of the handshake.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Length of a frame's header in bytes.
 pub const HEADER: usize = size_of::<Header>();
 /// Longest payload of a [`PUT`]; longer puts are several.

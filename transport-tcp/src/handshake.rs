@@ -80,17 +80,20 @@ pub enum Verdict {
     /// It is the connection of this pair.
     Accept = 1,
     /// The responder is connecting, too, and its attempt wins; or it is still to hear of this incarnation of the
-    /// initiator's rank. Not yet, in any case.
+    /// initiator's rank. Not yet, in any case, and perhaps never.
     Yield = 2,
     /// There is, or was, one already; the pair's connection is never made twice in one life of both.
     Spent = 3,
     /// The responder leaves the job.
     Leaving = 4,
+    /// The responder lives and knows the initiator, and lets it in when it has done something first, which takes as long as it
+    /// takes: its context is to be moved, or it leaves and has yet to say something to the initiator's rank.
+    Wait = 5,
 }
 
 impl Verdict {
     fn from_byte(byte: u8) -> Option<Verdict> {
-        [Verdict::Accept, Verdict::Yield, Verdict::Spent, Verdict::Leaving]
+        [Verdict::Accept, Verdict::Yield, Verdict::Spent, Verdict::Leaving, Verdict::Wait]
             .into_iter()
             .find(|verdict| *verdict as u8 == byte)
     }
@@ -104,6 +107,8 @@ struct Clear {
     version: U16,
     mode: u8,
     suites: u8,
+    /// 1: the initiator's rank leaves the job, 0: it does not.
+    leaves: u8,
     from_rank: U32,
     to_rank: U32,
     from_context: U16,
@@ -154,12 +159,13 @@ impl Identity {
         self.mode
     }
 
-    fn clear(&self, from: ContextId, to: Endpoint, to_incarnation: u64) -> Clear {
+    fn clear(&self, from: ContextId, to: Endpoint, to_incarnation: u64, leaves: bool) -> Clear {
         Clear {
             magic: MAGIC,
             version: VERSION.into(),
             mode: self.mode as u8,
             suites: Suite::offered(),
+            leaves: leaves.into(),
             from_rank: self.rank.0.into(),
             to_rank: to.rank.0.into(),
             from_context: from.0.into(),
@@ -300,7 +306,8 @@ impl std::fmt::Debug for Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake of this side's context with an endpoint; also gives the first message.
+    /// Begins a handshake of this side's context with an endpoint, and says whether this rank leaves the job; also gives the first
+    /// message.
     ///
     /// # Errors
     /// If there are no random numbers.
@@ -309,8 +316,9 @@ impl Initiator {
         from: ContextId,
         to: Endpoint,
         to_incarnation: u64,
+        leaves: bool,
     ) -> Result<(Initiator, [u8; HELLO_LEN]), HandshakeError> {
-        let clear = me.clear(from, to, to_incarnation);
+        let clear = me.clear(from, to, to_incarnation, leaves);
         let mut hello = [0; HELLO_LEN];
         hello[..size_of::<Clear>()].copy_from_slice(clear.as_bytes());
         if me.mode == Mode::Insecure {
@@ -355,6 +363,8 @@ pub struct Claim {
     pub incarnation: u64,
     /// The context of this rank that it wants.
     pub to: ContextId,
+    /// Whether its rank leaves the job.
+    pub leaves: bool,
 }
 
 /// The side that listens: checks a hello and answers it. Nothing has been allocated when it is refused by a field of
@@ -393,6 +403,11 @@ fn check(me: &Identity, clear: &Clear) -> Result<Claim, HandshakeError> {
     if clear.mode != me.mode as u8 {
         return Err(HandshakeError::Mode);
     }
+    let leaves = match clear.leaves {
+        0 => false,
+        1 => true,
+        _ => return Err(HandshakeError::Stranger),
+    };
     let shape = (clear.ranks.get(), clear.contexts.get(), clear.client.get());
     if clear.job != me.job || shape != (me.shape.ranks, me.shape.contexts, me.client) {
         return Err(HandshakeError::Job);
@@ -406,13 +421,13 @@ fn check(me: &Identity, clear: &Clear) -> Result<Claim, HandshakeError> {
     if !exists(from) || from == to {
         return Err(HandshakeError::Sender);
     }
-    let mine = me.clear(from.context, to, 0);
+    let mine = me.clear(from.context, to, 0, false);
     if (clear.max_eager, clear.get_chunk, clear.get_window)
         != (mine.max_eager, mine.get_chunk, mine.get_window)
     {
         return Err(HandshakeError::Sizes);
     }
-    Ok(Claim { from, incarnation: clear.from_incarnation.get(), to: to.context })
+    Ok(Claim { from, incarnation: clear.from_incarnation.get(), to: to.context, leaves })
 }
 
 #[cfg(test)]
@@ -434,10 +449,12 @@ mod tests {
     fn both_sides_agree() {
         for mode in [Mode::Insecure, Mode::HandshakeOnly, Mode::Encrypted] {
             let [a, b] = [0, 1].map(|rank| identity(rank, |config| config.mode = mode));
-            let (initiator, hello) = Initiator::hello(&a, ContextId(0), to(1), 1).expect("random numbers");
+            let leaves = mode == Mode::Encrypted;
+            let (initiator, hello) =
+                Initiator::hello(&a, ContextId(0), to(1), 1, leaves).expect("random numbers");
             let (claim, theirs, answer) = respond(&b, &hello).expect("the same key");
             assert_eq!(claim.from, Endpoint::new(Rank(0), ContextId(0)));
-            assert_eq!((claim.to, claim.incarnation), (ContextId(1), 1));
+            assert_eq!((claim.to, claim.incarnation, claim.leaves), (ContextId(1), 1, leaves));
             let (mut ours, finish) = initiator.answered(&answer).expect("the same key");
             let mut theirs = theirs.finished(&finish).expect("it is the one who began");
             let verdict = theirs.verdict(Verdict::Yield).expect("short enough");
@@ -451,7 +468,8 @@ mod tests {
         let me = identity(1, |_| {});
         let refusal = |rank: u32, to_rank: u32, life: u64, change: &dyn Fn(&mut TcpConfig)| {
             let other = identity(rank, change);
-            let (_, hello) = Initiator::hello(&other, ContextId(0), to(to_rank), life).expect("random");
+            let (_, hello) =
+                Initiator::hello(&other, ContextId(0), to(to_rank), life, false).expect("random");
             respond(&me, &hello).map(|_| ()).expect_err("refused")
         };
         assert_eq!(refusal(0, 1, 1, &|c| c.key = JobKey::new([6; 32])), HandshakeError::Proof);
@@ -469,19 +487,19 @@ mod tests {
     #[test]
     fn every_changed_byte_breaks_the_proof() {
         let [a, b] = [0, 1].map(|rank| identity(rank, |config| config.mode = Mode::Encrypted));
-        let (_, hello) = Initiator::hello(&a, ContextId(0), to(1), 1).expect("random");
+        let (_, hello) = Initiator::hello(&a, ContextId(0), to(1), 1, false).expect("random");
         for at in 0..HELLO_LEN {
             let mut changed = hello;
             changed[at] ^= 0x10;
             assert!(respond(&b, &changed).is_err(), "byte {at} of the hello");
         }
         for at in 0..ANSWER_LEN {
-            let (initiator, hello) = Initiator::hello(&a, ContextId(0), to(1), 1).expect("random");
+            let (initiator, hello) = Initiator::hello(&a, ContextId(0), to(1), 1, false).expect("random");
             let (_, _, mut answer) = respond(&b, &hello).expect("the same key");
             answer[at] ^= 0x10;
             assert!(initiator.answered(&answer).is_err(), "byte {at} of the answer");
         }
-        let (initiator, hello) = Initiator::hello(&a, ContextId(0), to(1), 1).expect("random");
+        let (initiator, hello) = Initiator::hello(&a, ContextId(0), to(1), 1, false).expect("random");
         let (_, _, answer) = respond(&b, &hello).expect("the same key");
         let (_, finish) = initiator.answered(&answer).expect("the same key");
         let (_, replayed, _) = respond(&b, &hello).expect("a recorded hello is answered");

@@ -29,10 +29,27 @@ use tokio::task::AbortHandle;
 enum Stage {
     /// This side is connecting, in its attempt of that number.
     Dialing(u64),
+    /// The same, and it has shown the other side who it is: that one may have accepted it.
+    Proving(u64),
     /// Settled.
     Open,
     /// It is over, for good.
     Over,
+}
+
+impl Stage {
+    /// The attempt in which this side is connecting.
+    fn attempt(self) -> Option<u64> {
+        match self {
+            Stage::Dialing(attempt) | Stage::Proving(attempt) => Some(attempt),
+            Stage::Open | Stage::Over => None,
+        }
+    }
+
+    /// Whether this side is connecting in that attempt.
+    fn is(self, attempt: u64) -> bool {
+        self.attempt() == Some(attempt)
+    }
 }
 
 /// A connection that both sides agree on.
@@ -135,7 +152,7 @@ struct Table {
 impl Table {
     fn has_met(&self, rank: Rank, shape: JobShape) -> bool {
         let met = |(&(_, index), stage): (&(ContextId, usize), &Stage)| {
-            shape.endpoint(index).rank == rank && !matches!(stage, Stage::Dialing(_))
+            shape.endpoint(index).rank == rank && stage.attempt().is_none()
         };
         self.stages.iter().any(met)
     }
@@ -143,7 +160,7 @@ impl Table {
     /// Whether a connection with the rank is being made.
     fn is_connecting_to(&self, rank: Rank, shape: JobShape) -> bool {
         let to_rank = |index: usize| shape.endpoint(index).rank == rank;
-        self.stages.iter().any(|((_, index), stage)| matches!(stage, Stage::Dialing(_)) && to_rank(*index))
+        self.stages.iter().any(|((_, index), stage)| stage.attempt().is_some() && to_rank(*index))
     }
 
     /// Whether a context may talk to what is known as the rank: of a rank that was started again its port has to know.
@@ -242,10 +259,7 @@ impl Hub {
         }
         let waiting: Vec<_> = {
             let table = lock(&self.table);
-            let dialing = table.stages.iter().filter_map(|(&key, stage)| match stage {
-                Stage::Dialing(attempt) => Some((key, *attempt)),
-                _ => None,
-            });
+            let dialing = table.stages.iter().filter_map(|(&key, stage)| Some((key, stage.attempt()?)));
             dialing.collect()
         };
         for ((context, index), attempt) in waiting {
@@ -307,7 +321,7 @@ impl Hub {
                 None => {}
                 Some(Stage::Over) => return Err(Fault::PeerLost(peer.rank)),
                 // The other side was first: its connection is on its way through the door.
-                Some(Stage::Dialing(_) | Stage::Open) => return Ok(()),
+                Some(Stage::Dialing(_) | Stage::Proving(_) | Stage::Open) => return Ok(()),
             }
             table.attempts += 1;
             let attempt = table.attempts;
@@ -319,13 +333,36 @@ impl Hub {
     }
 
     pub fn is_dialing(&self, context: ContextId, peer: Endpoint, attempt: u64) -> bool {
-        let stage = (context, self.shape.index(peer));
-        lock(&self.table).stages.get(&stage) == Some(&Stage::Dialing(attempt))
+        lock(&self.table)
+            .stages
+            .get(&(context, self.shape.index(peer)))
+            .is_some_and(|stage| stage.is(attempt))
+    }
+
+    /// An attempt is about to show the peer who this is, which may accept it from then on. False: it is not wanted any more.
+    pub fn proves(&self, context: ContextId, peer: Endpoint, attempt: u64) -> bool {
+        self.advances(context, peer, attempt, Stage::Proving(attempt))
+    }
+
+    /// The peer has not accepted the attempt, which begins anew.
+    pub fn yielded(&self, context: ContextId, peer: Endpoint, attempt: u64) {
+        // One that is not wanted any more finds that out by itself.
+        let _ = self.advances(context, peer, attempt, Stage::Dialing(attempt));
+    }
+
+    /// Moves an attempt on. False: it is not wanted any more.
+    fn advances(&self, context: ContextId, peer: Endpoint, attempt: u64, to: Stage) -> bool {
+        match lock(&self.table).stages.get_mut(&(context, self.shape.index(peer))) {
+            Some(stage) if stage.is(attempt) => *stage = to,
+            _ => return false,
+        }
+        true
     }
 
     /// Judges a proven connection of a peer. Of two that connect to each other at once, that of the lower endpoint
-    /// wins: the lower one refuses while it is connecting, the higher one gives its own attempt up. A connection that
-    /// is accepted is the pair's connection from here on.
+    /// wins: the lower one refuses once the higher one may have accepted its own, the higher one gives its own attempt up. Before
+    /// that whoever is first wins: the lower one may not be able to reach the other at all. A connection that is accepted is the
+    /// pair's connection from here on.
     pub fn judge(&self, claim: &Claim) -> Verdict {
         let mut table = lock(&self.table);
         let known = table.ranks[claim.from.rank.index()];
@@ -337,7 +374,7 @@ impl Hub {
             // Whoever tells of restarts is still to tell this side, or its port: it tries again.
             Some(Compared::Greater) => return Verdict::Yield,
             _ if !known.told && !known.left && !table.admits(claim.to, claim.from.rank) => {
-                return Verdict::Yield;
+                return Verdict::Wait;
             }
             _ => {}
         }
@@ -349,15 +386,15 @@ impl Hub {
             // Another context still has something for it, which it would not take any more: it asks again. Of two that leave at
             // once and have something for each other only the lower one says so, or neither would come to an end.
             None if self.is_closing()
-                && self.me < claim.from.rank
+                && (self.me < claim.from.rank || !claim.leaves)
                 && table.is_connecting_to(claim.from.rank, self.shape) =>
             {
-                return Verdict::Yield;
+                return Verdict::Wait;
             }
             None if self.is_closing() => return Verdict::Leaving,
-            None => {}
-            Some(Stage::Dialing(_)) if claim.from < Endpoint::new(self.me, claim.to) => {}
-            Some(Stage::Dialing(_)) => return Verdict::Yield,
+            None | Some(Stage::Dialing(_)) => {}
+            Some(Stage::Proving(_)) if claim.from < Endpoint::new(self.me, claim.to) => {}
+            Some(Stage::Proving(_)) => return Verdict::Yield,
             Some(Stage::Open | Stage::Over) => return Verdict::Spent,
         }
         table.stages.insert(key, Stage::Open);
@@ -369,7 +406,7 @@ impl Hub {
     pub fn accepted(&self, context: ContextId, peer: Endpoint, attempt: u64) -> bool {
         let mut table = lock(&self.table);
         match table.stages.get_mut(&(context, self.shape.index(peer))) {
-            Some(stage) if *stage == Stage::Dialing(attempt) => *stage = Stage::Open,
+            Some(stage) if stage.is(attempt) => *stage = Stage::Open,
             _ => return false,
         }
         table.ranks[peer.rank.index()].open += 1;
@@ -429,7 +466,7 @@ impl Hub {
         let told = {
             let mut table = lock(&self.table);
             let stage = table.stages.get(&(context, self.shape.index(peer)));
-            if attempt.is_some_and(|attempt| stage != Some(&Stage::Dialing(attempt))) {
+            if attempt.is_some_and(|attempt| !stage.is_some_and(|stage| stage.is(attempt))) {
                 return;
             }
             if table.ranks[peer.rank.index()].restarted.is_some_and(|restarted| restarted != incarnation) {
@@ -516,7 +553,7 @@ impl Hub {
     /// Whether a connection with that endpoint is being made, or is settled.
     pub fn is_coming(&self, context: ContextId, peer: Endpoint) -> bool {
         let stage = lock(&self.table).stages.get(&(context, self.shape.index(peer))).copied();
-        matches!(stage, Some(Stage::Dialing(_) | Stage::Open))
+        stage.is_some_and(|stage| stage != Stage::Over)
     }
 
     /// Whether a connection with the rank is being made, by any context.

@@ -16,9 +16,11 @@
 //! There is one per pair of endpoints, made when the first message wants it, and never twice: a lost one is a lost peer
 //! (an *incarnation* is fenced off for ever). What is injected meanwhile waits in the link's out-buffer; nothing is
 //! written before both sides have settled that this is *the* connection. If both connect at once, the lower endpoint's
-//! attempt wins: it refuses the other with *yield* while it is connecting itself. Connecting, accepting and the
-//! [handshake] are tasks of the runtime; after it the socket belongs to its port, which reads and writes it directly. A
-//! rank talks to itself without a socket, and accesses its own memory at once.
+//! attempt wins: it refuses the other with *yield* once its own has shown the other side who it is, and may have been accepted by that
+//! one. Until then it accepts, as it may not be able to reach the other at all, through a firewall, say. Who cannot be let in yet and
+//! will be, into a context that nobody moves for the time being, is told to *wait*, and waits as long as that takes. Connecting,
+//! accepting and the [handshake] are tasks of the runtime; after it the socket belongs to its port, which reads and writes it directly.
+//! A rank talks to itself without a socket, and accesses its own memory at once.
 //!
 //! A rank that died may be started again ([`TcpDevice::restarted`]): whoever knows says where its next incarnation listens.
 //! Each port first gives up what it had of the earlier one and is then *admitted* to the new one; until then whatever is

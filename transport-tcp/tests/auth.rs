@@ -397,7 +397,7 @@ async fn memory_that_is_not_there_is_told_and_ends_nothing_else() {
 /// A handshake as a correct rank does it, over a plain socket; `expected` is what it ends with.
 fn shake_hands(config: &TcpConfig, to: SocketAddr, expected: Verdict) -> TcpStream {
     let me = Identity::new(config);
-    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1, false).expect("random numbers");
     let mut stream = TcpStream::connect(to).expect("it listens");
     stream.write_all(&hello).expect("a small write");
     let mut answer = [0; ANSWER_LEN];
@@ -431,7 +431,7 @@ async fn who_takes_its_time_is_not_taken_for_who_has_left() {
     let one = Member::open(of(1, Mode::HandshakeOnly), victim.book(victim.address()), &Log::default()).await;
     one.call(0, b"hello").await.expect("it is let in");
     let (initiator, hello) =
-        Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1)
+        Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1, false)
             .expect("random numbers");
     let mut slow = TcpStream::connect(victim.address()).expect("it listens");
     slow.write_all(&hello).expect("a small write");
@@ -456,7 +456,7 @@ async fn who_gives_up_at_the_last_step_may_come_again() {
     let _dog = watched("gives up");
     let victim = Victim::open(of(0, Mode::HandshakeOnly)).await;
     let me = Identity::new(&of(1, Mode::HandshakeOnly));
-    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1, false).expect("random numbers");
     let mut stream = tokio::net::TcpStream::connect(victim.address()).await.expect("it listens");
     stream.write_all(&hello).await.expect("a small write");
     let mut answer = [0; ANSWER_LEN];
@@ -577,8 +577,9 @@ async fn who_comes_in_for_another_is_not_taken_for_it() {
     let mut config = of(0, Mode::HandshakeOnly);
     config.limits.unproven = 1;
     let victim = Victim::open(config).await;
-    let (_, hello) = Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1)
-        .expect("random numbers");
+    let (_, hello) =
+        Initiator::hello(&Identity::new(&of(1, Mode::HandshakeOnly)), ContextId(0), at(0), 1, false)
+            .expect("random numbers");
     let stranger = TcpStream::connect(victim.address()).expect("it listens");
     tokio::time::sleep(Duration::from_millis(50)).await;
     // Both are news of the same look: there is one thread.
@@ -614,11 +615,11 @@ async fn never_may_be_said_of_a_time() {
 #[test]
 fn a_hello_is_for_one_endpoint() {
     let [a, b] = [0, 1].map(|rank| Identity::new(&of(rank, Mode::HandshakeOnly)));
-    let (_, to_b) = Initiator::hello(&a, ContextId(0), at(1), 1).expect("random numbers");
+    let (_, to_b) = Initiator::hello(&a, ContextId(0), at(1), 1, false).expect("random numbers");
     assert_eq!(respond(&a, &to_b).map(|_| ()), Err(HandshakeError::Addressee));
-    let (_, to_self) = Initiator::hello(&b, ContextId(0), at(1), 1).expect("random numbers");
+    let (_, to_self) = Initiator::hello(&b, ContextId(0), at(1), 1, false).expect("random numbers");
     assert_eq!(respond(&b, &to_self).map(|_| ()), Err(HandshakeError::Sender));
     let elsewhere = Endpoint::new(Rank(1), ContextId(9));
-    let (_, unknown) = Initiator::hello(&a, ContextId(0), elsewhere, 1).expect("random numbers");
+    let (_, unknown) = Initiator::hello(&a, ContextId(0), elsewhere, 1, false).expect("random numbers");
     assert_eq!(respond(&b, &unknown).map(|_| ()), Err(HandshakeError::Addressee));
 }

@@ -7,14 +7,17 @@ use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Packet, PeerEvent, Sink, SourceTable, Sources, Stop, Verdict};
 use posthaste_core::slot::{Outcome, Ticket};
 use posthaste_core::{ContextId, Descriptor, Device, Fault, JobShape, LossCause, Port, ProtocolId, Rank};
-use posthaste_tcp::{AddressBook, Limits, Mode, PeerAddress, TcpDevice};
+use posthaste_tcp::handshake::{FINISH_LEN, HELLO_LEN, Identity, respond};
+use posthaste_tcp::{AddressBook, Limits, Mode, PeerAddress, TcpConfig, TcpDevice};
 use posthaste_testkit::conformance::Log;
 use posthaste_testkit::watchdog::Watchdog;
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::config;
 use support::job::{Access, LOG, MEMORY, Member, job};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// How long peers may take to end their side.
 const LINGER: Duration = Duration::from_millis(100);
@@ -221,12 +224,180 @@ async fn a_leave_is_told_to_each_context_behind_what_it_was_sent() {
     devices[0].abort();
 }
 
+/// The next connection, while others have their turn.
+async fn whoever_comes(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).expect("a socket can be asked");
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return stream,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Takes a handshake up to its verdict, as a rank does that is stopped then.
+async fn without_verdict(listener: &TcpListener, me: &TcpConfig) -> tokio::net::TcpStream {
+    let stream = whoever_comes(listener).await;
+    stream.set_nonblocking(true).expect("a socket of Tokio's");
+    let mut stream = tokio::net::TcpStream::from_std(stream).expect("there is a runtime");
+    let (mut hello, mut finish) = ([0; HELLO_LEN], [0; FINISH_LEN]);
+    stream.read_exact(&mut hello).await.expect("a hello");
+    let (_, responder, answer) = respond(&Identity::new(me), &hello).expect("the same key");
+    stream.write_all(&answer).await.expect("a small write");
+    stream.read_exact(&mut finish).await.expect("a proof");
+    responder.finished(&finish).expect("it is the one who began");
+    stream
+}
+
+/// Of two that connect to each other at once, the one whose attempts have more weight cannot reach the other: that one's are accepted.
+#[tokio::test]
+async fn who_cannot_reach_a_rank_is_reached_by_it() {
+    let _watchdog = Watchdog::start("one way", Duration::from_secs(60), || "both wait".to_owned());
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (wrong, right) = (Arc::new(AddressBook::new(2)), Arc::new(AddressBook::new(2)));
+    let make = |rank, book: &Arc<AddressBook>| {
+        let config = config(Rank(rank), SHAPE, Mode::HandshakeOnly, Limits::default());
+        Arc::new(TcpDevice::new(config, book.clone()).expect("a free port"))
+    };
+    let (zero, one) = (make(0, &wrong), make(1, &right));
+    wrong.set(Rank(1), PeerAddress { address: nobody.local_addr().expect("it has one"), incarnation: 1 });
+    right.set(Rank(0), PeerAddress { address: zero.address(), incarnation: 1 });
+    let mut ports = [&zero, &one].map(|device| device.port(ContextId(0)).expect("its own"));
+    for device in [&zero, &one] {
+        device.open(Arc::new(|_, event| panic!("{event:?}"))).await.expect("the device opens");
+    }
+    send(&mut *ports[0], Rank(1), ContextId(0));
+    let _silence = whoever_comes(&nobody).await;
+    send(&mut *ports[1], Rank(0), ContextId(0));
+    let mut seen = [Counted::default(), Counted::default()];
+    while seen[0].0 == 0 || seen[1].0 == 0 {
+        for (port, seen) in ports.iter_mut().zip(&mut seen) {
+            port.advance(16, seen);
+        }
+        tokio::task::yield_now().await;
+    }
+    zero.abort();
+    one.abort();
+}
+
+/// A rank that was started again finds a context of another that nobody moves, for longer than it would look for a rank: it waits for
+/// it, as for one that is stopped.
+#[tokio::test]
+async fn a_context_that_nobody_moves_is_not_lost_for_who_comes_again() {
+    let _watchdog =
+        Watchdog::start("an unmoved context", Duration::from_secs(60), || "it is lost".to_owned());
+    let (devices, [mut near, far], told) = by_hand(1).await;
+    drop(far);
+    devices[1].abort();
+    let book = Arc::new(AddressBook::new(2));
+    book.set(Rank(0), PeerAddress { address: devices[0].address(), incarnation: 1 });
+    let mut config = config(
+        Rank(1),
+        JobShape { ranks: 2, clients: 1, contexts: 1 },
+        Mode::HandshakeOnly,
+        Limits::default(),
+    );
+    config.incarnation = 2;
+    config.times.connect = Duration::from_millis(50);
+    let again = TcpDevice::new(config, book).expect("a free port");
+    let mut far = again.port(ContextId(0)).expect("its own");
+    let lost = Arc::new(Mutex::new(Vec::new()));
+    let heard = lost.clone();
+    let news = move |peer, event| heard.lock().expect("no panic").push((peer, event));
+    again.open(Arc::new(news)).await.expect("there is a runtime");
+    devices[0].restarted(Rank(1), PeerAddress { address: again.address(), incarnation: 2 });
+    send(&mut *far, Rank(0), ContextId(0));
+    let (mut seen, mut theirs) = (Counted::default(), Counted::default());
+    let until = tokio::time::Instant::now() + Duration::from_millis(1500);
+    while tokio::time::Instant::now() < until {
+        far.advance(16, &mut theirs);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(*lost.lock().expect("no panic"), []);
+    assert!(
+        told.lock().expect("no panic").iter().all(|(rank, _, event)| {
+            *rank == Rank(1) || matches!(event, PeerEvent::Up { incarnation: 2 })
+        })
+    );
+    near[0].peer_up(Rank(1), 2);
+    while seen.0 == 0 {
+        near[0].advance(16, &mut seen);
+        far.advance(16, &mut theirs);
+        tokio::task::yield_now().await;
+    }
+    devices[0].abort();
+    again.abort();
+}
+
+/// A rank leaves whose second context still connects with a peer that has something for its first one meanwhile: what it has sent
+/// arrives before it is told to have left.
+#[tokio::test]
+async fn what_a_leaving_rank_has_sent_arrives_though_its_peer_connects_meanwhile() {
+    let _watchdog = Watchdog::start("a leaving rank", Duration::from_secs(60), || "it is lost".to_owned());
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (wrong, right) = (Arc::new(AddressBook::new(2)), Arc::new(AddressBook::new(2)));
+    let make = |rank, book: &Arc<AddressBook>| {
+        let config = config(Rank(rank), SHAPE, Mode::HandshakeOnly, Limits::default());
+        Arc::new(TcpDevice::new(config, book.clone()).expect("a free port"))
+    };
+    let (zero, one) = (make(0, &right), make(1, &wrong));
+    wrong.set(Rank(0), PeerAddress { address: nobody.local_addr().expect("it has one"), incarnation: 1 });
+    right.set(Rank(1), PeerAddress { address: one.address(), incarnation: 1 });
+    let ports = |device: &TcpDevice| [0, 1].map(|context| device.port(ContextId(context)).expect("its own"));
+    let (mut near, mut far) = (ports(&zero), ports(&one));
+    let told = Told::default();
+    let heard = told.clone();
+    let news = move |peer, event| heard.lock().expect("no panic").push((Rank(0), peer, event));
+    zero.open(Arc::new(news)).await.expect("the device opens");
+    one.open(Arc::new(|_, _| {})).await.expect("the device opens");
+    send(&mut *far[1], Rank(0), ContextId(0));
+    let silence = whoever_comes(&nobody).await;
+    let closing = tokio::spawn({
+        let one = one.clone();
+        async move { one.close().await }
+    });
+    let (mut seen, mut theirs) = (Counted::default(), Counted::default());
+    let mut turn = |near: &mut [Box<dyn Port>; 2], far: &mut [Box<dyn Port>; 2]| {
+        for (near, far) in near.iter_mut().zip(far) {
+            near.advance(16, &mut seen);
+            far.advance(16, &mut theirs);
+        }
+        seen.0
+    };
+    for _ in 0..10 {
+        turn(&mut near, &mut far);
+        tokio::task::yield_now().await;
+    }
+    send(&mut *near[1], Rank(1), ContextId(0));
+    let until = tokio::time::Instant::now() + Duration::from_millis(100);
+    while tokio::time::Instant::now() < until {
+        turn(&mut near, &mut far);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(told.lock().expect("no panic").len(), 0, "it has yet to say something");
+    wrong.set(Rank(0), PeerAddress { address: zero.address(), incarnation: 1 });
+    drop(silence);
+    while !has_left(&told, Rank(1)) {
+        let seen = turn(&mut near, &mut far);
+        assert!(seen == 1 || !has_left(&told, Rank(1)), "what it has sent is lost");
+        tokio::task::yield_now().await;
+    }
+    while !closing.is_finished() {
+        turn(&mut near, &mut far);
+        tokio::task::yield_now().await;
+    }
+    closing.await.expect("no panic");
+    assert_eq!(turn(&mut near, &mut far), 1);
+    zero.abort();
+}
+
 /// What one context has flushed stays open while another one still connects with that rank; meanwhile it sleeps.
 #[tokio::test]
 async fn a_port_that_waits_for_another_ones_connection_sleeps() {
     let _watchdog = Watchdog::start("a closing port", Duration::from_secs(60), || "it is polled".to_owned());
-    // Where rank 0 looks for rank 1: somebody listens and does not answer. So it goes on trying in its second context, and
-    // has rank 1, whose attempts are of less weight, go on as well.
+    // Where rank 0 looks for rank 1: somebody listens who does not come to a verdict. So rank 0 may have been accepted in its second
+    // context, and has rank 1, whose attempts are of less weight, go on as well.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let (wrong, right) = (Arc::new(AddressBook::new(2)), Arc::new(AddressBook::new(2)));
     let make = |rank, book: &Arc<AddressBook>| {
@@ -243,6 +414,8 @@ async fn a_port_that_waits_for_another_ones_connection_sleeps() {
         device.open(Arc::new(|_, _| {})).await.expect("the device opens");
     }
     send(&mut *far_second, Rank(1), ContextId(1));
+    let _undecided =
+        without_verdict(&silent, &config(Rank(1), SHAPE, Mode::HandshakeOnly, Limits::default())).await;
     send(&mut *near_second, Rank(0), ContextId(1));
     send(&mut *near, Rank(0), ContextId(0));
     let (mut far_seen, mut near_seen) = (Counted::default(), Counted::default());
@@ -308,7 +481,7 @@ async fn what_arrives_for_a_peer_that_was_given_up_is_ended() {
     }
     let lost = lost.lock().expect("no panic").clone();
     // What it had sent was not read: the kernel may say so by a reset.
-    let causes = [LossCause::Disconnected, LossCause::Broken(std::io::ErrorKind::ConnectionReset)];
+    let causes = [LossCause::Disconnected, LossCause::Broken(ErrorKind::ConnectionReset)];
     let is_told = causes.into_iter().any(|cause| {
         let (fault, cause) = (Fault::PeerLost(Rank(1)), Some(cause));
         lost == [(Rank(0), Rank(1), PeerEvent::Down { fault, incarnation: 1, cause })]

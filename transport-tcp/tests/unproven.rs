@@ -158,7 +158,7 @@ fn hello(mode: Mode, key: u8) -> (Initiator, [u8; HELLO_LEN]) {
     let mut config = of(1, mode);
     config.key = JobKey::new([key; 32]);
     let to = Endpoint::new(Rank(0), ContextId(0));
-    Initiator::hello(&Identity::new(&config), ContextId(0), to, 1).expect("random numbers")
+    Initiator::hello(&Identity::new(&config), ContextId(0), to, 1, false).expect("random numbers")
 }
 
 const KEY: u8 = 42;

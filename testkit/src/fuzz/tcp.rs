@@ -67,7 +67,8 @@ pub fn tcp_handshake(bytes: &[u8]) {
         hello[..len].copy_from_slice(&bytes[..len]);
         assert!(respond(&me, &hello).is_err());
         // A good beginning, and then the bytes in its place.
-        let (initiator, good) = Initiator::hello(&identity(0, mode), ContextId(0), at(1), 1).expect("random");
+        let (initiator, good) =
+            Initiator::hello(&identity(0, mode), ContextId(0), at(1), 1, false).expect("random");
         let mut changed = good;
         for (at, byte) in bytes.iter().enumerate() {
             changed[at % HELLO_LEN] ^= byte;
@@ -121,7 +122,7 @@ pub fn tcp_session(bytes: &[u8]) {
     open_without_driver(&client);
     drop(inside);
     let me = Identity::new(&config(1, Mode::Insecure, limits));
-    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1).expect("random numbers");
+    let (initiator, hello) = Initiator::hello(&me, ContextId(0), at(0), 1, false).expect("random numbers");
     let mut stream = TcpStream::connect(device.address()).expect("it listens");
     let mut step = |millis: u64| {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(millis)).await });

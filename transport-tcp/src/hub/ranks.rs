@@ -164,7 +164,7 @@ impl Hub {
         table.ranks[rank.index()].told = true;
         let shape = self.shape;
         for ((_, index), stage) in &mut table.stages {
-            if shape.endpoint(*index).rank == rank && matches!(stage, Stage::Dialing(_)) {
+            if shape.endpoint(*index).rank == rank && stage.attempt().is_some() {
                 *stage = Stage::Over;
             }
         }
