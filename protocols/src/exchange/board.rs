@@ -11,7 +11,7 @@ use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
 use posthaste_core::{Collective, ContextId, Device, Fault, JobShape, Rank, WindowId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -77,13 +77,14 @@ pub(super) struct Board {
     size: u32,
     /// The number of this rank's next operation.
     next: u64,
-    running: HashMap<u64, Running>,
+    // Ordered maps, as their keys are a peer's choice and there are a few entries at a time: cheaper than hashes that withstand it.
+    running: BTreeMap<u64, Running>,
     /// What others called that are ahead of this rank.
-    ahead: HashMap<u64, (Rank, Collective)>,
+    ahead: BTreeMap<u64, (Rank, Collective)>,
     /// Blobs by operation, round and source.
-    arrived: HashMap<(u64, u32, u32), Bytes>,
+    arrived: BTreeMap<(u64, u32, u32), Bytes>,
     /// Bytes of those, by source.
-    stored: HashMap<u32, usize>,
+    stored: BTreeMap<u32, usize>,
     down: BTreeMap<u32, Fault>,
     broken: Option<(u64, Fault)>,
     lowered: Lowered,
@@ -91,9 +92,9 @@ pub(super) struct Board {
     unentered: u64,
     /// This rank was started again: what is broken for it is so for nobody else.
     outlived: bool,
-    windows: HashMap<u64, Tracked>,
+    windows: BTreeMap<u64, Tracked>,
     /// Releases of windows that this rank has yet to hear of.
-    early: HashMap<u64, Vec<u32>>,
+    early: BTreeMap<u64, Vec<u32>>,
     /// Windows of groups, and of whom contexts have taken in all that comes.
     pub custody: Custody,
     closed: bool,
@@ -105,17 +106,17 @@ impl Board {
             me: me.0,
             size: shape.ranks,
             next: 0,
-            running: HashMap::new(),
-            ahead: HashMap::new(),
-            arrived: HashMap::new(),
-            stored: HashMap::new(),
+            running: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            arrived: BTreeMap::new(),
+            stored: BTreeMap::new(),
             down: BTreeMap::new(),
             broken: None,
             lowered: Lowered::default(),
             unentered: u64::MAX,
             outlived: false,
-            windows: HashMap::new(),
-            early: HashMap::new(),
+            windows: BTreeMap::new(),
+            early: BTreeMap::new(),
             custody: Custody::new(shape.contexts),
             closed: false,
         }
@@ -200,7 +201,9 @@ impl Board {
     }
 
     fn unstore(&mut self, source: u32, bytes: usize) {
-        if let Some(stored) = self.stored.get_mut(&source) {
+        if bytes > 0
+            && let Some(stored) = self.stored.get_mut(&source)
+        {
             *stored = stored.saturating_sub(bytes);
         }
     }
@@ -208,8 +211,8 @@ impl Board {
     /// An operation is over, well or not.
     pub fn end(&mut self, operation: u64) {
         self.running.remove(&operation);
-        let left: Vec<_> = self.arrived.keys().filter(|key| key.0 == operation).copied().collect();
-        for key in left {
+        let of_it = (operation, 0, 0)..=(operation, u32::MAX, u32::MAX);
+        while let Some((&key, _)) = self.arrived.range(of_it.clone()).next() {
             if let Some(blob) = self.arrived.remove(&key) {
                 self.unstore(key.2, blob.len());
             }
@@ -365,11 +368,13 @@ impl Board {
             Some(_) => {}
         }
         if !matches!(call, Collective::Free(_)) {
-            let stored = self.stored.entry(source.0).or_default();
-            if *stored > MAX_STORED {
-                return false;
+            if !blob.is_empty() {
+                let stored = self.stored.entry(source.0).or_default();
+                if *stored > MAX_STORED {
+                    return false;
+                }
+                *stored += blob.len();
             }
-            *stored += blob.len();
             if let Some(old) = self.arrived.insert((operation, round, source.0), blob) {
                 self.unstore(source.0, old.len());
             }

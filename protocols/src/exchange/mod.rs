@@ -16,6 +16,7 @@ mod record;
 #[cfg(test)]
 mod simulation;
 
+use crate::buffer::Buffer;
 use crate::ends::on_end;
 use crate::handler::ActiveMessage;
 use crate::message::Message;
@@ -33,7 +34,7 @@ use posthaste_core::sync::lock;
 use posthaste_core::{
     Collective, ContextId, Device, Fault, Handle, Messager, Rank, RegisterError, Scope, SendError, WindowId,
 };
-use record::Record;
+use record::{Record, bare_part};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
@@ -72,7 +73,7 @@ impl Protocol for Registered {
         let message = Message::new(message);
         let source = message.source();
         let mut effects = Effects::default();
-        match Record::parse(message.to_bytes()) {
+        match Record::parse(&message.bytes(), || message.to_bytes()) {
             Some(record) => self.0.board().on_record(source, record, &mut effects),
             None => effects.corrupt = true,
         }
@@ -382,7 +383,10 @@ impl Operation<'_> {
 
     /// Sends this rank's part of a round. A target that is slow does not keep the news of a failure away.
     async fn send(&self, to: Rank, round: u32, blob: &[u8]) -> Result<(), SendError> {
-        let record = Record::part(self.call, self.number, round, blob);
+        let record = match blob {
+            [] => Buffer::copy(&bare_part(self.call, self.number, round)),
+            blob => Record::part(self.call, self.number, round, blob).into(),
+        };
         let mut send = std::pin::pin!(self.exchange.message.send(to, record));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(sent) = send.as_mut().poll(cx) {

@@ -49,8 +49,8 @@ impl ExchangeProtocol {
 
     /// Does what follows from a change of the board, where there is no scope at hand.
     pub fn apply(self: &Arc<Self>, mut effects: Effects) {
-        effects.wake.drain(..).for_each(Waker::wake);
-        effects.unused.drain(..).for_each(super::board::Unused::give_back);
+        std::mem::take(&mut effects.wake).into_iter().for_each(Waker::wake);
+        std::mem::take(&mut effects.unused).into_iter().for_each(super::board::Unused::give_back);
         if let Some(group) = effects.early {
             self.answer(group);
         }

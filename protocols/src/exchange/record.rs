@@ -19,6 +19,18 @@ const GROUP_RELEASE: u32 = 7;
 
 const HEADER: usize = 24;
 
+/// A part of an operation without a blob, as most are, on its way without an allocation.
+pub(super) fn bare_part(call: Collective, operation: u64, round: u32) -> [u8; HEADER] {
+    let (kind, detail) = call_words(call);
+    let mut bytes = [0; HEADER];
+    let mut rest = &mut bytes[..];
+    rest.put_u32_le(kind);
+    rest.put_u32_le(round);
+    rest.put_u64_le(operation);
+    rest.put_u64_le(detail.into());
+    bytes
+}
+
 /// One message of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
@@ -83,13 +95,12 @@ impl Record {
         bytes
     }
 
-    /// `None`: no honest rank sends that.
-    pub fn parse(mut bytes: Bytes) -> Option<Record> {
-        if bytes.len() < HEADER {
-            return None;
-        }
-        let (kind, round) = (bytes.get_u32_le(), bytes.get_u32_le());
-        let (operation, detail) = (bytes.get_u64_le(), bytes.get_u64_le());
+    /// `None`: no honest rank sends that. `rest` gives what lies behind the header, if there is anything.
+    pub fn parse(bytes: &[u8], rest: impl FnOnce() -> Bytes) -> Option<Record> {
+        let (mut header, blob) = bytes.split_at_checked(HEADER)?;
+        let (kind, round) = (header.get_u32_le(), header.get_u32_le());
+        let (operation, detail) = (header.get_u64_le(), header.get_u64_le());
+        let bytes = if blob.is_empty() { Bytes::new() } else { rest().slice(HEADER..) };
         match kind {
             RELEASE => Some(Record::Release { window: detail }),
             GROUP_RELEASE if round <= 1 => {
@@ -122,18 +133,22 @@ mod tests {
             Collective::Shmalloc,
             Collective::Free(WindowId(3)),
         ] {
+            assert_eq!(bare_part(call, 1 << 40, 5)[..], Record::part(call, 1 << 40, 5, &[])[..]);
             let part = Record::part(call, 1 << 40, 5, &blob).freeze();
             assert_eq!(
-                Record::parse(part),
+                Record::parse(&part, || part.clone()),
                 Some(Record::Part { call, operation: 1 << 40, round: 5, blob: blob.clone() })
             );
         }
         let release = Record::release(77).freeze();
-        assert_eq!(Record::parse(release), Some(Record::Release { window: 77 }));
+        assert_eq!(Record::parse(&release, || release.clone()), Some(Record::Release { window: 77 }));
         let key = (1 << 50, 1 << 40);
         for answers in [false, true] {
             let release = Record::group_release(key, answers).freeze();
-            assert_eq!(Record::parse(release), Some(Record::GroupRelease { key, answers }));
+            assert_eq!(
+                Record::parse(&release, || release.clone()),
+                Some(Record::GroupRelease { key, answers })
+            );
         }
         let mismatch = Fault::CollectiveMismatch {
             ranks: [Rank(1), Rank(2)],
@@ -143,7 +158,10 @@ mod tests {
             [Fault::PeerLost(Rank(4)), Fault::PeerClosed(Rank(5)), Fault::PeerCorrupt(Rank(6)), mismatch]
         {
             let broken = Record::broken(7, u64::MAX, cause).freeze();
-            assert_eq!(Record::parse(broken), Some(Record::Broken { first: 7, unentered: u64::MAX, cause }));
+            assert_eq!(
+                Record::parse(&broken, || broken.clone()),
+                Some(Record::Broken { first: 7, unentered: u64::MAX, cause })
+            );
         }
     }
 
@@ -151,7 +169,8 @@ mod tests {
     fn what_no_rank_sends_is_refused() {
         for len in 0..60 {
             for byte in [0, 7, 0xff] {
-                assert_eq!(Record::parse(Bytes::from(vec![byte; len])), None);
+                let bytes = Bytes::from(vec![byte; len]);
+                assert_eq!(Record::parse(&bytes, || bytes.clone()), None);
             }
         }
     }

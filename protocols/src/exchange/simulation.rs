@@ -239,7 +239,7 @@ impl World {
         }
         let mut effects = Effects::default();
         if let Some(record) = self.lanes[from][to].pop_front() {
-            let record = Record::parse(record).expect("a record");
+            let record = Record::parse(&record, || record.clone()).expect("a record");
             self.nodes[to].board.on_record(Rank(from as u32), record, &mut effects);
         } else if self.nodes[from].life != Life::Alive && !self.told[from][to] {
             self.told[from][to] = true;
@@ -386,7 +386,7 @@ fn ranks_that_are_ahead_and_call_different_things_are_told_apart() {
     let (ours, theirs) = (Collective::AllGather(4), Collective::AllGather(8));
     for (source, call, round, len) in [(Rank(1), ours, 0, 4), (Rank(2), theirs, 1, 16)] {
         let record = Record::part(call, 0, round, &vec![0; len]).freeze();
-        board.on_record(source, Record::parse(record).expect("a record"), &mut effects);
+        board.on_record(source, Record::parse(&record, || record.clone()).expect("a record"), &mut effects);
     }
     let mismatch = Fault::CollectiveMismatch { ranks: [Rank(1), Rank(2)], calls: [ours, theirs] };
     assert_eq!(board.begin(ours, &mut effects), Err(mismatch));
@@ -463,7 +463,8 @@ fn records_of_any_content_cause_no_panic_and_fill_no_memory() {
                 bytes.push(word() as u8);
             }
             let source = Rank(random.below(size as usize) as u32);
-            if let Some(record) = Record::parse(Bytes::from(bytes)) {
+            let bytes = Bytes::from(bytes);
+            if let Some(record) = Record::parse(&bytes, || bytes.clone()) {
                 board.on_record(source, record, &mut Effects::default());
             }
         }
@@ -480,7 +481,8 @@ fn records_of_any_content_cause_no_panic_and_fill_no_memory() {
             Record::release(operation),
         ] {
             let mut effects = Effects::default();
-            let record = Record::parse(record.freeze()).expect("a record");
+            let record = record.freeze();
+            let record = Record::parse(&record, || record.clone()).expect("a record");
             board.on_record(Rank(1), record, &mut effects);
             corrupt += usize::from(effects.corrupt);
         }
