@@ -104,6 +104,8 @@ enum Landing {
     /// The value came in one piece.
     Whole(Value),
     Region(SharedSlice),
+    /// Nobody waits for them any more.
+    Nowhere,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,6 +159,14 @@ impl OverSend {
             end.gets.1 = self.gets_begun;
             self.ends.push_back(end);
         }
+    }
+
+    /// That operation is not sent to its end, and fails. What it has asked for comes nevertheless: not to memory that its owner may
+    /// have back.
+    fn give_up(&mut self) {
+        let Some(end) = self.begun.take() else { return };
+        let before = end.gets.0.saturating_sub(self.gets_ended) as usize;
+        self.gets.iter_mut().skip(before).for_each(|get| get.into = Landing::Nowhere);
     }
 
     /// Whoever has one of these packets or gets ends with a fault.
@@ -242,7 +252,7 @@ impl State {
 
     /// What is being sent is not sent to its end.
     pub(super) fn give_up_begun(&mut self, index: usize) {
-        self.peer(index).over().begun = None;
+        self.peer(index).over().give_up();
         self.hold_gate(index);
     }
 
@@ -270,7 +280,7 @@ impl State {
         let Some(over) = self.peers[index].as_mut().and_then(|peer| peer.over.as_mut()) else { return };
         over.begun = None;
         // What comes is for nobody, and nothing of it goes to memory that its owner may have back.
-        over.gets.iter_mut().for_each(|get| get.into = Landing::Value(Vec::new()));
+        over.gets.iter_mut().for_each(|get| get.into = Landing::Nowhere);
         self.hold_gate(index);
     }
 
@@ -301,7 +311,34 @@ pub(super) fn cut(offset: u64, left: u64, most: u64) -> u64 {
 
 #[cfg(all(test, not(posthaste_loom)))]
 mod tests {
-    use super::cut;
+    use super::{Landing, OpenGet, OverSend, cut};
+    use crate::memory::SharedSlice;
+
+    /// What a run that fails has asked for lands nowhere: gets that were begun before it are other operations'.
+    #[test]
+    fn gets_of_a_run_that_is_given_up_land_nowhere() {
+        let mut over = OverSend::default();
+        let get = || OpenGet {
+            ticket: None,
+            len: 8,
+            asked: 8,
+            received: 0,
+            fault: None,
+            into: Landing::Region(SharedSlice::EMPTY),
+        };
+        // Three were begun, of which the first has ended.
+        (over.gets_begun, over.gets_ended) = (3, 1);
+        over.gets.extend([get(), get()]);
+        over.begin(7);
+        over.gets.extend([get(), get()]);
+        over.gets_begun += 2;
+        over.give_up();
+        let nowhere: Vec<bool> = over.gets.iter().map(|get| matches!(get.into, Landing::Nowhere)).collect();
+        assert_eq!(nowhere, [false, false, true, true]);
+        assert!(over.begun.is_none());
+        over.give_up();
+        assert!(matches!(over.gets[0].into, Landing::Region(_)));
+    }
 
     #[test]
     fn parts_end_where_words_end() {

@@ -320,7 +320,7 @@ impl Scope<'_> {
         let value = match get.into {
             Landing::Value(bytes) => Value::Bytes(Bytes::from(bytes)),
             Landing::Whole(value) => value,
-            Landing::Region(_) => Value::Unit,
+            Landing::Region(_) | Landing::Nowhere => Value::Unit,
         };
         match (get.ticket, get.fault) {
             (Some(ticket), fault) => {
@@ -358,6 +358,7 @@ fn land(get: &mut OpenGet, body: Body<'_>) -> Option<()> {
                 Source::Shared(page) => page.append_to(so_far),
             }
         }
+        Landing::Nowhere => {}
         // It was whole before this.
         Landing::Whole(_) => return None,
     }
