@@ -134,16 +134,22 @@ fn caps_rows(devices: &[Caps]) -> Vec<Vec<String>> {
         std::iter::once(name.to_owned()).chain(devices.iter().map(value)).collect::<Vec<_>>()
     };
     let flag = |set: bool| if set { "yes".to_owned() } else { "no".to_owned() };
+    let from = |len: usize| if len == usize::MAX { "no length".to_owned() } else { bytes(len as u64) };
     vec![
         row("longest payload inside a packet", &|caps| bytes(caps.max_inline as u64)),
         row("longest payload in one piece", &|caps| bytes(caps.max_eager as u64)),
         row("fragment of a longer one", &|caps| bytes(caps.fragment as u64)),
         row("puts without the target's help", &|caps| flag(caps.native_put)),
         row("gets without the target's help", &|caps| flag(caps.native_get)),
+        row("atomics without the target's help", &|caps| flag(caps.native_atomics)),
         row("windows can be mapped", &|caps| flag(caps.mappable)),
         row("loans (sends without a copy)", &|caps| flag(caps.loans)),
         row("packets stay in order", &|caps| flag(caps.ordered)),
         row("atomicity of puts and gets", &|caps| bytes(caps.atomicity as u64)),
+        row("messages ask for their place from", &|caps| from(caps.rendezvous)),
+        row("owned payloads are kept, not copied, from", &|caps| from(caps.keeps)),
+        row("gets are answered out of held memory", &|caps| flag(caps.held_gets)),
+        row("tells that a rank has left", &|caps| flag(caps.tells_leave)),
         row("cost (the lowest is taken)", &|caps| caps.cost.to_string()),
     ]
 }
@@ -151,7 +157,9 @@ fn caps_rows(devices: &[Caps]) -> Vec<Vec<String>> {
 fn caps_json(caps: &Caps) -> serde_json::Value {
     json!({
         "name": caps.name, "max_inline": caps.max_inline, "max_eager": caps.max_eager, "fragment": caps.fragment,
-        "native_put": caps.native_put, "native_get": caps.native_get, "mappable": caps.mappable,
+        "native_put": caps.native_put, "native_get": caps.native_get, "native_atomics": caps.native_atomics,
+        "mappable": caps.mappable, "rendezvous": caps.rendezvous, "keeps": caps.keeps, "held_gets": caps.held_gets,
+        "tells_leave": caps.tells_leave,
         "loans": caps.loans, "ordered": caps.ordered, "atomicity": caps.atomicity, "cost": caps.cost,
     })
 }

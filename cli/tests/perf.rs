@@ -1,6 +1,7 @@
 //! The command `posthaste perf`, as a user types it. What it measures in a fraction of a second on a busy machine is no
 //! figure to rely on: these tests are about whether there is one.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -335,15 +336,14 @@ fn an_interrupt_ends_the_rival_that_runs_and_all() {
     let mut process =
         commands.perf(&["--rivals", "--bench", "am_latency"]).stdout(Stdio::null()).spawn().unwrap();
     let rival = wait_for("no rival runs", || std::fs::read_to_string(&told).ok());
-    let status = Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap();
-    assert!(status.success());
+    kill_process(Pid::from_child(&process), Signal::INT).unwrap();
     let status = wait_for("it goes on", || process.try_wait().unwrap());
     assert_eq!(status.code(), Some(130));
     assert!(!PathBuf::from(format!("/proc/{}", rival.trim())).exists(), "the rival goes on");
 }
 
 /// Sends a signal as soon as a process has children; how it ends, and what it has said.
-fn ended_by(signal: &str, mut command: Command) -> Output {
+fn ended_by(signal: Signal, mut command: Command) -> Output {
     let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = process.id().to_string();
     let of_it = |line: &str| line.strip_prefix("PPid:").is_some_and(|parent| parent.trim() == id);
@@ -354,30 +354,30 @@ fn ended_by(signal: &str, mut command: Command) -> Output {
         let processes = std::fs::read_dir("/proc").unwrap();
         processes.into_iter().flatten().any(|entry| is_child(entry.path())).then_some(())
     });
-    assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    kill_process(Pid::from_child(&process), signal).unwrap();
     process.wait_with_output().unwrap()
 }
 
 #[test]
 fn a_signal_that_ends_a_program_ends_all_rows() {
-    for signal in ["-INT", "-TERM", "-HUP"] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let start = Instant::now();
         let out =
             ended_by(signal, perf(&["--bench", "am_latency", "--no-limits", "--seconds", "20", "--json"]));
-        assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(130), ""), "{signal}");
-        assert!(start.elapsed() < Duration::from_secs(20), "{signal}: {:?}", start.elapsed());
+        assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(130), ""), "{signal:?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{signal:?}: {:?}", start.elapsed());
     }
 }
 
 #[test]
 fn a_signal_ends_the_counting_of_instructions() {
-    for signal in ["-INT", "-HUP"] {
+    for signal in [Signal::INT, Signal::HUP] {
         let out = ended_by(signal, perf(&["--instructions", "--json"]));
         let err = text(&out.stderr);
         if err.contains("instructions cannot be counted here") {
             return println!("skipped: {err}");
         }
-        assert_eq!((out.status.code(), err.as_str()), (Some(130), ""), "{signal}");
+        assert_eq!((out.status.code(), err.as_str()), (Some(130), ""), "{signal:?}");
     }
 }
 

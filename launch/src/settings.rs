@@ -8,8 +8,8 @@ use crate::error::EnvError;
 use crate::values::{bytes, interface, number, ports, read, seconds};
 use crate::vars::{
     ANSWER_BYTES, CORES, CREDIT_BYTES, CREDITS, DEVICE, DRIVER, JOIN_TIMEOUT, KEY_FILE, LANE_BYTES,
-    MEMORY_LIMIT, OVERSEND, RENDEZVOUS_BYTES, SEGMENT, SPIN_US, STAGE_BYTES, TCP_INTERFACE, TCP_MODE,
-    TCP_PORTS, TCP_TIMEOUT, Vars,
+    MEMORY_LIMIT, OVERSEND, PATTERN_SLOTS, RENDEZVOUS_BYTES, SEGMENT, SPIN_US, STAGE_BYTES, TCP_INTERFACE,
+    TCP_MODE, TCP_PORTS, TCP_TIMEOUT, Vars,
 };
 
 /// Who waits for the doorbell while no future is being polled.
@@ -70,6 +70,7 @@ pub enum TcpMode {
 /// | `POSTHASTE_OVERSEND` | `auto` or `always` | `auto` |
 /// | `POSTHASTE_RENDEZVOUS_BYTES` | bytes, at least 1, with K, M or G, or `never` | the library decides |
 /// | `POSTHASTE_STAGE_BYTES` | bytes per group and rank, at least 1, with K, M or G, or `never` | 32M |
+/// | `POSTHASTE_PATTERN_SLOTS` | recorded operations per context, 1 to 16777216 | 262144 |
 /// | `POSTHASTE_KEY_FILE` | a file of 64 hexadecimal digits that only its owner, this user, may read | none |
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -112,6 +113,9 @@ pub struct Settings {
     /// Bytes of a rank's memory that a group's stages may take, where members that share memory lay what they give to each
     /// other in collective operations (`POSTHASTE_STAGE_BYTES`); 0 for never: it goes as messages.
     pub stage_bytes: u64,
+    /// Recorded operations that a context has room for, and up to three times as many as have message info
+    /// (`POSTHASTE_PATTERN_SLOTS`).
+    pub pattern_slots: usize,
     /// A file with the job's secret (`POSTHASTE_KEY_FILE`), for jobs whose launcher sets none;
     /// [`JobKey::from_file`](crate::JobKey::from_file) reads it.
     pub key_file: Option<PathBuf>,
@@ -138,6 +142,7 @@ impl Default for Settings {
             oversend: false,
             rendezvous_bytes: None,
             stage_bytes: 32 << 20,
+            pattern_slots: 262_144,
             key_file: None,
         }
     }
@@ -252,6 +257,10 @@ impl Settings {
                 |text| if text == "never" { Some(0) } else { bytes(text) },
             )?
             .unwrap_or(default.stage_bytes),
+            pattern_slots: read(vars, PATTERN_SLOTS, "a number from 1 to 16777216", |text| {
+                number(text, 1, 16 << 20).map(|slots| slots as usize)
+            })?
+            .unwrap_or(default.pattern_slots),
             key_file: read(vars, KEY_FILE, "the path of a file", |text| {
                 (!text.is_empty()).then(|| PathBuf::from(text))
             })?,

@@ -10,7 +10,7 @@ use crate::vars;
 pub(crate) type Shown = (&'static str, fn(&Settings) -> Option<String>);
 
 /// What a user may set.
-pub(crate) const SETTINGS: [Shown; 19] = [
+pub(crate) const SETTINGS: [Shown; 20] = [
     (vars::LANE_BYTES, |settings| Some(settings.lane_bytes.to_string())),
     (vars::CREDITS, |settings| Some(settings.credits.to_string())),
     (vars::CREDIT_BYTES, |settings| Some(bytes(settings.credit_bytes))),
@@ -55,6 +55,7 @@ pub(crate) const SETTINGS: [Shown; 19] = [
         0 => Some("never".into()),
         most => Some(bytes(most)),
     }),
+    (vars::PATTERN_SLOTS, |settings| Some(settings.pattern_slots.to_string())),
     (vars::KEY_FILE, |settings| Some(settings.key_file.as_ref()?.to_string_lossy().into_owned())),
 ];
 
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     /// A value of each setting that is not its default.
-    const OTHER: [(&str, &str); 19] = [
+    const OTHER: [(&str, &str); 20] = [
         ("POSTHASTE_LANE_BYTES", "32768"),
         ("POSTHASTE_CREDITS", "7"),
         ("POSTHASTE_CREDIT_BYTES", "1M"),
@@ -103,6 +104,7 @@ mod tests {
         ("POSTHASTE_OVERSEND", "always"),
         ("POSTHASTE_RENDEZVOUS_BYTES", "never"),
         ("POSTHASTE_STAGE_BYTES", "8M"),
+        ("POSTHASTE_PATTERN_SLOTS", "1000"),
         ("POSTHASTE_KEY_FILE", "/a/key"),
     ];
 

@@ -40,6 +40,7 @@ pub(crate) const JOIN_TIMEOUT: &str = "POSTHASTE_JOIN_TIMEOUT";
 pub(crate) const OVERSEND: &str = "POSTHASTE_OVERSEND";
 pub(crate) const RENDEZVOUS_BYTES: &str = "POSTHASTE_RENDEZVOUS_BYTES";
 pub(crate) const STAGE_BYTES: &str = "POSTHASTE_STAGE_BYTES";
+pub(crate) const PATTERN_SLOTS: &str = "POSTHASTE_PATTERN_SLOTS";
 pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 
 /// What the launcher sets for each rank.

@@ -258,6 +258,8 @@ fn values_out_of_range_are_refused_by_name() {
         ("POSTHASTE_RENDEZVOUS_BYTES", "always"),
         ("POSTHASTE_STAGE_BYTES", "0"),
         ("POSTHASTE_STAGE_BYTES", "much"),
+        ("POSTHASTE_PATTERN_SLOTS", "0"),
+        ("POSTHASTE_PATTERN_SLOTS", "16777217"),
         ("POSTHASTE_KEY_FILE", ""),
     ] {
         match with(name, value).unwrap_err() {
@@ -307,6 +309,7 @@ fn settings_need_no_job() {
         ("POSTHASTE_OVERSEND", "always"),
         ("POSTHASTE_RENDEZVOUS_BYTES", "256K"),
         ("POSTHASTE_STAGE_BYTES", "8M"),
+        ("POSTHASTE_PATTERN_SLOTS", "16777216"),
         ("POSTHASTE_KEY_FILE", "/run/secrets/key"),
     ]))
     .unwrap();
@@ -320,6 +323,7 @@ fn settings_need_no_job() {
     assert_eq!((read.tcp_interface.as_deref(), read.tcp_ports), (Some("fe80::1"), Some(5000..=5009)));
     assert_eq!((read.tcp_timeout, read.join_timeout), (Duration::from_millis(250), Duration::from_secs(90)));
     assert_eq!((read.oversend, read.rendezvous_bytes), (true, Some(256 << 10)));
+    assert_eq!(read.pattern_slots, 16 << 20);
     assert_eq!(read.key_file, Some("/run/secrets/key".into()));
     let never = Settings::parse(variables(&[("POSTHASTE_RENDEZVOUS_BYTES", "never")])).unwrap();
     assert_eq!(never.rendezvous_bytes, Some(u64::MAX));

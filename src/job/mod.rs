@@ -85,6 +85,7 @@ impl Job {
                 answer_bytes: settings.answer_bytes,
                 oversend: settings.oversend,
                 rendezvous_bytes: settings.rendezvous_bytes,
+                pattern_slots: settings.pattern_slots,
                 ..EngineConfig::default()
             },
             spin: settings.spin,

@@ -2,6 +2,7 @@
 
 use crate::support::{options, run, soon, until};
 use posthaste::{ContextId, Fault, Message, Rank, Scope};
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -75,18 +76,15 @@ fn fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves() {
         }
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
-            let other = window.load(0).unwrap().to_string();
-            let signal = |name: &str| {
-                std::process::Command::new("kill").args([name, other.as_str()]).status().unwrap()
-            };
-            assert!(signal("-STOP").success());
+            let other = window.load(0).unwrap() as u32;
+            crate::support::signal(other, Signal::STOP).unwrap();
             // More than goes out before the other looks: of each that has begun, the place in the FIFO is kept.
             for _ in 0..400 {
                 let mut send = Box::pin(fifo.send(&bulk, Rank(1), vec![1u8; 100_000]));
                 let _begun = futures::poll!(&mut send);
             }
             let status = fifo.status().await.unwrap();
-            assert!(signal("-CONT").success());
+            crate::support::signal(other, Signal::CONT).unwrap();
             assert!(!status.is_empty(), "all went out at once: {status:?}");
             window.put(Rank(1), 0, status.tail).await.unwrap();
             job.leave().await.unwrap();

@@ -71,9 +71,7 @@ fn fault_after_a_death_every_collective_of_every_survivor_ends_with_that_loss() 
                 round(&job, &mut kept).await.unwrap();
                 std::thread::spawn(move || {
                     std::thread::sleep(delay);
-                    let _ = std::process::Command::new("kill")
-                        .args(["-9", &std::process::id().to_string()])
-                        .status();
+                    crate::support::kill_self();
                 });
             }
             let error = loop {

@@ -52,10 +52,7 @@ fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
                     // In the middle of what the others call, too.
                     let mut under_way = Box::pin(one(group, &mut random));
                     let _pending_or_done = ::futures::poll!(&mut under_way);
-                    std::process::Command::new("kill")
-                        .args(["-9", &std::process::id().to_string()])
-                        .status()
-                        .unwrap();
+                    crate::support::kill_self();
                 }
                 let result = soon("an operation", one(group, &mut random)).await;
                 if turn < last && TRANSPORT == Transport::Shm {
@@ -109,8 +106,7 @@ fn fault_whoever_dies_every_short_exchange_ends_with_that_loss() {
                 let exchange = world.all_to_all(&values);
                 if me == 1 && turn == last {
                     // Its part is there for the others to read, or is on its way.
-                    let pid = std::process::id().to_string();
-                    std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+                    crate::support::kill_self();
                 }
                 match soon("an exchange", exchange).await {
                     Ok(got) => {
@@ -176,8 +172,7 @@ fn fault_a_multicast_tells_whom_it_did_not_reach() {
                 assert_eq!(error.total, 3);
             }
             3 => {
-                let pid = std::process::id().to_string();
-                std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+                crate::support::kill_self();
             }
             _ => {
                 soon("the news", heard.reach(1)).await;
@@ -193,10 +188,7 @@ fn fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_a
         let window = job.shmalloc::<u64>(4).await.unwrap();
         barrier_before_death(&job, Rank(2)).await;
         if job.rank() == Rank(2) {
-            std::process::Command::new("kill")
-                .args(["-9", &std::process::id().to_string()])
-                .status()
-                .unwrap();
+            crate::support::kill_self();
         }
         let end = soon("a barrier", job.barrier()).await;
         assert!(matches!(&end, Err(error) if error.fault() == Some(Fault::PeerLost(Rank(2)))), "{end:?}");
@@ -408,6 +400,17 @@ fn fault_persistent_collectives_that_are_dropped_after_their_last_use_end_well_f
                 soon("the sum", sum.run(&mut one)).await.unwrap();
                 assert_eq!((told, one), (vec![use_of; 1000], vec![4; 1000]));
                 assert!(parts.iter().enumerate().all(|(at, part)| at as u64 / 1000 == *part));
+            }
+            // Of those who need nothing of the slow one, all have dropped it before that begins.
+            let root = slow.next(job.size()).index();
+            let mut last = make.broadcast::<u64>(&world, root, 10).await.unwrap();
+            if me == slow {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            for use_of in 0..3 {
+                let mut told = vec![use_of; 10];
+                soon("the last news", last.run(&mut told)).await.unwrap();
+                assert_eq!(told, vec![use_of; 10]);
             }
         }
         job.barrier().await.unwrap();

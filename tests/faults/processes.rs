@@ -9,6 +9,7 @@ use crate::support::{
 use posthaste::components::protocols::Counter;
 use posthaste::launcher::RunningJob;
 use posthaste::{ActiveMessage, CallError, Error, Fault, Job, Message, Rank, Scope, SendError, Service};
+use rustix::process::Signal;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 pub const GONE: &str = "the peer is gone";
 
 pub fn kill(pid: u32) {
-    let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+    // It may have gone already.
+    let _ = crate::support::signal(pid, Signal::KILL);
 }
 
 /// The number that a rank has printed behind a word.

@@ -33,9 +33,7 @@ fn fault_a_receiver_killed_at_each_phase_of_a_rendezvous_gives_the_sender_its_bu
                 if std::env::var("POSTHASTE_TEST_FAILPOINT").unwrap().starts_with("test.") {
                     // It has given a place by then, or will never.
                     tokio::time::sleep(Duration::from_millis(5)).await;
-                    let _ = std::process::Command::new("kill")
-                        .args(["-9", &std::process::id().to_string()])
-                        .status();
+                    crate::support::kill_self();
                 }
                 std::future::pending::<()>().await;
             }

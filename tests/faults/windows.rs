@@ -5,6 +5,7 @@ use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope, Window, WordUpdate,
 };
+use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -435,8 +436,7 @@ fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_tar
         }
         let remote = RegionKey { rank: Rank(1), offset: theirs(0), ..table.key() };
         let remote = job.remote_region(remote).await.unwrap();
-        let stop = ["-STOP", &theirs(8).to_string()];
-        assert!(std::process::Command::new("kill").args(stop).status().unwrap().success());
+        crate::support::signal(theirs(8) as u32, Signal::STOP).unwrap();
         // From here on it takes nothing in: one of its threads has stopped the others.
         until("the stop", || {
             let threads = std::fs::read_dir(format!("/proc/{}/task", theirs(8))).unwrap();

@@ -16,8 +16,7 @@ fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
             Rank(1) => job.leave().await.unwrap(),
             Rank(2) => {
                 tokio::time::sleep(Duration::from_millis(300)).await;
-                let pid = std::process::id().to_string();
-                std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+                crate::support::kill_self();
                 tokio::time::sleep(Duration::from_secs(60)).await;
             }
             _ => {

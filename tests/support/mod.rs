@@ -11,6 +11,7 @@ pub mod lines;
 
 use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};
 use posthaste::{Job, JobShape, MessageStream, Rank};
+use rustix::process::{Pid, Signal};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -427,6 +428,17 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         Ok(value) => value,
         Err(_) => panic!("{what}: no end in sight"),
     }
+}
+
+/// Sends a signal to a process that this test has started.
+pub fn signal(pid: u32, signal: Signal) -> std::io::Result<()> {
+    let pid = Pid::from_raw(pid as i32).expect("the number of a process");
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
+/// Ends this process as an operator would.
+pub fn kill_self() {
+    signal(std::process::id(), Signal::KILL).expect("it may do that");
 }
 
 /// A barrier before a rank dies: that one is past it only when all others are, whose barrier its death would end otherwise.

@@ -5,11 +5,17 @@ use posthaste::launcher::{self, Launch, Output, RankEnd};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The first and the last of the cores this process may use: two different ones where there are two.
+/// The first two of the cores this process may use, which are those that the launcher binds the ranks to: what is measured and its limit
+/// are of the same pair. One of them twice where there is one.
 pub fn cores() -> [usize; 2] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [0, 0] };
     let allowed: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
-    [allowed.first().copied().unwrap_or(0), allowed.last().copied().unwrap_or(0)]
+    first_two(&allowed)
+}
+
+fn first_two(allowed: &[usize]) -> [usize; 2] {
+    let first = allowed.first().copied().unwrap_or(0);
+    [first, allowed.get(1).copied().unwrap_or(first)]
 }
 
 /// Measures a limit in a process of its own.
@@ -122,4 +128,15 @@ pub fn run_program(args: &Args, plan: Plan, name: &str, env: &[(&str, &str)]) ->
     figure
         .and_then(|figure| figure.trim().parse().ok())
         .ok_or_else(|| format!("no figure was printed: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_two;
+
+    #[test]
+    fn limits_are_measured_on_the_cores_of_ranks_0_and_1() {
+        assert_eq!(first_two(&[2, 3, 8, 9]), [2, 3]);
+        assert_eq!((first_two(&[5]), first_two(&[])), ([5, 5], [0, 0]));
+    }
 }

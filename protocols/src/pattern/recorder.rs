@@ -2,7 +2,7 @@
 
 use crate::handler::ActiveMessage;
 use crate::multisend::ManyToMany;
-use crate::window::{Element, Memory, Region, RegionSlice, Signal, Window};
+use crate::window::{Element, Memory, Region, RegionSlice, RemoteRegion, Signal, Window};
 use posthaste_core::context::{Face, Shared};
 use posthaste_core::descriptor::{Descriptor, MAX_INFO, Op, SourceKind};
 use posthaste_core::engine::{PatternError, record_info};
@@ -110,7 +110,7 @@ impl Recorder {
         index: usize,
         source: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
-        self.access(Op::Put, window.memory(), rank, Window::<T>::offset(index), source.into())
+        self.access(Op::Put, window.memory(), (rank.index(), rank), Window::<T>::offset(index), source.into())
     }
 
     /// Records a get of elements of a rank's part of a window into (part of) a region.
@@ -140,7 +140,56 @@ impl Recorder {
         index: usize,
         into: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
-        self.access(Op::Get, window.memory(), rank, Window::<T>::offset(index), into.into())
+        self.access(Op::Get, window.memory(), (rank.index(), rank), Window::<T>::offset(index), into.into())
+    }
+
+    /// Records a put of (part of) a region to a region of a peer, from an offset in bytes on.
+    ///
+    /// # Errors
+    /// If the access is out of range, or one of them belongs to another context. The recording as a whole refuses memory that its
+    /// owner [had already](Region::from_owned).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (region, source, mirror) = (job.region(64).await?, job.region(8).await?, job.region(8).await?);
+    /// let remote = job.remote_region(region.key()).await?; // as a peer opens it
+    /// let pattern = job
+    ///     .record(|recorder| {
+    ///         recorder.put_region(&remote, 40, &source)?;
+    ///         recorder.get_region(&remote, 40, &mirror)
+    ///     })
+    ///     .await?;
+    /// source.write(0, b"to and f")?;
+    /// pattern.replay().await?;
+    /// let mut back = [0; 8];
+    /// mirror.read(0, &mut back)?;
+    /// assert_eq!(&back, b"to and f");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn put_region(
+        &mut self,
+        remote: &RemoteRegion,
+        offset: u64,
+        source: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.access(Op::Put, remote.memory(), (0, remote.owner()), offset, source.into())
+    }
+
+    /// Records a get from a region of a peer, from an offset in bytes on, into (part of) a region.
+    ///
+    /// # Errors
+    /// As for [`put_region`](Self::put_region).
+    pub fn get_region(
+        &mut self,
+        remote: &RemoteRegion,
+        offset: u64,
+        into: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
+        self.access(Op::Get, remote.memory(), (0, remote.owner()), offset, into.into())
     }
 
     /// Records a put with a signal: when the data is there, the word that the signal names is changed. A signal that
@@ -275,10 +324,39 @@ impl Recorder {
         targets: impl IntoIterator<Item = Rank>,
         payload: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
+        self.multicast_with_info(message, targets, &[], payload)
+    }
+
+    /// Records the same message with the same message info to each of these ranks: up to 112 bytes, which every replay sends unless
+    /// it passes new info.
+    ///
+    /// # Errors
+    /// As for [`send_with_info`](Self::send_with_info).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let (tick, mut ticks) = job.stream("tick")?;
+    /// let clock = job.region(8).await?;
+    /// let pattern = job.record(|r| r.multicast_with_info(&tick, job.ranks(), b"tower", &clock)).await?;
+    /// pattern.replay().await?;
+    /// assert_eq!(ticks.recv().await.expect("the job goes on").info(), b"tower");
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn multicast_with_info<F: Face>(
+        &mut self,
+        message: &ActiveMessage<F>,
+        targets: impl IntoIterator<Item = Rank>,
+        info: &[u8],
+        payload: impl Into<RegionSlice>,
+    ) -> Result<(), PatternError> {
         self.context_of("the message", message.face().shared())?;
         let payload = payload.into();
         let mut targets = targets.into_iter();
-        targets.try_for_each(|target| self.message(message.id(), target, &[], &payload, false))
+        targets.try_for_each(|target| self.message(message.id(), target, info, &payload, false))
     }
 
     /// Records a payload of its own for each of these ranks, over a connection.
@@ -338,12 +416,12 @@ impl Recorder {
         &mut self,
         op: Op,
         memory: &Arc<Memory>,
-        rank: Rank,
+        (part, rank): (usize, Rank),
         offset: u64,
         slice: RegionSlice,
     ) -> Result<(), PatternError> {
         self.context_of("the window", memory.handle.shared_state())?;
-        let part = memory.check(rank.index(), rank, offset, slice.len())?;
+        let part = memory.check(part, rank, offset, slice.len())?;
         let source = self.source(&slice)?;
         self.descriptors.push(Descriptor {
             op,

@@ -181,6 +181,9 @@ impl Memory {
     }
 }
 
+/// No part of some memory is this rank's own: it is a region.
+pub(super) const NO_OWN_PART: usize = usize::MAX;
+
 /// What windows and regions have in common.
 pub(crate) struct Memory {
     pub id: WindowId,
@@ -192,7 +195,7 @@ pub(crate) struct Memory {
     /// What was begun before it ended has been started: nothing is any more. Set in the context that starts it.
     ended: AtomicBool,
     pub size: u32,
-    /// Which part is this rank's own; of a region none counts as that.
+    /// Which part is this rank's own; of a region none counts as that ([`NO_OWN_PART`]).
     pub(super) own: usize,
     pub(super) device: Arc<dyn Device>,
     /// How layouts are reached where memory is not mapped; windows have it.

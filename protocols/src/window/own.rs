@@ -1,9 +1,10 @@
 //! This rank's own part of a window: read and written in place, without an operation.
 
-use super::{Element, Window};
+use super::memory::NO_OWN_PART;
+use super::{Element, Memory, Window};
 use posthaste_core::context::{Face, poll_memory};
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::{Fault, Rank, RmaError};
+use posthaste_core::{Fault, Handle, Rank, RmaError};
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
@@ -216,24 +217,47 @@ impl<T: Element> Window<T> {
         &self,
         face: &F,
         index: usize,
-        mut condition: impl FnMut(T) -> bool,
+        condition: impl FnMut(T) -> bool,
     ) -> Result<T, RmaError> {
-        let memory = self.own_slice(index, 1)?;
-        let handle = &self.memory.handle;
-        let mut watched = None;
-        let mut done = || {
-            if !self.memory.alive.load(Ordering::Relaxed) {
-                return Some(Err(RmaError::NoSuchWindow(self.memory.id)));
-            }
-            let mut value = T::new_zeroed();
-            memory.read(value.as_mut_bytes());
-            if condition(value) {
-                // Partner: whatever makes a signal visible after its data.
-                fence(Ordering::Acquire);
-                return Some(Ok(value));
-            }
-            (handle.is_closed() || face.shared().is_closed()).then(|| Err(Fault::Shutdown.into()))
-        };
-        std::future::poll_fn(|cx| poll_memory(face, cx, memory, &mut watched, &mut done)).await
+        let slice = self.own_slice(index, 1)?;
+        wait_until(face, &self.memory.handle, slice, || self.memory.freed(), condition).await
     }
+}
+
+impl Memory {
+    /// Which rank of the job that rank is here; a region is memory of its owner, whoever is named.
+    pub(super) fn job_rank_of(&self, rank: Rank) -> Option<Rank> {
+        let part = if self.own == NO_OWN_PART { 0 } else { rank.index() };
+        self.parts.get(part).map(|part| part.rank)
+    }
+
+    /// Why nothing comes any more of what is awaited in it, if it was freed.
+    pub(super) fn freed(&self) -> Option<RmaError> {
+        (!self.alive.load(Ordering::Relaxed)).then_some(RmaError::NoSuchWindow(self.id))
+    }
+}
+
+/// Waits until a value in memory of this rank satisfies a condition, or that memory has come to an end.
+pub(super) async fn wait_until<F: Face, T: Element>(
+    face: &F,
+    handle: &Handle,
+    slice: SharedSlice,
+    end: impl Fn() -> Option<RmaError>,
+    mut condition: impl FnMut(T) -> bool,
+) -> Result<T, RmaError> {
+    let mut watched = None;
+    let mut done = || {
+        if let Some(error) = end() {
+            return Some(Err(error));
+        }
+        let mut value = T::new_zeroed();
+        slice.read(value.as_mut_bytes());
+        if condition(value) {
+            // Partner: whatever makes a signal visible after its data.
+            fence(Ordering::Acquire);
+            return Some(Ok(value));
+        }
+        (handle.is_closed() || face.shared().is_closed()).then(|| Err(Fault::Shutdown.into()))
+    };
+    std::future::poll_fn(|cx| poll_memory(face, cx, slice, &mut watched, &mut done)).await
 }

@@ -1,8 +1,8 @@
 //! Regions: memory of one rank, reached by a key that its owner tells.
 
 use super::get::Fetch;
-use super::memory::Made;
-use super::{GetInto, GetTo, Memory, Put, PutSlice, first_context};
+use super::memory::{Made, NO_OWN_PART};
+use super::{GetInto, GetTo, Memory, Put, PutSignal, PutSlice, Signal, Word, first_context, own};
 use crate::buffer::Buffer;
 use crate::operation::Way;
 use posthaste_core::context::Face;
@@ -295,6 +295,61 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Waits until the word at that offset in bytes satisfies a condition, such as `|value| value >= 5`, advancing the context
+    /// meanwhile, and gives the value that does. What its writer wrote before is seen then. Puts, signals and atomic operations of
+    /// peers wake it; what this rank [writes](Self::write) itself is seen some milliseconds later at most.
+    ///
+    /// # Errors
+    /// If there is no such word, or the job is left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: waiting changes nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(64).await?;
+    /// let remote = job.remote_region(region.key()).await?; // as a peer opens it
+    /// let words = remote.words::<u32>();
+    /// let (waited, added) = tokio::join!(region.wait_until(8, |value: u32| value != 0), words.add(job.rank(), 8, 7));
+    /// added?;
+    /// assert_eq!(waited?, 7);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn wait_until<W: Word>(
+        &self,
+        offset: usize,
+        condition: impl FnMut(W) -> bool,
+    ) -> Result<W, RmaError> {
+        self.wait_until_on(&self.0.handle, offset, condition).await
+    }
+
+    /// As [`wait_until`](Self::wait_until), by a face of any context of the client: whoever owns one waits so.
+    ///
+    /// # Errors
+    /// As for `wait_until`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn wait_until_on<W: Word, F: Face>(
+        &self,
+        face: &F,
+        offset: usize,
+        condition: impl FnMut(W) -> bool,
+    ) -> Result<W, RmaError> {
+        let (offset, len, rank) = (offset as u64, W::LEN.bytes(), self.0.handle.me().rank);
+        self.check(offset, len)?;
+        match self.0.slice.slice(offset, len).filter(|slice| slice.is_word(W::LEN)) {
+            Some(slice) => own::wait_until(face, &self.0.handle, slice, || None, condition).await,
+            None => Err(RmaError::Misaligned { rank, offset, len }),
+        }
+    }
+}
+
 /// A region that is memory of its owner's: see [`Region::from_owned`]. Dropped, it is no region any more, and the memory is
 /// dropped with it.
 ///
@@ -449,7 +504,7 @@ impl RemoteRegion {
             device,
             layouts: None,
             size,
-            own: usize::MAX,
+            own: NO_OWN_PART,
         };
         Ok(RemoteRegion { memory: made.with(vec![remote]).await })
     }
@@ -480,6 +535,47 @@ impl RemoteRegion {
     /// ```
     pub async fn through(&self, handle: &Handle) -> Result<RemoteRegion, RmaError> {
         Ok(RemoteRegion { memory: self.memory.through(handle).await? })
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Whose memory it is.
+    #[must_use]
+    pub fn owner(&self) -> Rank {
+        self.memory.parts[0].rank
+    }
+
+    /// Puts bytes at an offset in bytes and then shows on a word of the same rank, of this region, another one of its or a window, that
+    /// they are there, as [`Window::put_signal`](crate::Window::put_signal) does.
+    ///
+    /// # Cancel safety
+    /// See [`Window::put_signal`](crate::Window::put_signal).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let region = job.region(64).await?;
+    /// let remote = job.remote_region(region.key()).await?; // as a peer opens it
+    /// let signal = remote.words::<u64>().signal_add(0, 5);
+    /// let put = remote.put_signal(8, b"bytes", signal);
+    /// let (come, put) = tokio::join!(region.wait_until(0, |bytes: u64| bytes > 0), put);
+    /// put?;
+    /// assert_eq!(come?, 5);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[inline]
+    pub fn put_signal<'w, 's>(
+        &'w self,
+        offset: usize,
+        bytes: &'s (impl AsRef<[u8]> + ?Sized),
+        signal: Signal<'w>,
+    ) -> PutSignal<'w, 's> {
+        PutSignal::new(self.owner(), self.put_slice(offset, bytes), signal)
     }
 
     /// Puts bytes at an offset in bytes, as [`Window::put_slice`](crate::Window::put_slice) does.

@@ -74,7 +74,7 @@ impl<'w> Signal<'w> {
 
     #[inline]
     fn check_rank(&self, data: &Memory, rank: Rank) -> Result<(), RmaError> {
-        let of = |memory: &Memory| memory.parts.get(rank.index()).map(|part| part.rank);
+        let of = |memory: &Memory| memory.job_rank_of(rank);
         match (of(data), self.only.or_else(|| of(self.memory))) {
             (Some(data), Some(signal)) if data != signal => Err(RmaError::SignalElsewhere { data, signal }),
             _ => Ok(()),
@@ -166,7 +166,7 @@ impl<T: Element> Window<T> {
         values: &'s [T],
         signal: Signal<'w>,
     ) -> PutSignal<'w, 's> {
-        PutSignal { rank, data: self.put_slice(rank, index, values), signal, way: Way::Fresh }
+        PutSignal::new(rank, self.put_slice(rank, index, values), signal)
     }
 }
 
@@ -243,6 +243,13 @@ impl Future for PutSignal<'_, '_> {
             }
         }
         self.poll_slowly(cx)
+    }
+}
+
+impl<'w, 's> PutSignal<'w, 's> {
+    #[inline]
+    pub(super) fn new(rank: Rank, data: PutSlice<'w, 's>, signal: Signal<'w>) -> Self {
+        PutSignal { rank, data, signal, way: Way::Fresh }
     }
 }
 

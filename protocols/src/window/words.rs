@@ -1,9 +1,10 @@
 //! The words of windows and regions, and what can be done to them.
 
 use super::atomic::{Access, AtomicFetch, AtomicUpdate, Word};
-use super::{Memory, RemoteRegion, Window};
-use posthaste_core::Rank;
+use super::{Memory, RemoteRegion, Window, own};
+use posthaste_core::context::Face;
 use posthaste_core::memory::{AtomicOp, WordOp};
+use posthaste_core::{Rank, RmaError};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -126,6 +127,63 @@ impl<'w, W: Word> Words<'w, W> {
     #[inline]
     pub fn prefetch(&self, rank: Rank, offset: u64) {
         self.memory.prefetch_write(self.part(rank), offset);
+    }
+
+    /// Waits until this rank's own word at that offset in bytes satisfies a condition, such as `|value| value >= 5`, advancing the
+    /// context meanwhile, and gives the value that does: as [`Window::wait_until`] does with an element.
+    ///
+    /// # Errors
+    /// If there is no such word, the memory is another rank's region, the window is freed, or the job is left.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: waiting changes nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// // Data and the count of its bytes in one window.
+    /// let window = job.shmalloc::<u8>(64).await?;
+    /// let words = window.words::<u64>();
+    /// let put = window.put_signal(job.rank(), 8, b"seven b", words.signal_add(0, 7));
+    /// let (come, put) = tokio::join!(words.wait_until(0, |bytes| bytes > 0), put);
+    /// put?;
+    /// assert_eq!((come?, &window.to_vec()[8..15]), (7, &b"seven b"[..]));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub async fn wait_until(&self, offset: u64, condition: impl FnMut(W) -> bool) -> Result<W, RmaError> {
+        self.wait_until_on(&self.memory.handle, offset, condition).await
+    }
+
+    /// As [`wait_until`](Self::wait_until), by a face of any context of the client, as [`Window::wait_until_on`] does.
+    ///
+    /// # Errors
+    /// As for `wait_until`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn wait_until_on<F: Face>(
+        &self,
+        face: &F,
+        offset: u64,
+        condition: impl FnMut(W) -> bool,
+    ) -> Result<W, RmaError> {
+        let memory = self.memory;
+        let me = memory.handle.me().rank;
+        let (part, rank) = match self.only {
+            None => (memory.own, Rank(memory.own as u32)),
+            Some(owner) if owner == me => (0, me),
+            Some(owner) => return Err(RmaError::NotTheOwner { rank: me, owner }),
+        };
+        let len = W::LEN.bytes();
+        let mapped = memory.check(part, rank, offset, len)?.mapped;
+        let slice = mapped.and_then(|own| own.slice(offset, len)).ok_or(RmaError::Unreachable(rank))?;
+        if !slice.is_word(W::LEN) {
+            return Err(RmaError::Misaligned { rank, offset, len });
+        }
+        own::wait_until(face, &memory.handle, slice, || memory.freed(), condition).await
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use super::Input;
 use posthaste_launch::{JobEnv, Settings};
 
 /// What there is to be set, with and without an error in the name.
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 29] = [
     "POSTHASTE_JOB",
     "POSTHASTE_RANK",
     "POSTHASTE_SIZE",
@@ -30,6 +30,7 @@ const NAMES: [&str; 28] = [
     "POSTHASTE_JOIN_TIMEOUT",
     "POSTHASTE_OVERSEND",
     "POSTHASTE_RENDEZVOUS_BYTES",
+    "POSTHASTE_PATTERN_SLOTS",
     "POSTHASTE_TEST_ANY",
     "POSTHASTE_CREDIT",
     "PATH",

@@ -43,7 +43,8 @@ pub enum PatternError {
     Empty,
     /// The context's buffer of recorded descriptors is full.
     #[error(
-        "no room for {wanted} recorded descriptors: {free} of {capacity} are free; drop patterns that are not needed any more"
+        "no room for {wanted} recorded descriptors: {free} of {capacity} are free; drop patterns that are not needed any more, or \
+         raise POSTHASTE_PATTERN_SLOTS"
     )]
     Full {
         /// Slots that the pattern takes: one per operation, and up to three for message info.
