@@ -3,21 +3,41 @@
 use crate::TRANSPORT;
 use crate::support::{Random, Transport, barrier_before_death, options, run, soon};
 use posthaste::collective::{Execution, Executor, PhaseByPhase, Program, Step, Turn};
-use posthaste::{Collective, CollectiveError, Fault, Group, Rank, Reduce};
+use posthaste::{Algorithm, Collective, CollectiveError, Fault, Group, Rank, Reduce};
 use std::sync::Arc;
 use std::time::Duration;
 
 async fn one(group: &Group, random: &mut Random) -> Result<(), CollectiveError> {
     let mine = vec![1u64; [1, 700, 30_000][random.below(3) as usize]];
     let sum = Reduce::sum();
-    match random.below(7) {
+    // By any schedule, if it is offered for that.
+    let any = Algorithm::ALL[random.below(Algorithm::ALL.len() as u64) as usize];
+    let forced = group.schedule(any);
+    let group = if random.below(2) == 0 { group } else { &forced };
+    let (size, me) = (group.size(), group.rank());
+    let result = match random.below(10) {
         0 => group.barrier().await,
         1 => group.broadcast(0, &mine).await.map(drop),
         2 => group.reduce(0, &mine, &sum).await.map(drop),
         3 => group.all_reduce(&mine, &sum).await.map(drop),
         4 => group.gather(0, &mine).await.map(drop),
         5 => group.all_gather(&mine).await.map(drop),
-        _ => group.all_to_all(&vec![0u64; 90 * group.size()]).await.map(drop),
+        6 => {
+            let all = if me == 1 { vec![1u64; 700 * size] } else { Vec::new() };
+            group.scatter(1, &all, 700).await.map(drop)
+        }
+        7 => group.reduce_scatter(&vec![1u64; 90 * size], &sum).await.map(drop),
+        8 => {
+            let counts: Vec<usize> = (0..size).map(|to| 100 * (me + to)).collect();
+            let values = vec![0u64; counts.iter().sum()];
+            group.all_to_all_v(&values, &counts, &counts).await.map(drop)
+        }
+        _ => group.all_to_all(&vec![0u64; 90 * size]).await.map(drop),
+    };
+    match result {
+        // So it is for all.
+        Err(CollectiveError::NotOffered { .. }) => Ok(()),
+        result => result,
     }
 }
 

@@ -3,7 +3,8 @@
 use crate::support::{Options, barrier_before_death, options, run, soon, until, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
-    ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope, Window, WordUpdate,
+    Bytes, ConnectionId, ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope,
+    Window, WordUpdate,
 };
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
@@ -62,6 +63,64 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
             tokio::join!(window.wait_until(3, |value| value == 9), window.atomic_store(me, 3, 9));
         stored.unwrap();
         assert_eq!(woken.unwrap(), 9);
+        soon("the free", window.free()).await.unwrap();
+    });
+}
+
+#[test]
+fn fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_ends_them() {
+    let dying = options().killed(2).during(|job| {
+        wait_for(job, 0, "accessing");
+        std::thread::sleep(Duration::from_millis(20));
+        job.kill(2).unwrap();
+    });
+    run(3, dying, async |job| {
+        let window = job.world().shmalloc::<u64>(100_000).await.unwrap();
+        barrier_before_death(&job, Rank(2)).await;
+        if job.rank() == Rank(2) {
+            return std::future::pending().await;
+        }
+        println!("accessing");
+        let (dead, lost) = (Rank(2), RmaError::Fault(Fault::PeerLost(Rank(2))));
+        let element = Datatype::of::<u64>();
+        let strided = element.vector(30_000, 1, 2).unwrap();
+        let (there, here) = (Layout::new(&strided, 1), Layout::new(&element, 30_000));
+        let values = vec![7u64; 30_000];
+        // Where memory is shared, the dead one's is still there until its end is noticed.
+        let turn = tokio::task::yield_now;
+        let puts = async {
+            loop {
+                if let Err(error) = window.put_typed(dead, &there, &values, &here).await {
+                    return error;
+                }
+                turn().await;
+            }
+        };
+        let gets = async {
+            loop {
+                if let Err(error) = window.get_typed(dead, &there, vec![0u64; 30_000], &here).await {
+                    return error;
+                }
+                turn().await;
+            }
+        };
+        let signals = async {
+            loop {
+                let signal = window.signal_add(99_999, 1);
+                if let Err(error) = window.put_signal(dead, 70_000, &values[..5000], signal).await {
+                    return error;
+                }
+                turn().await;
+            }
+        };
+        let (put, get, signal) = soon("the loss", async { tokio::join!(puts, gets, signals) }).await;
+        for error in [put, get] {
+            assert!(matches!(&error, TypedError::Rma(error) if *error == lost), "{error}");
+        }
+        assert_eq!(signal, lost);
+        let one = [(dead, Bytes::from_static(b"nobody"))];
+        let error = soon("the loss", job.many_to_many().send(ConnectionId(7), one)).await.unwrap_err();
+        assert_eq!(error.failed, [(dead, Fault::PeerLost(dead).into())]);
         soon("the free", window.free()).await.unwrap();
     });
 }

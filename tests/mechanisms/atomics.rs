@@ -176,105 +176,187 @@ fn m_w02_many_updates_by_one_call_do_the_same_over_sends() {
 
 #[test]
 fn m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends() {
-    run(2, options(), async |job| {
-        let window = job.shmalloc::<u64>(1 << 17).await.unwrap();
-        let arrived = job.counter();
-        let (count, own) = (arrived.clone(), window.clone());
-        let message = job
-            .register("look", move |m: Message, _: &mut Scope| {
-                let number = m.read::<u64>(0).unwrap();
-                assert!(own.load(0).unwrap() >= number, "the message overtook the operation");
-                count.add(1);
-            })
-            .unwrap();
-        job.barrier().await.unwrap();
-        if job.rank() == Rank(0) {
-            let long = vec![7u64; 100_000];
-            for number in 1..=300u64 {
-                // Nothing of this is awaited before the next is started.
-                let put = window.put_slice(Rank(1), 10, if number % 50 == 0 { &long } else { &[7; 3] });
-                let put = put.local().await.unwrap();
-                let (old, first, there) = tokio::join!(
-                    biased;
-                    window.fetch_add(Rank(1), 10, 1),
-                    window.put(Rank(1), 10, 70),
-                    window.fetch_add(Rank(1), 10, 1),
-                );
-                assert_eq!((old.unwrap(), there.unwrap()), (7, 70), "round {number}");
-                first.unwrap();
-                put.await.unwrap();
-                window.add(Rank(1), 0, 1).await.unwrap();
-                message.send(Rank(1), number.to_ne_bytes()).await.unwrap();
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let window = job.shmalloc::<u64>(1 << 17).await.unwrap();
+            let arrived = job.counter();
+            let (count, own) = (arrived.clone(), window.clone());
+            let message = job
+                .register("look", move |m: Message, _: &mut Scope| {
+                    let number = m.read::<u64>(0).unwrap();
+                    assert!(own.load(0).unwrap() >= number, "the message overtook the operation");
+                    count.add(1);
+                })
+                .unwrap();
+            job.barrier().await.unwrap();
+            if job.rank() == Rank(0) {
+                let long = vec![7u64; 100_000];
+                for number in 1..=300u64 {
+                    // Nothing of this is awaited before the next is started.
+                    let put = window.put_slice(Rank(1), 10, if number % 50 == 0 { &long } else { &[7; 3] });
+                    let put = put.local().await.unwrap();
+                    let (old, first, there) = tokio::join!(
+                        biased;
+                        window.fetch_add(Rank(1), 10, 1),
+                        window.put(Rank(1), 10, 70),
+                        window.fetch_add(Rank(1), 10, 1),
+                    );
+                    assert_eq!((old.unwrap(), there.unwrap()), (7, 70), "round {number}");
+                    first.unwrap();
+                    put.await.unwrap();
+                    window.add(Rank(1), 0, 1).await.unwrap();
+                    message.send(Rank(1), number.to_ne_bytes()).await.unwrap();
+                }
+                assert_eq!(window.get(Rank(1), 10).await.unwrap(), 71);
+            } else {
+                soon("the messages", arrived.reach(300)).await;
+                assert_eq!(job.stats().panics, 0);
             }
-            assert_eq!(window.get(Rank(1), 10).await.unwrap(), 71);
-        } else {
-            soon("the messages", arrived.reach(300)).await;
-            assert_eq!(job.stats().panics, 0);
-        }
-        job.barrier().await.unwrap();
-    });
+            job.barrier().await.unwrap();
+        });
+    }
 }
 
 #[test]
 fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let (data, arrived) =
+                (job.shmalloc::<u8>(1 << 20).await.unwrap(), job.shmalloc::<u32>(4).await.unwrap());
+            let peer = Rank(1 - job.rank().0);
+            let lens = [0usize, 1, 8, 100, 5000, 300_000];
+            for round in 0..60u32 {
+                let len = lens[round as usize % lens.len()];
+                let seed = |rank: Rank| u64::from(round * 2 + rank.0);
+                let bytes = payload(seed(job.rank()), len);
+                let signal = match round % 2 {
+                    0 => arrived.signal_add(1, round + 1),
+                    _ => arrived.signal_set(1, round + 1),
+                };
+                data.put_signal(peer, 3, &bytes, signal).await.unwrap();
+                let seen =
+                    soon("the signal", arrived.wait_until(1, |value| value == round + 1)).await.unwrap();
+                assert_eq!(seen, round + 1);
+                let mut got = vec![0; len];
+                data.load_slice(3, &mut got).unwrap();
+                assert!(is_payload(seed(peer), &got), "{len} bytes in round {round}");
+                assert!(arrived.store(1, 0));
+                // Both have seen it before the next one comes.
+                job.barrier().await.unwrap();
+            }
+            let outside = data.put_signal(peer, 1 << 20, &[1], arrived.signal_add(2, 1)).await;
+            assert!(matches!(outside, Err(RmaError::OutOfRange { .. })));
+            job.barrier().await.unwrap();
+            let before = data.load(0);
+            job.barrier().await.unwrap();
+            let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], arrived.signal_add(4, 1)).await;
+            assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })));
+            let bytes = job.shmalloc::<u8>(64).await.unwrap();
+            let askew = bytes.words::<u32>().signal_add(5, 1);
+            let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], askew).await;
+            assert!(matches!(nowhere, Err(RmaError::Misaligned { .. })));
+            job.barrier().await.unwrap();
+            assert_eq!(arrived.load(2), Some(0), "no signal of a put that was refused");
+            assert_eq!(data.load(0), before, "and no data of one whose signal was");
+            // A word of a region: of whom else, is refused.
+            let flags = job.region(64).await.unwrap();
+            let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
+            let key = RegionKey { rank: peer, offset: offsets[peer.index()], ..flags.key() };
+            let remote = job.remote_region(key).await.unwrap();
+            let counted = remote.words::<u64>().signal_add(16, 5);
+            data.put_signal(peer, 0, &[before.unwrap() ^ 1], counted).await.unwrap();
+            assert_eq!(soon("the signal", flags.wait_until(16, |word: u64| word != 0)).await, Ok(5));
+            assert_eq!(data.load(0), before.map(|before| before ^ 1));
+            let own = job.rank();
+            let error = data.put_signal(own, 0, &[1], counted).await.unwrap_err();
+            assert_eq!(error, RmaError::SignalElsewhere { data: own, signal: peer });
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn m_d31_puts_with_signals_reach_regions_and_patterns_put_and_get_there_too() {
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let peer = Rank(1 - job.rank().0);
+            let (region, source, mirror) = (
+                job.region(400_000).await.unwrap(),
+                job.region(8000).await.unwrap(),
+                job.region(8000).await.unwrap(),
+            );
+            let keys = job.world().all_gather(&[region.key()]).await.unwrap();
+            let remote = job.remote_region(keys[peer.index()]).await.unwrap();
+            assert_eq!(remote.owner(), peer);
+            // Words 0 and 8 of the region count what came by calls, and by replays.
+            for (round, len) in [1usize, 8, 5000, 300_000].into_iter().enumerate() {
+                let bytes = payload(round as u64, len);
+                let signal = remote.words::<u64>().signal_add(0, len as u64);
+                remote.put_signal(64, &bytes, signal).await.unwrap();
+                soon("the signal", region.wait_until(0, |come: u64| come == len as u64)).await.unwrap();
+                let mut got = vec![0; len];
+                region.read(64, &mut got).unwrap();
+                assert!(is_payload(round as u64, &got), "{len} bytes");
+                region.write(0, &[0; 8]).unwrap();
+                job.barrier().await.unwrap();
+            }
+            let pattern = job
+                .record(|recorder| {
+                    recorder.put_region(&remote, 1000, source.slice(0..8000))?;
+                    recorder.get_region(&remote, 1000, mirror.slice(0..4000))?;
+                    recorder.get_region(&remote, 5000, mirror.slice(4000..8000))
+                })
+                .await
+                .unwrap();
+            for round in 0..5 {
+                source.write(0, &payload(100 + round, 8000)).unwrap();
+                soon("a replay", pattern.replay()).await.unwrap();
+                remote.words::<u64>().add(peer, 8, 1).await.unwrap();
+                soon("the other's", region.wait_until(8, |rounds: u64| rounds > round)).await.unwrap();
+                let mut got = vec![0; 8000];
+                for read in [&mirror, &region] {
+                    let at = if read.len() > 8000 { 1000 } else { 0 };
+                    read.read(at, &mut got).unwrap();
+                    assert!(is_payload(100 + round, &got), "round {round}");
+                }
+                job.barrier().await.unwrap();
+            }
+            let beyond = job.record(|recorder| recorder.put_region(&remote, 399_000, &source)).await;
+            assert!(beyond.expect_err("it is too long").to_string().contains("outside the part"));
+            // Whose word it is not, waits for nothing; nor is there half a word.
+            let theirs = remote.words::<u64>().wait_until(0, |_| true).await;
+            assert_eq!(theirs, Err(RmaError::NotTheOwner { rank: job.rank(), owner: peer }));
+            let askew = region.wait_until(4, |_: u64| true).await;
+            assert!(matches!(askew, Err(RmaError::Misaligned { offset: 4, len: 8, .. })), "{askew:?}");
+            let nowhere = region.wait_until(400_000, |_: u32| true).await;
+            assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })), "{nowhere:?}");
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn m_w04_a_word_of_a_windows_bytes_is_awaited() {
     run(2, options(), async |job| {
-        let (data, arrived) =
-            (job.shmalloc::<u8>(1 << 20).await.unwrap(), job.shmalloc::<u32>(4).await.unwrap());
         let peer = Rank(1 - job.rank().0);
-        let lens = [0usize, 1, 8, 100, 5000, 300_000];
-        for round in 0..60u32 {
-            let len = lens[round as usize % lens.len()];
-            let seed = |rank: Rank| u64::from(round * 2 + rank.0);
-            let bytes = payload(seed(job.rank()), len);
-            let signal = match round % 2 {
-                0 => arrived.signal_add(1, round + 1),
-                _ => arrived.signal_set(1, round + 1),
-            };
-            data.put_signal(peer, 3, &bytes, signal).await.unwrap();
-            let seen = soon("the signal", arrived.wait_until(1, |value| value == round + 1)).await.unwrap();
-            assert_eq!(seen, round + 1);
-            let mut got = vec![0; len];
-            data.load_slice(3, &mut got).unwrap();
-            assert!(is_payload(seed(peer), &got), "{len} bytes in round {round}");
-            assert!(arrived.store(1, 0));
-            // Both have seen it before the next one comes.
+        let window = job.shmalloc::<u8>(5000).await.unwrap();
+        let words = window.words::<u32>();
+        for round in 1..=200u32 {
+            let bytes = [round as u8; 4000];
+            window.put_signal(peer, 900, &bytes, words.signal_set(12, round)).await.unwrap();
+            soon("the signal", words.wait_until(12, |last| last >= round)).await.unwrap();
+            assert_eq!(window.load(900 + 3999), Some(round as u8), "the signal was ahead of its put");
             job.barrier().await.unwrap();
         }
-        let outside = data.put_signal(peer, 1 << 20, &[1], arrived.signal_add(2, 1)).await;
-        assert!(matches!(outside, Err(RmaError::OutOfRange { .. })));
-        job.barrier().await.unwrap();
-        let before = data.load(0);
-        job.barrier().await.unwrap();
-        let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], arrived.signal_add(4, 1)).await;
-        assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })));
-        let bytes = job.shmalloc::<u8>(64).await.unwrap();
-        let askew = bytes.words::<u32>().signal_add(5, 1);
-        let nowhere = data.put_signal(peer, 0, &[before.unwrap() ^ 1], askew).await;
-        assert!(matches!(nowhere, Err(RmaError::Misaligned { .. })));
-        job.barrier().await.unwrap();
-        assert_eq!(arrived.load(2), Some(0), "no signal of a put that was refused");
-        assert_eq!(data.load(0), before, "and no data of one whose signal was");
-        // A word of a region: of whom else, is refused.
-        let flags = job.region(64).await.unwrap();
-        let offsets = job.world().all_gather(&[flags.key().offset]).await.unwrap();
-        let key = RegionKey { rank: peer, offset: offsets[peer.index()], ..flags.key() };
-        let remote = job.remote_region(key).await.unwrap();
-        let counted = remote.words::<u64>().signal_add(16, 5);
-        data.put_signal(peer, 0, &[before.unwrap() ^ 1], counted).await.unwrap();
-        soon("the signal", async {
-            let mut word = [0; 8];
-            while word == [0; 8] {
-                flags.read(16, &mut word).unwrap();
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            }
-            assert_eq!(u64::from_ne_bytes(word), 5);
-        })
-        .await;
-        assert_eq!(data.load(0), before.map(|before| before ^ 1));
-        let own = job.rank();
-        let error = data.put_signal(own, 0, &[1], counted).await.unwrap_err();
-        assert_eq!(error, RmaError::SignalElsewhere { data: own, signal: peer });
-        job.barrier().await.unwrap();
+        let askew = words.wait_until(13, |_| true).await;
+        assert!(matches!(askew, Err(RmaError::Misaligned { offset: 13, len: 4, .. })), "{askew:?}");
+        let nowhere = words.wait_until(5000, |_| true).await;
+        assert!(matches!(nowhere, Err(RmaError::OutOfRange { .. })), "{nowhere:?}");
+        let view = window.clone();
+        let waits = async { view.words::<u32>().wait_until(16, |value| value != 0).await };
+        let (end, freed) = tokio::join!(waits, window.free());
+        freed.unwrap();
+        assert!(matches!(end, Err(RmaError::NoSuchWindow(_))), "{end:?}");
     });
 }
 

@@ -123,44 +123,46 @@ fn m_w03_offsets_are_in_bytes_and_an_ended_put_does_not_read_its_source() {
 
 #[test]
 fn m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order() {
-    run(3, options(), async |job| {
-        let group = job.collectives().subset(&[Rank(2), Rank(0), Rank(1)]).await.unwrap();
-        let window = group.shmalloc::<u64>(200_000).await.unwrap();
-        let arrived = job.counter();
-        let (count, own) = (arrived.clone(), window.clone());
-        let look = job
-            .register("look", move |m: Message, _: &mut Scope| {
-                let number = m.read::<u64>(0).unwrap();
-                assert!(own.load(5).unwrap() >= number, "the message overtook the put");
-                count.add(1);
-            })
-            .unwrap();
-        job.barrier().await.unwrap();
-        if group.rank() == 1 {
-            // The first of the group is rank 2 of the job.
-            let (target, first) = (group.to_job(0).unwrap(), Rank(0));
-            for number in 1..=400u64 {
-                let long = vec![number; if number % 100 == 0 { 150_000 } else { 3 }];
-                // The order in which they are polled is that of the program.
-                let (a, b, c, seen) = tokio::join!(
-                    biased;
-                    window.put_slice(first, 5, &long),
-                    window.put(first, 6, 1),
-                    window.put(first, 6, number + 10),
-                    window.get_slice(first, 5, 3),
-                );
-                a.and(b).and(c).unwrap();
-                assert_eq!(seen.unwrap(), [number, number + 10, number]);
-                look.send(target, number.to_ne_bytes()).await.unwrap();
+    for oversend in ["auto", "always"] {
+        run(3, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let group = job.collectives().subset(&[Rank(2), Rank(0), Rank(1)]).await.unwrap();
+            let window = group.shmalloc::<u64>(200_000).await.unwrap();
+            let arrived = job.counter();
+            let (count, own) = (arrived.clone(), window.clone());
+            let look = job
+                .register("look", move |m: Message, _: &mut Scope| {
+                    let number = m.read::<u64>(0).unwrap();
+                    assert!(own.load(5).unwrap() >= number, "the message overtook the put");
+                    count.add(1);
+                })
+                .unwrap();
+            job.barrier().await.unwrap();
+            if group.rank() == 1 {
+                // The first of the group is rank 2 of the job.
+                let (target, first) = (group.to_job(0).unwrap(), Rank(0));
+                for number in 1..=400u64 {
+                    let long = vec![number; if number % 100 == 0 { 150_000 } else { 3 }];
+                    // The order in which they are polled is that of the program.
+                    let (a, b, c, seen) = tokio::join!(
+                        biased;
+                        window.put_slice(first, 5, &long),
+                        window.put(first, 6, 1),
+                        window.put(first, 6, number + 10),
+                        window.get_slice(first, 5, 3),
+                    );
+                    a.and(b).and(c).unwrap();
+                    assert_eq!(seen.unwrap(), [number, number + 10, number]);
+                    look.send(target, number.to_ne_bytes()).await.unwrap();
+                }
+                job.flush(target).await.unwrap();
+            } else if group.rank() == 0 {
+                soon("the messages", arrived.reach(400)).await;
+                assert_eq!(job.stats().panics, 0);
             }
-            job.flush(target).await.unwrap();
-        } else if group.rank() == 0 {
-            soon("the messages", arrived.reach(400)).await;
-            assert_eq!(job.stats().panics, 0);
-        }
-        job.barrier().await.unwrap();
-        window.free().await.unwrap();
-    });
+            job.barrier().await.unwrap();
+            window.free().await.unwrap();
+        });
+    }
 }
 
 /// Random operations on one target, begun one behind the other without waiting, against a model that does them in that order.
@@ -170,94 +172,98 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
     use futures::future::{LocalBoxFuture, join_all};
     use posthaste::datatype::{Datatype, Layout};
     const WORDS: usize = 60_000;
-    run(2, options(), async |job| {
-        let window = job.shmalloc::<u64>(WORDS).await.unwrap();
-        if job.rank() == Rank(0) {
-            let (to, element) = (Rank(1), Datatype::of::<u64>());
-            let mut model = vec![0u64; WORDS];
-            for seed in 0..150u64 {
-                let mut random = random(seed);
-                let mut sources = Vec::new();
-                let mut plan = Vec::new();
-                for step in 0..24 {
-                    let longest = [1, 3, 700, 40_000][random(4) as usize];
-                    let len = 1 + random(longest) as usize;
-                    // Most of them meet in one place.
-                    let places = (WORDS - len) as u64 + 1;
-                    let near = random(2) == 0;
-                    let at = random(if near { places.min(8) } else { places });
-                    plan.push((random(6), at as usize, len));
-                    sources.push(vec![seed << 32 | step; len]);
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let window = job.shmalloc::<u64>(WORDS).await.unwrap();
+            if job.rank() == Rank(0) {
+                let (to, element) = (Rank(1), Datatype::of::<u64>());
+                let mut model = vec![0u64; WORDS];
+                for seed in 0..150u64 {
+                    let mut random = random(seed);
+                    let mut sources = Vec::new();
+                    let mut plan = Vec::new();
+                    for step in 0..24 {
+                        let longest = [1, 3, 700, 40_000][random(4) as usize];
+                        let len = 1 + random(longest) as usize;
+                        // Most of them meet in one place.
+                        let places = (WORDS - len) as u64 + 1;
+                        let near = random(2) == 0;
+                        let at = random(if near { places.min(8) } else { places });
+                        plan.push((random(6), at as usize, len));
+                        sources.push(vec![seed << 32 | step; len]);
+                    }
+                    let mut under_way: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
+                    for ((what, at, len), source) in plan.into_iter().zip(&sources) {
+                        let window = &window;
+                        under_way.push(match what {
+                            0 => {
+                                model[at] = source[0];
+                                async move { window.put(to, at, source[0]).await.unwrap() }.boxed_local()
+                            }
+                            1 => {
+                                model[at..at + len].copy_from_slice(source);
+                                async move { window.put_slice(to, at, source).await.unwrap() }.boxed_local()
+                            }
+                            2 => {
+                                // Every other word of those from here on.
+                                let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
+                                for word in 0..count {
+                                    model[at + 2 * word] = source[0];
+                                }
+                                let (element, source) = (&element, &source[..1]);
+                                async move {
+                                    let strided = element.vector(count as u64, 1, 2).unwrap();
+                                    let values = vec![source[0]; count];
+                                    let to_layout = Layout::new(&strided, 1).at(8 * at as u64);
+                                    let from = Layout::new(element, count as u64);
+                                    window.put_typed(to, &to_layout, &values, &from).await.unwrap();
+                                }
+                                .boxed_local()
+                            }
+                            3 => {
+                                let before = std::mem::replace(&mut model[at], source[0]);
+                                async move {
+                                    assert_eq!(
+                                        window.swap(to, at, source[0]).await.unwrap(),
+                                        before,
+                                        "seed {seed}"
+                                    );
+                                }
+                                .boxed_local()
+                            }
+                            4 => {
+                                // Every other word, into a buffer of its own.
+                                let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
+                                let expected: Vec<u64> =
+                                    (0..count).map(|word| model[at + 2 * word]).collect();
+                                let element = &element;
+                                async move {
+                                    let strided = element.vector(count as u64, 1, 2).unwrap();
+                                    let from = Layout::new(&strided, 1).at(8 * at as u64);
+                                    let packed = Layout::new(element, count as u64);
+                                    let got =
+                                        window.get_typed(to, &from, vec![0; count], &packed).await.unwrap();
+                                    assert!(got == expected, "seed {seed}: {count} every other at {at}");
+                                }
+                                .boxed_local()
+                            }
+                            _ => {
+                                let expected = model[at..at + len].to_vec();
+                                async move {
+                                    let got = window.get_slice(to, at, len).await.unwrap();
+                                    assert!(got == expected, "seed {seed}: {len} words at {at}");
+                                }
+                                .boxed_local()
+                            }
+                        });
+                    }
+                    join_all(under_way).await;
                 }
-                let mut under_way: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
-                for ((what, at, len), source) in plan.into_iter().zip(&sources) {
-                    let window = &window;
-                    under_way.push(match what {
-                        0 => {
-                            model[at] = source[0];
-                            async move { window.put(to, at, source[0]).await.unwrap() }.boxed_local()
-                        }
-                        1 => {
-                            model[at..at + len].copy_from_slice(source);
-                            async move { window.put_slice(to, at, source).await.unwrap() }.boxed_local()
-                        }
-                        2 => {
-                            // Every other word of those from here on.
-                            let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
-                            for word in 0..count {
-                                model[at + 2 * word] = source[0];
-                            }
-                            let (element, source) = (&element, &source[..1]);
-                            async move {
-                                let strided = element.vector(count as u64, 1, 2).unwrap();
-                                let values = vec![source[0]; count];
-                                let to_layout = Layout::new(&strided, 1).at(8 * at as u64);
-                                let from = Layout::new(element, count as u64);
-                                window.put_typed(to, &to_layout, &values, &from).await.unwrap();
-                            }
-                            .boxed_local()
-                        }
-                        3 => {
-                            let before = std::mem::replace(&mut model[at], source[0]);
-                            async move {
-                                assert_eq!(
-                                    window.swap(to, at, source[0]).await.unwrap(),
-                                    before,
-                                    "seed {seed}"
-                                );
-                            }
-                            .boxed_local()
-                        }
-                        4 => {
-                            // Every other word, into a buffer of its own.
-                            let count = (len / 2).max(1).min((WORDS - at).div_ceil(2));
-                            let expected: Vec<u64> = (0..count).map(|word| model[at + 2 * word]).collect();
-                            let element = &element;
-                            async move {
-                                let strided = element.vector(count as u64, 1, 2).unwrap();
-                                let from = Layout::new(&strided, 1).at(8 * at as u64);
-                                let packed = Layout::new(element, count as u64);
-                                let got = window.get_typed(to, &from, vec![0; count], &packed).await.unwrap();
-                                assert!(got == expected, "seed {seed}: {count} every other at {at}");
-                            }
-                            .boxed_local()
-                        }
-                        _ => {
-                            let expected = model[at..at + len].to_vec();
-                            async move {
-                                let got = window.get_slice(to, at, len).await.unwrap();
-                                assert!(got == expected, "seed {seed}: {len} words at {at}");
-                            }
-                            .boxed_local()
-                        }
-                    });
-                }
-                join_all(under_way).await;
+                assert_eq!(window.get_slice(to, 0, WORDS).await.unwrap(), model);
             }
-            assert_eq!(window.get_slice(to, 0, WORDS).await.unwrap(), model);
-        }
-        job.barrier().await.unwrap();
-    });
+            job.barrier().await.unwrap();
+        });
+    }
 }
 
 /// Typed puts that are many messages, and what is put behind them while those are on their way.
