@@ -10,7 +10,7 @@ use crate::descriptor::Descriptor;
 use crate::error::{DeviceError, Fault, LossCause, MemoryError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
 use crate::memory::{LoanedPage, SharedSlice};
-use crate::protocol::Incoming;
+use crate::protocol::{ArrivedWord, Incoming};
 use crate::slot::{Outcome, Ticket};
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -395,18 +395,10 @@ pub trait Sink {
     /// A packet has arrived; `inject` is the same port's sending half.
     fn packet(&mut self, inject: &mut dyn Inject, packet: &mut Packet<'_>) -> Verdict;
 
-    /// A packet of one word without info: the most frequent one, handed over in registers.
+    /// A packet of one word without info: the most frequent one, made once where its record is read.
     #[inline]
-    fn word(
-        &mut self,
-        inject: &mut dyn Inject,
-        source: Endpoint,
-        protocol: ProtocolId,
-        cookie: u64,
-        payload: u64,
-    ) -> Verdict {
-        let body = payload.to_ne_bytes();
-        self.packet(inject, &mut Packet::plain(source, protocol, cookie, Body::Short(&body)))
+    fn word(&mut self, inject: &mut dyn Inject, word: &mut ArrivedWord) -> Verdict {
+        self.packet(inject, &mut word.packet())
     }
 
     /// A packet without info.
@@ -431,9 +423,9 @@ pub trait Sink {
         protocol: ProtocolId,
         payloads: &[u64],
     ) -> usize {
-        let mut taken = payloads
-            .iter()
-            .take_while(|payload| self.word(inject, source, protocol, 0, **payload) == Verdict::Taken);
+        let mut taken = payloads.iter().take_while(|payload| {
+            self.word(inject, &mut ArrivedWord::new(source, protocol, 0, **payload)) == Verdict::Taken
+        });
         taken.by_ref().count()
     }
 

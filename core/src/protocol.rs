@@ -1,6 +1,6 @@
 //! What a protocol is to the messager, and the table in which a client registers its protocols.
 
-use crate::device::Body;
+use crate::device::{Body, Packet};
 use crate::engine::Scope;
 use crate::error::{Fault, RegisterError};
 use crate::ids::{ContextId, Endpoint, ProtocolId, Rank};
@@ -83,6 +83,19 @@ pub struct ArrivedWord {
 }
 
 impl ArrivedWord {
+    /// What a device found in a record; a cookie that is 0 is none.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(source: Endpoint, protocol: ProtocolId, cookie: u64, payload: u64) -> Self {
+        // The sender's life is known to whoever hands it to the protocol.
+        Self { payload: payload.to_ne_bytes(), source, protocol, life: 0, cookie }
+    }
+
+    /// As a packet, for whoever has no shorter way.
+    pub(crate) fn packet(&self) -> Packet<'_> {
+        Packet::plain(self.source, self.protocol, self.cookie, Body::Short(&self.payload))
+    }
+
     /// The message. To be made where it is looked at: one that is moved has to wait for its own stores.
     #[inline(always)]
     #[must_use]

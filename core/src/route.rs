@@ -13,6 +13,7 @@ use crate::device::{
 use crate::error::{DeviceError, Fault, MemoryError};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
 use crate::memory::SharedSlice;
+use crate::protocol::ArrivedWord;
 use crate::slot::{Outcome, Ticket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -417,16 +418,8 @@ impl Sink for RouteSink<'_> {
         self.sink.packet(&mut RouteInject { inject, others: &mut self.others }, packet)
     }
 
-    fn word(
-        &mut self,
-        inject: &mut dyn Inject,
-        source: Endpoint,
-        protocol: ProtocolId,
-        cookie: u64,
-        payload: u64,
-    ) -> Verdict {
-        let mut inject = RouteInject { inject, others: &mut self.others };
-        self.sink.word(&mut inject, source, protocol, cookie, payload)
+    fn word(&mut self, inject: &mut dyn Inject, word: &mut ArrivedWord) -> Verdict {
+        self.sink.word(&mut RouteInject { inject, others: &mut self.others }, word)
     }
 
     fn plain(

@@ -65,28 +65,23 @@ impl Sink for Dispatcher<'_> {
     }
 
     #[inline]
-    fn word(
-        &mut self,
-        inject: &mut dyn Inject,
-        source: Endpoint,
-        protocol: ProtocolId,
-        cookie: u64,
-        payload: u64,
-    ) -> Verdict {
-        if protocol.0 == wire::REPLY {
-            return self.word_reply(source, cookie, payload);
+    fn word(&mut self, inject: &mut dyn Inject, word: &mut ArrivedWord) -> Verdict {
+        if word.protocol.0 == wire::REPLY {
+            return self.word_reply(word);
         }
-        if let Some((handler, flow, life)) = self.straight(source, protocol) {
+        if let Some((handler, flow, life)) = self.straight(word.source, word.protocol) {
             self.state.stats.received(8);
+            word.life = life;
             let mut scope = Scope { inject, state: self.state };
-            let word = ArrivedWord { payload: payload.to_ne_bytes(), source, protocol, life, cookie };
-            let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_word(&mut scope, &word)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| handler.on_word(&mut scope, word)));
             if outcome.is_err() {
+                let ArrivedWord { source, protocol, life, cookie, .. } = *word;
                 scope.panicked(&Arrived { source, protocol, life, cookie, flow, bytes: 8 });
             }
             return Verdict::Taken;
         }
-        self.other_word(inject, source, protocol, cookie, payload)
+        // Not simply the next message of a protocol which is known.
+        self.packet(inject, &mut word.packet())
     }
 
     #[inline]
@@ -138,7 +133,8 @@ impl Sink for Dispatcher<'_> {
                     continue;
                 }
             }
-            if self.other_word(inject, source, protocol, 0, payload) == Verdict::Taken {
+            let word = ArrivedWord::new(source, protocol, 0, payload);
+            if self.packet(inject, &mut word.packet()) == Verdict::Taken {
                 taken += 1;
             } else {
                 break;
@@ -317,31 +313,20 @@ impl<'a> Dispatcher<'a> {
         Some((&**handler, flow, life))
     }
 
-    /// A word that is not simply the next message of a protocol which is known.
-    fn other_word(
-        &mut self,
-        inject: &mut dyn Inject,
-        source: Endpoint,
-        protocol: ProtocolId,
-        cookie: u64,
-        payload: u64,
-    ) -> Verdict {
-        let bytes = payload.to_ne_bytes();
-        self.packet(inject, &mut Packet::plain(source, protocol, cookie, Body::Short(&bytes)))
-    }
-
     /// The answer to a request, which is one word.
     #[inline(never)]
-    fn word_reply(&mut self, source: Endpoint, cookie: u64, payload: u64) -> Verdict {
+    fn word_reply(&mut self, word: &ArrivedWord) -> Verdict {
+        let source = word.source;
         let index = self.state.shape.index(source);
-        if let Some(ticket) = Ticket::from_word(cookie)
+        if let Some(ticket) = Ticket::from_word(word.cookie)
             && !self.state.closed
             && !self.state.is_cut_off(index)
         {
             if tracing::enabled!(tracing::Level::TRACE) {
                 tracing::trace!(rank = %self.state.me, peer = %source, bytes = 8, "reply received");
             }
-            self.state.end_request(index, source.rank, ticket, Ok(Value::word(payload)));
+            let value = Value::word(u64::from_ne_bytes(word.payload));
+            self.state.end_request(index, source.rank, ticket, Ok(value));
         }
         Verdict::Taken
     }

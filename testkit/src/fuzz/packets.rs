@@ -10,7 +10,7 @@ use posthaste_core::engine::{EngineConfig, EngineParts, Gates, Work};
 use posthaste_core::exposed::{Exposed, ExposedMemory};
 use posthaste_core::inprocess::Arena;
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::protocol::{Accept, FirstPacket, Incoming, Registry};
+use posthaste_core::protocol::{Accept, ArrivedWord, FirstPacket, Incoming, Registry};
 #[cfg(test)]
 use posthaste_core::slot::SlotPool;
 use posthaste_core::sync::LightFence;
@@ -96,7 +96,8 @@ impl Port for Scripted {
             // In the ways in which devices hand them over.
             let verdict = match <[u8; 8]>::try_from(&made.body[..]) {
                 Ok(word) if made.short && made.info.is_empty() => {
-                    sink.word(&mut out, source, protocol, cookie, u64::from_ne_bytes(word))
+                    let word = u64::from_ne_bytes(word);
+                    sink.word(&mut out, &mut ArrivedWord::new(source, protocol, cookie, word))
                 }
                 _ if made.info.is_empty() => sink.plain(&mut out, source, protocol, cookie, body),
                 _ => sink.packet(

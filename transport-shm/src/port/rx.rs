@@ -13,6 +13,7 @@ use bytes::Bytes;
 use posthaste_core::body::LentPage;
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
+use posthaste_core::protocol::ArrivedWord;
 use posthaste_core::{Endpoint, MAX_INFO, ProtocolId, Rank};
 use std::sync::Arc;
 
@@ -158,7 +159,8 @@ impl Rx {
             Look::Word { protocol, cookie, payload } if lane.singles != 0 => {
                 lane.singles -= 1;
                 let from = lane.with.from;
-                lane.held = sink.word(tx, from, ProtocolId(protocol), cookie, payload) == Verdict::Hold;
+                let mut word = ArrivedWord::new(from, ProtocolId(protocol), cookie, payload);
+                lane.held = sink.word(tx, &mut word) == Verdict::Hold;
                 if lane.held {
                     return 0;
                 }
@@ -212,7 +214,8 @@ impl Rx {
                 Look::Word { protocol, cookie, payload } => {
                     lane.singles = lane.singles.saturating_sub(1);
                     let from = lane.with.from;
-                    if sink.word(tx, from, ProtocolId(protocol), cookie, payload) == Verdict::Hold {
+                    let mut word = ArrivedWord::new(from, ProtocolId(protocol), cookie, payload);
+                    if sink.word(tx, &mut word) == Verdict::Hold {
                         lane.held = true;
                         break;
                     }
