@@ -432,7 +432,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
                 && let Some(word) = self.buffer.as_ref().and_then(Buffer::inline_word)
             {
                 let (target, protocol) = (self.envelope.target, self.envelope.protocol);
-                let send = |engine: &mut Engine| engine.scope().send_word(target, protocol, word);
+                // What it needs goes with it: what is borrowed has to lie in memory.
+                let send = move |engine: &mut Engine| engine.scope().send_word(target, protocol, word);
                 if self.face.enter(send).unwrap_or(false) {
                     // Whoever polls once more sends nothing twice. One word in place has nothing to be dropped.
                     std::mem::forget(self.buffer.take());
