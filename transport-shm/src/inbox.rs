@@ -251,7 +251,7 @@ impl<W: Words, X> Inbox<W, X> {
     /// Looks up to `looks` times whether anything has come in through one lane; `None` if its next record is held, and a look
     /// would tell nothing.
     #[inline]
-    pub fn look_at(&self, source: usize, looks: u32) -> Option<bool> {
+    fn look_at(&self, source: usize, looks: u32) -> Option<bool> {
         let lane = self.lanes.get(source)?.as_deref().filter(|lane| !lane.held)?;
         for _ in 0..looks {
             if lane.consumer.has_any() {

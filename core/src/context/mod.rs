@@ -359,6 +359,7 @@ impl Shared {
     }
 
     /// As [`advance`](Self::advance) as soon as there is something to drain; `None` if there was nothing for so many looks.
+    #[inline(always)]
     fn linger(&self, engine: &mut Engine, looks: u32) -> Option<usize> {
         let advancing = Advancing::begin(self);
         let events = engine.linger(looks, BUDGET);

@@ -129,30 +129,32 @@ impl<W: Words> Consumer<W> {
 
     /// A quick look at the next record: those of [`push_word`](super::Producer::push_word) are read at once, those of
     /// [`push_short`](super::Producer::push_short) nearly so, anything else is for [`peek`](Self::peek).
-    #[inline]
+    #[inline(always)]
     pub fn look(&self) -> Look {
         let at = self.word();
+        // To the compiler, what is behind the acquire may have changed with it: not so a copy.
+        let (ring, size) = (self.ring.clone(), self.size);
         // Acquire pairs with the release of `Producer::push_word`, `push_short` and `push`.
-        let header = self.ring.load(at, Ordering::Acquire);
+        let header = ring.load(at, Ordering::Acquire);
         if header == 0 {
             return Look::Empty;
         }
         let has_cookie = (header >> 63) as usize;
         let protocol = (header >> 16) as u16;
-        let (body, end) = (at + 1 + has_cookie, (self.size / 8) as usize);
+        let (body, end) = (at + 1 + has_cookie, (size / 8) as usize);
         if header & !WORD_FREE_BITS != WORD_HEADER {
             let len = (header >> 32) as u32 & 0x7fff_ffff;
             let plain = header & 0xffff == u64::from(KIND_SHORT) && len <= self.max_len;
             if !plain || body + (len as usize).div_ceil(8) > end {
                 return Look::Other;
             }
-            let cookie = (has_cookie != 0).then(|| self.ring.load(at + 1, Ordering::Relaxed));
+            let cookie = (has_cookie != 0).then(|| ring.load(at + 1, Ordering::Relaxed));
             return Look::Short { protocol, cookie, len: len as usize };
         }
         if body + 1 > end {
             return Look::Other;
         }
-        let first = self.ring.load(at + 1, Ordering::Relaxed);
+        let first = ring.load(at + 1, Ordering::Relaxed);
         if has_cookie == 0 {
             return Look::Word { protocol, cookie: 0, payload: first };
         }
@@ -160,7 +162,7 @@ impl<W: Words> Consumer<W> {
             // No writer says that there is one and writes none. As a word it would be taken for shorter than it is.
             return Look::Other;
         }
-        Look::Word { protocol, cookie: first, payload: self.ring.load(at + 2, Ordering::Relaxed) }
+        Look::Word { protocol, cookie: first, payload: ring.load(at + 2, Ordering::Relaxed) }
     }
 
     /// Reads the payload that [`look`](Self::look) found; its length and whether there is a cookie are as the look said.

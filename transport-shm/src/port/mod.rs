@@ -6,7 +6,7 @@ mod tx;
 use crate::link::ClientLink;
 use posthaste_core::device::{Inject, Injected, Sink, Sources};
 use posthaste_core::{Descriptor, Loan, MemoryError, Port, ProtocolId, Rank};
-use rx::Rx;
+use rx::{Lingered, Rx};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -94,7 +94,7 @@ impl Port for ShmPort {
             rx.next = (rx.next + 1) % lanes;
             for at in 0..lanes {
                 let source = rx.inbox.polled()[(rx.next + at) % lanes];
-                events += rx.drain(source, share, tx, sink);
+                events += rx.drain_one(source, share, tx, sink);
             }
             if lanes > POLLED_LANES && events == 0 {
                 let sysdep = &rx.home.link.sysdep;
@@ -137,13 +137,12 @@ impl Port for ShmPort {
         if let [only] = *rx.inbox.polled()
             && tx.ended.is_empty()
             && !tx.is_blocked()
-            && let Some(seen) = rx.inbox.look_at(only, looks)
         {
-            return if seen {
-                Some(rx.drain(only, budget, tx, sink))
-            } else {
-                rx.inbox.is_announced().then(|| self.advance(budget, sink))
-            };
+            match rx.linger(only, looks, budget, tx, sink) {
+                Lingered::Drained(count) => return Some(count),
+                Lingered::InVain => return rx.inbox.is_announced().then(|| self.advance(budget, sink)),
+                Lingered::Blind => {}
+            }
         }
         self.glance(looks).then(|| self.advance(budget, sink))
     }

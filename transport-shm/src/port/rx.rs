@@ -14,6 +14,7 @@ use posthaste_core::body::LentPage;
 use posthaste_core::device::{Body, LeaseOwner, Packet, Payloads, Sink, Verdict};
 use posthaste_core::memory::{SharedSlice, SharedWords, Words};
 use posthaste_core::protocol::ArrivedWord;
+use posthaste_core::sync::spin_loop;
 use posthaste_core::{Endpoint, MAX_INFO, ProtocolId, Rank};
 use std::sync::Arc;
 
@@ -143,9 +144,7 @@ impl Rx {
     }
 
     /// Drains one lane. Returns the number of packets.
-    ///
-    /// As a rule there is nothing, or one word that came alone, and somebody waits for the answer: those take the short way.
-    #[inline]
+    #[inline(always)]
     pub fn drain(&mut self, source: usize, budget: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
         let Some(lane) = self.inbox.lane(source) else { return 0 };
         if lane.dead || budget == 0 {
@@ -154,29 +153,50 @@ impl Rx {
         match lane.consumer.look() {
             Look::Empty => {
                 lane.quiet = lane.quiet.saturating_add(1);
-                return 0;
+                0
             }
-            Look::Word { protocol, cookie, payload } if lane.singles != 0 => {
-                lane.singles -= 1;
-                let from = lane.with.from;
-                let mut word = ArrivedWord::new(from, ProtocolId(protocol), cookie, payload);
-                lane.held = sink.word(tx, &mut word) == Verdict::Hold;
-                if lane.held {
-                    return 0;
-                }
-                lane.quiet = 0;
-                if lane.consumer.consume_word(cookie != 0, self.fence) {
-                    self.home.ring_if_asleep(from);
-                }
-                // To look at a line that the writer has is to wait for it. Who waits for a message that came alone, and
-                // perhaps answers, comes first.
-                if lane.consumer.begins_line() || !lane.consumer.has_any() {
-                    return 1;
-                }
-            }
-            _ => return self.drain_on(source, 0, budget, tx, sink),
+            look => match take_first(lane, look, self.fence, &self.home, tx, sink) {
+                First::Only(count) => count,
+                First::More(count) => self.drain_on(source, count, budget, tx, sink),
+            },
         }
-        self.drain_on(source, 1, budget, tx, sink)
+    }
+
+    /// Looks up to `looks` times at one lane, and drains what is seen then and there: who waits for a message asks nothing
+    /// between seeing it and taking it.
+    #[inline(always)]
+    pub fn linger(
+        &mut self,
+        source: usize,
+        looks: u32,
+        budget: usize,
+        tx: &mut Tx,
+        sink: &mut dyn Sink,
+    ) -> Lingered {
+        let Some(lane) = self.inbox.lane(source) else { return Lingered::Blind };
+        if lane.held || lane.dead || budget == 0 {
+            return Lingered::Blind;
+        }
+        for _ in 0..looks {
+            match lane.consumer.look() {
+                Look::Empty => spin_loop(),
+                look => {
+                    return Lingered::Drained(
+                        match take_first(lane, look, self.fence, &self.home, tx, sink) {
+                            First::Only(count) => count,
+                            First::More(count) => self.drain_on(source, count, budget, tx, sink),
+                        },
+                    );
+                }
+            }
+        }
+        Lingered::InVain
+    }
+
+    /// As [`drain`](Self::drain), for one of several lanes.
+    #[inline(never)]
+    pub fn drain_one(&mut self, source: usize, budget: usize, tx: &mut Tx, sink: &mut dyn Sink) -> usize {
+        self.drain(source, budget, tx, sink)
     }
 
     /// Goes on with a lane that `count` packets were taken of.
@@ -223,7 +243,7 @@ impl Rx {
                     if lane.consumer.consume_word(cookie != 0, self.fence) {
                         self.home.ring_if_asleep(from);
                     }
-                    // As in `drain`.
+                    // As in `take_first`.
                     if count == 0 && lane.consumer.begins_line() {
                         count = 1;
                         break;
@@ -254,6 +274,55 @@ impl Rx {
         lane.quiet = if count == 0 { lane.quiet.saturating_add(1) } else { 0 };
         count
     }
+}
+
+/// What became of looks at one lane.
+pub(super) enum Lingered {
+    /// They were in vain.
+    InVain,
+    /// So many packets were taken.
+    Drained(usize),
+    /// A look at it would tell nothing.
+    Blind,
+}
+
+/// How many packets were taken at once of the lane whose head was looked at.
+enum First {
+    /// There are no more.
+    Only(usize),
+    /// There may be.
+    More(usize),
+}
+
+/// Takes what a look at the lane's head has found, if it is one word that came alone: as a rule it is, and somebody waits
+/// for the answer.
+#[inline(always)]
+fn take_first(
+    lane: &mut Reading<SharedWords, Source>,
+    look: Look,
+    fence: LightFence,
+    home: &Arc<ClientLink>,
+    tx: &mut Tx,
+    sink: &mut dyn Sink,
+) -> First {
+    let Look::Word { protocol, cookie, payload } = look else { return First::More(0) };
+    if lane.singles == 0 {
+        return First::More(0);
+    }
+    lane.singles -= 1;
+    let from = lane.with.from;
+    let mut word = ArrivedWord::new(from, ProtocolId(protocol), cookie, payload);
+    lane.held = sink.word(tx, &mut word) == Verdict::Hold;
+    if lane.held {
+        return First::Only(0);
+    }
+    lane.quiet = 0;
+    if lane.consumer.consume_word(cookie != 0, fence) {
+        home.ring_if_asleep(from);
+    }
+    // To look at a line that the writer has is to wait for it. Who waits for a message that came alone, and perhaps answers,
+    // comes first.
+    if lane.consumer.begins_line() || !lane.consumer.has_any() { First::Only(1) } else { First::More(1) }
 }
 
 /// Words of the longest payload of a record, and two more.
