@@ -73,13 +73,17 @@ impl Incoming<'_> {
 }
 
 /// A message of one word without info, as it comes out of a record.
+///
+/// Protocol and life, which are stored one after the other, do not lie side by side: they would be loaded together, and that
+/// waits for both stores.
 #[derive(Debug)]
+#[repr(C)]
 pub struct ArrivedWord {
     pub(crate) payload: [u8; 8],
     pub(crate) source: Endpoint,
     pub(crate) protocol: ProtocolId,
-    pub(crate) life: u16,
     pub(crate) cookie: u64,
+    pub(crate) life: u16,
 }
 
 impl ArrivedWord {
@@ -91,6 +95,13 @@ impl ArrivedWord {
         Self { payload: payload.to_ne_bytes(), source, protocol, life: 0, cookie }
     }
 
+    /// Whom to answer, if the sender waits for an answer.
+    #[inline]
+    #[must_use]
+    pub fn reply(&self) -> Option<ReplyTo> {
+        (self.cookie != 0).then_some(ReplyTo::new(self.source, self.life, self.cookie))
+    }
+
     /// As a packet, for whoever has no shorter way.
     pub(crate) fn packet(&self) -> Packet<'_> {
         Packet::plain(self.source, self.protocol, self.cookie, Body::Short(&self.payload))
@@ -100,7 +111,7 @@ impl ArrivedWord {
     #[inline(always)]
     #[must_use]
     pub fn message(&self) -> Incoming<'_> {
-        let ArrivedWord { payload, source, protocol, life, cookie } = self;
+        let ArrivedWord { payload, source, protocol, cookie, life } = self;
         let (source, protocol, life, cookie) = (*source, *protocol, *life, *cookie);
         Incoming { source, info: &[], body: Body::Short(payload), protocol, life, cookie }
     }

@@ -7,7 +7,7 @@ use crate::message::{Message, OwnedMessage};
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::engine::Payload;
-use posthaste_core::protocol::{Flow, Incoming, Protocol, ReplyTo};
+use posthaste_core::protocol::{ArrivedWord, Flow, Incoming, Protocol, ReplyTo};
 use posthaste_core::sync::lock;
 use posthaste_core::{ContextId, Endpoint, Fault, Handle, Messager, Rank, RegisterError, Scope};
 use serde::Serialize;
@@ -49,6 +49,20 @@ impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault> + Send + Sync> 
     #[inline(always)]
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let Some(to) = message.reply() else { return unasked(&self.name, scope, &message) };
+        self.answer(scope, to, message);
+    }
+
+    #[inline]
+    fn on_word(&self, scope: &mut Scope<'_>, word: &ArrivedWord) {
+        let Some(to) = word.reply() else { return unasked(&self.name, scope, &word.message()) };
+        // Made where its handler looks at it: see `ArrivedWord::message`.
+        self.answer(scope, to, word.message());
+    }
+}
+
+impl<H: Fn(Message<'_>, &mut Scope<'_>) -> Result<Buffer, Fault>> InlineService<H> {
+    #[inline(always)]
+    fn answer(&self, scope: &mut Scope<'_>, to: ReplyTo, message: Incoming<'_>) {
         let answer = (self.handler)(Message::new(message), scope);
         // Looked at where it is: an answer that is moved has to wait for its own stores.
         if let Ok(answer) = &answer
