@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use posthaste_core::engine::Whole;
 use posthaste_core::{Loan, Payload};
+use zerocopy::FromBytes;
 
 /// Longest payload in bytes that is kept in place.
 pub const INLINE: usize = 31;
@@ -32,7 +33,7 @@ pub(crate) enum Kind {
 }
 
 /// Bytes that are kept in place: as words, so that those which are one word are written and read as one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C, align(8))]
 pub(crate) struct Short {
     bytes: [u8; INLINE],
@@ -43,12 +44,20 @@ impl Short {
     /// Copies up to [`INLINE`] bytes.
     #[inline(always)]
     fn copy(source: &[u8]) -> Self {
-        let mut short = Short { bytes: [0; INLINE], len: source.len() as u8 };
-        match <&[u8; 8]>::try_from(source) {
-            Ok(word) => short.bytes[..8].copy_from_slice(word),
-            Err(_) => short.bytes[..source.len()].copy_from_slice(source),
+        if let Ok(&word) = <&[u8; 8]>::try_from(source) {
+            return Self::of_word(u64::from_ne_bytes(word));
         }
+        let mut short = Short { bytes: [0; INLINE], len: source.len() as u8 };
+        short.bytes[..source.len()].copy_from_slice(source);
         short
+    }
+
+    /// The same of one word. The length is stored with the zeros before it: whoever moves this loads them together, and would
+    /// wait for two stores.
+    #[inline(always)]
+    fn of_word(word: u64) -> Self {
+        const LAST: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 8]);
+        zerocopy::transmute!([word, 0, 0, LAST])
     }
 
     #[inline(always)]
