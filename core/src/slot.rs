@@ -51,16 +51,19 @@ pub const SMALL_VALUE: usize = 64;
 /// assert_eq!(short.as_bytes(), b"in place");
 /// assert!(Value::Unit.into_bytes().is_empty());
 /// ```
+// Values are moved often, as whole words: what is moved in odd pieces, one of which lies across two of the last move's, waits
+// for these to be stored each time.
 #[derive(Clone, Debug)]
+#[repr(u64)]
 pub enum Value {
     /// Nothing but the fact that it ended.
     Unit,
     /// Up to [`SMALL_VALUE`] bytes, kept in place.
     Small {
-        /// Number of bytes.
-        len: u8,
         /// The bytes; those past `len` are zero.
         bytes: [u8; SMALL_VALUE],
+        /// Number of bytes.
+        len: u8,
     },
     /// Any number of bytes.
     Bytes(Bytes),
@@ -84,9 +87,8 @@ impl Value {
     #[must_use]
     #[inline]
     pub fn word(word: u64) -> Value {
-        let mut bytes = [0; SMALL_VALUE];
-        bytes[..8].copy_from_slice(&word.to_ne_bytes());
-        Value::Small { len: 8, bytes }
+        let bytes = zerocopy::transmute!([word, 0, 0, 0, 0, 0, 0, 0]);
+        Value::Small { bytes, len: 8 }
     }
 
     /// The bytes of the value.
