@@ -89,6 +89,8 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
     let unreachable = LossCause::Unreachable;
     let fail = |fault, cause| hub.attempt_failed(context, peer, number, fault, cause);
     while hub.is_dialing(context, peer, number) {
+        // Whether the last attempt has shown that the peer is there.
+        let mut lives = false;
         match round(&hub, context, peer, number, deadline).await {
             Ok(Round { verdict: Verdict::Accept, incarnation, stream, channel }) => {
                 posthaste_core::failpoint!("tcp.dial.accepted");
@@ -99,10 +101,11 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
             // Its own attempt is on the way, and ends this one. If it does not arrive, this side tries again.
             Ok(Round { verdict: Verdict::Yield, .. }) => hub.yielded(context, peer, number),
-            // As of one that is stopped: whoever lives may go on at any time.
+            // As of one that is stopped: whoever lives may go on at any time. Who leaves waits no longer than for one that says nothing of
+            // itself, or two could wait for each other.
             Ok(Round { verdict: Verdict::Wait, .. }) => {
                 hub.yielded(context, peer, number);
-                deadline = Instant::now() + hub.times.connect;
+                lives = !hub.is_closing();
             }
             Ok(Round { verdict: Verdict::Spent, .. }) => {
                 return fail(Fault::PeerLost(peer.rank), unreachable);
@@ -124,16 +127,14 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
             }
             Err(error) => {
                 error.tell(&hub, peer);
-                if matches!(error, AttemptError::Silent) {
-                    // A process that ends takes its port with it: one that is stopped may go on.
-                    deadline = Instant::now() + hub.times.connect;
-                }
+                // A process that ends takes its port with it: one that is stopped may go on.
+                lives = matches!(error, AttemptError::Silent);
                 // Of those who wait without end, what they waited for before says more.
                 let why = match error {
                     AttemptError::Late => last.take().unwrap_or(error),
                     error => error,
                 };
-                if Instant::now() >= deadline {
+                if !lives && Instant::now() >= deadline {
                     let cause = why.cause();
                     tracing::warn!(me = %hub.me, %peer, %why, "could not connect in time: {cause}");
                     return fail(Fault::PeerLost(peer.rank), cause);
@@ -141,7 +142,14 @@ pub(crate) async fn dial(hub: Arc<Hub>, context: ContextId, peer: Endpoint, numb
                 last = Some(why);
             }
         }
-        sleep_until(deadline.min(Instant::now() + pause)).await;
+        let next = Instant::now() + pause;
+        if lives {
+            sleep_until(next).await;
+            // From when it is tried again, however late this is woken.
+            deadline = Instant::now() + hub.times.connect;
+        } else {
+            sleep_until(deadline.min(next)).await;
+        }
         pause = (pause * 2).min(longest);
     }
 }

@@ -241,6 +241,11 @@ impl Gate {
         match unproven.step(&self.hub) {
             Ok(Step::Wait) if ended => self.turn_away(key, &TurnedAway::Ended),
             Ok(Step::Wait) => {}
+            // Of two that connect to each other at once, one gives its attempt up.
+            Err(TurnedAway::Ended) if unproven.claim.is_some() => {
+                self.waiting.remove(key);
+                tracing::debug!(me = %self.hub.me, "a connection was given up before it had proven anything");
+            }
             Ok(Step::Proven(claim, channel)) => {
                 let proven = self.waiting.remove(key);
                 // What comes for its port is not to wake this task, nor to be taken for news of who gets its key next.

@@ -281,6 +281,24 @@ async fn who_cannot_reach_a_rank_is_reached_by_it() {
     one.abort();
 }
 
+/// Rank 1 comes again, as its second incarnation: rank 0 was told so, and no context of it has taken note. Attempts to connect may take
+/// so long.
+async fn again(zero: &TcpDevice, connect: Duration) -> (Arc<TcpDevice>, Box<dyn Port>, Told) {
+    let book = Arc::new(AddressBook::new(2));
+    book.set(Rank(0), PeerAddress { address: zero.address(), incarnation: 1 });
+    let shape = JobShape { ranks: 2, clients: 1, contexts: 1 };
+    let mut config = config(Rank(1), shape, Mode::HandshakeOnly, Limits::default());
+    (config.incarnation, config.times.connect, config.times.linger) = (2, connect, LINGER);
+    let again = Arc::new(TcpDevice::new(config, book).expect("a free port"));
+    let port = again.port(ContextId(0)).expect("its own");
+    let told = Told::default();
+    let heard = told.clone();
+    let news = move |peer, event| heard.lock().expect("no panic").push((Rank(1), peer, event));
+    again.open(Arc::new(news)).await.expect("there is a runtime");
+    zero.restarted(Rank(1), PeerAddress { address: again.address(), incarnation: 2 });
+    (again, port, told)
+}
+
 /// A rank that was started again finds a context of another that nobody moves, for longer than it would look for a rank: it waits for
 /// it, as for one that is stopped.
 #[tokio::test]
@@ -290,36 +308,20 @@ async fn a_context_that_nobody_moves_is_not_lost_for_who_comes_again() {
     let (devices, [mut near, far], told) = by_hand(1).await;
     drop(far);
     devices[1].abort();
-    let book = Arc::new(AddressBook::new(2));
-    book.set(Rank(0), PeerAddress { address: devices[0].address(), incarnation: 1 });
-    let mut config = config(
-        Rank(1),
-        JobShape { ranks: 2, clients: 1, contexts: 1 },
-        Mode::HandshakeOnly,
-        Limits::default(),
-    );
-    config.incarnation = 2;
-    config.times.connect = Duration::from_millis(50);
-    let again = TcpDevice::new(config, book).expect("a free port");
-    let mut far = again.port(ContextId(0)).expect("its own");
-    let lost = Arc::new(Mutex::new(Vec::new()));
-    let heard = lost.clone();
-    let news = move |peer, event| heard.lock().expect("no panic").push((peer, event));
-    again.open(Arc::new(news)).await.expect("there is a runtime");
-    devices[0].restarted(Rank(1), PeerAddress { address: again.address(), incarnation: 2 });
+    let connect = Duration::from_millis(400);
+    let (again, mut far, lost) = again(&devices[0], connect).await;
     send(&mut *far, Rank(0), ContextId(0));
     let (mut seen, mut theirs) = (Counted::default(), Counted::default());
-    let until = tokio::time::Instant::now() + Duration::from_millis(1500);
+    let until = tokio::time::Instant::now() + 4 * connect;
     while tokio::time::Instant::now() < until {
         far.advance(16, &mut theirs);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert_eq!(*lost.lock().expect("no panic"), []);
-    assert!(
-        told.lock().expect("no panic").iter().all(|(rank, _, event)| {
-            *rank == Rank(1) || matches!(event, PeerEvent::Up { incarnation: 2 })
-        })
-    );
+    let is_up = |(rank, _, event): &(Rank, Rank, PeerEvent)| {
+        *rank == Rank(1) || matches!(event, PeerEvent::Up { incarnation: 2 })
+    };
+    assert!(told.lock().expect("no panic").iter().all(is_up));
     near[0].peer_up(Rank(1), 2);
     while seen.0 == 0 {
         near[0].advance(16, &mut seen);
@@ -328,6 +330,28 @@ async fn a_context_that_nobody_moves_is_not_lost_for_who_comes_again() {
     }
     devices[0].abort();
     again.abort();
+}
+
+/// And if it leaves it gives that context up in the end: nobody may ever move it.
+#[tokio::test]
+async fn who_leaves_waits_only_so_long_for_a_context_that_nobody_moves() {
+    let _watchdog = Watchdog::start("an unmoved context", Duration::from_secs(60), || "it waits".to_owned());
+    let (devices, [near, far], _) = by_hand(1).await;
+    drop(far);
+    devices[1].abort();
+    let (again, mut far, _) = again(&devices[0], Duration::from_millis(300)).await;
+    send(&mut *far, Rank(0), ContextId(0));
+    let closing = tokio::spawn({
+        let again = again.clone();
+        async move { again.close().await }
+    });
+    let mut theirs = Counted::default();
+    while !closing.is_finished() {
+        far.advance(16, &mut theirs);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(near);
+    devices[0].abort();
 }
 
 /// A rank leaves whose second context still connects with a peer that has something for its first one meanwhile: what it has sent

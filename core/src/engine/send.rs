@@ -513,9 +513,10 @@ impl Scope<'_> {
         self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
             self.state.drop_parked(index, Fault::Shutdown);
+            // What was asked for comes nevertheless.
+            self.state.end_own_over(index);
             let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();
             if self.state.peers[index].as_deref().is_some_and(writes) {
-                self.state.end_own_over(index);
                 self.state.drop_what_waits(index, Fault::Shutdown);
             }
         }

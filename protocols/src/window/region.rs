@@ -547,8 +547,8 @@ impl RemoteRegion {
         self.memory.parts[0].rank
     }
 
-    /// Puts bytes at an offset in bytes and then shows on a word of the same rank, of this region, another one of its or a window, that
-    /// they are there, as [`Window::put_signal`](crate::Window::put_signal) does.
+    /// Puts bytes at an offset in bytes and then shows on a word of the same rank, of this region, another one of its or a window of
+    /// the job, that they are there, as [`Window::put_signal`](crate::Window::put_signal) does.
     ///
     /// # Cancel safety
     /// See [`Window::put_signal`](crate::Window::put_signal).
