@@ -173,10 +173,10 @@ impl Recorder {
     pub fn put_region(
         &mut self,
         remote: &RemoteRegion,
-        offset: u64,
+        offset: usize,
         source: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
-        self.access(Op::Put, remote.memory(), (0, remote.owner()), offset, source.into())
+        self.access(Op::Put, remote.memory(), (0, remote.owner()), offset as u64, source.into())
     }
 
     /// Records a get from a region of a peer, from an offset in bytes on, into (part of) a region.
@@ -186,10 +186,10 @@ impl Recorder {
     pub fn get_region(
         &mut self,
         remote: &RemoteRegion,
-        offset: u64,
+        offset: usize,
         into: impl Into<RegionSlice>,
     ) -> Result<(), PatternError> {
-        self.access(Op::Get, remote.memory(), (0, remote.owner()), offset, into.into())
+        self.access(Op::Get, remote.memory(), (0, remote.owner()), offset as u64, into.into())
     }
 
     /// Records a put with a signal: when the data is there, the word that the signal names is changed. A signal that
@@ -420,7 +420,7 @@ impl Recorder {
         offset: u64,
         slice: RegionSlice,
     ) -> Result<(), PatternError> {
-        self.context_of("the window", memory.handle.shared_state())?;
+        self.context_of("the memory", memory.handle.shared_state())?;
         let part = memory.check(part, rank, offset, slice.len())?;
         let source = self.source(&slice)?;
         self.descriptors.push(Descriptor {

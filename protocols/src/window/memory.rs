@@ -250,6 +250,17 @@ impl Memory {
         self.parts.iter().filter_map(|part| self.hold(part)).collect()
     }
 
+    /// Which rank of the job that rank is here; a region is memory of its owner, whoever is named.
+    pub(super) fn job_rank_of(&self, rank: Rank) -> Option<Rank> {
+        let part = if self.own == NO_OWN_PART { 0 } else { rank.index() };
+        self.parts.get(part).map(|part| part.rank)
+    }
+
+    /// Why nothing comes any more of what is awaited in it, if it was freed.
+    pub(super) fn freed(&self) -> Option<RmaError> {
+        (!self.alive.load(Ordering::Relaxed)).then_some(RmaError::NoSuchWindow(self.id))
+    }
+
     /// The rank of the job that has a part, and else that which was asked for.
     pub(super) fn rank_of(&self, part: usize, rank: Rank) -> Rank {
         self.parts.get(part).map_or(rank, |part| part.rank)

@@ -1,7 +1,6 @@
 //! This rank's own part of a window: read and written in place, without an operation.
 
-use super::memory::NO_OWN_PART;
-use super::{Element, Memory, Window};
+use super::{Element, Window};
 use posthaste_core::context::{Face, poll_memory};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Fault, Handle, Rank, RmaError};
@@ -221,19 +220,6 @@ impl<T: Element> Window<T> {
     ) -> Result<T, RmaError> {
         let slice = self.own_slice(index, 1)?;
         wait_until(face, &self.memory.handle, slice, || self.memory.freed(), condition).await
-    }
-}
-
-impl Memory {
-    /// Which rank of the job that rank is here; a region is memory of its owner, whoever is named.
-    pub(super) fn job_rank_of(&self, rank: Rank) -> Option<Rank> {
-        let part = if self.own == NO_OWN_PART { 0 } else { rank.index() };
-        self.parts.get(part).map(|part| part.rank)
-    }
-
-    /// Why nothing comes any more of what is awaited in it, if it was freed.
-    pub(super) fn freed(&self) -> Option<RmaError> {
-        (!self.alive.load(Ordering::Relaxed)).then_some(RmaError::NoSuchWindow(self.id))
     }
 }
 

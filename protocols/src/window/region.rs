@@ -293,9 +293,7 @@ impl Region {
         }
         Ok(())
     }
-}
 
-impl Region {
     /// Waits until the word at that offset in bytes satisfies a condition, such as `|value| value >= 5`, advancing the context
     /// meanwhile, and gives the value that does. What its writer wrote before is seen then. Puts, signals and atomic operations of
     /// peers wake it; what this rank [writes](Self::write) itself is seen some milliseconds later at most.
