@@ -4,7 +4,7 @@ use super::rest::Rest;
 use super::{Face, Handle, Shared, Spin, patience};
 use crate::budget::{self, ACCESS, QUICK_WAIT, WAIT};
 use crate::engine::{Engine, Scope, Watched, Work};
-use crate::memory::SharedSlice;
+use crate::memory::{SharedSlice, fetch_recent};
 use crate::slot::{Outcome, Ticket};
 use crate::sync::spin_loop;
 use std::future::Future;
@@ -92,6 +92,7 @@ pub fn poll_memory<F: Face, R>(
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
                 Some(value) => {
+                    fetch_recent();
                     shared.attend();
                     budget::spend(QUICK_WAIT);
                     Ok(Spun::Done(value))
@@ -315,6 +316,7 @@ fn spin_on_memory<R>(
         let mut moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {
             if let Some(value) = done() {
+                fetch_recent();
                 // The driver is not to fall asleep between two of a row of these.
                 engine.found_memory_changed();
                 spent(shared, until.is_some() || busy.rounds > 0);

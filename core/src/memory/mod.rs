@@ -12,6 +12,7 @@ mod copy;
 mod huge;
 #[cfg(unix)]
 mod io;
+mod recent;
 mod strided;
 mod view;
 mod words;
@@ -23,6 +24,7 @@ pub use huge::HUGE_PAGE;
 pub(crate) use huge::expect_all_of;
 #[cfg(unix)]
 pub use io::{MOST_HEADED, MOST_PARTS, read_behind, read_scattered, write_headed};
+pub use recent::fetch_recent;
 pub use strided::{Blocks, Piece, Rows, Source, Target};
 pub use view::{LeasedPage, LoanedPage};
 pub use words::{SharedWords, Words};

@@ -147,6 +147,12 @@ impl<W: Words> Producer<W> {
         }
     }
 
+    /// Asks for the line that the next record is written to. A hint.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        self.ring.prefetch_write(self.word(self.tail));
+    }
+
     /// [`push`](Self::push) for any other short payload without info; a cookie that is not 0 goes with it.
     #[inline]
     pub fn push_short(&mut self, protocol: u16, cookie: u64, payload: &[u8]) -> bool {

@@ -181,6 +181,11 @@ impl Rx {
             match lane.consumer.look() {
                 Look::Empty => spin_loop(),
                 look => {
+                    // Who waited for it answers as a rule, and is not to wait then for the line that the other side looks
+                    // at: it is on its way while the message is handled. Of a stream there is no answer to each.
+                    if lane.singles > 0 {
+                        tx.expect(source);
+                    }
                     return Lingered::Drained(
                         match take_first(lane, look, self.fence, &self.home, tx, sink) {
                             First::Only(count) => count,

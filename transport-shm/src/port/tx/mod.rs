@@ -125,6 +125,14 @@ impl Tx {
         }
     }
 
+    /// An endpoint is likely to be sent to in a moment. A hint.
+    #[inline(always)]
+    pub fn expect(&self, index: usize) {
+        if let Some(Some(lane)) = self.lanes.get(index) {
+            lane.producer.prefetch();
+        }
+    }
+
     #[inline]
     fn lane(&mut self, index: usize) -> Result<&mut TxLane, Fault> {
         if self.lanes[index].is_none() {
