@@ -379,13 +379,15 @@ pub fn text_of(job: &RunningJob, rank: u32) -> String {
     format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err))
 }
 
-/// The end of what a rank has printed, and its first panics.
+/// The end of what a rank has printed, its first panics, and where it saw ranks hang.
 fn tail(text: &str) -> String {
     let start = text.len().saturating_sub(6000);
     let lines: Vec<&str> = text.get(..start).unwrap_or_default().lines().collect();
     let panics = lines.windows(2).filter(|pair| pair[0].contains("panicked at")).take(3);
     let panics: String = panics.map(|pair| format!("{}\n{}\n..\n", pair[0], pair[1])).collect();
-    panics + text.get(start..).unwrap_or(text)
+    let states = lines.iter().filter(|line| line.starts_with("--- process") || line.starts_with("/proc/"));
+    let states: String = states.take(100).map(|line| format!("{line}\n")).collect();
+    panics + &states + text.get(start..).unwrap_or(text)
 }
 
 /// Everything that tells where a rank hangs.
