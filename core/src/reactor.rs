@@ -46,6 +46,13 @@ pub struct Hearing {
     pub unanswered: bool,
     /// How long ago that host's last acknowledgement came.
     pub last: std::time::Duration,
+    /// How long ago its last data came.
+    pub said: std::time::Duration,
+    /// How many segments have come from it, of whatever kind; it wraps around. Its own probes are among them, which are neither
+    /// acknowledgements nor data. Always 0 before Linux 4.2.
+    pub segments: u32,
+    /// Something waits for room there, nothing is under way.
+    pub waits: bool,
 }
 
 /// Has the system look at least so often whether the other host of a TCP connection still answers, however long nothing was
@@ -86,7 +93,7 @@ pub fn ends_unheard(socket: impl std::os::fd::AsFd) -> bool {
     {
         // Linux: `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`.
         const UNHEARD: [u8; 3] = [4, 9, 11];
-        info_of(socket).is_some_and(|info| UNHEARD.contains(&info.tcpi_state))
+        info_of(socket).is_some_and(|info| UNHEARD.contains(&info.state))
     }
     #[cfg(not(target_os = "linux"))]
     {
@@ -95,15 +102,36 @@ pub fn ends_unheard(socket: impl std::os::fd::AsFd) -> bool {
     }
 }
 
-/// What the kernel tells of a TCP connection.
+/// What the kernel tells of a TCP connection: the beginning of `struct tcp_info` of Linux, of which C libraries know less.
 #[cfg(target_os = "linux")]
-fn info_of(socket: impl std::os::fd::AsFd) -> Option<libc::tcp_info> {
+#[repr(C)]
+#[derive(Default)]
+struct TcpInfo {
+    state: u8,
+    _bytes: [u8; 2],
+    probes: u8,
+    _more_bytes: [u8; 4],
+    _times: [u32; 4],
+    unacked: u32,
+    _counts: [u32; 6],
+    last_data_recv: u32,
+    last_ack_recv: u32,
+    _sizes: [u32; 11],
+    _totals: [u64; 4],
+    _segs_out: u32,
+    segs_in: u32,
+    notsent_bytes: u32,
+    _min_rtt: u32,
+}
+
+#[cfg(target_os = "linux")]
+fn info_of(socket: impl std::os::fd::AsFd) -> Option<TcpInfo> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the structure is made of integers, for which zero is a value.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let mut info = TcpInfo::default();
+    let mut len = size_of::<TcpInfo>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most len bytes to info.
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most len bytes to info, which is made of
+    // integers.
     let result = unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
     };
@@ -116,9 +144,13 @@ fn info_of(socket: impl std::os::fd::AsFd) -> Option<libc::tcp_info> {
 pub fn hear(socket: impl std::os::fd::AsFd) -> Option<Hearing> {
     #[cfg(target_os = "linux")]
     {
+        let ago = |milliseconds: u32| std::time::Duration::from_millis(milliseconds.into());
         info_of(socket).map(|info| Hearing {
-            unanswered: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
-            last: std::time::Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
+            unanswered: info.unacked > 0 || info.probes > 0,
+            last: ago(info.last_ack_recv),
+            said: ago(info.last_data_recv),
+            segments: info.segs_in,
+            waits: info.unacked == 0 && info.notsent_bytes > 0,
         })
     }
     #[cfg(not(target_os = "linux"))]

@@ -42,11 +42,11 @@ pub trait Meeting: Send {
         Err(MeetingError::Garbled { service: "the meeting", said: "a later incarnation".into() })
     }
 
-    /// After that: gives this rank's part of the last round anew, which the others are told. What is left is the
+    /// After that: gives this rank's part of the last round anew, and waits until the others are told. What is left is the
     /// [`bulletin`](Self::bulletin).
     ///
     /// # Errors
-    /// The launcher's service failed.
+    /// The launcher's service failed; [`MeetingError::ServerGone`] if it ended before it had answered. The rank may come anew then.
     fn come_again(&mut self, blob: &[u8], deadline: Instant) -> Result<(), MeetingError> {
         let _ = (blob, deadline);
         Err(MeetingError::Garbled { service: "the meeting", said: "a later incarnation".into() })
@@ -205,7 +205,7 @@ pub enum MeetingError {
 }
 
 /// The first of many ranks.
-fn listed(ranks: &[u32]) -> String {
+pub(crate) fn listed(ranks: &[u32]) -> String {
     let shown: Vec<String> = ranks.iter().take(8).map(u32::to_string).collect();
     let rest = if ranks.len() > 8 { ", …" } else { "" };
     format!("{} {}{rest}", if ranks.len() == 1 { "rank" } else { "ranks" }, shown.join(", "))

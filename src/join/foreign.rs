@@ -37,11 +37,12 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                 appointment.place = place;
             }
             let key = key.ok_or(JoinError::NoKey { launcher: appointment.launcher })?;
-            let mut elsewhere = None;
+            let (mut elsewhere, mut again) = (None, false);
             loop {
                 let (at, secret) = (appointment.clone(), key.clone());
-                let joined = match blocking(move || keep(&at, elsewhere, &secret, until)).await {
+                let joined = match blocking(move || keep(&at, elsewhere, again, &secret, until)).await {
                     Ok((meeting, here)) => {
+                        again = meeting.incarnation() > 0;
                         let party = Party::new(meeting, until);
                         join_found(party, clients, contexts, settings.clone(), Some(here)).await
                     }
@@ -59,6 +60,13 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
                         elsewhere = None;
                         tokio::time::sleep(AGAIN).await;
                     }
+                    // Nobody may know of this rank: whoever serves next does not if it does not come again.
+                    Err(JoinError::Meeting(error @ MeetingError::ServerGone { .. }))
+                        if again && Instant::now() < until =>
+                    {
+                        tracing::debug!(%error, "this rank came again while whoever served ended");
+                        tokio::time::sleep(AGAIN).await;
+                    }
                     joined => return joined,
                 }
             }
@@ -66,17 +74,20 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
     }
 }
 
-/// Goes to an appointment, and serves it if that is this rank's part; or to where those are who have kept it before.
+/// Goes to an appointment, and serves it if that is this rank's part; or to where those are who have kept it before. `again`: it
+/// has been taken for one that comes again already, and whoever serves may be yet to notice that it is not there any more.
 fn keep(
     appointment: &Appointment,
     elsewhere: Option<SocketAddr>,
+    again: bool,
     key: &JobKey,
     until: Instant,
 ) -> Result<(Box<dyn Meeting>, Whereabouts), JoinError> {
     let (rank, size) = (appointment.rank, appointment.size);
+    let meet = if again { Rendezvous::meet_again } else { Rendezvous::meet };
     if let Some(served_at) = elsewhere {
         let (place, until) = (served_at.to_string(), until.min(Instant::now() + RESUME));
-        let mut seat = Rendezvous::meet(std::slice::from_ref(&place), rank, size, key, until)?;
+        let mut seat = meet(std::slice::from_ref(&place), rank, size, key, until)?;
         if let Some(met_at) = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next()) {
             seat.met_before_at(&appointment.place, met_at);
         }
@@ -84,7 +95,7 @@ fn keep(
     }
     if !appointment.serve {
         let place = std::slice::from_ref(&appointment.place);
-        let seat = Rendezvous::meet(place, rank, size, key, until)?;
+        let seat = meet(place, rank, size, key, until)?;
         let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
         let here = whereabouts(&appointment.place, Some(seat.address().map_err(lost)?));
         return Ok((Box::new(seat), here));

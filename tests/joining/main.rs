@@ -3,6 +3,9 @@
 //! Each test starts its own executable some times over, with the environment that a launcher would set, or through a
 //! launcher where one is installed; in those processes the test is the body of a rank.
 
+#[allow(dead_code, reason = "other tests cut more")]
+#[path = "../../launch/tests/common/cut.rs"]
+mod cut;
 #[path = "../support/fork.rs"]
 mod fork;
 mod hosts;
@@ -37,6 +40,7 @@ fn be_a_rank() {
         Ok("parent") => runtime.block_on(parent_rank()),
         Ok("mortal") => runtime.block_on(succession::mortal_rank()),
         Ok("revenant") => runtime.block_on(succession::revenant_rank()),
+        Ok("returning") => runtime.block_on(succession::returning_rank()),
         // Not like others: nothing but the end of its input may end it.
         Ok("agent") => std::process::exit(posthaste_launch::run_agent()),
         Ok("late") => hosts::late(),

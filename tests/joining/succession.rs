@@ -1,5 +1,6 @@
 //! The rank that serves the news of the others is killed, and another serves them from then on.
 
+use super::cut::Cut;
 use super::{GO, Heard, ROLE, be_a_rank, command, ended, port, text, told_under, torch};
 use posthaste::{Fault, Rank};
 use std::collections::BTreeSet;
@@ -335,6 +336,72 @@ fn revenants(test: &str, early: bool) {
         let expected = format!("rank {rank} of incarnation {incarnation} has met all");
         let said = said.lock().unwrap();
         assert!(output.status.success() && said.contains(&expected), "{expected}:\n{said}{}", text(output));
+    }
+}
+
+/// The last rank is killed and started again, and says nothing to the others: they hear of it where the news are served, and call it.
+pub async fn returning_rank() -> posthaste::Result<()> {
+    let job = posthaste::join().await?;
+    let (mine, asked) = (job.incarnation(), job.counter());
+    let count = asked.clone();
+    let who = job.service("who", move |()| {
+        count.add(1);
+        async move { mine }
+    })?;
+    let last = Rank(job.size() as u32 - 1);
+    println!("rank {} of incarnation {mine} is there", job.rank());
+    if job.rank() != last {
+        let incarnation = job.peer_restarted(last, 0).await?;
+        assert_eq!(who.call(last, ()).await?, incarnation);
+    } else {
+        // The first is to be killed.
+        asked.reach(job.size() as u64 - 1).await;
+    }
+    println!("rank {} has met all", job.rank());
+    // All have, before any leaves.
+    let go = std::env::var(GO).unwrap();
+    while !std::path::Path::new(&go).exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    job.leave().await
+}
+
+/// The connection ends in which a rank says that it is there again, as if whoever serves the news had ended before it heard that.
+#[test]
+fn fault_a_rank_that_nobody_heard_come_again_comes_once_more() {
+    be_a_rank();
+    let (test, port) = ("succession::fault_a_rank_that_nobody_heard_come_again_comes_once_more", port());
+    let go = std::env::temp_dir().join(format!("returning-go-{}", std::process::id()));
+    let words = Arc::new(Mutex::new(String::new()));
+    let start = |rank, place: Option<std::net::SocketAddr>| {
+        let mut command = torch(test, rank, 3, port);
+        command.env(ROLE, "returning").env(GO, &go).env("POSTHASTE_DEVICE", "tcp");
+        command.envs(place.map(|place| ("POSTHASTE_RENDEZVOUS", place.to_string())));
+        Watched::start(command, words.clone())
+    };
+    let mut ranks: Vec<Watched> = (0..3).map(|rank| start(rank, None)).collect();
+    let all_say = |ranks: &mut [Watched], what: &str| {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !ranks.iter().all(|rank| rank.has_said(what)) {
+            if Instant::now() >= end {
+                ranks.iter_mut().for_each(|rank| rank.child.kill().unwrap());
+                panic!("not all say {what}: {}", words.lock().unwrap());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    all_say(&mut ranks, "is there");
+    ranks[2].child.kill().unwrap();
+    ranks[2].child.wait().unwrap();
+    // Its first message and its proof of the key, and the first byte of what it says behind them.
+    let cut = Cut::new(([127, 0, 0, 1], port + 1).into(), 123, usize::MAX);
+    ranks[2] = start(2, Some(cut.address));
+    all_say(&mut ranks, "has met all");
+    std::fs::write(&go, "go").unwrap();
+    let outputs = ended(ranks.into_iter().map(|rank| rank.child).collect());
+    std::fs::remove_file(&go).unwrap();
+    for output in outputs {
+        assert!(output.status.success(), "{}{}", words.lock().unwrap(), text(&output));
     }
 }
 

@@ -379,19 +379,42 @@ pub fn text_of(job: &RunningJob, rank: u32) -> String {
     format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err))
 }
 
-/// The end of what a rank has printed, and its first panics.
+/// The end of what a rank has printed, its first panics, and where it saw ranks hang.
 fn tail(text: &str) -> String {
     let start = text.len().saturating_sub(6000);
     let lines: Vec<&str> = text.get(..start).unwrap_or_default().lines().collect();
     let panics = lines.windows(2).filter(|pair| pair[0].contains("panicked at")).take(3);
     let panics: String = panics.map(|pair| format!("{}\n{}\n..\n", pair[0], pair[1])).collect();
-    panics + text.get(start..).unwrap_or(text)
+    let states = lines.iter().filter(|line| line.starts_with("--- process") || line.starts_with("/proc/"));
+    let states: String = states.take(100).map(|line| format!("{line}\n")).collect();
+    panics + &states + text.get(start..).unwrap_or(text)
 }
 
 /// Everything that tells where a rank hangs.
 fn state_of(job: &RunningJob, rank: u32) -> String {
     let mut report = format!("--- rank {rank}: {:?}\n{}\n", job.try_wait(rank), tail(&text_of(job, rank)));
-    let Some(pid) = job.pid(rank).filter(|_| job.try_wait(rank).is_none()) else { return report };
+    if let Some(pid) = job.pid(rank).filter(|_| job.try_wait(rank).is_none()) {
+        report += &state_of_process(pid);
+    }
+    report
+}
+
+/// Everything that tells where the ranks of the job hang of which this process is one.
+fn state_of_all() -> String {
+    let job = std::env::var("POSTHASTE_JOB").unwrap_or_else(|_| "none".into());
+    let set = format!("POSTHASTE_JOB={job}\0");
+    let of_job = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(set.len()).any(|window| window == set.as_bytes())
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(of_job);
+    pids.map(|pid| format!("--- process {pid}\n{}", state_of_process(pid))).collect()
+}
+
+/// Where a process hangs.
+fn state_of_process(pid: u32) -> String {
+    let mut report = String::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         for file in ["comm", "wchan", "syscall", "stack"] {
             let text =
@@ -426,7 +449,7 @@ pub fn wait_for(job: &RunningJob, rank: u32, text: &str) {
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(40), future).await {
         Ok(value) => value,
-        Err(_) => panic!("{what}: no end in sight"),
+        Err(_) => panic!("{what}: no end in sight\n{}", state_of_all()),
     }
 }
 
@@ -460,7 +483,7 @@ pub async fn barrier_before_death(job: &Job, dying: Rank) {
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(40);
     while !so() {
-        assert!(Instant::now() < end, "{what}: does not come");
+        assert!(Instant::now() < end, "{what}: does not come\n{}", state_of_all());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn watched(socket: SockRef<'_>, times: &Times) -> io::Result<()> {
         #[cfg(unix)]
         if !posthaste_core::reactor::look_at_least(&*socket, third) {
             tracing::debug!(
-                "the end of a host that had no room is noticed late: this system has no TCP_RTO_MAX_MS"
+                "the end of a host that had no room may be noticed late: this system has no TCP_RTO_MAX_MS"
             );
         }
     }

@@ -3,10 +3,14 @@
 //! The kernel probes idle connections (keep-alive) and repeats what was not acknowledged; this task asks it now and then
 //! whether the other host still answers. Not `TCP_USER_TIMEOUT`: that also ends connections whose peer answers and only
 //! has no room, which would turn a slow receiver, or a process that is stopped for a while, into a lost one.
+//!
+//! While the other side has no room the kernel asks only whether there is some, and before Linux 6.15 ever more rarely. That host
+//! has nothing to send then, and probes this one by keep-alive: where its probes have come in a steady row and come no more, it has
+//! vanished. Of one whose probes were not seen nothing is concluded.
 
 use crate::hub::Hub;
 use posthaste_core::LossCause;
-use posthaste_core::reactor;
+use posthaste_core::reactor::{self, Hearing};
 use socket2::SockRef;
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -18,6 +22,57 @@ const LOOKS: u32 = 6;
 const SHORTEST: Duration = Duration::from_millis(20);
 /// How long an answer may take. Kernels answer at once, but those of one kind not more than twice a second.
 const ANSWER: Duration = Duration::from_secs(1);
+/// Probes of a living host that may be lost in a row, and the one after that.
+const MISSED: u32 = 3;
+
+/// What was seen of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// It waits for an answer, and since when it has been seen to.
+    waiting: Option<Instant>,
+    /// It waits for room.
+    pulse: Option<Pulse>,
+}
+
+/// How the other host's own probes come on a connection.
+#[derive(Clone, Copy, Debug)]
+struct Pulse {
+    /// What had come when something was last seen to have, and when that was.
+    segments: u32,
+    at: Instant,
+    /// That was a probe and nothing else.
+    probed: bool,
+    /// The longest time between two of them.
+    apart: Option<Duration>,
+}
+
+impl Pulse {
+    /// What is to be seen now. `unread`: something waits to be read, so that the other host may wait for room, too, and probe
+    /// ever more rarely.
+    fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, now: Instant) -> Pulse {
+        let first = Pulse { segments: hearing.segments, at: now, probed: false, apart: None };
+        let Some(mut pulse) = before.filter(|_| !unread) else { return first };
+        if hearing.segments == pulse.segments {
+            return pulse;
+        }
+        let time = now - pulse.at;
+        if hearing.said <= time {
+            // It had something to send, and may have more.
+            return first;
+        }
+        // An answer to what this side asked comes when it was asked.
+        let probed = hearing.last > time;
+        if probed && pulse.probed {
+            pulse.apart = pulse.apart.max(Some(time));
+        }
+        Pulse { probed, apart: pulse.apart, ..first }
+    }
+
+    /// Whether there would have been a probe of a living host for so long.
+    fn has_stopped(&self, silence: Duration, now: Instant) -> bool {
+        self.apart.is_some_and(|apart| now - self.at >= silence.max(apart * MISSED))
+    }
+}
 
 /// Watches over all connections of a device, for ever.
 pub(crate) async fn keep(hub: Arc<Hub>) {
@@ -26,29 +81,36 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
         return;
     }
     let pause = (silence / LOOKS).max(SHORTEST);
-    // The connections that wait for an answer, and since when they have been seen to.
-    let mut waiting = HashMap::new();
+    let mut seen = HashMap::new();
     loop {
         hub.has_connections().await;
         let began = Instant::now();
         tokio::time::sleep(pause).await;
         if began.elapsed() > pause + silence {
             // The whole machine stood still, or this process did: that is no silence of others.
-            waiting.clear();
+            seen.clear();
         }
-        waiting = look(&hub, &waiting);
+        seen = look(&hub, &seen);
     }
 }
 
-/// Ends what has been silent for too long; returns what waits for an answer now.
-fn look(hub: &Hub, before: &HashMap<u64, Instant>) -> HashMap<u64, Instant> {
+/// Ends what has been silent for too long; returns what was seen of the others.
+fn look(hub: &Hub, before: &HashMap<u64, Seen>) -> HashMap<u64, Seen> {
     let now = Instant::now();
-    let mut waiting = HashMap::new();
+    let silence = hub.times.silence;
+    let mut seen = HashMap::new();
     for (number, stream) in hub.connections() {
-        let Some(hearing) = reactor::hear(&*stream).filter(|hearing| hearing.unanswered) else { continue };
+        let Some(hearing) = reactor::hear(&*stream) else { continue };
+        let before = before.get(&number);
         // What was answered meanwhile waits for another answer now.
-        let since = before.get(&number).copied().filter(|since| now - *since <= hearing.last).unwrap_or(now);
-        if hearing.last >= hub.times.silence && now - since >= ANSWER {
+        let waited = before.and_then(|seen| seen.waiting).filter(|since| now - *since <= hearing.last);
+        let waiting = hearing.unanswered.then(|| waited.unwrap_or(now));
+        let pulse = hearing.waits.then(|| {
+            let unread = !matches!(rustix::io::ioctl_fionread(&*stream), Ok(0));
+            Pulse::felt(before.and_then(|seen| seen.pulse), &hearing, unread, now)
+        });
+        let unanswered = |since| hearing.last >= silence && now - since >= ANSWER;
+        if waiting.is_some_and(unanswered) || pulse.is_some_and(|pulse| pulse.has_stopped(silence, now)) {
             tracing::warn!(me = %hub.me, peer = ?stream.peer_addr(), "a host has vanished");
             hub.blame(number, LossCause::Silent);
             // Its port reads the end of the stream when it is moved next, and closes it with a reset: where only one direction
@@ -58,7 +120,50 @@ fn look(hub: &Hub, before: &HashMap<u64, Instant>) -> HashMap<u64, Instant> {
             let _ = stream.shutdown(Shutdown::Both);
             continue;
         }
-        waiting.insert(number, since);
+        seen.insert(number, Seen { waiting, pulse });
     }
-    waiting
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// What is known after looks every second at which so many segments had come, the last acknowledgement and data were so many
+    /// seconds ago, and something was unread; and the time of the last.
+    fn after(looks: impl IntoIterator<Item = (u32, u64, u64, bool)>) -> (Pulse, Instant) {
+        let began = Instant::now();
+        let mut felt = (None, began);
+        for (at, (segments, last, said, unread)) in (0..).zip(looks) {
+            let ago = |seconds| Duration::from_millis(seconds * 1000 + 500);
+            let hearing =
+                Hearing { unanswered: false, last: ago(last), said: ago(said), segments, waits: true };
+            let now = began + SECOND * at;
+            felt = (Some(Pulse::felt(felt.0, &hearing, unread, now)), now);
+        }
+        (felt.0.expect("there are looks"), felt.1)
+    }
+
+    #[test]
+    fn probes_that_came_in_a_row_and_come_no_more_are_missed_and_no_others() {
+        let silence = SECOND * 5;
+        let stops = |(pulse, last): (Pulse, Instant)| {
+            (0..1000).find(|later| pulse.has_stopped(silence, last + SECOND * *later))
+        };
+        let steady = |at: u32| (at, 100, 100, false);
+        assert_eq!(stops(after((0..9).map(steady))), Some(5));
+        // Of one that probes more rarely than that, more is waited for.
+        assert_eq!(stops(after((0..40).map(|at| steady(at / 4)))), Some(9));
+        // One alone tells nothing, nor do answers to this side's own probes.
+        assert_eq!(stops(after([0, 1].map(steady))), None);
+        assert_eq!(stops(after((0..9).map(|at| (at, 0, 100, false)))), None);
+        assert_eq!(stops(after((0..9).map(|at| (at, u64::from(at % 2), 100, false)))), None);
+        // One that says something may have more to say, and finds no room for that while something is unread.
+        assert_eq!(stops(after((0..9).map(steady).chain([(9, 0, 0, false)]))), None);
+        assert_eq!(stops(after((0..9).map(|at| (at, 100, 100, at == 8)))), None);
+        // The machine before Linux 4.2.
+        assert_eq!(stops(after([(0, 100, 100, false); 9])), None);
+    }
 }

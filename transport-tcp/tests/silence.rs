@@ -31,9 +31,36 @@ fn a_vanished_host_is_noticed() {
 #[test]
 fn a_host_that_vanishes_while_it_has_no_room_is_noticed() {
     if std::env::var_os(CHILD).is_some() {
-        return vanish_without_room();
+        return vanish_without_room(|| {});
     }
     in_a_namespace("a_host_that_vanishes_while_it_has_no_room_is_noticed");
+}
+
+/// The same where its kernel is asked ever more rarely, as before Linux 6.15: its own probes come no more.
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
+#[test]
+fn a_host_that_vanishes_while_it_has_no_room_is_noticed_by_a_kernel_that_asks_rarely() {
+    if std::env::var_os(CHILD).is_some() {
+        return vanish_without_room(ask_rarely);
+    }
+    in_a_namespace("a_host_that_vanishes_while_it_has_no_room_is_noticed_by_a_kernel_that_asks_rarely");
+}
+
+/// Has all connections of this process ask at the pace of a kernel that is left alone.
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
+fn ask_rarely() {
+    use rustix::net::sockopt::socket_type;
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
+    let open = std::fs::read_dir("/proc/self/fd").expect("it is mounted");
+    for name in open.map(|entry| entry.expect("it is readable").file_name()) {
+        let number = name.to_str().and_then(|name| name.parse().ok()).expect("they are numbers");
+        // That of the list itself is closed by now.
+        let Ok(fd) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
+        if socket_type(&fd).is_ok() {
+            posthaste_core::reactor::look_at_least(&fd, Duration::from_secs(120));
+        }
+    }
 }
 
 /// Runs a test once more in a network namespace of its own.
@@ -109,7 +136,8 @@ fn beside_one_that_reads_nothing(
     (stopped, async move { Member::open(of(0), book, &Log::default()).await })
 }
 
-fn vanish_without_room() {
+/// `ask` is called when there is no room any more.
+fn vanish_without_room(ask: fn()) {
     let _dog =
         Watchdog::start("vanish without room", Duration::from_secs(90), || "nobody noticed".to_owned());
     let runtime = support::runtime();
@@ -125,11 +153,14 @@ fn vanish_without_room() {
                 Err(_) => break,
             }
         }
+        ask();
+        // The next time it is asked is far away by then. Meanwhile it lives.
+        tokio::time::sleep(Duration::from_secs(7)).await;
         assert!(zero.errors().is_empty(), "{:?}", zero.errors());
         let down = Command::new("ip").args(["link", "set", "lo", "down"]).status();
         assert!(down.is_ok_and(|status| status.success()));
         let start = Instant::now();
-        // A watchdog: it is due after two to five seconds, and would take twelve by itself.
+        // A watchdog: it is due after two to five seconds, and would take twelve and more by itself.
         let told = tokio::time::timeout(Duration::from_secs(10), zero.told(1)).await;
         eprintln!("noticed after {:?}", start.elapsed());
         assert_eq!(told.expect("it is noticed"), [Fault::PeerLost(Rank(1))]);

@@ -328,6 +328,7 @@ impl Meeting for RendezvousClient {
         };
         let sent = connection.send(&message(Kind::Return, 0, 0, blob), deadline);
         sent.map_err(|error| self.gone(&error.to_string()))?;
+        self.is_taken_in(&mut connection, deadline)?;
         self.connection = Some(connection);
         self.watching = true;
         Ok(())
@@ -424,6 +425,22 @@ impl RendezvousClient {
             }
         }
         Ok(parts)
+    }
+
+    /// Waits until the server has told the others that this rank is there again.
+    fn is_taken_in(&self, connection: &mut Connection, deadline: Instant) -> Result<(), MeetingError> {
+        loop {
+            let (header, _) = connection.receive(deadline).map_err(|error| self.gone(&error.to_string()))?;
+            match header.kind {
+                Kind::Arrived if (header.first, header.second) == (self.rank, self.incarnation) => {
+                    return Ok(());
+                }
+                // Who would follow it, in front of its end.
+                Kind::Standbys => {}
+                Kind::Closed => return Err(self.gone("it ends")),
+                _ => return Err(garbled("a message out of order")),
+            }
+        }
     }
 
     fn gone(&self, problem: &str) -> MeetingError {

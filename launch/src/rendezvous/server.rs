@@ -570,6 +570,8 @@ impl Server {
                 self.watching().for_each(|other| other.tell_arrived(rank, incarnation, &part));
                 let member = &mut self.members[at];
                 member.state = State::Watching;
+                // It waits for that: of a server that ends before it nobody may have heard of this rank.
+                member.tell_arrived(rank, incarnation, &[]);
                 for (other, incarnation, part) in
                     self.gathering.returned().filter(|(other, ..)| *other != rank)
                 {

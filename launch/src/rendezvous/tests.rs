@@ -317,3 +317,41 @@ fn whoever_follows_knows_who_stood_by_until_it_hears_otherwise() {
     assert!(two.has_successors());
     [zero, next, standing].into_iter().for_each(Rendezvous::vanish);
 }
+
+#[test]
+fn whoever_comes_again_while_the_server_ends_is_told_so_and_comes_to_the_next() {
+    let here = [127, 0, 0, 1].into();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = listener.local_addr().unwrap();
+    let alive: crate::Whereabouts = std::sync::Arc::new(move |_| crate::Whereabout::Listens(vec![open]));
+    let place = serve(3);
+    place.pass_on(0);
+    let mut seats: Vec<_> = (0..3).map(|rank| meet(&place, rank, 3)).collect();
+    std::thread::scope(|scope| {
+        seats.iter_mut().for_each(|seat| drop(scope.spawn(|| seat.all_gather(b"", soon()).unwrap())));
+    });
+    drop(seats.pop());
+    let mut one = seats[1].bulletin().unwrap();
+    let heard = knows(&mut one, "it is asked", |_, heard| matches!(heard.last(), Some(Notice::StandBy(_))));
+    let Some(Notice::StandBy(duty)) = heard.into_iter().last() else { unreachable!() };
+    let (next, mut one) = one.stand_by(duty, here, None, alive).unwrap();
+    knows(&mut one, "a rank has died", |_, heard| heard.contains(&Notice::Ended(2)));
+    let mut zero = seats[0].bulletin().unwrap();
+    knows(&mut zero, "one stands by", |bulletin, _| bulletin.standbys().len() == 1);
+    let mut two = meet(&place, 2, 3);
+    assert_eq!((two.incarnation(), two.roster(soon()).unwrap().len()), (1, 3));
+    // The server has its word, and does nothing about it any more.
+    place.is_stopped_for(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(100));
+    let comes = std::thread::spawn(move || two.come_again(b"again", soon()));
+    std::thread::sleep(Duration::from_millis(50));
+    place.vanish();
+    let error = comes.join().unwrap().unwrap_err();
+    assert!(matches!(error, MeetingError::ServerGone { .. }), "{error}");
+    let mut two = meet(&next, 2, 3);
+    assert_eq!((two.incarnation(), two.roster(soon()).unwrap().len()), (1, 3));
+    two.come_again(b"again", soon()).unwrap();
+    let arrived = Notice::Arrived { rank: 2, incarnation: 1, part: b"again".to_vec() };
+    knows(&mut one, "it is there again", |_, heard| heard.contains(&arrived));
+    next.vanish();
+}

@@ -36,7 +36,8 @@
 //! ```text
 //!   │ ◀─ Welcome(job, incarnation) ────────────── │
 //!   │ ◀─ Part(incarnation, rank) × size ───────── │  of the last round; its own is its predecessor's
-//!   │ ── Return(its part) ──────────────────────▶ │  the others hear of it, and it hears who is gone from here on
+//!   │ ── Return(its part) ──────────────────────▶ │  the others hear of it
+//!   │ ◀─ Arrived(itself) ──────────────────────── │  it is part of the job, and hears who is gone from here on
 //! ```
 //! Behind the handshake everything travels in records: two bytes of length, little-endian, and so many bytes of a Noise
 //! transport message. What they hold, put together, is a sequence of messages: a header of 16 bytes, and a body.
@@ -68,7 +69,7 @@ pub(crate) const HEADER: usize = 16;
 pub(crate) const FINISH: usize = 2 + HEADER + TAG;
 
 const MAGIC: [u8; 20] = *b"posthaste rendezvous";
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 /// The longest description of a failure: the list of all ranks of the largest job.
 const MAX_FAILURE: usize = 32 << 10;
 /// Bytes of what a rank is told first: the job, and the rank that serves.
