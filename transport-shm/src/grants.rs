@@ -176,6 +176,12 @@ impl Grants {
         self.ahead.len() >= LOOK_AFTER || self.bytes_ahead >= self.look_bytes
     }
 
+    /// The oldest grant whose record is not known to be consumed.
+    #[must_use]
+    pub fn oldest(&self) -> Option<&Slot> {
+        self.ahead.front().map(|granted| &granted.slot)
+    }
+
     /// Whether the reader is so far behind that nothing is won by sending more. Two grants it may always have: one to
     /// look at and one to come.
     #[inline]

@@ -131,6 +131,14 @@ impl PagePool {
         self.free.get((class - MIN_CLASS) as usize).is_some_and(|free| !free.is_empty())
     }
 
+    /// The page that [`take`](Self::take) takes for `len` bytes, if one for so many was in use before and is free.
+    #[must_use]
+    pub fn next_warm(&self, len: u64) -> Option<Page> {
+        let class = Page::class_for(len);
+        let offset = *self.free.get((class - MIN_CLASS) as usize)?.front()?;
+        Some(Page { offset, class })
+    }
+
     /// Whether pages rest with the grants of lanes.
     #[inline]
     #[must_use]

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ptr;
 
 thread_local! {
-    /// The last one, and the one before it: data, and the signal that follows it.
+    /// The last one, and the one before it: data, and the word that tells of it.
     static RECENT: Cell<[*const u8; 2]> = const { Cell::new([ptr::null(); 2]) };
 }
 

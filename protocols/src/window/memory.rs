@@ -138,7 +138,6 @@ impl Aim<'_> {
         // What cannot be roused is not written at once.
         let rouser = self.part.rouser.as_ref()?;
         let changed = self.reach(access)?;
-        self.bytes.note_written();
         rouser.rouse();
         Some(changed)
     }

@@ -5,6 +5,7 @@ use crate::buffer::{Buffer, Kind};
 use crate::operation::Way;
 use posthaste_core::budget;
 use posthaste_core::engine::{Payload, Rma};
+use posthaste_core::memory::SharedSlice;
 use posthaste_core::{Rank, RmaError};
 use std::future::Future;
 use std::pin::Pin;
@@ -150,15 +151,26 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     /// Does a put that was not started, if nothing stands in the way of doing it at once.
     #[inline(always)]
     pub(super) fn try_at_once(&self) -> bool {
+        self.write_at_once(|_| ())
+    }
+
+    /// As [`try_at_once`](Self::try_at_once); `then` is told where it went.
+    #[inline(always)]
+    fn write_at_once(&self, then: impl FnOnce(SharedSlice)) -> bool {
         let source = self.source.as_ref();
         let aim = self.memory.aim(self.part as usize, self.offset, source.len() as u64);
-        aim.is_some_and(|aim| aim.change(|target| target.write(source)).is_some())
+        let write = |target: SharedSlice| {
+            target.write(source);
+            then(target);
+        };
+        aim.is_some_and(|aim| aim.change(write).is_some())
     }
 
     /// As [`try_at_once`](Self::try_at_once), by its task, which pays for it.
     #[inline(always)]
     fn is_done_at_once(&mut self) -> bool {
-        let done = self.try_at_once();
+        // Not so a put with a signal: it takes longer, and who waits there has fetched the line back by then.
+        let done = self.write_at_once(SharedSlice::note_written);
         if done {
             self.way = Way::Done;
             budget::spend_on(budget::ACCESS, self.len());

@@ -227,6 +227,13 @@ impl<W: Words> Producer<W> {
         std::mem::take(&mut self.glanced)
     }
 
+    /// Asks for the lines in which the reader says how far it has read, and that a page is returned. A hint.
+    #[inline]
+    pub fn prefetch_news(&self, grant: usize) {
+        self.control.prefetch(HEAD);
+        self.control.prefetch(GRANTS + grant);
+    }
+
     /// The return word of a page grant. Acquire pairs with the release of [`return_grant`](super::return_grant): the page may be reused.
     #[inline]
     pub fn returned(&self, grant: usize) -> u64 {

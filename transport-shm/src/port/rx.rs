@@ -177,14 +177,17 @@ impl Rx {
         if lane.held || lane.dead || budget == 0 {
             return Lingered::Blind;
         }
-        for _ in 0..looks {
+        for looked in 0..looks {
             match lane.consumer.look() {
                 Look::Empty => spin_loop(),
                 look => {
                     // Who waited for it answers as a rule, and is not to wait then for the line that the other side looks
-                    // at: it is on its way while the message is handled. Of a stream there is no answer to each.
-                    if lane.singles > 0 {
+                    // at: it is on its way while the message is handled. What a stream brings was there at the first look.
+                    if looked > 0 {
                         tx.expect(source);
+                        if look == Look::Other {
+                            tx.expect_loan(source);
+                        }
                     }
                     return Lingered::Drained(
                         match take_first(lane, look, self.fence, &self.home, tx, sink) {

@@ -10,7 +10,7 @@ mod tests;
 use pages::{PageHead, SharedPage};
 use replay::replay_puts;
 
-use crate::grants::Grants;
+use crate::grants::{Grants, Slot};
 use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short, most_words};
 use crate::link::{ClientLink, LoanHome};
 use crate::pages::PagePool;
@@ -48,6 +48,8 @@ pub(super) struct Tx {
     full: Option<usize>,
     /// Whose memory the run under way has written; a run has one target.
     wrote: Option<Endpoint>,
+    /// Bytes of the last loan.
+    lent: u64,
 }
 
 pub(super) struct TxLane {
@@ -109,6 +111,7 @@ impl Tx {
             ended: Vec::new(),
             full: None,
             wrote: None,
+            lent: 0,
             home,
         }
     }
@@ -130,6 +133,22 @@ impl Tx {
     pub fn expect(&self, index: usize) {
         if let Some(Some(lane)) = self.lanes.get(index) {
             lane.producer.prefetch();
+        }
+    }
+
+    /// As [`expect`](Self::expect), where a page has come from: a loan may go back. Its first line and its last are asked for, which
+    /// the other side has read, and what tells that it is here again.
+    #[cold]
+    pub fn expect_loan(&self, index: usize) {
+        let Some(Some(lane)) = self.lanes.get(index).filter(|_| self.lent > 0) else { return };
+        let oldest = lane.grants.oldest().filter(|_| lane.grants.worth_a_look());
+        if let Some(oldest) = oldest {
+            lane.producer.prefetch_news(oldest.number.into());
+        }
+        let page = self.pool.next_warm(self.lent).or_else(|| oldest.map(Slot::page));
+        if let Some(memory) = page.and_then(|page| self.memory.slice(page.offset, self.lent)) {
+            memory.prefetch_write(self.lent - 1);
+            memory.prefetch_write(0);
         }
     }
 
@@ -499,6 +518,7 @@ impl Inject for Tx {
         }
         let page = self.take_page(len as u64).ok()??;
         let memory = self.memory.slice(page.offset, len as u64)?;
+        self.lent = len as u64;
         Some(Loan::new(memory, page.to_word(), self.loan_home.clone()))
     }
 
