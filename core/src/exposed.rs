@@ -77,8 +77,8 @@ impl Exposed {
         ExposedMemory { all: self.clone(), place, len, slot }
     }
 
-    /// Hands out bytes by their place; false if there are none.
-    fn reach(&self, place: u64, len: usize, access: &mut dyn FnMut(&mut [u8])) -> bool {
+    /// Hands out bytes by their place, under the memory's lock; false if they are not there.
+    pub fn reach(&self, place: u64, len: usize, access: &mut dyn FnMut(&mut [u8])) -> bool {
         let found = {
             let ranges = lock(&self.0);
             ranges.by_place.range(..=place).next_back().map(|(first, memory)| (place - first, memory.clone()))

@@ -412,6 +412,12 @@ impl Client {
         self.exposed.add(memory)
     }
 
+    /// All that was [exposed](Self::expose), for protocols that carry out accesses of their own.
+    #[must_use]
+    pub fn exposed(&self) -> &Arc<Exposed> {
+        &self.exposed
+    }
+
     /// Waits until a later incarnation of the rank than `after` can be reached by all contexts, and returns which it is.
     ///
     /// # Errors

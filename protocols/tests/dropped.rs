@@ -27,7 +27,7 @@ fn memory_that_nobody_waits_for_any_more_has_no_entry() {
         };
         let before = entries();
         {
-            let mut opened = pin!(RemoteRegion::open(client, region.key()));
+            let mut opened = pin!(RemoteRegion::open(client, &member.layouts, region.key()));
             let mut allocated = pin!(Region::allocate(client, 64));
             assert!(poll!(&mut opened).is_pending() && poll!(&mut allocated).is_pending());
         }
@@ -35,7 +35,11 @@ fn memory_that_nobody_waits_for_any_more_has_no_entry() {
         context.advance();
         assert_eq!(entries(), before);
         // And with what was there all along, nothing is left of it either.
-        let opened = posthaste_core::context::drive(&context, RemoteRegion::open(client, region.key())).await;
+        let opened = posthaste_core::context::drive(
+            &context,
+            RemoteRegion::open(client, &member.layouts, region.key()),
+        )
+        .await;
         assert_eq!(entries(), (before.0 + 1, before.1));
         drop(opened);
         drop(region);

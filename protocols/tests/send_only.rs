@@ -229,6 +229,7 @@ struct Member {
     handle: Handle,
     client: Arc<Client>,
     collectives: Collectives,
+    layouts: LayoutAccess,
     many: ManyToMany,
     persistent: Persistent,
 }
@@ -268,7 +269,7 @@ fn run<B: AsyncFn(Member)>(ranks: u32, body: B) -> u64 {
             let (handle, client) = (client.contexts()[0].clone(), Arc::new(client));
             let persistent = persistent.with(client.clone());
             let size = ranks as usize;
-            members.push(Member { rank, size, handle, client, collectives, many, persistent });
+            members.push(Member { rank, size, handle, client, collectives, layouts, many, persistent });
         }
         let clients: Vec<_> = members.iter().map(|member| member.client.clone()).collect();
         let all = join_all(members.into_iter().map(|member| body(member)));
@@ -356,7 +357,7 @@ fn a_device_that_only_sends_gives_messages_of_every_kind() {
 #[test]
 fn a_device_that_only_sends_gives_memory_and_patterns() {
     run(3, async |member| {
-        let Member { rank, size, handle, client, collectives, .. } = member;
+        let Member { rank, size, handle, client, collectives, layouts, .. } = member;
         let (world, right, left) = (collectives.world(), rank.next(size), rank.previous(size));
         let window = soon("a window", world.shmalloc::<u64>(1000)).await.unwrap();
         let mine = values(1, rank.index(), 500);
@@ -388,12 +389,18 @@ fn a_device_that_only_sends_gives_memory_and_patterns() {
             len,
             incarnation: incarnation as u32,
         };
-        let remote = RemoteRegion::open(&client, key).await.unwrap();
+        let remote = RemoteRegion::open(&client, &layouts, key).await.unwrap();
         soon("a put", remote.put_slice(3000, &[rank.0 as u8; 1000])).await.unwrap();
+        let to = Layout::new(&sparse, 1).at(8);
+        soon("a typed put", remote.put_typed(&to, &mine[..100], &from)).await.unwrap();
+        let back = remote.get_typed(&to, vec![0_u64; 100], &from);
+        assert_eq!(soon("a typed get", back).await.unwrap(), mine[..100]);
         soon("a barrier", world.barrier()).await.unwrap();
         let mut bytes = vec![0; 1000];
         region.read(3000, &mut bytes).unwrap();
         assert_eq!(bytes, [left.0 as u8; 1000]);
+        region.read(8 + 16 * 61, &mut bytes[..8]).unwrap();
+        assert_eq!(bytes[..8], theirs[61].to_ne_bytes());
         let pattern = record(&handle, |r| {
             r.put_signal(&window, right, 0, region.slice(0..2000), window.signal_add(998, 1))?;
             r.get(&window, left, 998, region.slice(2000..2008))

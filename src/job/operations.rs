@@ -123,7 +123,7 @@ impl Job {
     /// # Cancel safety
     /// Cancel safe: nobody is told anything. See [`RemoteRegion::open`].
     pub async fn remote_region(&self, key: RegionKey) -> Result<RemoteRegion, Error> {
-        Ok(RemoteRegion::open(&self.client, key).await?)
+        Ok(RemoteRegion::open(&self.client, &self.layouts, key).await?)
     }
 
     /// Records operations, to be replayed at almost no cost; nothing is carried out. See [`Pattern`]. The pattern

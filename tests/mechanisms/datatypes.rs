@@ -5,7 +5,7 @@ use posthaste::datatype::{
     Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
     pull, push, redistribute, redistribute_with,
 };
-use posthaste::{Job, Message, Rank, RmaError, Scope, structure};
+use posthaste::{Job, Message, Rank, RegionKey, RmaError, Scope, structure};
 use std::sync::{Arc, Mutex};
 
 fn over_send() -> Options {
@@ -204,6 +204,66 @@ fn m_g03_large_layouts_are_moved_over_sends_in_parts() {
         assert!(back == mine);
         job.barrier().await.unwrap();
     });
+}
+
+/// The bytes of a region in which number `index` of `source` is the one at `place(index)`, from that byte on.
+fn placed(len: usize, base: usize, source: &[u32], place: impl Fn(usize) -> usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    for (index, number) in source.iter().enumerate() {
+        bytes[base + 4 * place(index)..][..4].copy_from_slice(&number.to_ne_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn m_g03_layouts_are_put_to_and_got_from_regions() {
+    const LEN: usize = 2_100_000;
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let peer = Rank(1 - job.rank().0);
+            let region = job.region(LEN).await.unwrap();
+            let table = job.region_from(vec![0; LEN]).unwrap();
+            let keys = job.world().all_gather(&[region.key(), table.key()]).await.unwrap();
+            let theirs = &keys[2 * peer.index()..][..2];
+            let word = Datatype::of::<u32>();
+            // Few bytes, some, and more than one request moves; straight, and packed where it is mapped.
+            for (count, granularity) in [(5, 0), (1000, 0), (1000, 1 << 20), (100_003, 0)] {
+                let blocks = word.hvector(count, 3, 20).unwrap();
+                let (every_other, row) =
+                    (word.vector(3 * count, 1, 2).unwrap(), Layout::new(&word, 3 * count));
+                let thresholds = Thresholds { granularity, ..Thresholds::default() };
+                // Region and table of either rank have numbers and a base of their own.
+                let base_of = |of: usize| 4 * (7 + of) + 1;
+                let first_of = |of: usize, rank: Rank| ((1 + rank.0 + 2 * of as u32) << 24) + count as u32;
+                for (of, key) in theirs.iter().enumerate() {
+                    let remote = job.remote_region(*key).await.unwrap();
+                    let there = Layout::new(&blocks, 1).at(base_of(of) as u64);
+                    let mine = numbers(first_of(of, job.rank()), 3 * count as u32);
+                    let spread: Vec<u32> = mine.iter().flat_map(|number| [*number, 9]).collect();
+                    let from = Layout::new(&every_other, 1);
+                    remote.put_typed_with(&thresholds, &there, &spread, &from).await.unwrap();
+                    // Behind it, in program order; what lies between the places is as it was.
+                    let into = vec![7; spread.len()];
+                    let got = remote.get_typed_with(&thresholds, &there, into, &from).await.unwrap();
+                    let want: Vec<u32> = mine.iter().flat_map(|number| [*number, 7]).collect();
+                    assert!(got == want, "{count} blocks of {of}");
+                    assert!(remote.get_typed(&there, mine.clone(), &row).await.unwrap() == mine);
+                }
+                job.barrier().await.unwrap();
+                let mut own = vec![0; LEN];
+                region.read(0, &mut own).unwrap();
+                for (of, own) in [own, table.with(|bytes| bytes.clone())].into_iter().enumerate() {
+                    let theirs = numbers(first_of(of, peer), 3 * count as u32);
+                    let want = placed(LEN, base_of(of), &theirs, |index| index / 3 * 5 + index % 3);
+                    assert!(own == want, "{count} blocks in the memory of {of}");
+                }
+                job.barrier().await.unwrap();
+                region.write(0, &vec![0; LEN]).unwrap();
+                table.with(|bytes| bytes.fill(0));
+                job.barrier().await.unwrap();
+            }
+        });
+    }
 }
 
 /// Tells which segments were attached.
@@ -487,6 +547,54 @@ async fn refusals(job: Job) {
     let freed = other.get_typed(peer, &ten, source, &ten).await;
     assert!(matches!(freed, Err(TypedError::Rma(RmaError::NoSuchWindow(_)))), "{freed:?}");
     job.barrier().await.unwrap();
+}
+
+#[test]
+fn error_layouts_that_are_not_in_a_region_move_nothing() {
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let peer = Rank(1 - job.rank().0);
+            let region = job.region(400).await.unwrap();
+            let table = job.region_from(vec![0_u8; 400]).unwrap();
+            let keys = job.world().all_gather(&[region.key(), table.key()]).await.unwrap();
+            let theirs = &keys[2 * peer.index()..][..2];
+            let (words, floats) = (Datatype::of::<u32>(), Datatype::of::<f32>());
+            let (ten, source) = (Layout::new(&words, 10), numbers(1, 10));
+            for key in theirs {
+                let remote = job.remote_region(*key).await.unwrap();
+                for beyond in [ten.at(361), ten.at(400), ten.at(1 << 40)] {
+                    let put = remote.put_typed(&beyond, &source, &ten).await;
+                    assert!(
+                        matches!(put, Err(TypedError::Transfer(TransferError::OutOfBounds { len: 400, .. }))),
+                        "{put:?}"
+                    );
+                    let get = remote.get_typed(&beyond, source.clone(), &ten).await;
+                    assert!(
+                        matches!(get, Err(TypedError::Transfer(TransferError::OutOfBounds { len: 400, .. }))),
+                        "{get:?}"
+                    );
+                }
+                let put = remote.put_typed(&Layout::new(&floats, 10), &source, &ten).await;
+                assert!(matches!(put, Err(TypedError::Transfer(TransferError::Signature { .. }))), "{put:?}");
+            }
+            // Of a key that says more than there is the owner is not taken in.
+            let gone: TypedError = RmaError::Fault(posthaste::Fault::NoSuchMemory(peer)).into();
+            let longer = job.remote_region(RegionKey { len: 8000, ..theirs[1] }).await.unwrap();
+            assert_eq!(longer.put_typed(&ten, &source, &ten).await, Err(gone.clone()));
+            job.barrier().await.unwrap();
+            let mut own = vec![1; 400];
+            region.read(0, &mut own).unwrap();
+            assert_eq!((own, table.into_inner()), (vec![0; 400], vec![0; 400]));
+            // Memory that its owner has taken back, and has other memory instead.
+            let other = job.region_from(vec![0_u8; 400]).unwrap();
+            job.barrier().await.unwrap();
+            let remote = job.remote_region(theirs[1]).await.unwrap();
+            assert_eq!(remote.put_typed(&ten, &source, &ten).await, Err(gone.clone()));
+            assert_eq!(remote.get_typed(&ten, source, &ten).await, Err(gone));
+            job.barrier().await.unwrap();
+            assert_eq!(other.into_inner(), [0; 400]);
+        });
+    }
 }
 
 #[test]

@@ -254,16 +254,28 @@ fn m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mappe
             let (to, source) = (Rank(1), job.region(8).await.unwrap());
             let recorded = job.record(|r| r.put(&window, to, 3, &source)).await.unwrap();
             let word = Datatype::of::<u64>();
-            let one = Layout::new(&word, 1);
+            let byte = Datatype::of::<u8>();
+            let (one, all) = (Layout::new(&word, 1), Layout::new(&byte, LONG as u64));
             let mut under_way = 0;
             for round in 1..=ROUNDS {
                 let (number, long) = (round.to_ne_bytes(), vec![round as u8; LONG]);
                 source.write(0, &number).unwrap();
                 let (way, ended) = (round as usize % WAYS, Cell::new(false));
+                let between_layouts = round % 2 == 0;
+                let first = async {
+                    if between_layouts {
+                        remote.put_typed(&all.at(8), &long, &all).await.unwrap();
+                    } else {
+                        remote.put_slice(8, &long).await.unwrap();
+                    }
+                };
                 let then = async {
-                    let put = remote.put_slice(0, &number).await;
+                    if between_layouts {
+                        remote.put_typed(&one, &[round], &one).await.unwrap();
+                    } else {
+                        remote.put_slice(0, &number).await.unwrap();
+                    }
                     ended.set(true);
-                    put.unwrap();
                 };
                 let direct = async {
                     under_way += u64::from(!ended.get());
@@ -281,10 +293,15 @@ fn m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mappe
                     }
                 };
                 // Begun in this order, whichever is waited for.
-                let got = remote.get_into(8 + LONG, vec![0; 8]);
-                let (got, first, ..) = join!(got, remote.put_slice(8, &long), then, direct);
-                first.unwrap();
-                let told = u64::from_ne_bytes(got.unwrap().try_into().unwrap());
+                let got = async {
+                    if between_layouts {
+                        let told = remote.get_typed(&one.at(8 + LONG as u64), vec![0], &one);
+                        return told.await.unwrap()[0];
+                    }
+                    let told = remote.get_into(8 + LONG, vec![0; 8]).await;
+                    u64::from_ne_bytes(told.unwrap().try_into().unwrap())
+                };
+                let (told, ..) = join!(got, first, then, direct);
                 assert!(told < round, "{way}: the owner had heard of {round} before a get that precedes it");
             }
             assert!(under_way > 0, "never was there anything to be passed");

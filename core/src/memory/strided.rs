@@ -363,6 +363,15 @@ impl From<SharedSlice> for Source<'_> {
     }
 }
 
+impl<'a> From<&'a Target<'_>> for Source<'a> {
+    fn from(memory: &'a Target<'_>) -> Self {
+        match memory {
+            Target::Private(bytes) => Source::Private(bytes),
+            Target::Shared(page) => Source::Shared(**page),
+        }
+    }
+}
+
 impl<'a> From<&'a mut [u8]> for Target<'a> {
     fn from(bytes: &'a mut [u8]) -> Self {
         Target::Private(bytes)

@@ -2,10 +2,11 @@
 
 use super::encode::{read_number, write_number};
 use super::error::Side;
-use super::{Datatype, Layout, Machine, Source};
+use super::{Datatype, Layout, Machine, Source, Target};
 use crate::message::Message;
 use bytes::Bytes;
 use posthaste_core::engine::Payload;
+use posthaste_core::exposed::{Exposed, is_exposed};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
@@ -141,7 +142,8 @@ impl LayoutAccess {
         let me = handle.me().rank;
         // Devices know whom to tell of their peers, and so the protocols: this must not close the ring.
         let device = client.device_for(me).map(Arc::downgrade);
-        let owner = Owner { me, incarnation: client.incarnation_of(me), device };
+        let (incarnation, exposed) = (client.incarnation_of(me), client.exposed().clone());
+        let owner = Owner { me, incarnation, device, exposed };
         Ok(LayoutAccess { id: client.register(Arc::new(owner))? })
     }
 
@@ -156,6 +158,7 @@ struct Owner {
     me: Rank,
     incarnation: u32,
     device: Option<Weak<dyn Device>>,
+    exposed: Arc<Exposed>,
 }
 
 impl Protocol for Owner {
@@ -181,7 +184,8 @@ impl Protocol for Owner {
     // A program that is in the info is short.
     fn place(&self, first: &FirstPacket<'_>) -> Option<Vec<SharedSlice>> {
         let (PUT, request, Program::Here(program)) = Request::parse(first.info)? else { return None };
-        let (memory, mut machine) = self.checked(&request, program).ok()?;
+        let memory = self.mapped(&request)?;
+        let mut machine = self.machine(&request, program).ok()?;
         let fits = first.total == request.bytes && machine.mean_chunk() >= WORTH_PLACING;
         fits.then(|| machine.places(memory, request.bytes)).flatten()
     }
@@ -202,19 +206,33 @@ impl Protocol for Owner {
 }
 
 impl Owner {
-    /// The memory that a request is about, and a machine at its first byte.
-    fn checked(&self, request: &Request, program: &[u8]) -> Result<(SharedSlice, Machine), Fault> {
+    /// The memory that a request is about, if it is the device's.
+    fn mapped(&self, request: &Request) -> Option<SharedSlice> {
+        let device = self.device.as_ref().and_then(Weak::upgrade)?;
+        device.map(self.me, request.place, request.len)
+    }
+
+    /// Hands out the memory that a request is about, if it is there.
+    fn reach<R>(&self, request: &Request, access: impl FnOnce(Target<'_>) -> R) -> Result<R, Fault> {
+        let mut reached = None;
+        if is_exposed(request.place) {
+            let (len, mut access) = (request.len.try_into().unwrap_or(usize::MAX), Some(access));
+            self.exposed.reach(request.place, len, &mut |bytes| {
+                reached = access.take().map(|access| access(bytes.into()));
+            });
+        } else {
+            reached = self.mapped(request).map(|memory| access(memory.into()));
+        }
+        reached.ok_or(Fault::NoSuchMemory(self.me))
+    }
+
+    /// A machine at the first byte of a request.
+    fn machine(&self, request: &Request, program: &[u8]) -> Result<Machine, Fault> {
         let undecodable = || Fault::Undecodable(self.me);
         if request.incarnation != self.incarnation {
             // What is there now is another incarnation's.
             return Err(Fault::NoSuchMemory(self.me));
         }
-        let memory = self
-            .device
-            .as_ref()
-            .and_then(Weak::upgrade)
-            .and_then(|device| device.map(self.me, request.place, request.len))
-            .ok_or(Fault::NoSuchMemory(self.me))?;
         let datatype = Datatype::from_bytes(program).map_err(|error| {
             tracing::warn!(%error, "a program was refused");
             undecodable()
@@ -228,7 +246,7 @@ impl Owner {
         }
         let mut machine = Machine::new(&layout).map_err(|_| undecodable())?;
         machine.skip(request.first);
-        Ok((memory, machine))
+        Ok(machine)
     }
 
     /// What a peer asks for is done at once, so that nothing that it sends behind it is there before.
@@ -237,19 +255,21 @@ impl Owner {
         let (kind, request, program) = Request::parse(message.info()).ok_or_else(undecodable)?;
         let payload = message.source_bytes();
         let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
-        let (memory, mut machine) = self.checked(&request, &program)?;
-        match kind {
-            PUT if data.len() as u64 == request.bytes => {
-                machine.scatter(memory, data).map_err(|_| undecodable())?;
-                Ok(Bytes::new())
+        self.reach(&request, |memory| {
+            let mut machine = self.machine(&request, &program)?;
+            match kind {
+                PUT if data.len() as u64 == request.bytes => {
+                    machine.scatter(memory, data).map_err(|_| undecodable())?;
+                    Ok(Bytes::new())
+                }
+                GET if data.is_empty() && request.bytes <= chunk(program.len()) => {
+                    let mut bytes = vec![0; request.bytes as usize];
+                    machine.gather(&memory, &mut bytes).map_err(|_| undecodable())?;
+                    Ok(bytes.into())
+                }
+                _ => Err(undecodable()),
             }
-            GET if data.is_empty() && request.bytes <= chunk(program.len()) => {
-                let mut bytes = vec![0; request.bytes as usize];
-                machine.gather(memory, &mut bytes).map_err(|_| undecodable())?;
-                Ok(bytes.into())
-            }
-            _ => Err(undecodable()),
-        }
+        })?
     }
 }
 
@@ -281,14 +301,17 @@ mod tests {
 
     const ME: Rank = Rank(1);
 
+    fn owner(device: Option<Weak<dyn Device>>) -> Owner {
+        Owner { me: ME, incarnation: 0, device, exposed: Arc::default() }
+    }
+
     /// What a peer is answered.
     fn ask(device: &Weak<dyn Device>, info: &[u8], payload: &[u8]) -> Result<Vec<u8>, Fault> {
         let source = Endpoint::new(Rank(0), ContextId(0));
         let body = Body::Short(payload);
         let message =
             Message::new(Incoming { source, info, body, protocol: ProtocolId(9), life: 0, cookie: 1 });
-        let owner = Owner { me: ME, incarnation: 0, device: Some(device.clone()) };
-        owner.answer(&message).map(|answer| answer.to_vec())
+        owner(Some(device.clone())).answer(&message).map(|answer| answer.to_vec())
     }
 
     #[test]
@@ -303,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_get_may_be_asked_for_again_and_a_put_may_not() {
-        let owner = Owner { me: ME, incarnation: 0, device: None };
+        let owner = owner(None);
         let place = Request { place: 0, len: 64, base: 0, count: 1, first: 0, bytes: 8, incarnation: 0 };
         for (kind, may_be_refused) in [(GET, true), (PUT, false)] {
             let (info, _) = place.info(kind, &Datatype::of::<u64>().to_bytes());
@@ -320,7 +343,7 @@ mod tests {
         let device = fabric.device(ClientId(0), ME);
         let own = device.allocate(64 << 10).expect("there is memory");
         let memory = device.map(ME, own.offset, own.len).expect("it is mapped");
-        let owner = Owner { me: ME, incarnation: 0, device: Some(Arc::downgrade(&device)) };
+        let owner = owner(Some(Arc::downgrade(&device)));
         let long = Datatype::of::<u8>().vector(8, 1000, 2000).expect("small");
         let short = Datatype::of::<u8>().vector(8, 500, 1000).expect("small");
         let request = Request {
@@ -369,6 +392,50 @@ mod tests {
         for len in 0..info.len() {
             assert!(owner.place(&FirstPacket { source, info: &info[..len], total: 3000 }).is_none(), "{len}");
         }
+    }
+
+    #[test]
+    fn memory_that_no_device_has_is_reached_within_its_bounds_while_it_is_there() {
+        let owner = owner(None);
+        let memory = owner.exposed.add(vec![0_u8; 32]);
+        let program = Datatype::of::<u16>().vector(4, 1, 2).expect("small").to_bytes();
+        let all = Request {
+            place: memory.place(),
+            len: 32,
+            base: 16,
+            count: 1,
+            first: 3,
+            bytes: 5,
+            incarnation: 0,
+        };
+        let ask = |request: &Request, info: Vec<u8>, payload: &[u8]| {
+            let (source, body) = (Endpoint::new(Rank(0), ContextId(0)), Body::Short(payload));
+            let first = FirstPacket { source, info: &info, total: request.bytes };
+            assert!(owner.place(&first).is_none(), "nothing is placed there");
+            let message = Incoming { source, info: &info, body, protocol: ProtocolId(9), life: 0, cookie: 1 };
+            owner.answer(&Message::new(message)).map(|answer| answer.to_vec())
+        };
+        let put = |request: &Request| ask(request, request.put_info(&program).0, &[1, 2, 3, 4, 5]);
+        let get = |request: &Request| ask(request, request.get_info(&program).0, &[]);
+        assert_eq!((put(&all), get(&all)), (Ok(vec![]), Ok(vec![1, 2, 3, 4, 5])));
+        assert_eq!(
+            memory.with(|bytes| bytes[16..].to_vec()),
+            [0, 0, 0, 0, 0, 1, 0, 0, 2, 3, 0, 0, 4, 5, 0, 0]
+        );
+        let (refused, gone) = (Err(Fault::Undecodable(ME)), Err(Fault::NoSuchMemory(ME)));
+        for (wrong, told) in [
+            (Request { base: 19, ..all }, &refused),
+            (Request { len: 33, ..all }, &gone),
+            (Request { len: u64::MAX, ..all }, &gone),
+            (Request { place: all.place + 1, ..all }, &gone),
+            (Request { place: u64::MAX, ..all }, &gone),
+            (Request { incarnation: 1, ..all }, &gone),
+        ] {
+            assert_eq!((&put(&wrong), &get(&wrong)), (told, told), "{wrong:?}");
+        }
+        let bytes = memory.into_inner();
+        assert_eq!((put(&all), get(&all)), (gone.clone(), gone));
+        assert_eq!(bytes[..16], [0; 16]);
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Group {
             handle: inner.handle.clone(),
             gates: home.gates.clone(),
             device: home.device.clone(),
-            layouts: Some(home.layouts),
+            layouts: home.layouts,
             size: gathered.len() as u32,
             own: self.rank(),
         };

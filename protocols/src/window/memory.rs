@@ -198,8 +198,8 @@ pub(crate) struct Memory {
     /// Which part is this rank's own; of a region none counts as that ([`NO_OWN_PART`]).
     pub(super) own: usize,
     pub(super) device: Arc<dyn Device>,
-    /// How layouts are reached where memory is not mapped; windows have it.
-    pub(super) layouts: Option<LayoutAccess>,
+    /// How layouts are reached where memory is not mapped.
+    pub(super) layouts: LayoutAccess,
     /// Those of the parts; of a view they are with its home.
     _keys: Option<Keys>,
     /// What this is a view of.
@@ -239,7 +239,7 @@ impl Memory {
 
     /// Until what is returned is dropped nothing is done at once at the rank that has a part, which would overtake what has yet
     /// to be started.
-    fn hold(&self, part: &Part) -> Option<Held> {
+    pub(super) fn hold(&self, part: &Part) -> Option<Held> {
         // Whether or not this part is mapped, others of that rank's may be.
         let is_at_once = !self.gates.goes_over_send(part.rank);
         is_at_once.then(|| Gates::hold(&self.gates, part.rank))
@@ -451,7 +451,7 @@ pub(super) struct Made {
     pub handle: Handle,
     pub gates: posthaste_core::sync::Arc<Gates>,
     pub device: Arc<dyn Device>,
-    pub layouts: Option<LayoutAccess>,
+    pub layouts: LayoutAccess,
     pub size: u32,
     pub own: usize,
 }

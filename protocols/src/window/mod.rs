@@ -185,7 +185,7 @@ impl<T: Element> Window<T> {
             handle,
             gates: client.gates().clone(),
             device,
-            layouts: Some(*layouts),
+            layouts: *layouts,
             size: remotes.len() as u32,
             own: me.index(),
         };

@@ -4,6 +4,7 @@ use super::get::Fetch;
 use super::memory::{Made, NO_OWN_PART};
 use super::{GetInto, GetTo, Memory, Put, PutSignal, PutSlice, Signal, Word, first_context, own};
 use crate::buffer::Buffer;
+use crate::datatype::LayoutAccess;
 use crate::operation::Way;
 use posthaste_core::context::Face;
 use posthaste_core::device::{Allocation, RemoteMemory};
@@ -472,7 +473,11 @@ impl RemoteRegion {
     ///
     /// # Cancel safety
     /// Cancel safe: nobody is told anything.
-    pub async fn open(client: &Client, key: RegionKey) -> Result<RemoteRegion, RmaError> {
+    pub async fn open(
+        client: &Client,
+        layouts: &LayoutAccess,
+        key: RegionKey,
+    ) -> Result<RemoteRegion, RmaError> {
         let (rank, size) = (key.rank, client.peers().ranks);
         if rank.0 >= size {
             return Err(RmaError::UnknownRank { rank, size });
@@ -500,7 +505,7 @@ impl RemoteRegion {
             handle,
             gates: client.gates().clone(),
             device,
-            layouts: None,
+            layouts: *layouts,
             size,
             own: NO_OWN_PART,
         };

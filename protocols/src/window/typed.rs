@@ -2,17 +2,18 @@
 
 use super::{Element, Memory, Part, RemoteRegion, Stage, Window, send_to_rma};
 use crate::datatype::{
-    Datatype, Layout, LayoutAccess, MAX_PROGRAM, Machine, Request, SlicedMemory, Thresholds, TransferError,
-    TypedError, checked, chunk, pack, put_chunk, redistribute_with,
+    Datatype, Layout, MAX_PROGRAM, Machine, Request, SlicedMemory, Thresholds, TransferError, TypedError,
+    checked, chunk, pack, put_chunk, redistribute_with,
 };
 use crate::operation::Pending;
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::context::Face;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Payload, Rma, SendArgs, Sent, Wait};
+use posthaste_core::exposed::is_exposed;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
-use posthaste_core::{Endpoint, Fault, ProtocolId, Rank, RmaError, Scope};
+use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,6 +24,20 @@ use zerocopy::IntoBytes;
 /// Bytes of one get that are asked for before answers come. As many keep their place in program order; the owner gathers them as
 /// the requests come in.
 const ASKED_AT_ONCE: u64 = 16 << 20;
+
+/// Where the far layout of a put or a get lies: in a rank's part of a window, or in a region.
+#[derive(Clone, Copy)]
+struct There<'w> {
+    memory: &'w Arc<Memory>,
+    part: usize,
+    rank: Rank,
+}
+
+impl<'w> There<'w> {
+    fn part(&self) -> Result<&'w Part, RmaError> {
+        self.memory.check(self.part, self.rank, 0, 0)
+    }
+}
 
 /// A request for some of the bytes.
 struct Asked {
@@ -44,8 +59,11 @@ impl Memory {
         if held < now { Err(Fault::StaleHandle { rank, held, now }.into()) } else { Ok(()) }
     }
 
-    fn layouts(&self, rank: Rank) -> Result<&LayoutAccess, RmaError> {
-        self.layouts.as_ref().ok_or(RmaError::Unreachable(rank))
+    /// The key of a part that only its owner reaches while other memory of that rank's is mapped.
+    fn beside_mapped(&self, part: &Part) -> Option<usize> {
+        let beside =
+            is_exposed(part.place) && self.device.caps().mappable && !self.gates.goes_over_send(part.rank);
+        beside.then_some(part.remote)
     }
 
     /// Copies to mapped memory now, or packs; returns what is still to be done.
@@ -53,10 +71,9 @@ impl Memory {
     fn put_typed(
         self: &Arc<Self>,
         thresholds: &Thresholds,
-        (rank, to): (Rank, &Layout<'_>),
+        (part, to): (&Part, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
     ) -> Result<Putting, TypedError> {
-        let part = self.check(rank.index(), rank, 0, 0)?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
         match aim.and_then(|aim| aim.change(copy)) {
@@ -100,7 +117,7 @@ impl Memory {
     ) -> Result<Asks, TypedError> {
         let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
         self.is_current(part)?;
-        let (protocol, program) = (self.layouts(part.rank)?.id(), readable(to.datatype.to_bytes())?);
+        let program = readable(to.datatype.to_bytes())?;
         let mut machine = Machine::new(from)?;
         let mut asks = VecDeque::new();
         // Bytes in one run need not be packed.
@@ -122,7 +139,7 @@ impl Memory {
                     Carried::Owned(pack(head, &mut machine, source, request.bytes)?.into())
                 }
             };
-            asks.push_back(self.ask(protocol, part.rank, info, bytes)?);
+            asks.push_back(self.ask(part, info, bytes)?);
             first = end;
         }
         Ok(asks)
@@ -136,58 +153,59 @@ impl Memory {
         first: u64,
         bytes: u64,
     ) -> Result<Asked, RmaError> {
-        let protocol = self.layouts(part.rank)?.id();
         let (info, within) = request(part, from, first, first + bytes).get_info(program);
         let payload = if within { Bytes::new() } else { program.clone() };
-        Ok(Asked { stage: self.ask(protocol, part.rank, info, Carried::Owned(payload))?, first, bytes })
+        Ok(Asked { stage: self.ask(part, info, Carried::Owned(payload))?, first, bytes })
     }
 
     /// Sends a request.
-    fn ask(
-        self: &Arc<Self>,
-        protocol: ProtocolId,
-        rank: Rank,
-        info: Vec<u8>,
-        carried: Carried<'_>,
-    ) -> Result<Stage, RmaError> {
+    fn ask(self: &Arc<Self>, part: &Part, info: Vec<u8>, carried: Carried<'_>) -> Result<Stage, RmaError> {
+        let (rank, beside) = (part.rank, self.beside_mapped(part));
         // Not copied if it can go at once.
         let now = self.handle.enter(|engine| {
             let payload = match &carried {
                 Carried::Lent(lent) => Payload::Borrowed(lent),
                 Carried::Owned(bytes) => Payload::Owned(bytes.clone()),
             };
-            self.ask_in(&mut engine.scope(), protocol, rank, &info, payload)
+            self.ask_in(&mut engine.scope(), (rank, beside), &info, payload)
         });
         if let Ok(asked) = now {
             return asked.map(Stage::Pending);
         }
-        let (memory, bytes) = (
-            self.clone(),
-            match carried {
-                Carried::Lent(lent) => Bytes::copy_from_slice(lent),
-                Carried::Owned(bytes) => bytes,
-            },
-        );
+        let (memory, held) = (self.clone(), self.hold(part));
+        let bytes = match carried {
+            Carried::Lent(lent) => Bytes::copy_from_slice(lent),
+            Carried::Owned(bytes) => bytes,
+        };
         Ok(Stage::Posted(self.handle.post(move |scope: &mut Scope<'_>| {
-            memory.ask_in(scope, protocol, rank, &info, Payload::Owned(bytes)).map(Some)
+            let asked = memory.ask_in(scope, (rank, beside), &info, Payload::Owned(bytes));
+            drop(held);
+            asked.map(Some)
         })))
     }
 
     fn ask_in(
         self: &Arc<Self>,
         scope: &mut Scope<'_>,
-        protocol: ProtocolId,
-        rank: Rank,
+        (rank, beside): (Rank, Option<usize>),
         info: &[u8],
         payload: Payload<'_>,
     ) -> Result<Pending, RmaError> {
         self.still_there()?;
         let target = Endpoint::new(rank, self.handle.me().context);
         let ticket = scope.operation(Some(rank))?;
+        let protocol = self.layouts.id();
         let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
         let error = match scope.send(&args, payload, Wait::InTurn) {
             Ok(Sent::Done | Sent::Queued(_)) => {
-                return Ok(Pending::new(self.handle.clone(), ticket, None, None));
+                let asked = Pending::new(self.handle.clone(), ticket, None, None);
+                if let Some(key) = beside {
+                    // A message keeps no gate closed. A put of nothing behind it does, until it was handled, and so the message.
+                    if let Some(last) = scope.rma(target, key, 0, Rma::Put(Payload::Borrowed(&[])))? {
+                        scope.detach(last);
+                    }
+                }
+                return Ok(asked);
             }
             // It takes no credit.
             Ok(Sent::Later(..) | Sent::Full(_)) => Fault::Busy(rank).into(),
@@ -308,8 +326,7 @@ impl<T: Element> Window<T> {
         source: &'s [S],
         from: &Layout<'s>,
     ) -> PutTyped<'w, 's> {
-        let begin = Begin { thresholds: *thresholds, to: *to, source: source.as_bytes(), from: *from };
-        PutTyped { memory: &self.memory, rank, step: PutStep::Begin(begin) }
+        PutTyped::new(self.there(rank), thresholds, to, source, from)
     }
 
     /// Gets the elements of a layout in a rank's part into those of another one, in a buffer that is given back; see
@@ -361,19 +378,111 @@ impl<T: Element> Window<T> {
         into: Vec<S>,
         to: &Layout<'_>,
     ) -> GetTyped<'_, S> {
-        GetTyped {
-            memory: &self.memory,
-            thresholds: *thresholds,
-            rank,
-            from: Place::of(from),
-            to: Place::of(to),
-            buffer: Some(into),
-            remote: None,
-        }
+        GetTyped::new(self.there(rank), thresholds, from, into, to)
+    }
+
+    fn there(&self, rank: Rank) -> There<'_> {
+        There { memory: &self.memory, part: rank.index(), rank }
     }
 }
 
 impl RemoteRegion {
+    /// Puts the elements of a layout to those of another one in the region, as [`Window::put_typed`] does. Bases of layouts are
+    /// in bytes, from the beginning of the region and of `source`.
+    ///
+    /// # Cancel safety
+    /// As for [`Window::put_typed`].
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// let region = job.region(32).await?;
+    /// let remote = job.remote_region(region.key()).await?; // as a peer opens it
+    /// let packed = Datatype::of::<u16>();
+    /// let every_other = packed.vector(4, 1, 2)?;
+    /// // Behind a header of 16 bytes.
+    /// let to = Layout::new(&every_other, 1).at(16);
+    /// remote.put_typed(&to, &[1_u16, 2, 3, 4], &Layout::new(&packed, 4)).await?;
+    /// let mut last = [0; 6];
+    /// region.read(24, &mut last)?;
+    /// assert_eq!(last, [[3_u16, 0, 4].map(u16::to_ne_bytes)].concat().concat()[..]);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    #[inline]
+    pub fn put_typed<'w, 's, S: Element>(
+        &'w self,
+        to: &Layout<'s>,
+        source: &'s [S],
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
+        self.put_typed_with(&Thresholds::default(), to, source, from)
+    }
+
+    /// As [`put_typed`](Self::put_typed), straight or staged as these thresholds say where memory is mapped; see
+    /// [`Window::put_typed_with`].
+    ///
+    /// # Cancel safety
+    /// As for [`Window::put_typed`].
+    #[inline]
+    pub fn put_typed_with<'w, 's, S: Element>(
+        &'w self,
+        thresholds: &Thresholds,
+        to: &Layout<'s>,
+        source: &'s [S],
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
+        PutTyped::new(self.there(), thresholds, to, source, from)
+    }
+
+    /// Gets the elements of a layout in the region into those of another one, in a buffer that is given back, as
+    /// [`Window::get_typed`] does.
+    ///
+    /// # Cancel safety
+    /// Cancel safe; the buffer is dropped with the future.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// // A matrix of 4 × 4, row by row, that its owner has already.
+    /// let matrix = job.region_from((0..16).collect::<Vec<u8>>())?;
+    /// let remote = job.remote_region(matrix.key()).await?; // as a peer opens it
+    /// let element = Datatype::of::<u8>();
+    /// let column = element.vector(4, 1, 4)?;
+    /// let from = Layout::new(&column, 1).at(2);
+    /// let row = remote.get_typed(&from, vec![0_u8; 4], &Layout::new(&element, 4)).await?;
+    /// assert_eq!(row, [2, 6, 10, 14]);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn get_typed<S: Element>(&self, from: &Layout<'_>, into: Vec<S>, to: &Layout<'_>) -> GetTyped<'_, S> {
+        self.get_typed_with(&Thresholds::default(), from, into, to)
+    }
+
+    /// As [`get_typed`](Self::get_typed), straight or staged as these thresholds say where memory is mapped.
+    ///
+    /// # Cancel safety
+    /// As for `get_typed`.
+    pub fn get_typed_with<S: Element>(
+        &self,
+        thresholds: &Thresholds,
+        from: &Layout<'_>,
+        into: Vec<S>,
+        to: &Layout<'_>,
+    ) -> GetTyped<'_, S> {
+        GetTyped::new(self.there(), thresholds, from, into, to)
+    }
+
+    fn there(&self) -> There<'_> {
+        There { memory: &self.memory, part: 0, rank: self.owner() }
+    }
+
     /// The region in segments of so many bytes, to be attached one at a time; `None` if it is not mapped here.
     ///
     /// # Examples
@@ -403,8 +512,7 @@ impl RemoteRegion {
 /// See [`Window::put_typed`].
 #[must_use = "a put does nothing until it is awaited"]
 pub struct PutTyped<'w, 's> {
-    memory: &'w Arc<Memory>,
-    rank: Rank,
+    there: There<'w>,
     step: PutStep<'s>,
 }
 
@@ -425,7 +533,7 @@ enum PutStep<'s> {
 
 impl std::fmt::Debug for PutTyped<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PutTyped").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("PutTyped").field("rank", &self.there.rank).finish_non_exhaustive()
     }
 }
 
@@ -437,7 +545,9 @@ impl Future for PutTyped<'_, '_> {
         let this = &mut *self;
         if let PutStep::Begin(Begin { thresholds, to, source, from }) = &this.step {
             ready!(budget::proceed(cx));
-            let put = this.memory.put_typed(thresholds, (this.rank, to), (source, from));
+            let There { memory, .. } = this.there;
+            let part = this.there.part().map_err(TypedError::from);
+            let put = part.and_then(|part| memory.put_typed(thresholds, (part, to), (source, from)));
             let bytes = source.len();
             let begun = match put {
                 Ok(begun) => begun,
@@ -457,21 +567,32 @@ impl Future for PutTyped<'_, '_> {
     }
 }
 
-impl PutTyped<'_, '_> {
+impl<'w, 's> PutTyped<'w, 's> {
+    #[inline]
+    fn new<S: Element>(
+        there: There<'w>,
+        thresholds: &Thresholds,
+        to: &Layout<'s>,
+        source: &'s [S],
+        from: &Layout<'s>,
+    ) -> Self {
+        let begin = Begin { thresholds: *thresholds, to: *to, source: source.as_bytes(), from: *from };
+        PutTyped { there, step: PutStep::Begin(begin) }
+    }
+
     #[cold]
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TypedError>> {
+        let handle = &self.there.memory.handle;
         let PutStep::Begun(begun) = &mut self.step else {
             // Polled again after its end.
             return Poll::Ready(Err(RmaError::from(Fault::Shutdown).into()));
         };
         let result = match begun {
             Putting::Done => Ok(()),
-            Putting::InTurn(stage) => {
-                ready!(stage.poll(&self.memory.handle, cx)).map(drop).map_err(TypedError::from)
-            }
+            Putting::InTurn(stage) => ready!(stage.poll(handle, cx)).map(drop).map_err(TypedError::from),
             Putting::Asked(asks) => loop {
                 let Some(first) = asks.front_mut() else { break Ok(()) };
-                match ready!(first.poll(&self.memory.handle, cx)) {
+                match ready!(first.poll(handle, cx)) {
                     Ok(_) => drop(asks.pop_front()),
                     Err(error) => break Err(error.into()),
                 }
@@ -516,9 +637,9 @@ struct Remote {
 
 impl Remote {
     /// Asks for more, if no more than may be is under way.
-    fn ask(&mut self, memory: &Arc<Memory>, rank: Rank, from: &Layout<'_>) -> Result<(), RmaError> {
+    fn ask(&mut self, there: There<'_>, from: &Layout<'_>) -> Result<(), RmaError> {
         while self.asked < self.all && (self.requests.is_empty() || self.asked - self.come < ASKED_AT_ONCE) {
-            let part = memory.check(rank.index(), rank, 0, 0)?;
+            let (memory, part) = (there.memory, there.part()?);
             memory.is_current(part)?;
             let bytes = chunk(self.program.len()).min(self.all - self.asked);
             self.requests.push_back(memory.ask_for(part, (from, &self.program), self.asked, bytes)?);
@@ -534,9 +655,8 @@ impl Remote {
 /// Cancel safe; the buffer is dropped with the future.
 #[must_use = "a get does nothing until it is awaited"]
 pub struct GetTyped<'w, S> {
-    memory: &'w Arc<Memory>,
+    there: There<'w>,
     thresholds: Thresholds,
-    rank: Rank,
     from: Place,
     to: Place,
     buffer: Option<Vec<S>>,
@@ -556,30 +676,41 @@ impl<S> Unpin for GetTyped<'_, S> {}
 
 impl<S> std::fmt::Debug for GetTyped<'_, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GetTyped").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("GetTyped").field("rank", &self.there.rank).finish_non_exhaustive()
     }
 }
 
 impl<'w, S: Element> GetTyped<'w, S> {
+    fn new(
+        there: There<'w>,
+        thresholds: &Thresholds,
+        from: &Layout<'_>,
+        into: Vec<S>,
+        to: &Layout<'_>,
+    ) -> Self {
+        let (from, to) = (Place::of(from), Place::of(to));
+        GetTyped { there, thresholds: *thresholds, from, to, buffer: Some(into), remote: None }
+    }
+
     /// Copies from mapped memory, or prepares to ask; true if all is done.
     fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
         let (from, to) = (self.from.layout(), self.to.layout());
-        let part = self.memory.check(self.rank.index(), self.rank, 0, 0)?;
-        let aim = self.memory.aim_within(part, 0, part.len);
+        let (memory, part) = (self.there.memory, self.there.part()?);
+        let aim = memory.aim_within(part, 0, part.len);
         let copy = |source| redistribute_with(&self.thresholds, &mut *into, &to, source, &from);
         if let Some(copied) = aim.and_then(|aim| aim.reach(copy)) {
             copied?;
             return Ok(true);
         }
         let all = checked((&to, into.len() as u64), (&from, part.len))?;
-        if self.memory.waits_for_turn(part) {
+        if memory.waits_for_turn(part) {
             let all = distinct(part.len.max(into.len() as u64), all)?;
             let (mut machine, rank) = (Machine::new(&from)?, part.rank);
             let packed = move |source: SharedSlice| {
                 let packed = pack(&[], &mut machine, source, all).map_err(|_| Fault::NoSuchMemory(rank))?;
                 Ok(Value::Bytes(packed.into()))
             };
-            let stage = self.memory.in_turn(part, false, packed);
+            let stage = memory.in_turn(part, false, packed);
             self.remote = Some(Box::new(Fetching::InTurn(stage, Machine::new(&to)?)));
             return Ok(false);
         }
@@ -587,13 +718,13 @@ impl<'w, S: Element> GetTyped<'w, S> {
         let program = readable(self.from.datatype.to_bytes())?.into();
         let (machine, requests) = (Machine::new(&to)?, VecDeque::new());
         let mut remote = Remote { machine, program, requests, asked: 0, come: 0, all };
-        remote.ask(self.memory, self.rank, &from)?;
+        remote.ask(self.there, &from)?;
         self.remote = Some(Box::new(Fetching::Remote(remote)));
         Ok(all == 0)
     }
 
     fn go_on(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<Result<(), TypedError>> {
-        let (memory, rank) = (self.memory, self.rank);
+        let memory = self.there.memory;
         let remote = match self.remote.as_deref_mut() {
             None => return Poll::Ready(Ok(())),
             Some(Fetching::InTurn(stage, machine)) => {
@@ -611,7 +742,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
                 // Too many answers wait there for this rank as it is.
                 Err(RmaError::Fault(Fault::Busy(_))) => {
                     let (first, bytes) = (first.first, first.bytes);
-                    let part = memory.check(rank.index(), rank, 0, 0)?;
+                    let part = self.there.part()?;
                     let again = memory.ask_for(part, (&self.from.layout(), &remote.program), first, bytes)?;
                     remote.requests[0] = again;
                     continue;
@@ -620,15 +751,15 @@ impl<'w, S: Element> GetTyped<'w, S> {
             };
             let bytes = value.as_ref().map_or(&[][..], Value::as_bytes);
             if bytes.len() as u64 != first.bytes {
-                return Poll::Ready(Err(RmaError::from(Fault::PeerCorrupt(
-                    memory.rank_of(rank.index(), rank),
-                ))
-                .into()));
+                let There { part, rank, .. } = self.there;
+                return Poll::Ready(Err(
+                    RmaError::from(Fault::PeerCorrupt(memory.rank_of(part, rank))).into()
+                ));
             }
             remote.machine.scatter(&mut *into, bytes)?;
             remote.come += first.bytes;
             remote.requests.pop_front();
-            remote.ask(memory, rank, &self.from.layout())?;
+            remote.ask(self.there, &self.from.layout())?;
         }
     }
 }

@@ -15,6 +15,8 @@ pub struct Member {
     pub rank: Rank,
     pub client: Arc<Client>,
     pub collectives: Collectives,
+    #[allow(dead_code, reason = "only some open regions")]
+    pub layouts: LayoutAccess,
     pub fabric: Arc<Fabric>,
 }
 
@@ -69,7 +71,7 @@ pub fn run<B: AsyncFn(Member)>(ranks: u32, setup: Setup, body: B) {
             let collectives = collectives.with_windows(&client, &exchange, &layouts).expect("a device");
             client.open().await.expect("the device opens");
             let (client, fabric) = (Arc::new(client), fabric.clone());
-            members.push(Member { rank, client, collectives, fabric });
+            members.push(Member { rank, client, collectives, layouts, fabric });
         }
         let hubs: Vec<_> = members.iter().map(|member| member.collectives.clone()).collect();
         let clients: Vec<_> = members.iter().map(|member| member.client.clone()).collect();
