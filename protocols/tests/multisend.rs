@@ -218,6 +218,131 @@ fn different_buffers_come_with_little_room() {
     many(Setup::tiny());
 }
 
+/// Messages of all lengths in one call, several of them to the same rank: those come in their order.
+fn mixed(setup: Setup) {
+    run(3, setup, async |member| {
+        const LENS: [usize; 8] = [1 << 20, 8, 0, 60, 4 << 10, 8, 1 << 20, 8];
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let (connection, me) = (ConnectionId(u32::MAX), member.rank.index());
+        for turn in 0..2 {
+            let seed = |number: usize, to: u32| (turn * 100 + number * 10) as u64 + u64::from(to);
+            let messages = LENS.iter().enumerate();
+            let messages = messages.flat_map(|(number, &len)| {
+                (0..3).map(move |to| (Rank(to), bytes(seed(number, to), me, len)))
+            });
+            let send = many.send(connection, messages);
+            let receive = async {
+                for (number, len) in LENS.into_iter().enumerate() {
+                    let part =
+                        |source: u32| Part { source: Rank(source), offset: source as usize * len, len };
+                    let receive = many.receive(connection, 3 * len, &[1, 2, 0].map(part)).unwrap();
+                    let buffer = receive.await.unwrap().into_whole().unwrap();
+                    let sent: Vec<u8> =
+                        (0..3).flat_map(|from| bytes(seed(number, me as u32), from, len)).collect();
+                    assert!(buffer == sent, "message {number} of turn {turn}");
+                }
+            };
+            futures::join!(async { send.await.unwrap() }, receive);
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn buffers_of_all_lengths_go_in_one_call_and_stay_in_order() {
+    mixed(Setup::new());
+    // Devices with little room, behind long queues.
+    mixed(Setup { limits: Setup::tiny().limits, ..Setup::new() });
+}
+
+#[test]
+fn who_has_no_credit_left_holds_up_none_of_the_others() {
+    let setup = Setup::new();
+    let config = posthaste_core::engine::EngineConfig { credits: 2, ..setup.config };
+    run(3, Setup { config, ..setup }, async |member| {
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let connection = ConnectionId(0);
+        let receive = || many.receive(connection, 8, &[Part { source: Rank(0), offset: 0, len: 8 }]).unwrap();
+        let word = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
+        match member.rank.0 {
+            0 => {
+                for number in 0..2 {
+                    many.send(connection, [1, 2].map(|to| (Rank(to), word(number)))).await.unwrap();
+                }
+                // Rank 2 has taken its two, and has given credit for them.
+                world.barrier().await.unwrap();
+                let messages = [1, 2, 1].map(|to| (Rank(to), word(2 + u64::from(to))));
+                let mut third = Box::pin(many.send(connection, messages));
+                assert!(futures::poll!(&mut third).is_pending());
+                world.barrier().await.unwrap();
+                let late = many.send(connection, [(Rank(1), word(9))]);
+                let late = late.deadline(std::time::Duration::from_millis(5)).await.unwrap_err();
+                let error = SendError::Fault(Fault::DeadlineExceeded);
+                assert_eq!((late.failed, late.total), (vec![(Rank(1), error)], 1));
+                world.barrier().await.unwrap();
+                third.await.unwrap();
+            }
+            1 => {
+                for _ in 0..3 {
+                    world.barrier().await.unwrap();
+                }
+                for number in [0, 1, 3, 3] {
+                    assert_eq!(receive().await.unwrap().into_whole().unwrap(), word(number));
+                }
+            }
+            _ => {
+                for number in 0..2 {
+                    assert_eq!(receive().await.unwrap().into_whole().unwrap(), word(number));
+                }
+                world.barrier().await.unwrap();
+                assert_eq!(receive().await.unwrap().into_whole().unwrap(), word(4));
+                for _ in 0..2 {
+                    world.barrier().await.unwrap();
+                }
+            }
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_buffer_for_a_lost_rank_fails_alone() {
+    run(4, Setup::new(), async |member| {
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let connection = ConnectionId(1);
+        let (word, long) = (Bytes::from_static(b"one word"), bytes(1, 0, 1 << 20));
+        match member.rank.0 {
+            2 => member.fabric.kill(member.rank),
+            0 => {
+                // Until it is known, messages to the dead rank go nowhere.
+                while many.send(connection, [(Rank(2), word.clone())]).await.is_ok() {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+                for payload in [word, long] {
+                    let messages = [1, 2, 3, 9].map(|to| (Rank(to), payload.clone()));
+                    let error = many.send(connection, messages).await.unwrap_err();
+                    let lost = SendError::Fault(Fault::PeerLost(Rank(2)));
+                    let unknown = SendError::UnknownRank { rank: Rank(9), size: 4 };
+                    assert_eq!((error.failed, error.total), (vec![(Rank(2), lost), (Rank(9), unknown)], 4));
+                }
+            }
+            _ => {
+                for payload in [word, long] {
+                    let part = Part { source: Rank(0), offset: 0, len: payload.len() };
+                    let receive = many.receive(connection, payload.len(), &[part]).unwrap();
+                    assert!(receive.await.unwrap().into_whole().unwrap() == payload);
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn receives_are_checked_cut_off_and_taken_back() {
     run(3, Setup::new(), async |member| {

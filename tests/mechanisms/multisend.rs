@@ -1,7 +1,7 @@
 //! Multisend between processes: one call, many destinations.
 
 use crate::support::{is_payload, options, payload, run, soon};
-use posthaste::{ConnectionManager, Message, Part, Rank, Scope};
+use posthaste::{ConnectionManager, Job, Message, Part, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -96,6 +96,60 @@ fn m_d19_a_buffer_for_each_destination_and_one_for_all_sources() {
         }
         job.barrier().await.unwrap();
     });
+}
+
+/// Some of them are single packets, in whose way those before them stand; a recorded one comes the other way.
+async fn lengths_in_one_call(job: Job) {
+    const LENS: [usize; 8] = [8, 1 << 20, 8, 0, 60, 4 << 10, 1 << 20, 8];
+    let (me, many) = (job.rank().0, job.many_to_many());
+    let source = job.region(8).await.unwrap();
+    let manager = ConnectionManager::new(2);
+    let (_first, connection) = (manager.open().await, manager.open().await);
+    job.barrier().await.unwrap();
+    for turn in 0..10u64 {
+        let seed =
+            |number: usize, from: u32, to: u32| turn * 1000 + number as u64 * 100 + u64::from(from * 10 + to);
+        let messages = LENS.iter().enumerate().flat_map(|(number, len)| {
+            (0..3).map(move |to| (Rank(to), payload(seed(number, me, to), *len).into()))
+        });
+        let (sent, received) =
+            futures::join!(soon("the sends", many.send(connection.id(), messages)), async {
+                for (number, len) in LENS.into_iter().enumerate() {
+                    let part =
+                        |source: u32| Part { source: Rank(source), offset: source as usize * len, len };
+                    let receive = many.receive(connection.id(), 3 * len, &[2, 0, 1].map(part)).unwrap();
+                    let buffer = soon("a buffer", receive).await.unwrap().into_whole().unwrap();
+                    for (from, bytes) in buffer.chunks(len.max(1)).enumerate() {
+                        assert!(
+                            is_payload(seed(number, from as u32, me), bytes),
+                            "message {number} of turn {turn}"
+                        );
+                    }
+                }
+                let part = |source: u32| Part { source: Rank(source), offset: 8 * source as usize, len: 8 };
+                let receive = many.receive(connection.id(), 24, &[0, 1, 2].map(part)).unwrap();
+                source.write(0, &(turn + u64::from(me)).to_ne_bytes()).unwrap();
+                let to_all = (0..3).map(|to| (Rank(to), source.slice(0..8)));
+                let pattern = many.send_recording(connection.id(), to_all).await.unwrap();
+                let buffer = soon("what was recorded", receive).await.unwrap().into_whole().unwrap();
+                assert_eq!(buffer, [turn, turn + 1, turn + 2].map(u64::to_ne_bytes).concat());
+                pattern
+            });
+        sent.unwrap();
+        drop(received);
+    }
+    job.barrier().await.unwrap();
+    assert_eq!(job.stats().panics, 0);
+}
+
+#[test]
+fn m_d19_buffers_of_all_lengths_go_in_one_call_and_stay_in_order() {
+    run(3, options(), async |job| lengths_in_one_call(job).await);
+}
+
+#[test]
+fn m_d19_buffers_of_all_lengths_go_in_one_call_over_sockets() {
+    run(3, options().over_tcp(), async |job| lengths_in_one_call(job).await);
 }
 
 #[test]

@@ -150,6 +150,9 @@ const OF_ONE_SIZE: &[&str] = &[
     "join",
 ];
 
+/// Of which one operation has all other ranks as its targets.
+const TO_ALL_OTHERS: &[&str] = &["multicast", "many_to_many"];
+
 /// All benchmarks, in the order of the report. A name that is there twice is measured in several ways.
 #[rustfmt::skip]
 pub const BENCHES: &[Bench] = &[
@@ -183,6 +186,7 @@ pub const BENCHES: &[Bench] = &[
     beside("descriptor_loop", counting(64, runs("sends_joined", plain(bench("sends_joined_64", &[8, K], "us"))))),
     against("lanes", 2.0, ranks(&[8], bench("multicast", &[8], "us"))),
     against("lanes", 1.3, ranks(&[8], bench("multicast", &[64 * K], "us"))),
+    against("lanes", 2.0, ranks(&[8], plain(bench("many_to_many", &[8], "us")))),
     against("pingpong_two_lines", 1.6, bench("barrier", &[0], "us")),
     ranks(CROWDS, plain(bench("barrier", &[0], "us"))),
     against("pingpong_two_lines", 1.8, bench("all_reduce", &[8], "us")),
@@ -272,7 +276,7 @@ impl Sizes {
             "replay_sends" | "replay_sends_acked" | "sends_awaited" | "sends_joined" => Sizes::From(1),
             "strided_put" | "strided_both" | "layout_strided" => Sizes::From(1),
             // The first word says which message it is, or that it is the last one.
-            "multicast" => Sizes::From(8),
+            "multicast" | "many_to_many" => Sizes::From(8),
             "loan_latency" | "all_reduce" | "all_reduce_bandwidth" => Sizes::MultipleOf(8),
             "all_to_all" => Sizes::MultipleOf(4),
             "typed_put_bandwidth" => Sizes::MultipleOf(K),
@@ -339,7 +343,7 @@ impl Bench {
         let least = match self.name {
             // What one more peer costs is told by the difference to a job of two.
             "memory_silent" => 3,
-            "multicast" | "loss" | "loss_busy" | "memory_talking" | "oversubscribed" => 2,
+            "multicast" | "many_to_many" | "loss" | "loss_busy" | "memory_talking" | "oversubscribed" => 2,
             _ => 1,
         };
         if (least..=MAX_RANKS).contains(&ranks) {
@@ -350,7 +354,7 @@ impl Bench {
 
     /// What its limit is measured with, beside so many ranks: operations of a batch, blocks, or targets.
     pub fn count(&self, ranks: u32) -> usize {
-        if self.name == "multicast" { ranks as usize - 1 } else { self.count }
+        if TO_ALL_OTHERS.contains(&self.name) { ranks as usize - 1 } else { self.count }
     }
 
     /// Those of a device.
@@ -375,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_a_multicast_has_as_many_lanes_as_there_are_targets() {
-        for bench in BENCHES.iter().filter(|bench| bench.name == "multicast") {
+        for bench in BENCHES.iter().filter(|bench| TO_ALL_OTHERS.contains(&bench.name)) {
             assert_eq!((bench.count(2), bench.count(8)), (1, 7));
         }
         let replay = BENCHES.iter().find(|bench| bench.name == "replay_64").expect("it is there");

@@ -7,7 +7,7 @@ use super::{Scope, State};
 use crate::descriptor::{Descriptor, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
 use crate::ids::{ContextId, Endpoint, JobShape, ProtocolId, Rank};
-use crate::protocol::ReplyTo;
+use crate::protocol::{Flow, ReplyTo};
 use crate::slot::Ticket;
 use crate::wire;
 use bytes::Bytes;
@@ -60,6 +60,30 @@ impl Scope<'_> {
     /// payload is where `source` says: these bytes, or a loan that is the device's again if this returns true.
     #[inline]
     pub fn send_packet(&mut self, target: Endpoint, protocol: ProtocolId, source: Whole<'_>) -> bool {
+        self.single_packet::<false>(target, protocol, 0, source)
+    }
+
+    /// Sends any one packet without info of a [`Flow::Credited`] protocol, and takes its credit, if there is any and nothing
+    /// else stands in the way, as [`send_word`](Self::send_word) does. The cookie is the protocol's own.
+    #[inline]
+    pub fn send_on_credit(
+        &mut self,
+        target: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        source: Whole<'_>,
+    ) -> bool {
+        !self.state.closed && self.single_packet::<true>(target, protocol, cookie, source)
+    }
+
+    #[inline(always)]
+    fn single_packet<const CREDITED: bool>(
+        &mut self,
+        target: Endpoint,
+        protocol: ProtocolId,
+        cookie: u64,
+        source: Whole<'_>,
+    ) -> bool {
         if let Whole::Loan(loan) = source
             && !self.state.lends(loan, target.rank)
         {
@@ -67,7 +91,8 @@ impl Scope<'_> {
         }
         let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
         let Some((index, peer)) = clear_way(peers, *shape, target) else { return false };
-        if !peer.is_open(protocol) {
+        let Some(out) = peer.outgoing.get_mut(protocol.index()) else { return false };
+        if !(if CREDITED { out.admits(Flow::Credited) } else { out.open }) {
             return false;
         }
         let wire_id = Self::wire_id(protocol);
@@ -89,7 +114,11 @@ impl Scope<'_> {
         };
         let plain = source_kind == SourceKind::Borrowed
             && owned.is_none()
-            && self.inject.plain(index, wire_id, 0, borrowed);
+            && match <[u8; 8]>::try_from(borrowed) {
+                // Those of other protocols have been looked at for that.
+                Ok(word) if CREDITED => self.inject.word(index, wire_id, cookie, u64::from_ne_bytes(word)),
+                _ => self.inject.plain(index, wire_id, cookie, borrowed),
+            };
         if !plain {
             let descriptor = Descriptor {
                 op: Op::Send,
@@ -97,6 +126,7 @@ impl Scope<'_> {
                 rank: target.rank,
                 context: target.context,
                 protocol: wire_id,
+                cookie,
                 len,
                 source: [key, 0],
                 ..Descriptor::default()
@@ -105,6 +135,10 @@ impl Scope<'_> {
             if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
                 return false;
             }
+        }
+        if CREDITED {
+            out.credits -= 1;
+            out.bytes -= len as i64;
         }
         peer.unflushed = true;
         stats.sent(len);
@@ -220,7 +254,7 @@ impl Scope<'_> {
             return None;
         }
         let out = peer.outgoing.get_mut(protocol.index())?;
-        if !out.admits_requests() {
+        if !out.admits(Flow::Replied) {
             return None;
         }
         let ticket = completer.alloc_noted(Some(target.rank), request_note(protocol, 8))?;

@@ -397,7 +397,7 @@ impl Scope<'_> {
         if let Some(IncomingState::Refused(_, told)) =
             self.state.peer(index).incoming.get_mut(usize::from(number))
             && std::mem::replace(told, true)
-            && cookie == 0
+            && Ticket::from_word(cookie).is_none()
         {
             // It knows, or will: once is enough for what waits for no answer.
             return;

@@ -95,11 +95,11 @@ impl Waits for Waiter {
 }
 
 impl Outgoing {
-    /// Whether a request could go out now without further ado.
+    /// Whether a message of a protocol that takes credit in this way could go out now without further ado.
     #[inline]
-    pub fn admits_requests(&self) -> bool {
+    pub fn admits(&self, flow: Flow) -> bool {
         self.declared
-            && self.flow == Flow::Replied
+            && self.flow == flow
             && self.credits > 0
             && self.bytes > 0
             && self.refused.is_none()

@@ -138,7 +138,8 @@ impl Scope<'_> {
     fn refused(&mut self, index: usize, rank: Rank, cookie: u64, bytes: &[u8]) -> Option<Verdict> {
         let refuse = wire::Refuse::read_from_bytes(bytes).ok()?;
         let fault = wire::fault_of(refuse.code.get(), rank);
-        if let Some(ticket) = Ticket::from_word(cookie) {
+        let request = Ticket::from_word(cookie);
+        if let Some(ticket) = request {
             self.state.end_request(index, rank, ticket, Err(fault));
         }
         if cookie == 0 && refuse.index.get() == u16::MAX {
@@ -152,7 +153,7 @@ impl Scope<'_> {
                 for waiter in waiters.drain(..) {
                     self.state.completer.complete(waiter.ticket, Err(fault));
                 }
-                if cookie == 0 {
+                if request.is_none() {
                     // What was sent before is gone, and nobody waits for it.
                     let protocol = self.state.registry.get(ProtocolId(refuse.index.get()));
                     let name = protocol.as_ref().map(|protocol| protocol.name());

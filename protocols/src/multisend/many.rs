@@ -1,12 +1,14 @@
 //! Many-to-many (D19): a buffer of its own for each destination in one call; one buffer for all sources at the receiver.
 //!
 //! A stream is ⟨source, destination, connection id⟩ (D20). Its messages meet the receives that name the source on that
-//! connection, each in its order. A message that comes before its receive is posted waits here and keeps its credit, so
+//! connection, each in its order. The id travels as the cookie of a message that is sent, so that one of a word is the message
+//! which devices carry fastest, and as the info of a recorded one. A message that comes before its receive is posted waits here and keeps its credit, so
 //! that a slow receiver slows its senders.
 
 use super::{ManyError, Multisend, MultisendError};
 use crate::ends::on_end;
 use bytes::Bytes;
+use posthaste_core::budget;
 use posthaste_core::context::{Shared, poll_until};
 use posthaste_core::device::Kept;
 use posthaste_core::memory::Source;
@@ -17,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 const NAME: &str = "posthaste.many";
@@ -122,7 +124,12 @@ struct Posted {
 impl Posted {
     /// Whether a message of that source is still to come.
     fn part_of(&self, source: Rank) -> Option<usize> {
-        let part = self.parts.iter().position(|part| part.source == source)?;
+        let is_its = |part: &Part| part.source == source;
+        // As a rule all ranks are named, in their order.
+        let part = match self.parts.get(source.index()) {
+            Some(part) if is_its(part) => source.index(),
+            _ => self.parts.iter().position(is_its)?,
+        };
         self.outcomes[part].is_none().then_some(part)
     }
 
@@ -202,32 +209,31 @@ impl State {
     fn deliver(&mut self, connection: u32, source: Rank, body: Source<'_>) -> Option<Option<Waker>> {
         let State { lines, receives, .. } = self;
         let line = lines.get_mut(&connection)?;
-        let place = line.posted.iter().find_map(|key| {
-            let part = receives.get(key)?.part_of(source)?;
-            Some((*key, part))
-        });
-        let (key, number) = place?;
-        let receive = receives.get_mut(&key)?;
-        let part = receive.parts[number];
-        let len = part.len.min(body.len());
-        let read = |target: &mut [u8]| match body {
-            Source::Private(bytes) => target.copy_from_slice(&bytes[..target.len()]),
-            Source::Shared(page) => page.read(target),
-        };
-        read(&mut receive.buffer[part.offset..part.offset + len]);
-        if len < body.len() {
-            let mut whole = vec![0; body.len()];
-            read(&mut whole);
-            receive.cut.push((number, whole));
-        }
-        let waker = receive.end(number, Ok(body.len()));
-        if receive.missing == 0 {
-            line.posted.retain(|other| *other != key);
-            if line.posted.is_empty() && line.waiting.is_empty() {
-                lines.remove(&connection);
+        for &key in &line.posted {
+            let Some(receive) = receives.get_mut(&key) else { continue };
+            let Some(number) = receive.part_of(source) else { continue };
+            let part = receive.parts[number];
+            let len = part.len.min(body.len());
+            let read = |target: &mut [u8]| match body {
+                Source::Private(bytes) => target.copy_from_slice(&bytes[..target.len()]),
+                Source::Shared(page) => page.read(target),
+            };
+            read(&mut receive.buffer[part.offset..part.offset + len]);
+            if len < body.len() {
+                let mut whole = vec![0; body.len()];
+                read(&mut whole);
+                receive.cut.push((number, whole));
             }
+            let waker = receive.end(number, Ok(body.len()));
+            if receive.missing == 0 {
+                line.posted.retain(|other| *other != key);
+                if line.posted.is_empty() && line.waiting.is_empty() {
+                    lines.remove(&connection);
+                }
+            }
+            return Some(waker);
         }
-        Some(waker)
+        None
     }
 
     /// A receive is not wanted any more: what has come for it is for those that were posted behind it, or waits for the next.
@@ -252,6 +258,22 @@ impl State {
         }
         wakers
     }
+}
+
+/// The cookie of a connection's messages: no ticket, whatever its id, so that nobody takes it for that of a request.
+#[inline]
+fn cookie_of(connection: ConnectionId) -> u64 {
+    u64::from(connection.0) << 32
+}
+
+/// The connection that a message names, in one way or the other.
+#[inline]
+fn connection_of(message: &Incoming<'_>) -> Option<u32> {
+    if !message.info.is_empty() {
+        return <[u8; 4]>::try_from(message.info).map(u32::from_le_bytes).ok();
+    }
+    let connection = ConnectionId((message.cookie >> 32) as u32);
+    (cookie_of(connection) == message.cookie).then_some(connection.0)
 }
 
 struct Registered {
@@ -288,10 +310,15 @@ impl Protocol for Registered {
         true
     }
 
+    // Connection ids.
+    fn takes_requests(&self) -> bool {
+        false
+    }
+
     fn on_message(&self, scope: &mut Scope<'_>, message: Incoming<'_>) {
         let source = message.source.rank;
         let credit = message.credit();
-        let Ok(connection) = <[u8; 4]>::try_from(message.info).map(u32::from_le_bytes) else {
+        let Some(connection) = connection_of(&message) else {
             tracing::warn!(%source, "impossible many-to-many message; the peer is cut off");
             return scope.cut_off(source);
         };
@@ -405,7 +432,9 @@ impl ManyToMany {
         connection: ConnectionId,
         messages: impl IntoIterator<Item = (Rank, Bytes)>,
     ) -> SendMany<'_> {
-        SendMany(Multisend::new(&self.handle, self.id, messages).info(&connection.0.to_le_bytes()))
+        let messages: Vec<(Rank, Bytes)> = messages.into_iter().collect();
+        let rest = Multisend::new(&self.handle, self.id, cookie_of(connection), messages.len());
+        SendMany { messages, rest }
     }
 
     /// Posts one buffer of `len` bytes for the next message of each of these sources on a connection. The future is ready
@@ -529,20 +558,32 @@ fn zeros(len: usize) -> Result<Vec<u8>, Fault> {
 /// ```
 #[must_use = "a multisend does nothing until it is awaited"]
 #[derive(Debug)]
-pub struct SendMany<'f>(Multisend<'f, Handle>);
+pub struct SendMany<'f> {
+    /// Nothing of these was begun yet.
+    messages: Vec<(Rank, Bytes)>,
+    rest: Multisend<'f, Handle>,
+}
 
 impl SendMany<'_> {
     /// As [`Multisend::deadline`].
     pub fn deadline(self, after: Duration) -> Self {
-        Self(self.0.deadline(after))
+        Self { rest: self.rest.deadline(after), ..self }
     }
 }
 
 impl Future for SendMany<'_> {
     type Output = Result<(), MultisendError>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx)
+        let SendMany { messages, rest } = &mut *self;
+        if !messages.is_empty() {
+            ready!(budget::proceed(cx));
+            if rest.send_each(std::mem::take(messages)) {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        Pin::new(rest).poll(cx)
     }
 }
 

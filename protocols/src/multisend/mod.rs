@@ -18,8 +18,8 @@ use crate::within::Alarm;
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Scope, Wait};
-use posthaste_core::{Fault, Handle, ProtocolId, Rank, SendError};
+use posthaste_core::engine::{Scope, Wait, Whole};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, SendError};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thiserror::Error;
 
-/// What one more target of a multicast costs, in nanoseconds.
+/// What one more target costs, in nanoseconds.
 const TARGET: u32 = 16;
 /// Targets of a multicast that need no allocation.
 const FEW: usize = 8;
@@ -114,6 +114,8 @@ impl Stage {
 pub struct Multisend<'f, F: Face> {
     face: &'f F,
     protocol: ProtocolId,
+    /// The protocol's own, with all of them.
+    cookie: u64,
     info: Option<Box<[u8]>>,
     /// The payload of a multicast that was not begun yet: one word, or
     word: Option<u64>,
@@ -131,6 +133,30 @@ struct Legs {
     legs: Vec<Leg>,
     deadline: Option<Alarm>,
     failed: Vec<(Rank, SendError)>,
+}
+
+impl Legs {
+    /// Starts a message the general way.
+    fn start(
+        &mut self,
+        scope: &mut Scope<'_>,
+        envelope: &mut Envelope,
+        cookie: u64,
+        target: Rank,
+        payload: &Bytes,
+        handle: impl FnOnce() -> Handle,
+    ) {
+        match Stage::of(begin(scope, envelope, cookie, target, payload.clone(), Wait::Await, handle)) {
+            Ok(Stage::Over) => {}
+            Ok(stage) => self.legs.push(Leg { target, payload: payload.clone(), stage }),
+            Err(error) => self.failed.push((target, error)),
+        }
+    }
+
+    /// Another thread is at the engine: a message is to be started later.
+    fn put_off(&mut self, target: Rank, payload: Bytes) {
+        self.legs.push(Leg { target, payload, stage: Stage::Start(Wait::Await) });
+    }
 }
 
 // Nothing in it is ever pinned.
@@ -154,6 +180,7 @@ fn collected(mut targets: impl Iterator<Item = Rank>) -> SmallVec<[Rank; FEW]> {
 fn begin(
     scope: &mut Scope<'_>,
     envelope: &mut Envelope,
+    cookie: u64,
     target: Rank,
     payload: Bytes,
     wait: Wait,
@@ -161,21 +188,47 @@ fn begin(
 ) -> Step {
     envelope.target.rank = target;
     let mut buffer = Some(Buffer::from(payload));
-    own(start(scope, envelope, 0, &mut buffer, wait), handle, None)
+    own(start(scope, envelope, cookie, &mut buffer, wait), handle, None)
 }
 
 impl<'f, F: Face> Multisend<'f, F> {
-    /// A message to each of these ranks.
-    pub(crate) fn new(
-        face: &'f F,
-        protocol: ProtocolId,
-        messages: impl IntoIterator<Item = (Rank, Bytes)>,
-    ) -> Self {
-        let leg = |(target, payload)| Leg { target, payload, stage: Stage::Start(Wait::Await) };
-        let legs: Vec<Leg> = messages.into_iter().map(leg).collect();
-        let total = legs.len();
-        let legs = Some(Box::new(Legs { legs, ..Legs::default() }));
-        Self { face, protocol, info: None, word: None, payload: None, targets: SmallVec::new(), total, legs }
+    /// So many messages that are still to be [sent](Self::send_each).
+    #[inline]
+    pub(crate) fn new(face: &'f F, protocol: ProtocolId, cookie: u64, total: usize) -> Self {
+        let (info, word, payload, targets) = (None, None, None, SmallVec::new());
+        Self { face, protocol, cookie, info, word, payload, targets, total, legs: None }
+    }
+
+    /// Sends, under one take of the token, each of these ranks a message of its own: in the shortest way where nothing stands
+    /// in that of a single packet, else as far as it gets. True: nobody is left.
+    #[inline]
+    pub(crate) fn send_each(&mut self, messages: Vec<(Rank, Bytes)>) -> bool {
+        let (face, protocol, cookie) = (self.face, self.protocol, self.cookie);
+        let mut envelope = self.envelope();
+        let Endpoint { context, .. } = envelope.target;
+        let legs = &mut self.legs;
+        let entered = face.enter(|engine| {
+            let mut scope = engine.scope();
+            for (target, payload) in &messages {
+                let to = Endpoint::new(*target, context);
+                // What has to wait has what comes behind it for the same rank do so, too.
+                if !scope.send_on_credit(to, protocol, cookie, Whole::Owned(payload)) {
+                    let (legs, handle) = (legs.get_or_insert_default(), || Handle::of(face));
+                    legs.start(&mut scope, &mut envelope, cookie, *target, payload, handle);
+                }
+            }
+        });
+        if entered.is_err() {
+            let legs = self.legs.get_or_insert_default();
+            messages.into_iter().for_each(|(target, payload)| legs.put_off(target, payload));
+            return false;
+        }
+        if self.legs.as_ref().is_some_and(|legs| !legs.legs.is_empty() || !legs.failed.is_empty()) {
+            return false;
+        }
+        let len = messages.iter().map(|(_, payload)| payload.len()).sum();
+        budget::spend_on(budget::MESSAGE + TARGET.saturating_mul(messages.len() as u32), len);
+        true
     }
 
     /// The same message to each of these ranks. Always made in place: to be moved, it would wait for its own stores.
@@ -190,7 +243,7 @@ impl<'f, F: Face> Multisend<'f, F> {
         let total = targets.len();
         let word = payload.word();
         let payload = if word.is_none() { Some(payload) } else { None };
-        Self { face, protocol, info: None, word, payload, targets, total, legs: None }
+        Self { face, protocol, cookie: 0, info: None, word, payload, targets, total, legs: None }
     }
 
     /// Adds message info to all of them: up to 112 bytes that travel beside the payload.
@@ -246,22 +299,16 @@ impl<'f, F: Face> Multisend<'f, F> {
         let Some(bytes) = word.or_else(|| self.payload.take().map(Buffer::into_bytes)) else { return };
         let mut envelope = self.envelope();
         let (face, targets) = (self.face, std::mem::take(&mut self.targets));
-        let Legs { legs, failed, .. } = &mut **self.legs.get_or_insert_default();
-        let leg = |target, stage| Leg { target, payload: bytes.clone(), stage };
+        let (cookie, legs) = (self.cookie, self.legs.get_or_insert_default());
         let entered = face.enter(|engine| {
             engine.scope().multicast(|scope| {
                 for &target in &targets {
-                    let handle = || Handle::of(face);
-                    match Stage::of(begin(scope, &mut envelope, target, bytes.clone(), Wait::Await, handle)) {
-                        Ok(Stage::Over) => {}
-                        Ok(stage) => legs.push(leg(target, stage)),
-                        Err(error) => failed.push((target, error)),
-                    }
+                    legs.start(scope, &mut envelope, cookie, target, &bytes, || Handle::of(face));
                 }
             });
         });
         if entered.is_err() {
-            legs.extend(targets.into_iter().map(|target| leg(target, Stage::Start(Wait::Await))));
+            targets.into_iter().for_each(|target| legs.put_off(target, bytes.clone()));
         }
     }
 
@@ -273,14 +320,14 @@ impl<'f, F: Face> Multisend<'f, F> {
             return;
         }
         let mut envelope = self.envelope();
-        let face = self.face;
+        let (face, cookie) = (self.face, self.cookie);
         let Legs { legs, failed, .. } = &mut **self.legs.get_or_insert_default();
         let entered = face.enter(|engine| {
             let mut scope = engine.scope();
             for leg in legs.iter_mut() {
                 let Stage::Start(wait) = leg.stage else { continue };
-                let payload = leg.payload.clone();
-                let step = begin(&mut scope, &mut envelope, leg.target, payload, wait, || Handle::of(face));
+                let (target, payload, handle) = (leg.target, leg.payload.clone(), || Handle::of(face));
+                let step = begin(&mut scope, &mut envelope, cookie, target, payload, wait, handle);
                 leg.stage = Stage::of(step).unwrap_or_else(|error| {
                     failed.push((leg.target, error));
                     Stage::Over
@@ -294,8 +341,9 @@ impl<'f, F: Face> Multisend<'f, F> {
             let Stage::Start(wait) = leg.stage else { continue };
             let (mut envelope, handle) = (envelope.clone(), Handle::of(face));
             let (target, payload) = (leg.target, leg.payload.clone());
-            let posted =
-                move |scope: &mut Scope<'_>| begin(scope, &mut envelope, target, payload, wait, || handle);
+            let posted = move |scope: &mut Scope<'_>| {
+                begin(scope, &mut envelope, cookie, target, payload, wait, || handle)
+            };
             leg.stage = Stage::Posted(face.post(posted));
         }
     }

@@ -2,7 +2,10 @@
 
 use super::Count;
 use crate::say::say;
-use posthaste::{ActiveMessage, Buffer, ContextId, Counter, Job, Message, Rank, Result, Scope};
+use posthaste::{
+    ActiveMessage, Buffer, Bytes, ConnectionManager, ContextId, Counter, Job, Message, Part, Rank, Result,
+    Scope,
+};
 use rustix::process::{PTracer, Pid, Signal, getpid, kill_process, set_ptracer};
 use std::future::Future;
 use std::hint::black_box;
@@ -60,7 +63,10 @@ async fn operation(job: &Job, name: &str) -> Result<()> {
         (0..RECORDED).try_for_each(|at| r.send(&message, peer, source.slice(at * 8..at * 8 + 8)))
     });
     let sends = sends.await?;
-    let long = posthaste::Bytes::from(vec![1; 1024]);
+    let long = Bytes::from(vec![1; 1024]);
+    let connection = ConnectionManager::new(1).open().await;
+    let id = connection.id();
+    let parts = [Part { source: Rank(0), offset: 0, len: 8 }];
     let word = 7u64.to_ne_bytes();
     let others: Vec<Rank> = job.ranks().filter(|rank| *rank != job.rank()).collect();
     job.barrier().await?;
@@ -85,6 +91,11 @@ async fn operation(job: &Job, name: &str) -> Result<()> {
                 let multicast = || async { Ok(message.multicast(others.iter().copied(), word).await?) };
                 tracer.count(1, multicast).await?
             }
+            "many_to_many" => {
+                let own: Vec<_> = others.iter().map(|to| (*to, Bytes::copy_from_slice(&word))).collect();
+                let many = || async { Ok(job.many_to_many().send(id, own.iter().cloned()).await?) };
+                tracer.count(1, many).await?
+            }
             "replayed_put" => tracer.count(RECORDED, || async { Ok(puts.replay().await?) }).await?,
             "replayed_send" => tracer.count(RECORDED, || async { Ok(sends.replay().await?) }).await?,
             _ => return Err(io::Error::other("no such operation").into()),
@@ -95,6 +106,8 @@ async fn operation(job: &Job, name: &str) -> Result<()> {
         // A peer that slept between two messages, which take a thousand times as long as usual, would have to be woken.
         let context =
             job.own_context(ContextId(0)).ok_or_else(|| io::Error::other("the context is owned"))?;
+        let receives = (0..WARM + COUNTED).map(|_| job.many_to_many().receive(id, 8, &parts));
+        let _receives: Vec<_> = receives.collect::<std::result::Result<_, _>>()?;
         while all_done.value() == 0 {
             context.advance();
         }

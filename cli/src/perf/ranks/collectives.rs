@@ -1,7 +1,7 @@
 //! One message to many, and the collective operations of a group.
 
 use super::*;
-use posthaste::{Group, Reduce};
+use posthaste::{ConnectionManager, Group, Part, Reduce};
 
 impl<F: ContextFace> Bench<F> {
     /// A call that sends to all others, as far as its future; they have what came before when a round begins.
@@ -49,6 +49,56 @@ impl<F: ContextFace> Bench<F> {
                 round += 1;
                 arrived.reach_on(&self.face, round * round_len).await;
                 done.send(Rank(0), round.to_ne_bytes()).await?;
+            }
+        }
+        self.barrier().await
+    }
+
+    /// The same of a call that sends each of them a buffer of its own, which they receive one by one.
+    pub(super) async fn many_to_many(&self) -> Result<()> {
+        let (sample, round_len) = (16u32, 64u32);
+        let (done, all_done, _) = self.counting("done")?;
+        let connection = ConnectionManager::new(1).open().await;
+        let (many, id) = (self.job.many_to_many(), connection.id());
+        let others: Vec<Rank> = self.job.ranks().filter(|rank| *rank != self.me).collect();
+        self.barrier().await?;
+        if self.leads() {
+            let messages = |word: u64| {
+                let payload = |to: &Rank| {
+                    let mut payload = vec![to.0 as u8; self.size];
+                    payload[..8].copy_from_slice(&word.to_ne_bytes());
+                    (*to, Bytes::from(payload))
+                };
+                others.iter().map(payload).collect::<Vec<_>>()
+            };
+            let data = messages(0);
+            let mut samples = Vec::new();
+            let (start, mut round) = (Instant::now(), 0u64);
+            while start.elapsed() < self.time {
+                round += 1;
+                for _ in 0..round_len / sample {
+                    let sampled = Instant::now();
+                    for _ in 0..sample {
+                        many.send(id, data.iter().cloned()).await?;
+                    }
+                    samples.push(sampled.elapsed().as_secs_f64() / f64::from(sample) * 1e6);
+                }
+                all_done.reach(round * others.len() as u64).await;
+            }
+            many.send(id, messages(STOP)).await?;
+            figure(median(&mut samples));
+        } else {
+            let parts = [Part { source: Rank(0), offset: 0, len: self.size }];
+            let mut received = 0u64;
+            loop {
+                let buffer = many.receive(id, self.size, &parts)?.await?.into_whole()?;
+                if buffer.starts_with(&STOP.to_ne_bytes()) {
+                    break;
+                }
+                received += 1;
+                if received.is_multiple_of(u64::from(round_len)) {
+                    done.send(Rank(0), received.to_ne_bytes()).await?;
+                }
             }
         }
         self.barrier().await

@@ -194,6 +194,7 @@ impl<F: ContextFace> Bench<F> {
             "puts_awaited" => self.puts(false).await,
             "puts_joined" => self.puts(true).await,
             "multicast" => self.multicast().await,
+            "many_to_many" => self.many_to_many().await,
             "barrier" => self.group_barrier().await,
             "all_reduce" => self.all_reduce(false).await,
             "all_reduce_bandwidth" => self.all_reduce(true).await,
