@@ -359,7 +359,11 @@ mod tests {
         for _ in 0..50_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             if seed >> 63 == 0 || taken.is_empty() {
-                match pool.take(1 + (seed >> 30) % (40 << 10)) {
+                let len = 1 + (seed >> 30) % (40 << 10);
+                let next = pool.next_warm(len);
+                let got = pool.take(len);
+                assert!(next.is_none() || got == next.map(Taken::Warm), "another one was told of before");
+                match got {
                     Some(Taken::Warm(page) | Taken::Fresh(page)) => {
                         assert_eq!(Page::from_word(page.to_word()), page);
                         for other in &taken {

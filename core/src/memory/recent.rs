@@ -25,7 +25,8 @@ impl SharedSlice {
 pub fn fetch_recent() {
     #[cfg(target_arch = "x86_64")]
     RECENT.with(|recent| {
-        for at in recent.get().into_iter().rev() {
+        // What is not mapped would be looked for each time.
+        for at in recent.get().into_iter().rev().filter(|at| !at.is_null()) {
             super::x86::prefetch_write(at);
         }
     });
