@@ -1,9 +1,9 @@
 //! Many-to-many (D19): a buffer of its own for each destination in one call; one buffer for all sources at the receiver.
 //!
 //! A stream is ⟨source, destination, connection id⟩ (D20). Its messages meet the receives that name the source on that
-//! connection, each in its order. The id travels as the cookie of a message that is sent, so that one of a word is the message
-//! which devices carry fastest, and as the info of a recorded one. A message that comes before its receive is posted waits here and keeps its credit, so
-//! that a slow receiver slows its senders.
+//! connection, each in its order. A message that comes before its receive is posted waits here and keeps its credit, so
+//! that a slow receiver slows its senders. The id travels as the cookie of a message that is sent, so that one of a word is
+//! what devices carry fastest, and as the info of a recorded one.
 
 use super::{ManyError, Multisend, MultisendError};
 use crate::ends::on_end;
