@@ -166,7 +166,6 @@ fn ranks_miss_one_of_open_mpi_that_does_not_come() {
     let Some(mpirun) = open_mpi("ranks_miss_one_of_open_mpi_that_does_not_come") else { return };
     let (said, status) = run(rank_of(&mpirun, &["-n", "3"], "absent"));
     assert!(said.iter().all(|said| said.contains("no answer to PMIx_Fence at the deadline")), "{said:?}");
-    assert!(said.iter().all(|said| said.contains("nothing is known here of rank 1; start")), "{said:?}");
     assert!(!status.success());
 }
 
@@ -175,7 +174,6 @@ fn ranks_miss_one_of_hydra_that_does_not_come() {
     let Some(mpiexec) = hydra("ranks_miss_one_of_hydra_that_does_not_come") else { return };
     let (said, status) = run(rank_of(&mpiexec, &["-n", "3"], "absent"));
     assert!(said.iter().all(|said| said.contains("no answer to barrier_in at the deadline")), "{said:?}");
-    assert!(said.iter().all(|said| said.contains("a PMI-1 launcher tells nobody which")), "{said:?}");
     assert!(!status.success());
 }
 

@@ -538,10 +538,13 @@ fn m_d27_a_replay_that_waits_for_credit_holds_up_those_that_go_its_way_and_no_ot
             assert!(poll!(&mut third).is_pending() && poll!(&mut last).is_pending());
             soon("a persistent barrier", barrier.run()).await.unwrap();
             assert!(poll!(&mut last).is_pending(), "it keeps its place behind the one before it");
+            // Only now the other one takes what gives credit back.
+            soon("another barrier", barrier.run()).await.unwrap();
             soon("all", async { futures::try_join!(second, third, last) }).await.unwrap();
         } else {
             soon("a persistent barrier", barrier.run()).await.unwrap();
             assert_eq!(window.to_vec(), [1, 1, 0]);
+            soon("another barrier", barrier.run()).await.unwrap();
             for _ in 0..15 {
                 soon("a kept one", stream.recv()).await.unwrap();
             }

@@ -70,7 +70,7 @@
 //! not genuine, is `PeerCorrupt`. A vanished host is noticed by the kernel's keep-alive, asked for the
 //! last acknowledgement: a process that is stopped, computes or has no room is not lost. While there is no room the kernel asks
 //! for some instead, as often as that on Linux from 6.15 on, and else ever more rarely, at last every two minutes; then it is
-//! missed that the other host's own keep-alive comes no more, if that came before and nothing is unread here.
+//! missed that the other host's own keep-alive comes no more, if that came in a row before, nothing else did meanwhile, and nothing is unread here.
 //!
 //! # Use
 //! ```no_run

@@ -24,6 +24,8 @@ const SHORTEST: Duration = Duration::from_millis(20);
 const ANSWER: Duration = Duration::from_secs(1);
 /// Probes of a living host that may be lost in a row, and the one after that.
 const MISSED: u32 = 3;
+/// Times between two probes that make a row: one whose answer was lost is repeated sooner than the next is due.
+const ROW: u32 = 3;
 
 /// What was seen of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -42,15 +44,17 @@ struct Pulse {
     at: Instant,
     /// That was a probe and nothing else.
     probed: bool,
-    /// The longest time between two of them.
-    apart: Option<Duration>,
+    /// How many of them came behind another, and the longest time between two.
+    row: u32,
+    apart: Duration,
 }
 
 impl Pulse {
     /// What is to be seen now. `unread`: something waits to be read, so that the other host may wait for room, too, and probe
     /// ever more rarely.
     fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, now: Instant) -> Pulse {
-        let first = Pulse { segments: hearing.segments, at: now, probed: false, apart: None };
+        let first =
+            Pulse { segments: hearing.segments, at: now, probed: false, row: 0, apart: Duration::ZERO };
         let Some(mut pulse) = before.filter(|_| !unread) else { return first };
         if hearing.segments == pulse.segments {
             return pulse;
@@ -63,14 +67,15 @@ impl Pulse {
         // An answer to what this side asked comes when it was asked.
         let probed = hearing.last > time;
         if probed && pulse.probed {
-            pulse.apart = pulse.apart.max(Some(time));
+            pulse.row += 1;
+            pulse.apart = pulse.apart.max(time);
         }
-        Pulse { probed, apart: pulse.apart, ..first }
+        Pulse { probed, row: pulse.row, apart: pulse.apart, ..first }
     }
 
     /// Whether there would have been a probe of a living host for so long.
     fn has_stopped(&self, silence: Duration, now: Instant) -> bool {
-        self.apart.is_some_and(|apart| now - self.at >= silence.max(apart * MISSED))
+        self.row >= ROW && now - self.at >= silence.max(self.apart * MISSED)
     }
 }
 
@@ -156,6 +161,8 @@ mod tests {
         assert_eq!(stops(after((0..9).map(steady))), Some(5));
         // Of one that probes more rarely than that, more is waited for.
         assert_eq!(stops(after((0..40).map(|at| steady(at / 4)))), Some(9));
+        // Nor is one that is repeated, because its answer was lost, a row: the next may be due much later.
+        assert_eq!(stops(after((0..22).map(|at| steady(at / 20 + at / 21)))), None);
         // One alone tells nothing, nor do answers to this side's own probes.
         assert_eq!(stops(after([0, 1].map(steady))), None);
         assert_eq!(stops(after((0..9).map(|at| (at, 0, 100, false)))), None);

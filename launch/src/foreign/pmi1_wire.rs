@@ -196,11 +196,7 @@ fn gone(asked: &str) -> MeetingError {
 
 fn silent(asked: &str) -> MeetingError {
     let why = match command(asked) {
-        // Process managers keep what ranks have put to themselves until all have come.
-        "barrier_in" => {
-            "not all ranks have come, and a PMI-1 launcher tells nobody which; start them, or raise \
-             POSTHASTE_JOIN_TIMEOUT"
-        }
+        "barrier_in" => "not all ranks have come; start them, or raise POSTHASTE_JOIN_TIMEOUT",
         _ => "the launcher is stopped or overloaded",
     };
     refused(format!("no answer to {} at the deadline: {why}", command(asked)))

@@ -19,13 +19,11 @@ const WILDCARD: u32 = u32::MAX - 1;
 /// Values for all ranks.
 const GLOBAL: u8 = 3;
 const SUCCESS: c_int = 0;
-const NOT_FOUND: c_int = -46;
 const BOOL: u16 = 1;
 const UINT32: u16 = 14;
 const BYTE_OBJECT: u16 = 27;
 const JOB_SIZE: &str = "pmix.job.size";
 const COLLECT: &str = "pmix.collect";
-const IMMEDIATE: &str = "pmix.immediate";
 
 #[repr(C)]
 struct Proc {
@@ -161,7 +159,9 @@ impl Client {
 
     /// Blocks until all ranks are there, and what they committed is here.
     pub(super) fn fence(&self) -> Result<(), CallError> {
-        let collect = wish(COLLECT);
+        let data = Data { room: [0; 3] };
+        let mut collect = Info { key: room_for(COLLECT), flags: 0, value: Value { kind: BOOL, data } };
+        collect.value.data.flag = true;
         // SAFETY: no processes mean all of the job. `collect` is one `pmix_info_t` and outlives the call.
         let status = unsafe { (self.api.fence)(ptr::null(), 0, &raw const collect, 1) };
         self.api.check("PMIx_Fence", status)
@@ -188,30 +188,18 @@ impl Client {
             .to_vec())
     }
 
-    /// Whether the server has something that a rank put under a key, without waiting for that; also while another thread is in
-    /// [`fence`](Self::fence).
-    pub(super) fn knows(&self, rank: u32, key: &str) -> Result<bool, CallError> {
-        match self.ask(rank, key, Some(&wish(IMMEDIATE))) {
-            (NOT_FOUND, _) => Ok(false),
-            (status, _) => self.api.check("PMIx_Get", status).map(|()| true),
-        }
-    }
-
     fn fetch(&self, rank: u32, key: &str) -> Result<Fetched, CallError> {
-        let (status, value) = self.ask(rank, key, None);
-        self.api.check("PMIx_Get", status)?;
-        value.ok_or_else(|| CallError { call: "PMIx_Get", reason: "it succeeded without a value".into() })
-    }
-
-    fn ask(&self, rank: u32, key: &str, wish: Option<&Info>) -> (c_int, Option<Fetched>) {
         let of = Proc { namespace: self.namespace, rank };
         let key = room_for(key);
         let mut value = ptr::null_mut();
-        let (wishes, count) = wish.map_or((ptr::null(), 0), |wish| (ptr::from_ref(wish), 1));
-        // SAFETY: `of`, the key, which ends with a zero, and what is wished, one `pmix_info_t` or none, outlive the call; the library
-        // makes `value` point to a value of its own making, which is the caller's from then on, or leaves it null.
-        let status = unsafe { (self.api.get)(&raw const of, key.as_ptr(), wishes, count, &raw mut value) };
-        (status, (!value.is_null()).then_some(Fetched(value)))
+        // SAFETY: `of` and the key, which ends with a zero, outlive the call; the library makes `value` point to a
+        // value of its own making, which is the caller's from then on, or leaves it null.
+        let status = unsafe { (self.api.get)(&raw const of, key.as_ptr(), ptr::null(), 0, &raw mut value) };
+        self.api.check("PMIx_Get", status)?;
+        if value.is_null() {
+            return Err(CallError { call: "PMIx_Get", reason: "it succeeded without a value".into() });
+        }
+        Ok(Fetched(value))
     }
 }
 
@@ -302,14 +290,6 @@ fn load(name: &str) -> Result<Api, String> {
 /// What the dynamic linker says is in the source only.
 fn explained(error: libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// An option that is wanted.
-fn wish(key: &str) -> Info {
-    let mut wish =
-        Info { key: room_for(key), flags: 0, value: Value { kind: BOOL, data: Data { room: [0; 3] } } };
-    wish.value.data.flag = true;
-    wish
 }
 
 /// A key with zeros up to the full length, as a `pmix_key_t`.

@@ -10,7 +10,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use super::pmix::{CallError, Client, OpenError};
 use super::values::{Claim, Env, Reader, shortened};
 use crate::env::MAX_RANKS;
 use crate::key::{JobId, JobKey};
-use crate::meeting::{Meeting, MeetingError, listed};
+use crate::meeting::{Meeting, MeetingError};
 
 pub(super) const LAUNCHER: &str = "Open MPI or another PMIx launcher";
 const NAMESPACE: &str = "PMIX_NAMESPACE";
@@ -33,8 +32,6 @@ const SIZE_OF_MPI: &str = "OMPI_COMM_WORLD_SIZE";
 const PLACE: &str = "the launcher's PMIx server";
 /// How long the end may take, which tells nothing.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long it may take to find out who did not come.
-const INQUIRY: Duration = Duration::from_secs(2);
 
 /// The all-gathers of this process so far: a later one must not find an earlier one's values.
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
@@ -89,7 +86,6 @@ struct Caller {
     blobs: Sender<Blob>,
     gathered: Receiver<Gathered>,
     ended: Receiver<()>,
-    client: Weak<Client>,
 }
 
 impl Pmix {
@@ -101,13 +97,12 @@ impl Pmix {
         let (end, ended) = channel();
         let call = move || {
             let client = match Client::open() {
-                Ok(client) => Arc::new(client),
+                Ok(client) => client,
                 Err(error) => return drop(say.send(Err(error))),
             };
             let size = client.job_size();
             let size_known = size.as_ref().ok().copied();
-            let heard =
-                say.send(Ok((client.namespace(), client.rank(), size, Arc::downgrade(&client)))).is_ok();
+            let heard = say.send(Ok((client.namespace(), client.rank(), size))).is_ok();
             if let Some(size) = size_known.filter(|_| heard) {
                 serve(&client, size, &to_give, &give);
             }
@@ -119,13 +114,13 @@ impl Pmix {
             .name("posthaste-pmix".into())
             .spawn(call)
             .map_err(|source| MeetingError::System { what: "start the thread that calls PMIx", source })?;
-        let (namespace, rank, size, client) = match opened.recv_timeout(left(until)) {
+        let (namespace, rank, size) = match opened.recv_timeout(left(until)) {
             Ok(Ok(opened)) => opened,
             Ok(Err(OpenError::Library(reason))) => return Err(ForeignError::NoLibrary { reason }),
             Ok(Err(OpenError::Call(error))) => return Err(failed(error).into()),
             Err(_) => return Err(refused("no answer to PMIx_Init at the deadline".into()).into()),
         };
-        let thread = Some(Caller { blobs, gathered, ended, client });
+        let thread = Some(Caller { blobs, gathered, ended });
         let size = size.map_err(failed)?;
         // Dropped on an error below, it says farewell.
         let meeting = Self { claim: Claim { rank, size }, _claimed: claimed, thread };
@@ -179,44 +174,11 @@ fn serve(client: &Client, size: u32, blobs: &Receiver<Blob>, give: &Sender<Gathe
 
 fn gather(client: &Client, size: u32, blob: &mut [u8]) -> Gathered {
     // Relaxed: only the number counts, and calls of one process are made in an order by its owner.
-    let key = key(ROUNDS.fetch_add(1, Ordering::Relaxed));
+    let key = format!("posthaste.{}", ROUNDS.fetch_add(1, Ordering::Relaxed));
     client.put(&key, blob)?;
     client.commit()?;
     client.fence()?;
     (0..size).map(|rank| client.get(rank, &key, MAX_BLOB)).collect()
-}
-
-fn key(round: u64) -> String {
-    format!("posthaste.{round}")
-}
-
-/// The ranks that have given nothing to the last all-gather, as far as the server tells before all have: it may not know yet what
-/// came to that of another host.
-fn missing(client: Weak<Client>, claim: Claim) -> Option<Vec<u32>> {
-    let key = key(ROUNDS.load(Ordering::Relaxed).checked_sub(1)?);
-    let (tell, told) = channel();
-    let look = move || {
-        // It says farewell when nobody calls any more.
-        let client = client.upgrade()?;
-        let others = (0..claim.size).filter(|rank| *rank != claim.rank);
-        let missing = others.filter_map(|rank| match client.knows(rank, &key) {
-            Ok(true) => None,
-            Ok(false) => Some(Ok(rank)),
-            Err(error) => Some(Err(error)),
-        });
-        // Whoever waits for this may have given up.
-        tell.send(missing.collect::<Result<Vec<u32>, CallError>>()).ok()
-    };
-    let problem = match thread::Builder::new().name("posthaste-pmix".into()).spawn(look) {
-        Ok(_) => match told.recv_timeout(INQUIRY) {
-            Ok(Ok(missing)) => return Some(missing).filter(|missing| !missing.is_empty()),
-            Ok(Err(error)) => error.reason,
-            Err(_) => "no answer to PMIx_Get".into(),
-        },
-        Err(error) => error.to_string(),
-    };
-    tracing::debug!(problem, "the PMIx server does not tell who is missing");
-    None
 }
 
 impl Meeting for Pmix {
@@ -246,15 +208,11 @@ impl Meeting for Pmix {
                 Ok(blobs)
             }
             Ok(Err(error)) => Err(failed(error)),
-            Err(RecvTimeoutError::Timeout) => {
-                let known = missing(thread.client, self.claim);
-                let known = known.map(|ranks| format!(", nothing is known here of {}", listed(&ranks)));
-                Err(refused(format!(
-                    "no answer to PMIx_Fence at the deadline: not all ranks have come{}; start them, or raise \
-                     POSTHASTE_JOIN_TIMEOUT",
-                    known.unwrap_or_default()
-                )))
-            }
+            Err(RecvTimeoutError::Timeout) => Err(refused(
+                "no answer to PMIx_Fence at the deadline: not all ranks have come; start them, or raise \
+                 POSTHASTE_JOIN_TIMEOUT"
+                    .into(),
+            )),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(refused("the thread that calls PMIx has ended".into()))
             }

@@ -211,7 +211,7 @@ impl<'f, F: Face> Multisend<'f, F> {
             let mut scope = engine.scope();
             for (target, payload) in &messages {
                 let to = Endpoint::new(*target, context);
-                // What has to wait has what comes behind it for the same rank do so, too.
+                // What is queued has what comes behind it for the same rank wait, too; what waits for room in the queue, not.
                 if !scope.send_on_credit(to, protocol, cookie, Whole::Owned(payload)) {
                     let (legs, handle) = (legs.get_or_insert_default(), || Handle::of(face));
                     legs.start(&mut scope, &mut envelope, cookie, *target, payload, handle);
