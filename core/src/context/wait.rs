@@ -88,11 +88,12 @@ pub fn poll_memory<F: Face, R>(
             Ok(Spun::Done(value))
         }
         None => {
+            // Who waited for a put answers with one.
+            let mut done = || done().inspect(|_| fetch_recent());
             let advances = shared.memory_wait_begins();
             let found = if advances { None } else { look_before_all_else(shared, &mut done) };
             match found {
                 Some(value) => {
-                    fetch_recent();
                     shared.attend();
                     budget::spend(QUICK_WAIT);
                     Ok(Spun::Done(value))
@@ -316,7 +317,6 @@ fn spin_on_memory<R>(
         let mut moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {
             if let Some(value) = done() {
-                fetch_recent();
                 // The driver is not to fall asleep between two of a row of these.
                 engine.found_memory_changed();
                 spent(shared, until.is_some() || busy.rounds > 0);

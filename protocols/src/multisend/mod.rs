@@ -223,12 +223,9 @@ impl<'f, F: Face> Multisend<'f, F> {
             messages.into_iter().for_each(|(target, payload)| legs.put_off(target, payload));
             return false;
         }
-        if self.legs.as_ref().is_some_and(|legs| !legs.legs.is_empty() || !legs.failed.is_empty()) {
-            return false;
-        }
         let len = messages.iter().map(|(_, payload)| payload.len()).sum();
         budget::spend_on(budget::MESSAGE + TARGET.saturating_mul(messages.len() as u32), len);
-        true
+        !self.legs.as_ref().is_some_and(|legs| !legs.legs.is_empty() || !legs.failed.is_empty())
     }
 
     /// The same message to each of these ranks. Always made in place: to be moved, it would wait for its own stores.
