@@ -205,7 +205,7 @@ pub enum MeetingError {
 }
 
 /// The first of many ranks.
-pub(crate) fn listed(ranks: &[u32]) -> String {
+fn listed(ranks: &[u32]) -> String {
     let shown: Vec<String> = ranks.iter().take(8).map(u32::to_string).collect();
     let rest = if ranks.len() > 8 { ", …" } else { "" };
     format!("{} {}{rest}", if ranks.len() == 1 { "rank" } else { "ranks" }, shown.join(", "))

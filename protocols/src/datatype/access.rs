@@ -255,21 +255,22 @@ impl Owner {
         let (kind, request, program) = Request::parse(message.info()).ok_or_else(undecodable)?;
         let payload = message.source_bytes();
         let (program, data) = split(&payload, program).ok_or_else(undecodable)?;
-        self.reach(&request, |memory| {
-            let mut machine = self.machine(&request, &program)?;
-            match kind {
-                PUT if data.len() as u64 == request.bytes => {
-                    machine.scatter(memory, data).map_err(|_| undecodable())?;
-                    Ok(Bytes::new())
-                }
-                GET if data.is_empty() && request.bytes <= chunk(program.len()) => {
-                    let mut bytes = vec![0; request.bytes as usize];
-                    machine.gather(&memory, &mut bytes).map_err(|_| undecodable())?;
-                    Ok(bytes.into())
-                }
-                _ => Err(undecodable()),
+        // Before the memory's lock is taken, if it has one.
+        let mut machine = self.machine(&request, &program)?;
+        match kind {
+            PUT if data.len() as u64 == request.bytes => {
+                let put = self.reach(&request, |memory| machine.scatter(memory, data).map(drop))?;
+                put.map_err(|_| undecodable())?;
+                Ok(Bytes::new())
             }
-        })?
+            GET if data.is_empty() && request.bytes <= chunk(program.len()) => {
+                let mut bytes = vec![0; request.bytes as usize];
+                let got = self.reach(&request, |memory| machine.gather(&memory, &mut bytes).map(drop))?;
+                got.map_err(|_| undecodable())?;
+                Ok(bytes.into())
+            }
+            _ => Err(undecodable()),
+        }
     }
 }
 
