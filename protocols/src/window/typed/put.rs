@@ -110,7 +110,7 @@ impl Memory {
 /// A put between layouts. Ready when the data is at the target.
 ///
 /// # Cancel safety
-/// See [`Window::put_typed`].
+/// See [`Window::put_typed`](crate::Window::put_typed).
 #[must_use = "a put does nothing until it is awaited"]
 pub struct PutTyped<'w, 's> {
     there: There<'w>,
