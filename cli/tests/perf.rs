@@ -136,6 +136,28 @@ fn both_faces_and_both_runtimes_are_measured() {
 }
 
 #[test]
+fn a_limit_says_once_how_it_came_about() {
+    let args = [
+        "--bench",
+        "am_latency,put_latency",
+        "--face",
+        "handle",
+        "--runtime",
+        "current_thread",
+        "--seconds",
+        "0.05",
+    ];
+    let out = perf(&args).output().unwrap();
+    let table = text(&out.stdout);
+    let notes: Vec<_> = table.lines().filter(|line| line.starts_with("pingpong_two_lines: ")).collect();
+    assert!(matches!(notes[..], [note] if note.contains("median pair")), "{table}");
+    let rows = rows(&perf(&args).arg("--json").output().unwrap());
+    let is_told =
+        |row: &serde_json::Value| row["limit_detail"].as_str().is_some_and(|it| it.contains("median pair"));
+    assert!(rows.len() == 2 && rows.iter().all(is_told), "{rows:?}");
+}
+
+#[test]
 fn rows_tell_their_ranks_and_what_they_stand_beside() {
     let out = perf(&["--bench", "barrier", "--ranks", "3"]).args(BRIEF).output().unwrap();
     let told: Vec<_> = rows(&out).iter().map(|row| (row["ranks"].clone(), row["against"].clone())).collect();

@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::message::Message;
 use crate::multisend::Multisend;
-use crate::send::{Envelope, SendMessage, SendSlice};
+use crate::send::{Envelope, SendMessage, SendSlice, at_once_in};
 use bytes::BytesMut;
 use posthaste_core::context::Face;
 use posthaste_core::engine::{SendArgs, Sent, Wait};
@@ -257,9 +257,13 @@ impl<F: Face> ActiveMessage<F> {
         target: Endpoint,
         payload: impl Into<Buffer>,
     ) -> Result<(), TrySendError<Buffer>> {
+        let mut payload = payload.into();
+        if at_once_in(scope, target, self.id, &mut payload) {
+            return Ok(());
+        }
         let args = SendArgs { target, protocol: self.id, cookie: 0, info: &[], relaxed: false };
         let mut failed = None;
-        let (full, back) = payload.into().lend(|payload| match scope.send(&args, payload, Wait::Never) {
+        let (full, back) = payload.lend(|payload| match scope.send(&args, payload, Wait::Never) {
             Ok(Sent::Done | Sent::Queued(_)) => (false, None),
             Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) => {
                 (true, Some(crate::buffer::Unsent::new(payload)))

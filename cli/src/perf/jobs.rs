@@ -19,7 +19,7 @@ fn first_two(allowed: &[usize]) -> [usize; 2] {
 }
 
 /// Measures a limit in a process of its own.
-pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<f64, String> {
+pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<(f64, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
         .args(["limit", name, "--size", &size.to_string(), "--count", &count.to_string()])
@@ -28,9 +28,11 @@ pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<f64,
         .map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let value = text.split_whitespace().next().and_then(|word| word.parse().ok());
-    value.filter(|_| output.status.success()).ok_or_else(|| {
-        format!("the limit {name} could not be measured: {}", String::from_utf8_lossy(&output.stderr).trim())
-    })
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match value.filter(|_| output.status.success()) {
+        Some(value) => Ok((value, said)),
+        None => Err(format!("the limit {name} could not be measured: {said}")),
+    }
 }
 
 /// Runs a row; its figure.

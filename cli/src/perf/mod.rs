@@ -151,6 +151,9 @@ pub struct Row {
     /// What the limit is, by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<&'static str>,
+    /// How the limit came about: the best way of those that were tried, and the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_detail: Option<String>,
     /// Value over limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
@@ -268,6 +271,9 @@ fn measure_all(args: &Args, setup: &Setup) -> Result<i32, String> {
     progress.finish_and_clear();
     if !args.json {
         say(table::render(&rows, &rivals.as_ref().map(Rivals::names).unwrap_or_default()));
+        for note in table::notes(&rows) {
+            say(note);
+        }
     }
     Ok(if interrupted.load(Ordering::Relaxed) { INTERRUPTED } else { i32::from(failed > 0) })
 }
@@ -347,12 +353,15 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
     let Plan { bench, size, ranks, face, runtime } = plan;
     // Half of the limit's time before and half after: a machine that changes its pace shows in both.
     let limited = bench.limit.filter(|_| !args.no_limits);
-    let side = |seconds: f64| match limited {
+    let mut detail = None;
+    let mut side = |seconds: f64| match limited {
         Some(Limit::Native) => jobs::run_natively(args, plan).map(Some),
         Some(Limit::Started) => jobs::start_processes(plan).map(Some),
         Some(Limit::Instead(program)) => jobs::run_program(args, plan, program, &[]).map(Some),
         Some(Limit::Bare(name, factor)) => {
-            jobs::limit(name, size, bench.count(ranks), seconds).map(|value| Some(value * factor))
+            let (value, told) = jobs::limit(name, size, bench.count(ranks), seconds)?;
+            detail = Some(told);
+            Ok(Some(value * factor))
         }
         None => Ok(None),
     };
@@ -371,6 +380,7 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         unit: bench.unit,
         limit,
         against: limited.map(Limit::name),
+        limit_detail: detail,
         ratio: limit.map(|limit| value / limit),
         rivals: Figures::new(),
         settings: Changed::new(),

@@ -43,6 +43,19 @@ pub fn render(rows: &[Row], rivals: &[&str]) -> Table {
     table
 }
 
+/// How each limit came about, in one line: of the first row that is held against it.
+pub fn notes(rows: &[Row]) -> Vec<String> {
+    let mut told = Vec::new();
+    let limits = rows.iter().filter_map(|row| Some((row.against?, row.limit_detail.as_ref()?)));
+    let first = limits.filter(|(name, _)| {
+        !told.contains(name) && {
+            told.push(*name);
+            true
+        }
+    });
+    first.map(|(name, detail)| format!("{name}: {detail}")).collect()
+}
+
 /// Whether the bar is met; bars hold for the handle on a current-thread runtime.
 fn verdict(row: &Row) -> &'static str {
     let Some(bar) = row.bar else { return "" };

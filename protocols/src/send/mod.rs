@@ -96,11 +96,21 @@ fn send_at_once<F: Face>(face: &F, envelope: &Envelope, buffer: &mut Buffer) -> 
         return false;
     }
     let (target, protocol) = (envelope.target, envelope.protocol);
+    face.enter(|engine| at_once_in(&mut engine.scope(), target, protocol, buffer)).unwrap_or(false)
+}
+
+/// Sends if nothing at all stands in the way; if not, nothing was done.
+#[inline]
+pub(crate) fn at_once_in(
+    scope: &mut Scope<'_>,
+    target: Endpoint,
+    protocol: ProtocolId,
+    buffer: &mut Buffer,
+) -> bool {
     if let Some(word) = buffer.word() {
-        return face.enter(|engine| engine.scope().send_word(target, protocol, word)).unwrap_or(false);
+        return scope.send_word(target, protocol, word);
     }
-    let payload = buffer.whole();
-    let sent = face.enter(|engine| engine.scope().send_packet(target, protocol, payload)).unwrap_or(false);
+    let sent = scope.send_packet(target, protocol, buffer.whole());
     if sent {
         buffer.sent();
     }

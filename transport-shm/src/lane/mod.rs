@@ -107,13 +107,25 @@ impl Header {
     #[inline]
     fn record_bytes(self) -> u64 {
         let body = match self.kind {
-            KIND_SHORT | KIND_WORDS => u64::from(self.len).next_multiple_of(8),
+            KIND_SHORT | KIND_WORDS => u64::from(self.len),
             KIND_BATCH => 24,
             _ => 16,
         };
-        8 + 8 * u64::from(self.cookie) + u64::from(self.info_len).next_multiple_of(8) + body
+        let info = u64::from(self.info_len).next_multiple_of(8);
+        (8 + 8 * u64::from(self.cookie) + info + body).next_multiple_of(ALIGN)
     }
 }
+
+/// What the length of a record is a multiple of: a header and the word behind it are in one line, and so are all words of a row
+/// of requests. Who finds the header does not wait for another line as a rule.
+#[cfg(not(posthaste_loom))]
+const ALIGN: u64 = 16;
+/// loom has to look at every word.
+#[cfg(posthaste_loom)]
+const ALIGN: u64 = 8;
+
+/// Bytes of the record of one word, and of one with a cookie.
+const WORD_BYTES: [u64; 2] = [16, 24_u64.next_multiple_of(ALIGN)];
 
 /// The longest payload that a record of a ring of `ring` bytes can carry, whatever its info and cookie: a record
 /// takes at most a quarter of the ring, so that an empty ring always has room for one.

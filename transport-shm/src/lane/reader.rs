@@ -1,8 +1,8 @@
 //! The reading end of a lane.
 
 use super::{
-    HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS, LightFence, NOTIFY,
-    PAGE_STRIDE, WAITING, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short, most_words,
+    ALIGN, HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS, LightFence,
+    NOTIFY, PAGE_STRIDE, WAITING, WORD_BYTES, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short, most_words,
 };
 use crate::batch::MOST_BYTES;
 use posthaste_core::MAX_INFO;
@@ -174,7 +174,7 @@ impl<W: Words> Consumer<W> {
     /// The record whose payload that was is done with; as [`consume`](Self::consume).
     #[inline]
     pub fn consume_short(&mut self, has_cookie: bool, len: usize, fence: LightFence) -> bool {
-        self.position += 8 + 8 * u64::from(has_cookie) + (len as u64).next_multiple_of(8);
+        self.position += (8 + 8 * u64::from(has_cookie) + len as u64).next_multiple_of(ALIGN);
         self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 
@@ -199,7 +199,7 @@ impl<W: Words> Consumer<W> {
     /// So many of the records that [`words`](Self::words) found are done with; as [`consume`](Self::consume).
     #[inline]
     pub fn consume_words(&mut self, count: usize, fence: LightFence) -> bool {
-        self.position += 16 * count as u64;
+        self.position += WORD_BYTES[0] * count as u64;
         self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 
@@ -213,7 +213,7 @@ impl<W: Words> Consumer<W> {
     /// said.
     #[inline]
     pub fn consume_word(&mut self, has_cookie: bool, fence: LightFence) -> bool {
-        self.position += 16 + 8 * u64::from(has_cookie);
+        self.position += WORD_BYTES[usize::from(has_cookie)];
         self.position - self.published >= self.size / 4 && self.publish(fence)
     }
 

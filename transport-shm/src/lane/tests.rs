@@ -201,8 +201,8 @@ fn a_cookie_that_is_said_and_not_there_shortens_nothing() {
     // The record of a word with a cookie of 0, which no writer writes, and a proper one behind it.
     ring.store(0, WORD_HEADER | 1 << 63 | 7 << 16, Ordering::Relaxed);
     ring.store(2, 11, Ordering::Relaxed);
-    ring.store(3, WORD_HEADER | 7 << 16, Ordering::Relaxed);
-    ring.store(4, 22, Ordering::Relaxed);
+    ring.store(4, WORD_HEADER | 7 << 16, Ordering::Relaxed);
+    ring.store(5, 22, Ordering::Relaxed);
     assert_eq!(consumer.look(), Look::Other);
     let Peek::Record(header) = consumer.peek() else { panic!("its lengths are right") };
     let read = |ring: &SharedSlice, at: usize| ring.load(at, Ordering::Relaxed);

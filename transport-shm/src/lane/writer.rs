@@ -2,7 +2,7 @@
 
 use super::{
     COOKIE_BIT, GRANTS, HEAD, Header, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS, LightFence, MIN_RING,
-    NOTIFY, STATE, WAITING, WORD_HEADER,
+    NOTIFY, STATE, WAITING, WORD_BYTES, WORD_HEADER,
 };
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
@@ -105,7 +105,7 @@ impl<W: Words> Producer<W> {
     /// [`push`](Self::push) for the most frequent record: a payload of one word, without info.
     #[inline(always)]
     pub fn push_word(&mut self, protocol: u16, cookie: u64, payload: u64) -> bool {
-        let bytes = if cookie == 0 { 16 } else { 24 };
+        let bytes = WORD_BYTES[usize::from(cookie != 0)];
         let tail = self.tail;
         // As a rule the record and the zero behind it are contiguous, and fit by the last known head.
         if tail + bytes + 8 > self.clear {
@@ -122,7 +122,7 @@ impl<W: Words> Producer<W> {
             // As in `push`.
             ring.store(at, header, Ordering::Release);
         } else {
-            ring.store(at + 3, 0, Ordering::Relaxed);
+            ring.store(at + WORD_BYTES[1] as usize / 8, 0, Ordering::Relaxed);
             ring.store(at + 1, cookie, Ordering::Relaxed);
             ring.store(at + 2, payload, Ordering::Relaxed);
             posthaste_core::failpoint!("lane.word.written.cookie");

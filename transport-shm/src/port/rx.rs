@@ -314,10 +314,13 @@ fn take_first(
     sink: &mut dyn Sink,
 ) -> First {
     let Look::Word { protocol, cookie, payload } = look else { return First::More(0) };
-    if lane.singles == 0 {
-        return First::More(0);
+    // Those with a cookie are never taken together.
+    if cookie == 0 {
+        if lane.singles == 0 {
+            return First::More(0);
+        }
+        lane.singles -= 1;
     }
-    lane.singles -= 1;
     let from = lane.with.from;
     let mut word = ArrivedWord::new(from, ProtocolId(protocol), cookie, payload);
     lane.held = sink.word(tx, &mut word) == Verdict::Hold;

@@ -157,9 +157,9 @@ fn series(
                 (What::Ours(program), _) => {
                     jobs::run_program(args, plan(sweep, size, program)?, program, &[])?
                 }
-                (What::Limit(name), _) => jobs::limit(name, size, 1000, args.seconds)?,
+                (What::Limit(name), _) => jobs::limit(name, size, 1000, args.seconds)?.0,
                 (What::Level(..), Some(value)) => value,
-                (What::Level(name, size), None) => jobs::limit(name, size, 1000, args.seconds)?,
+                (What::Level(name, size), None) => jobs::limit(name, size, 1000, args.seconds)?.0,
             };
             level = Some(value);
             points.push((size as f64, value));
