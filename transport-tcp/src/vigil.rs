@@ -51,18 +51,22 @@ struct Pulse {
 
 impl Pulse {
     /// What is to be seen now. `unread`: something waits to be read, so that the other host may wait for room, too, and probe
-    /// ever more rarely.
-    fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, now: Instant) -> Pulse {
+    /// ever more rarely. `late`: this side stood still meanwhile, so that the time since the last look tells nothing.
+    fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, late: bool, now: Instant) -> Pulse {
         let first =
             Pulse { segments: hearing.segments, at: now, probed: false, row: 0, apart: Duration::ZERO };
         let Some(mut pulse) = before.filter(|_| !unread) else { return first };
-        if hearing.segments == pulse.segments {
-            return pulse;
-        }
-        let time = now - pulse.at;
-        if hearing.said <= time {
+        let (time, changed) = (now - pulse.at, hearing.segments != pulse.segments);
+        if changed && hearing.said <= time {
             // It had something to send, and may have more.
             return first;
+        }
+        if late {
+            // The silence begins anew. But the row counts: a host that has vanished in the meantime will make no other.
+            return Pulse { row: pulse.row, apart: pulse.apart, ..first };
+        }
+        if !changed {
+            return pulse;
         }
         // An answer to what this side asked comes when it was asked.
         let probed = hearing.last > time;
@@ -91,16 +95,14 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
         hub.has_connections().await;
         let began = Instant::now();
         tokio::time::sleep(pause).await;
-        if began.elapsed() > pause + silence {
-            // The whole machine stood still, or this process did: that is no silence of others.
-            seen.clear();
-        }
-        seen = look(&hub, &seen);
+        // The whole machine stood still, or this process did: that is no silence of others.
+        let late = began.elapsed() > pause + silence;
+        seen = look(&hub, &seen, late);
     }
 }
 
 /// Ends what has been silent for too long; returns what was seen of the others.
-fn look(hub: &Hub, before: &HashMap<u64, Seen>) -> HashMap<u64, Seen> {
+fn look(hub: &Hub, before: &HashMap<u64, Seen>, late: bool) -> HashMap<u64, Seen> {
     let now = Instant::now();
     let silence = hub.times.silence;
     let mut seen = HashMap::new();
@@ -108,11 +110,12 @@ fn look(hub: &Hub, before: &HashMap<u64, Seen>) -> HashMap<u64, Seen> {
         let Some(hearing) = reactor::hear(&*stream) else { continue };
         let before = before.get(&number);
         // What was answered meanwhile waits for another answer now.
-        let waited = before.and_then(|seen| seen.waiting).filter(|since| now - *since <= hearing.last);
+        let waited = before.and_then(|seen| seen.waiting);
+        let waited = waited.filter(|since| !late && now - *since <= hearing.last);
         let waiting = hearing.unanswered.then(|| waited.unwrap_or(now));
         let pulse = hearing.waits.then(|| {
             let unread = !matches!(rustix::io::ioctl_fionread(&*stream), Ok(0));
-            Pulse::felt(before.and_then(|seen| seen.pulse), &hearing, unread, now)
+            Pulse::felt(before.and_then(|seen| seen.pulse), &hearing, unread, late, now)
         });
         let unanswered = |since| hearing.last >= silence && now - since >= ANSWER;
         if waiting.is_some_and(unanswered) || pulse.is_some_and(|pulse| pulse.has_stopped(silence, now)) {
@@ -146,7 +149,7 @@ mod tests {
             let hearing =
                 Hearing { unanswered: false, last: ago(last), said: ago(said), segments, waits: true };
             let now = began + SECOND * at;
-            felt = (Some(Pulse::felt(felt.0, &hearing, unread, now)), now);
+            felt = (Some(Pulse::felt(felt.0, &hearing, unread, false, now)), now);
         }
         (felt.0.expect("there are looks"), felt.1)
     }
@@ -163,6 +166,9 @@ mod tests {
         assert_eq!(stops(after((0..40).map(|at| steady(at / 4)))), Some(9));
         // Nor is one that is repeated, because its answer was lost, a row: the next may be due much later.
         assert_eq!(stops(after((0..22).map(|at| steady(at / 20 + at / 21)))), None);
+        // Three times between two of them make a row, and no fewer.
+        assert_eq!(stops(after((0..4).map(steady))), None);
+        assert_eq!(stops(after((0..5).map(steady))), Some(5));
         // One alone tells nothing, nor do answers to this side's own probes.
         assert_eq!(stops(after([0, 1].map(steady))), None);
         assert_eq!(stops(after((0..9).map(|at| (at, 0, 100, false)))), None);
@@ -172,5 +178,25 @@ mod tests {
         assert_eq!(stops(after((0..9).map(|at| (at, 100, 100, at == 8)))), None);
         // The machine before Linux 4.2.
         assert_eq!(stops(after([(0, 100, 100, false); 9])), None);
+    }
+
+    #[test]
+    fn a_standstill_of_this_side_is_no_silence_and_makes_no_row_forgotten() {
+        let silence = SECOND * 5;
+        let (pulse, last) = after((0..9).map(|at| (at, 100, 100, false)));
+        let back = last + SECOND * 60;
+        let seen = |segments, said| {
+            let ago = SECOND * 100;
+            let hearing = Hearing { unanswered: false, last: ago, said, segments, waits: true };
+            Pulse::felt(Some(pulse), &hearing, false, true, back)
+        };
+        // Whether probes came while it stood still or none did, a living host's come again soon, and none of one that vanished.
+        for segments in [8, 40] {
+            let after = seen(segments, SECOND * 100);
+            assert!(!after.has_stopped(silence, back + SECOND * 4), "{segments}: the time begins anew");
+            assert!(after.has_stopped(silence, back + SECOND * 5), "{segments}: the row counts");
+        }
+        // It has said something meanwhile, and may have more to say.
+        assert!(!seen(40, SECOND * 30).has_stopped(silence, back + SECOND * 1000));
     }
 }

@@ -273,7 +273,7 @@ impl State {
                 if peer.life != life {
                     return;
                 }
-                peer.room_granted = peer.room_granted.saturating_sub(1);
+                peer.take_place();
                 self.hand_out_room(index);
             }
             Wait::Never | Wait::Await | Wait::InTurn => {}

@@ -4,7 +4,6 @@ use super::{Engine, State};
 use crate::error::Fault;
 use crate::ids::{ContextId, Endpoint, Rank};
 use crate::protocol::Protocol;
-use crate::slot::Ticket;
 use std::sync::Arc;
 
 impl Engine {
@@ -82,7 +81,7 @@ impl State {
         self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
-        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
+        let mut waiters = peer.drain_row();
         for out in &mut peer.outgoing {
             waiters.extend(out.waiters.drain(..).map(|waiter| waiter.ticket));
         }

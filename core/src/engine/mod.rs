@@ -26,6 +26,7 @@ mod records;
 mod rendezvous;
 mod restart;
 mod rma;
+mod room;
 mod scope;
 mod send;
 mod state;
@@ -203,6 +204,7 @@ impl Engine {
             )),
             landings_seen: None,
             waits_for_memory: false,
+            watches_promises: false,
             retired: Vec::new(),
             memory: parts.memory,
             exposed: parts.exposed,
@@ -473,10 +475,11 @@ impl Engine {
             self.settle();
         }
         let State { timers, completer, .. } = &mut self.state;
-        let (mut landings, mut memory) = (false, false);
+        let (mut landings, mut memory, mut places) = (false, false, false);
         timers.advance(now, |ticket| match ticket {
             rendezvous::LANDINGS => landings = true,
             queue::MEMORY => memory = true,
+            room::PLACES => places = true,
             ticket => {
                 completer.nudge(ticket);
             }
@@ -486,6 +489,9 @@ impl Engine {
             // nobody rings when others give memory back.
             self.state.waits_for_memory = false;
             self.state.restless |= !self.state.busy.is_empty();
+        }
+        if places {
+            self.state.promises_in_time();
         }
         if landings {
             self.state.landings_in_time(now);
