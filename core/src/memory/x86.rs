@@ -25,7 +25,7 @@ const STRING_COPY_MIN: usize = 32 << 10;
 /// The same where the ranges lie alike in their cache lines and the loop has the registers of AVX2, or of every x86-64.
 const ALIKE_STRING_COPY_MIN: [usize; 2] = [4096, 2048];
 /// The same where the ranges lie otherwise in their cache lines and are too long for the second cache: from this many bytes on a
-/// loop over the lines of the target is a sixth faster, and one that reads whole lines, too, a tenth more.
+/// loop over the lines of the target is a sixth faster.
 const UNLIKE_LOOP_MIN: usize = 512 << 10;
 /// The same where another processor has the lines of the target, because it has read them. A loop of stores waits for each
 /// line to be fetched before it is overwritten; a string copy says that all of it will be. Measured between two processors
@@ -186,54 +186,7 @@ unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         short(to, from, head);
         let (to, from, left) = (to.add(head), from.add(head), len - head);
-        if has_wide() { copy_shifted(to, from, left) } else { half::copy(to, from, left) }
-    }
-}
-
-/// By a loop over the cache lines of both: each of the target's is put together from two of the source's, of which one was read for
-/// the line before. No load goes across a line, which takes as long as two.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes, at least two lines; the target begins with a line, the source with a word, and the
-/// processor must have AVX-512.
-#[inline(never)]
-unsafe fn copy_shifted(to: *mut u8, from: *const u8, len: usize) {
-    const WORDS: [u64; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-    let skipped = from as usize % LINE / 8;
-    let lines = from.wrapping_sub(8 * skipped);
-    // As far as the second line of a pair has no byte behind the source.
-    let end = (len - LINE) / LINE * LINE;
-    // SAFETY: of the first line those words are read that are the source's, and of the others all: the last one ends a line and the
-    // skipped words behind `end`, within the source. What is written ends at `end`, and at least one line is left then.
-    unsafe {
-        asm!(
-            "kmovw k1, {mask:e}",
-            "vmovdqa64 zmm16{{k1}}{{z}}, [{lines}]",
-            "vpbroadcastq zmm17, {skipped}",
-            "vpaddq zmm17, zmm17, [{words}]",
-            "xor {at:e}, {at:e}",
-            "2:",
-            "vmovdqa64 zmm18, [{lines} + {at} + 64]",
-            "vpermt2q zmm16, zmm17, zmm18",
-            "vmovdqa64 [{to} + {at}], zmm16",
-            "vmovdqa64 zmm16, zmm18",
-            "add {at}, 64",
-            "cmp {at}, {end}",
-            "jb 2b",
-            lines = in(reg) lines,
-            to = in(reg) to,
-            skipped = in(reg) skipped as u64,
-            words = in(reg) WORDS.as_ptr(),
-            mask = in(reg) (0xff_u32 << skipped) & 0xff,
-            end = in(reg) end,
-            at = out(reg) _,
-            out("k1") _,
-            out("zmm16") _,
-            out("zmm17") _,
-            out("zmm18") _,
-            options(nostack)
-        );
-        copy_wide(to.add(end), from.add(end), len - end);
+        if has_wide() { copy_wide(to, from, left) } else { half::copy(to, from, left) }
     }
 }
 

@@ -36,31 +36,6 @@ fn the_longest_copies_take_every_byte_and_no_other() {
     }
 }
 
-/// Whatever word of a line the source begins with, and however long the rest is.
-#[test]
-fn lines_are_put_together_from_two() {
-    if !has_wide() {
-        return;
-    }
-    let source: Vec<u64> = (0..1200u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-    let mut target = vec![0u64; 1200];
-    let line = target.as_ptr().cast::<u8>().align_offset(LINE);
-    for from in 0..16 {
-        for len in (128..400).chain([511, 512, 513, 4096, 8191, 8192]) {
-            target.fill(0xeeee_eeee_eeee_eeee);
-            let base = target.as_mut_ptr().cast::<u8>();
-            // SAFETY: both ranges are inside their vectors; the target begins with a line, the source with a word.
-            let (copied, wanted) = unsafe {
-                copy_shifted(base.add(line), source.as_ptr().add(from).cast(), len);
-                let copied = std::slice::from_raw_parts(base, 1200 * 8);
-                (copied, std::slice::from_raw_parts(source.as_ptr().add(from).cast::<u8>(), len))
-            };
-            assert!(copied[line..line + len] == *wanted, "{len} bytes from word {from}");
-            assert!(copied[..line].iter().chain(&copied[line + len..]).all(|byte| *byte == 0xee));
-        }
-    }
-}
-
 /// All loops, whatever the processor would choose.
 #[test]
 fn every_loop_copies_and_sums_alike() {
