@@ -31,11 +31,15 @@ impl Wake for Wakes {
 
 /// Rank 0 of a job of which nobody else has come.
 pub(crate) fn first_of(ranks: u32, contexts: u16) -> Client {
-    let shape = JobShape { ranks, clients: 1, contexts };
+    client_of(JobShape { ranks, clients: 1, contexts }, ClientId(0))
+}
+
+/// The same of any client.
+pub(crate) fn client_of(shape: JobShape, id: ClientId) -> Client {
     let fabric = InProcessFabric::new(shape);
     let client = Client::new(ClientParts {
-        id: ClientId(0),
-        devices: vec![fabric.device(ClientId(0), Rank(0))],
+        id,
+        devices: vec![fabric.device(id, Rank(0))],
         sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
         config: EngineConfig::default(),
         spin: Some(Duration::ZERO),

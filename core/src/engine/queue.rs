@@ -361,6 +361,8 @@ impl State {
     pub(super) fn wait_for_memory(&mut self) {
         if !std::mem::replace(&mut self.waits_for_memory, true) {
             self.timers.set_in(SOON, MEMORY);
+            // Whoever sleeps is to see when to wake up for that.
+            self.restless = true;
         }
     }
 

@@ -10,7 +10,7 @@ use posthaste_core::exposed::{Exposed, is_exposed};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::protocol::{FirstPacket, Flow, Incoming, Protocol};
 use posthaste_core::{
-    Client, Device, Fault, Handle, MAX_INFO, Messager, ProtocolId, Rank, RegisterError, Scope,
+    Client, ClientId, Device, Fault, Handle, MAX_INFO, Messager, ProtocolId, Rank, RegisterError, Scope,
 };
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
@@ -130,6 +130,7 @@ enum Program<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct LayoutAccess {
     id: ProtocolId,
+    client: ClientId,
 }
 
 impl LayoutAccess {
@@ -144,12 +145,17 @@ impl LayoutAccess {
         let device = client.device_for(me).map(Arc::downgrade);
         let (incarnation, exposed) = (client.incarnation_of(me), client.exposed().clone());
         let owner = Owner { me, incarnation, device, exposed };
-        Ok(LayoutAccess { id: client.register(Arc::new(owner))? })
+        Ok(LayoutAccess { id: client.register(Arc::new(owner))?, client: client.id() })
     }
 
     /// The protocol by which peers are asked.
     pub(crate) fn id(&self) -> ProtocolId {
         self.id
+    }
+
+    /// The client that it is registered with: others have other numbers for it.
+    pub(crate) fn client(&self) -> ClientId {
+        self.client
     }
 }
 

@@ -469,7 +469,8 @@ impl RemoteRegion {
     /// # Errors
     /// If the rank is unknown; where its memory is mapped here, [`Fault::NoSuchMemory`] if the range is outside what it shares,
     /// which is told by the operations on the region elsewhere; [`Fault::StaleHandle`] if the rank was started again since, and
-    /// [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key.
+    /// [`Fault::PeerLost`] if this rank has yet to hear of the incarnation that told the key; [`RmaError::OtherClient`] for
+    /// the layout access of another client.
     ///
     /// # Cancel safety
     /// Cancel safe: nobody is told anything.
@@ -481,6 +482,9 @@ impl RemoteRegion {
         let (rank, size) = (key.rank, client.peers().ranks);
         if rank.0 >= size {
             return Err(RmaError::UnknownRank { rank, size });
+        }
+        if layouts.client() != client.id() {
+            return Err(RmaError::OtherClient);
         }
         let handle = first_context(client)?;
         let device = client.device_for(rank).ok_or(RmaError::Unreachable(rank))?.clone();
@@ -652,5 +656,24 @@ impl RemoteRegion {
     pub fn get_into(&self, offset: usize, buffer: Vec<u8>) -> GetInto<'_, u8> {
         let rank = self.memory.parts[0].rank;
         GetInto { fetch: Fetch::new(&self.memory, 0, rank, offset as u64), buffer: Some(buffer) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::client_of;
+    use futures::executor::block_on;
+    use posthaste_core::{ClientId, JobShape};
+
+    #[test]
+    fn error_the_layout_access_of_another_client_is_refused() {
+        let shape = JobShape { ranks: 1, clients: 2, contexts: 1 };
+        let (first, second) = (client_of(shape, ClientId(0)), client_of(shape, ClientId(1)));
+        let layouts = LayoutAccess::new(&first).expect("the first");
+        let incarnation = second.incarnation_of(Rank(0));
+        let key = RegionKey { rank: Rank(0), offset: 0, len: 8, incarnation };
+        let opened = block_on(RemoteRegion::open(&second, &layouts, key));
+        assert!(matches!(opened, Err(RmaError::OtherClient)), "{opened:?}");
     }
 }

@@ -8,7 +8,7 @@ use posthaste_core::context::Face;
 use posthaste_core::engine::{Payload, Rma, SendArgs, Sent, Wait};
 use posthaste_core::exposed::is_exposed;
 use posthaste_core::slot::Value;
-use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope};
+use posthaste_core::{Endpoint, Fault, Rank, RmaError, Scope, Ticket};
 use std::sync::Arc;
 
 /// A request for some of the bytes.
@@ -92,9 +92,19 @@ impl Memory {
         self.still_there()?;
         let target = Endpoint::new(rank, self.handle.me().context);
         let ticket = scope.operation(Some(rank))?;
+        // What comes behind the request must not fail for want of a slot once that is out.
+        let spare = match beside.map(|_| scope.operation(Some(rank))).transpose() {
+            Ok(spare) => spare,
+            Err(fault) => {
+                free(scope, ticket);
+                return Err(fault.into());
+            }
+        };
         let protocol = self.layouts.id();
         let args = SendArgs { target, protocol, cookie: ticket.to_word(), info, relaxed: false };
-        let error = match scope.send(&args, payload, Wait::InTurn) {
+        let sent = scope.send(&args, payload, Wait::InTurn);
+        spare.into_iter().for_each(|spare| free(scope, spare));
+        let error = match sent {
             Ok(Sent::Done | Sent::Queued(_)) => {
                 let asked = Pending::new(self.handle.clone(), ticket, None, None);
                 if let Some(key) = beside {
@@ -109,10 +119,15 @@ impl Memory {
             Ok(Sent::Later(..) | Sent::Full(_)) => Fault::Busy(rank).into(),
             Err((error, _)) => send_to_rma(error),
         };
-        scope.complete(ticket, Ok(Value::Unit));
-        scope.detach(ticket);
+        free(scope, ticket);
         Err(error)
     }
+}
+
+/// Nobody waits for that operation, which was not begun.
+fn free(scope: &mut Scope<'_>, ticket: Ticket) {
+    scope.complete(ticket, Ok(Value::Unit));
+    scope.detach(ticket);
 }
 
 /// Whether a layout of so many bytes can be one without overlaps in memory of that length, which is all that is packed.
