@@ -180,58 +180,6 @@ async fn nothing_is_lost_between_threads() {
     a_crash_wakes_who_waits().await;
 }
 
-/// Sends until a send has to wait for a place in the queue. Returns what it waits for.
-fn wait_for_a_place(client: &Client, to: u32) -> Ticket {
-    let args = SendArgs { target: at(to), protocol: ProtocolId(1), cookie: 0, info: &[], relaxed: false };
-    loop {
-        let sent = client.contexts()[0].enter(|engine| {
-            let mut scope = engine.scope();
-            match scope.send(&args, Payload::Borrowed(&[0; 40]), Wait::Await) {
-                Ok(Sent::Done) => None,
-                Ok(Sent::Queued(ticket)) => {
-                    scope.detach(ticket);
-                    None
-                }
-                Ok(Sent::Later(ticket, ..)) => Some(ticket),
-                other => panic!("{other:?}"),
-            }
-        });
-        if let Some(ticket) = sent.ok().expect("there is one thread") {
-            return ticket;
-        }
-    }
-}
-
-/// As a future does that is kept and not polled any more once it was promised a place, or forgotten.
-#[tokio::test(flavor = "current_thread")]
-async fn who_does_not_take_a_place_holds_nobody_up_for_ever() {
-    let _dog = watched("a place that nobody takes");
-    let config = EngineConfig { fifo_slots: 1, ..EngineConfig::default() };
-    let (_fabric, clients, log) = job_with(Limits { packets_per_pair: 1, ..Limits::default() }, config).await;
-    let place = wait_for_a_place(&clients[0], 1);
-    ends(&clients[0], place).await.expect("both live");
-    let args = SendArgs { target: at(1), protocol: ProtocolId(1), cookie: 0, info: &[], relaxed: false };
-    let mut refused = 0;
-    while !enter(&clients[0], |scope| {
-        let sent = scope.send(&args, Payload::Borrowed(b"tries"), Wait::Never);
-        matches!(sent.expect("both live"), Sent::Done)
-    })
-    .await
-    {
-        refused += 1;
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    assert!(refused > 0, "it passed whoever was promised a place");
-    // Nor does it those who wait, while everybody sleeps.
-    let place = wait_for_a_place(&clients[0], 1);
-    ends(&clients[0], place).await.expect("both live");
-    send(&clients[0], 1, 1, &[], b"waits", false).await;
-    while log.all().last().is_none_or(|last| last.bytes != b"waits") {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    assert!(log.all().iter().any(|received| received.bytes == b"tries"));
-}
-
 #[tokio::test(flavor = "current_thread")]
 async fn places_that_are_not_used_go_back_while_everybody_sleeps() {
     let _dog = watched("idle places");

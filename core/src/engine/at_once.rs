@@ -271,7 +271,7 @@ impl Scope<'_> {
     }
 }
 
-/// The peer, and its index, if it is known and alive and nothing and nobody waits for it.
+/// The peer, and its index, if it is known and alive and nothing waits for it.
 #[inline(always)]
 fn clear_way(
     peers: &mut [Option<Box<Peer>>],
@@ -280,7 +280,6 @@ fn clear_way(
 ) -> Option<(usize, &mut Peer)> {
     let index = shape.index(target);
     let peer = peers.get_mut(index)?.as_deref_mut()?;
-    let clear =
-        target.context.0 < shape.contexts && peer.fault.is_none() && !peer.in_row && peer.queue_is_empty();
+    let clear = target.context.0 < shape.contexts && peer.fault.is_none() && peer.queue_is_empty();
     clear.then_some((index, peer))
 }

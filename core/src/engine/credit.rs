@@ -273,7 +273,7 @@ impl State {
                 if peer.life != life {
                     return;
                 }
-                peer.take_place();
+                peer.room_granted = peer.room_granted.saturating_sub(1);
                 self.hand_out_room(index);
             }
             Wait::Never | Wait::Await | Wait::InTurn => {}

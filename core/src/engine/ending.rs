@@ -4,6 +4,7 @@ use super::{Engine, State};
 use crate::error::Fault;
 use crate::ids::{ContextId, Endpoint, Rank};
 use crate::protocol::Protocol;
+use crate::slot::Ticket;
 use std::sync::Arc;
 
 impl Engine {
@@ -81,7 +82,7 @@ impl State {
         self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
-        let mut waiters = peer.drain_row();
+        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
         for out in &mut peer.outgoing {
             waiters.extend(out.waiters.drain(..).map(|waiter| waiter.ticket));
         }

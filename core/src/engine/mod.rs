@@ -26,7 +26,6 @@ mod records;
 mod rendezvous;
 mod restart;
 mod rma;
-mod room;
 mod scope;
 mod send;
 mod state;
@@ -204,7 +203,6 @@ impl Engine {
             )),
             landings_seen: None,
             waits_for_memory: false,
-            watches_promises: false,
             retired: Vec::new(),
             memory: parts.memory,
             exposed: parts.exposed,
@@ -475,11 +473,10 @@ impl Engine {
             self.settle();
         }
         let State { timers, completer, .. } = &mut self.state;
-        let (mut landings, mut memory, mut places) = (false, false, false);
+        let (mut landings, mut memory) = (false, false);
         timers.advance(now, |ticket| match ticket {
             rendezvous::LANDINGS => landings = true,
             queue::MEMORY => memory = true,
-            room::PLACES => places = true,
             ticket => {
                 completer.nudge(ticket);
             }
@@ -489,9 +486,6 @@ impl Engine {
             // nobody rings when others give memory back.
             self.state.waits_for_memory = false;
             self.state.restless |= !self.state.busy.is_empty();
-        }
-        if places {
-            self.state.promises_in_time();
         }
         if landings {
             self.state.landings_in_time(now);

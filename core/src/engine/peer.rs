@@ -1,6 +1,5 @@
 //! What a context knows about one endpoint it talks to. Made at the first contact.
 
-use super::room::Room;
 use crate::descriptor::Info;
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
@@ -14,8 +13,6 @@ pub(crate) struct Peer {
     pub endpoint: Endpoint,
     /// Set once; another incarnation of the rank gets a state of its own.
     pub fault: Option<Fault>,
-    /// Somebody waits for room in the FIFO, or was promised a place and has not taken it yet: nothing that is sent now may pass.
-    pub in_row: bool,
     /// The low bits of the rank's incarnation.
     pub life: u16,
     /// In `State::busy`.
@@ -28,8 +25,10 @@ pub(crate) struct Peer {
     pub answer_bytes: u64,
     /// So many of them that further requests are not carried out.
     pub asks_too_much: bool,
-    /// Who waits for room in the FIFO.
-    pub room: Room,
+    /// Sends that wait for room in the FIFO, in order.
+    pub room_waiters: Row<Ticket>,
+    /// FIFO places promised to waiters that were woken.
+    pub room_granted: usize,
     /// By this side's protocol numbers.
     pub outgoing: Vec<Outgoing>,
     /// This side's protocols of which the peer is to be told that somebody waits for credit.
@@ -151,7 +150,6 @@ impl Peer {
         Self {
             endpoint,
             fault: None,
-            in_row: false,
             life: incarnation as u16,
             busy: false,
             fifo: None,
@@ -159,7 +157,8 @@ impl Peer {
             answers: 0,
             answer_bytes: 0,
             asks_too_much: false,
-            room: Room::default(),
+            room_waiters: Row::default(),
+            room_granted: 0,
             outgoing: Vec::new(),
             asks: Vec::new(),
             wanted: Vec::new(),
@@ -205,6 +204,12 @@ impl Peer {
     pub fn wants_flush(&self, completer: &Completer) -> bool {
         let asked = self.flush.is_some_and(|flush| completer.is_under_way(flush));
         asked || self.unflushed || !self.queue_is_empty()
+    }
+
+    /// Slots that awaited sends may still take.
+    pub fn room(&self, capacity: usize) -> usize {
+        let used = self.fifo.as_ref().map_or(0, |fifo| fifo.len());
+        capacity.saturating_sub(used + self.room_granted)
     }
 
     /// Puts a descriptor at the end; the FIFO grows where it must.

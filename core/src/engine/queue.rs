@@ -33,17 +33,17 @@ impl Scope<'_> {
         payload: Payload<'p>,
         queue: Queue,
         whole: bool,
-        clear: bool,
+        empty: bool,
     ) -> SendResult<'p> {
         let rank = descriptor.rank;
         let capacity = self.state.config.fifo_slots;
         let peer = self.state.peer(index);
         // A long message may begin although nobody wants to wait: its payload is owned by the queue then.
-        let may_start = !whole && clear;
+        let may_start = !whole && empty;
         let mut ticket = None;
         match queue {
-            Queue::Never | Queue::NeverOwn if !may_start => return Ok(Sent::Full(payload)),
-            Queue::Await if peer.in_row || peer.room(capacity) < descriptor.slots() => {
+            Queue::Never if !may_start => return Ok(Sent::Full(payload)),
+            Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
                 let (endpoint, life) = (peer.endpoint, peer.life);
                 match self.operation(Some(rank)) {
                     Ok(ticket) => {
@@ -53,7 +53,7 @@ impl Scope<'_> {
                     Err(fault) => return Err((fault.into(), payload)),
                 }
             }
-            Queue::Never | Queue::NeverOwn | Queue::Force => {}
+            Queue::Never | Queue::Force => {}
             Queue::Answer if !self.owes_one_more(index, payload.len()) => {
                 return Err((Fault::PeerCorrupt(rank).into(), payload));
             }
@@ -120,7 +120,7 @@ impl Scope<'_> {
             self.state.hand_out_room(index);
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
-            let waits = !peer.stuck && (!peer.queue_is_empty() || peer.is_waited_for_room());
+            let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
             peer.busy = waits
                 || owes
                 || !peer.asks.is_empty()
@@ -356,6 +356,29 @@ impl Scope<'_> {
 }
 
 impl State {
+    /// Puts somebody behind those who wait for a place.
+    fn wait_for_room(&mut self, index: usize, ticket: Ticket) {
+        let State { peers, completer, .. } = self;
+        if let Some(peer) = peers[index].as_mut() {
+            peer.room_waiters.push_back(ticket, completer);
+        }
+        self.mark_busy(index);
+    }
+
+    /// Wakes senders that wait for a place, as far as there are places.
+    pub(super) fn hand_out_room(&mut self, index: usize) {
+        let capacity = self.config.fifo_slots;
+        let State { peers, completer, .. } = self;
+        let Some(peer) = peers[index].as_mut() else { return };
+        // A place is promised only when there is one even for the longest info.
+        while peer.room(capacity) >= 3 || (peer.queue_is_empty() && peer.room_granted == 0) {
+            let Some(ticket) = peer.room_waiters.pop_front() else { return };
+            if completer.complete_if_wanted(ticket) {
+                peer.room_granted += 1;
+            }
+        }
+    }
+
     /// Something waits until there is memory.
     #[cold]
     pub(super) fn wait_for_memory(&mut self) {

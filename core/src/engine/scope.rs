@@ -1,6 +1,6 @@
 //! The right to use the engine.
 
-use super::{State, queue, rendezvous, room, send};
+use super::{State, queue, rendezvous, send};
 use crate::caps::Caps;
 use crate::device::{Inject, SourceTable};
 use crate::error::{Fault, SendError};
@@ -118,7 +118,7 @@ impl Scope<'_> {
         let State { timers, timers_wanted, completer, .. } = &mut *self.state;
         timers.set(at, ticket);
         if timers.len() > 2 * (*timers_wanted).max(FEW_TIMERS) {
-            let own = |ticket| matches!(ticket, rendezvous::LANDINGS | queue::MEMORY | room::PLACES);
+            let own = |ticket| matches!(ticket, rendezvous::LANDINGS | queue::MEMORY);
             timers.retain(|ticket| own(ticket) || completer.is_pending(ticket));
             *timers_wanted = timers.len();
         }

@@ -118,14 +118,9 @@ pub enum Sent<'p> {
     Full(Payload<'p>),
 }
 
-/// How a send may wait.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     Never,
-    /// Nor this one, but it is the messager's own: whoever waits for room does not hold it up.
-    NeverOwn,
     Await,
-    /// It has waited for the place that it takes.
     Granted,
     /// The messager's own traffic, and accesses to memory: their amount is bounded by what this side has under way.
     Force,
@@ -168,7 +163,7 @@ impl Scope<'_> {
                 // It waited for an incarnation that has died since.
                 return Err((Fault::PeerLost(endpoint.rank).into(), payload));
             }
-            peer.take_place();
+            peer.room_granted = peer.room_granted.saturating_sub(1);
         }
         if !peer.is_open(args.protocol) {
             match self.admit(index, args, payload.len(), wait) {
@@ -348,7 +343,7 @@ impl Scope<'_> {
     pub(crate) fn try_system(&mut self, index: usize, what: u16, body: &[u8]) -> bool {
         self.state.peer(index).fault.is_some()
             || matches!(
-                self.post(index, ProtocolId(what), 0, &[], Payload::Borrowed(body), Queue::NeverOwn, false),
+                self.post(index, ProtocolId(what), 0, &[], Payload::Borrowed(body), Queue::Never, false),
                 Ok(Sent::Done)
             )
     }
@@ -438,10 +433,8 @@ impl Scope<'_> {
             ..Descriptor::default()
         };
         let whole = len <= eager || matches!(payload, Payload::Loan(_));
-        let passes_row = !matches!(queue, Queue::Never | Queue::Await);
-        let is_clear = |peer: &super::peer::Peer| peer.queue_is_empty() && (passes_row || !peer.in_row);
-        let clear = peers[index].as_ref().is_none_or(|peer| is_clear(peer));
-        if whole && (clear || relaxed) {
+        let empty = peers[index].as_ref().is_none_or(|peer| peer.queue_is_empty());
+        if whole && (empty || relaxed) {
             if let Payload::Loan(loan) = &payload {
                 descriptor.source_kind = SourceKind::Loan;
                 descriptor.source[0] = loan.key();
@@ -466,7 +459,7 @@ impl Scope<'_> {
                 Stop::Fault(fault) => return Err((fault.into(), payload)),
             }
         }
-        self.enqueue(index, descriptor, info, payload, queue, whole, clear)
+        self.enqueue(index, descriptor, info, payload, queue, whole, empty)
     }
 
     /// Asks the peer to answer once it has handled everything sent before; the ticket ends then.

@@ -70,8 +70,6 @@ pub struct State {
     pub(super) landings_seen: Option<u64>,
     /// A timer is set for what waits for memory.
     pub(super) waits_for_memory: bool,
-    /// A timer is set for places that are promised.
-    pub(super) watches_promises: bool,
     /// Entries of the table of remote memory that are given up once nothing that waits names them.
     pub(super) retired: Vec<(Rank, usize)>,
     /// Messages up to this length in bytes go in one packet.

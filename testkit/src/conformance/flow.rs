@@ -9,7 +9,7 @@ use posthaste_core::{Endpoint, ProtocolId, Rank, Value};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-pub(super) fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payload: &[u8]) -> bool {
+fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payload: &[u8]) -> bool {
     let args = SendArgs { target: at(to), protocol, cookie: 0, info: &[], relaxed: false };
     world.enter(at(Rank(0)), |scope| match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
         Ok(Sent::Done) => true,
@@ -22,7 +22,7 @@ pub(super) fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: Protoco
 }
 
 /// Sends to the slow rank until it has been refused many times in a row.
-pub(super) fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent: &mut Vec<Message>) {
+fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent: &mut Vec<Message>) {
     let mut refused = 0;
     while refused < 200 {
         let message = Message::filled(at(Rank(0)), at(Rank(1)), protocol, sent.len(), 0, 40);

@@ -23,7 +23,6 @@ mod probe;
 pub mod protocols;
 pub mod rendezvous;
 pub mod requests;
-pub mod rows;
 pub mod soak;
 pub mod streams;
 mod world;
@@ -140,7 +139,6 @@ macro_rules! conformance_suite {
             flow::waiters_for_one_credit_all_get_their_turn,
             flow::flush_ends_when_everything_was_handled,
             flow::who_gives_up_waiting_takes_nothing_along,
-            rows::nothing_passes_who_was_promised_a_place,
             requests::every_request_is_answered_with_its_own_answer,
             requests::one_credit_allows_one_outstanding_request,
             requests::a_panicking_handler_is_reported_and_the_rank_goes_on,
