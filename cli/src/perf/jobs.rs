@@ -18,7 +18,7 @@ fn first_two(allowed: &[usize]) -> [usize; 2] {
     [first, allowed.get(1).copied().unwrap_or(first)]
 }
 
-/// Measures a limit in a process of its own.
+/// Measures a limit in a process of its own; the figure, and how it came about.
 pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<(f64, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
@@ -28,10 +28,12 @@ pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<(f64
         .map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let value = text.split_whitespace().next().and_then(|word| word.parse().ok());
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match value.filter(|_| output.status.success()) {
-        Some(value) => Ok((value, said)),
-        None => Err(format!("the limit {name} could not be measured: {said}")),
+        Some(value) => Ok((value, text.lines().nth(1).unwrap_or_default().to_owned())),
+        None => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            Err(format!("the limit {name} could not be measured: {}", why.trim()))
+        }
     }
 }
 

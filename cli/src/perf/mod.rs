@@ -390,13 +390,13 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
     })
 }
 
-/// The hidden command that measures a limit in a process of its own and prints the figure.
+/// The hidden command that measures a limit in a process of its own and prints the figure, and in a second line how it came about.
 pub fn limit_main(name: &str, size: usize, count: usize, seconds: f64) -> i32 {
     let cores = jobs::cores();
     match limits::run(name, &LimitArgs { size, count, seconds, cores }) {
         Ok(measured) => {
             say(format_args!("{} {}", measured.value, measured.unit));
-            eprintln!("{}", measured.detail);
+            say(measured.detail);
             0
         }
         Err(error) => {

@@ -116,8 +116,8 @@ impl Header {
     }
 }
 
-/// What the length of a record is a multiple of: a header and the word behind it are in one line, and so are all words of a row
-/// of requests. Who finds the header does not wait for another line as a rule.
+/// What the length of a record is a multiple of: a header and the word behind it are in one line, and so are as a rule all words
+/// of a request where one comes after the other. Who finds the header does not wait for another line.
 #[cfg(not(posthaste_loom))]
 const ALIGN: u64 = 16;
 /// loom has to look at every word.
