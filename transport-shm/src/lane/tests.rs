@@ -210,3 +210,21 @@ fn a_cookie_that_is_said_and_not_there_shortens_nothing() {
     consumer.consume(header, LightFence::Full);
     assert_eq!(consumer.look(), Look::Word { protocol: 7, cookie: 0, payload: 22 });
 }
+
+#[test]
+fn no_request_of_a_row_lies_in_two_lines() {
+    let (control, ring) = (memory(CONTROL_BYTES as usize), memory(1024));
+    let mut producer = Producer::open(control, ring);
+    // Whatever came before, words lie with their headers.
+    assert!(producer.push_short(7, 1, &[2; 13]));
+    assert!(producer.tail().is_multiple_of(16), "{}", producer.tail());
+    let line = producer.tail().next_multiple_of(64);
+    while producer.tail() < line {
+        assert!(producer.push_word(7, 0, 1));
+    }
+    for number in 1..=8 {
+        let begins = producer.tail();
+        assert!(producer.push_word(7, number, 2));
+        assert_eq!(begins / 64, (begins + 23) / 64, "request {number} begins at {begins}");
+    }
+}
