@@ -102,6 +102,10 @@ pub fn main(args: &Args) -> i32 {
         ));
         return USAGE;
     }
+    if args.device == Some(Device::Shm) && args.restart > 0 {
+        complain("--device shm reaches no rank that was started again: leave it or --restart out");
+        return USAGE;
+    }
     let hosts = match args.hosts.as_ref().map(|_| args.listed()).transpose() {
         Ok(hosts) => hosts,
         Err(error) => return fail(&error, USAGE),

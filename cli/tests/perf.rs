@@ -392,6 +392,15 @@ fn a_signal_that_ends_a_program_ends_all_rows() {
 }
 
 #[test]
+fn a_signal_to_the_program_alone_ends_it_amid_a_limit() {
+    let start = Instant::now();
+    let out = ended_by(Signal::TERM, perf(&["--bench", "am_latency", "--seconds", "60", "--json"]));
+    assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(130), ""), "{out:?}");
+    // The first half of the limit alone takes as long.
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_signal_ends_the_counting_of_instructions() {
     for signal in [Signal::INT, Signal::HUP] {
         let out = ended_by(signal, perf(&["--instructions", "--json"]));

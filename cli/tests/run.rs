@@ -80,10 +80,17 @@ fn a_job_shows_by_which_device_each_rank_reaches_each() {
 fn what_cannot_be_is_refused_before_anything_starts() {
     let dir = std::env::temp_dir();
     let hosts = dir.join(format!("posthaste-hosts-{}", std::process::id()));
+    let several = dir.join(format!("posthaste-several-{}", std::process::id()));
     std::fs::write(&hosts, "alpha slots=two\n").unwrap();
-    let hosts = hosts.to_str().unwrap();
+    std::fs::write(&several, "localhost\n127.0.0.1\n").unwrap();
+    let (hosts, several) = (hosts.to_str().unwrap(), several.to_str().unwrap());
     for (args, told) in [
         (&["-n", "4", "--nodes", "2", "--device", "shm"][..], "--device shm reaches no rank of another node"),
+        (
+            &["-n", "2", "--restart", "1", "--device", "shm"],
+            "--device shm reaches no rank that was started again",
+        ),
+        (&["--hosts", several, "--device", "shm"], "leave out POSTHASTE_DEVICE (--device) or name `tcp`"),
         (&["-n", "4", "--nodes", "5"], "not over 5"),
         (&["-n", "4", "--device", "ib"], "possible values: auto, shm, tcp"),
         (&[], "--ranks"),
@@ -98,6 +105,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         assert!(err.contains(told) && out.stdout.is_empty(), "{args:?}: {err}");
     }
     std::fs::remove_file(hosts).unwrap();
+    std::fs::remove_file(several).unwrap();
 }
 
 #[test]

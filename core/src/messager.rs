@@ -161,10 +161,10 @@ impl Losses {
 pub type RestartHandler = Arc<dyn Fn(Rank, u32) + Send + Sync>;
 
 /// Who wants to know of ranks that were started again.
-#[derive(Default)]
 struct Restarts {
     handler: Mutex<Option<RestartHandler>>,
-    changed: tokio::sync::Notify,
+    /// The contexts' own.
+    changed: Arc<tokio::sync::Notify>,
 }
 
 impl std::fmt::Debug for Client {
@@ -233,7 +233,7 @@ impl Client {
             contexts.push(Handle::new(shared));
         }
         kin.meet(contexts.iter().map(Handle::shared_state));
-        let restarts = Arc::default();
+        let restarts = Arc::new(Restarts { handler: Mutex::default(), changed: kin.news().clone() });
         Ok(Client {
             id,
             routes,
@@ -658,7 +658,6 @@ impl Messager for Client {
         for context in &self.contexts {
             context.shut_down();
         }
-        self.restarts.changed.notify_waiters();
         // What is told of nothing any more, and may lead back to here.
         self.contexts.iter().for_each(Handle::retire);
         let told = (lock(&self.errors).take(), lock(&self.restarts.handler).take());

@@ -439,8 +439,8 @@ impl Launch {
         let device = settings.device;
         if device == DeviceChoice::Shm && placement.has_many_nodes() {
             return invalid(
-                "the ranks are on several nodes, which shared memory does not reach across: do not set \
-                 POSTHASTE_DEVICE to `shm`, or use one node"
+                "the ranks are on several nodes, which shared memory does not reach across: leave out \
+                 POSTHASTE_DEVICE (--device) or name `tcp`, or use one node"
                     .into(),
             );
         }
@@ -450,8 +450,8 @@ impl Launch {
         if self.restarts.is_some() {
             if device == DeviceChoice::Shm {
                 return invalid(
-                    "a rank that is started again is reached over sockets: do not set POSTHASTE_DEVICE to `shm`, or \
-                     start no rank again"
+                    "a rank that is started again is reached over sockets: leave out POSTHASTE_DEVICE or name `tcp`, \
+                     or start no rank again"
                         .into(),
                 );
             }

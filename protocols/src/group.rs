@@ -233,16 +233,18 @@ impl Collectives {
             return Err(bad());
         }
         let founder = *ranks.first().ok_or_else(bad)?;
-        if founder == me {
-            if let Some(fault) = self.hub.obstacle(ranks) {
-                return Err(fault.into());
+        let (at, membership) = if founder == me {
+            if self.hub.is_closed() {
+                return Err(Fault::Shutdown.into());
             }
+            // Also where it cannot work: the others wait to be offered one, and may not know why they wait in vain.
             let found = self.hub.found(ranks.to_vec(), Origin::Called);
-            let (at, membership) = found.ok_or(CollectiveError::TooManyGroups)?;
-            return Ok(self.group(at, membership));
-        }
-        let (at, membership) = self.offer(Some((founder, ranks))).await?;
-        // What was offered is taken in any case: another call may be for the same ranks.
+            found.ok_or(CollectiveError::TooManyGroups)?
+        } else {
+            // What was offered is taken in any case: another call may be for the same ranks.
+            self.offer(Some((founder, ranks))).await?
+        };
+        // Dropped, it breaks for all.
         let group = self.group(at, membership);
         self.hub.obstacle(ranks).map_or(Ok(group), |fault| Err(fault.into()))
     }
@@ -313,7 +315,7 @@ impl Collectives {
         let Collectives { hub, handle, .. } = self;
         let waits = hub.waits_for_offers();
         let offer = std::future::poll_fn(|cx| {
-            poll_until(handle, cx, || hub.take_offer(wanted), |waker| waits.with(waker))
+            poll_until(handle, cx, || hub.take_offer(wanted, &waits), |waker| waits.with(waker))
         });
         Ok(offer.await?)
     }

@@ -7,7 +7,8 @@ mod support;
 
 use futures::future::join_all;
 use near::{fault_of, soon, wait, warm};
-use posthaste_core::{Collective, Fault, Rank};
+use posthaste_core::context::Face;
+use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::{
     Action, Algorithm, Blocks, Execution, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule,
     Step, Turn,
@@ -363,6 +364,59 @@ fn a_group_for_which_one_member_has_no_number_is_broken_for_all() {
         }
         drop(own);
         world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_group_for_which_its_founder_has_no_number_is_broken_for_who_waits_for_it() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let mut own = Vec::new();
+        if member.rank.0 == 1 {
+            while let Ok(group) = member.collectives.on_the_fly(&[Rank(1)]) {
+                own.push(group);
+            }
+        }
+        let subset = soon("a subset", member.collectives.subset(&[Rank(1), Rank(0)])).await;
+        if member.rank.0 == 1 {
+            assert_eq!(subset.err(), Some(CollectiveError::TooManyGroups));
+        } else {
+            let fault = fault_of(soon("a barrier", subset.unwrap().barrier()).await);
+            assert!(matches!(fault, Fault::OutOfMemory(_)), "{fault}");
+        }
+        drop(own);
+        world.barrier().await.unwrap();
+        // Later ones are told apart from it.
+        let subset = soon("a subset", member.collectives.subset(&[Rank(1), Rank(0)])).await.unwrap();
+        soon("a barrier", subset.barrier()).await.unwrap();
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn a_group_that_its_founder_cannot_make_keeps_nobody_waiting() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        let members = [0, 1, 2].map(Rank);
+        match member.rank.0 {
+            0 => {
+                // As if it had found garbage in what rank 1 sends to it alone.
+                let context = &member.client.contexts()[0];
+                assert!(context.enter(|engine| engine.scope().cut_off(Rank(1))).is_ok());
+                let subset = soon("a subset", member.collectives.subset(&members)).await;
+                assert_eq!(subset.err(), Some(Fault::PeerCorrupt(Rank(1)).into()));
+            }
+            2 => {
+                let subset = soon("a subset", member.collectives.subset(&members)).await;
+                let fault = match subset {
+                    Ok(subset) => fault_of(soon("a barrier", subset.barrier()).await),
+                    Err(error) => fault_of(Err::<(), _>(error)),
+                };
+                assert_eq!(fault, Fault::PeerCorrupt(Rank(1)));
+            }
+            _ => {}
+        }
     });
 }
 

@@ -243,6 +243,9 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
         );
         return;
     }
+    // This one is no operation.
+    let (waiting, waits) = (job.clone(), job.incarnation_of(Rank(1)));
+    let waiting = callers.spawn(async move { waiting.peer_restarted(Rank(1), waits).await });
     let pending = Arc::new(AtomicUsize::new(0));
     let ends: Arc<Mutex<Vec<CallError>>> = Arc::default();
     for _ in 0..CALLS {
@@ -268,6 +271,8 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
     for end in ends.lock().unwrap().iter() {
         assert_eq!(*end, CallError::Fault(Fault::Shutdown));
     }
+    let waited = callers.block_on(soon("the end of the wait for a restart", waiting)).unwrap();
+    assert!(matches!(waited, Err(posthaste::Error::Fault(Fault::Shutdown))), "{waited:?}");
 }
 
 #[test]
@@ -290,5 +295,37 @@ fn fault_leaving_a_job_ends_ten_thousand_pending_operations() {
         ten_thousand_pending(|runtime, job| {
             runtime.block_on(async { soon("the leave", job.leave()).await.unwrap() })
         });
+    });
+}
+
+#[test]
+fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
+    run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let (note, mut notes) = job.stream("note").unwrap();
+        job.barrier().await.unwrap();
+        for round in 0..4u64 {
+            if job.rank() == Rank(1) {
+                job.barrier().await.unwrap();
+                for number in [2 * round, 2 * round + 1] {
+                    let got = soon("a message", notes.recv()).await.unwrap();
+                    assert_eq!((&got.bytes()[..], got.info()), (&number.to_ne_bytes()[..], &[][..]));
+                }
+                continue;
+            }
+            note.send(Rank(1), (2 * round).to_ne_bytes()).await.unwrap();
+            let mut second = note.send(Rank(1), (2 * round + 1).to_ne_bytes());
+            assert!(futures::poll!(&mut second).is_pending());
+            job.barrier().await.unwrap();
+            // It is promised the credit of the first, as what it was when it began to wait.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let second = match round % 4 {
+                0 => second.info(&[0; 113]),
+                1 => second.to_context(posthaste::ContextId(7)),
+                2 => second.relaxed(),
+                _ => second.sequential(),
+            };
+            soon("the second", second).await.unwrap();
+        }
+        job.barrier().await.unwrap();
     });
 }

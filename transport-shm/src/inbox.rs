@@ -248,11 +248,11 @@ impl<W: Words, X> Inbox<W, X> {
         });
     }
 
-    /// Looks up to `looks` times whether anything has come in through one lane; `None` if its next record is held, and a look
-    /// would tell nothing.
+    /// Looks up to `looks` times whether anything has come in through one lane; `None` if its next record is held, or it is
+    /// read no more, and a look would tell nothing.
     #[inline]
     fn look_at(&self, source: usize, looks: u32) -> Option<bool> {
-        let lane = self.lanes.get(source)?.as_deref().filter(|lane| !lane.held)?;
+        let lane = self.lanes.get(source)?.as_deref().filter(|lane| !lane.held && !lane.dead)?;
         for _ in 0..looks {
             if lane.consumer.has_any() {
                 return Some(true);
@@ -271,9 +271,7 @@ impl<W: Words, X> Inbox<W, X> {
             return seen || self.ready.has_any();
         }
         for _ in 0..looks {
-            let some = |source: &usize| {
-                self.lanes[*source].as_ref().is_some_and(|lane| !lane.held && lane.consumer.has_any())
-            };
+            let some = |source: &usize| self.has_any(*source);
             if self.ready.has_any() || self.polled.iter().any(some) {
                 return true;
             }

@@ -3,7 +3,11 @@
 use super::{Args, Device, Plan};
 use posthaste::launcher::{self, Launch, Output, RankEnd};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Between two looks whether a limit is measured.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The first two of the cores this process may use, which are those that the launcher binds the ranks to: what is measured and its limit
 /// are of the same pair. One of them twice where there is one.
@@ -18,14 +22,37 @@ fn first_two(allowed: &[usize]) -> [usize; 2] {
     [first, allowed.get(1).copied().unwrap_or(first)]
 }
 
-/// Measures a limit in a process of its own; the figure, and how it came about.
-pub fn limit(name: &str, size: usize, count: usize, seconds: f64) -> Result<(f64, String), String> {
+/// What a limit is measured of.
+pub struct Limited<'n> {
+    pub name: &'n str,
+    pub size: usize,
+    pub count: usize,
+    pub seconds: f64,
+}
+
+/// Measures a limit in a process of its own; the figure, and how it came about. That process ends when this one is interrupted.
+pub fn limit(limited: &Limited<'_>, interrupted: &AtomicBool) -> Result<(f64, String), String> {
+    let Limited { name, size, count, seconds } = limited;
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(program)
+    let mut process = Command::new(program)
         .args(["limit", name, "--size", &size.to_string(), "--count", &count.to_string()])
         .args(["--seconds", &seconds.max(0.02).to_string()])
-        .output()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .map_err(|error| error.to_string())?;
+    // It says less than a pipe holds.
+    while process.try_wait().map_err(|error| error.to_string())?.is_none() {
+        if interrupted.load(Ordering::Relaxed) {
+            // It may have ended by itself.
+            let _killed = process.kill();
+            let ended = process.wait();
+            return Err(ended.map_or_else(|error| error.to_string(), |_| "interrupted".to_owned()));
+        }
+        std::thread::sleep(LOOK);
+    }
+    let output = process.wait_with_output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let value = text.split_whitespace().next().and_then(|word| word.parse().ok());
     match value.filter(|_| output.status.success()) {

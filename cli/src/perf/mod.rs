@@ -22,7 +22,7 @@ use rivals::{Figures, Rivals};
 use serde::{Deserialize, Serialize};
 use setup::{Changed, Setup, warn_of};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Measure latency, rates and bandwidth between real processes, beside the machine's limits.
 #[derive(ClapArgs, Clone, Debug)]
@@ -241,7 +241,7 @@ fn measure_all(args: &Args, setup: &Setup) -> Result<i32, String> {
     let mut failed = 0;
     for plan in plans {
         progress.set_message(format!("{} {} {}", plan.bench.name, plan.size, plan.face.name()));
-        let measured = measure(args, plan);
+        let measured = measure(args, plan, &interrupted);
         if interrupted.load(Ordering::Relaxed) {
             break;
         }
@@ -349,7 +349,7 @@ fn names(device: Device) -> Vec<&'static str> {
     names
 }
 
-fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
+fn measure(args: &Args, plan: Plan, interrupted: &AtomicBool) -> Result<Row, String> {
     let Plan { bench, size, ranks, face, runtime } = plan;
     // Half of the limit's time before and half after: a machine that changes its pace shows in both.
     let limited = bench.limit.filter(|_| !args.no_limits);
@@ -359,14 +359,19 @@ fn measure(args: &Args, plan: Plan) -> Result<Row, String> {
         Some(Limit::Started) => jobs::start_processes(plan).map(Some),
         Some(Limit::Instead(program)) => jobs::run_program(args, plan, program, &[]).map(Some),
         Some(Limit::Bare(name, factor)) => {
-            let (value, told) = jobs::limit(name, size, bench.count(ranks), seconds)?;
+            let limited = jobs::Limited { name, size, count: bench.count(ranks), seconds };
+            let (value, told) = jobs::limit(&limited, interrupted)?;
             detail = Some(told);
             Ok(Some(value * factor))
         }
         None => Ok(None),
     };
+    // A signal that came amid one of them has ended that one; the next would not hear of it.
+    let go_on = || if interrupted.load(Ordering::Relaxed) { Err("interrupted") } else { Ok(()) };
     let before = side(args.seconds / 2.0)?;
+    go_on()?;
     let value = jobs::run(args, plan)?;
+    go_on()?;
     let after = side(args.seconds / 2.0)?;
     let limit = before.zip(after).map(|(a, b)| (a + b) / 2.0);
     Ok(Row {

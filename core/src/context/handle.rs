@@ -249,6 +249,7 @@ impl Handle {
     pub fn shut_down(&self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.close_lines();
+        self.shared.kin.news().notify_waiters();
         self.post_work(Work::Shutdown);
         self.shared.driver.wake();
     }

@@ -47,6 +47,8 @@ pub struct Kin {
     count: u16,
     contexts: OnceLock<Box<[Weak<Shared>]>>,
     watchers: Watchers,
+    /// Told of every rank that was started again once all contexts can reach it, and when one of them ends.
+    news: Arc<tokio::sync::Notify>,
 }
 
 impl Kin {
@@ -54,7 +56,12 @@ impl Kin {
     #[must_use]
     pub fn new(count: u16, sysdep: &dyn Sysdep) -> Arc<Kin> {
         let light = LightFence::beside(sysdep);
-        Arc::new(Kin { count, contexts: OnceLock::new(), watchers: Watchers::new(light) })
+        Arc::new(Kin {
+            count,
+            contexts: OnceLock::new(),
+            watchers: Watchers::new(light),
+            news: Arc::default(),
+        })
     }
 
     /// Which they are. Said once.
@@ -70,6 +77,11 @@ impl Kin {
     fn others(&self, than: &Shared) -> impl Iterator<Item = Arc<Shared>> {
         let own = than.me.context;
         self.all().filter(move |context| context.me.context != own)
+    }
+
+    /// What is told of ranks that were started again, and of the end of a context: look behind it which.
+    pub(crate) fn news(&self) -> &Arc<tokio::sync::Notify> {
+        &self.news
     }
 
     pub(super) fn count(&self) -> u16 {

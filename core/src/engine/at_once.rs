@@ -89,7 +89,7 @@ impl Scope<'_> {
         {
             return false;
         }
-        let State { peers, shape, stats, table, eager, routes, .. } = &mut *self.state;
+        let State { peers, shape, stats, table, eager, config, routes, .. } = &mut *self.state;
         let Some((index, peer)) = clear_way(peers, *shape, target) else { return false };
         let Some(out) = peer.outgoing.get_mut(protocol.index()) else { return false };
         if !(if CREDITED { out.admits(Flow::Credited) } else { out.open }) {
@@ -106,6 +106,9 @@ impl Scope<'_> {
             Whole::Bytes(_) | Whole::Owned(_) => return false,
             Whole::Loan(loan) => (SourceKind::Loan, loan.key(), loan.len() as u64, &[][..]),
         };
+        if len > config.max_message {
+            return false;
+        }
         let owned = match source {
             Whole::Owned(bytes) if bytes.len() > KEPT => {
                 Some(bytes).filter(|bytes| routes.of(target.rank).keeps <= bytes.len())

@@ -22,7 +22,7 @@ pub struct EngineConfig {
     pub credit_bytes: u64,
     /// Slots of a target's injection FIFO that awaited sends may fill.
     pub fifo_slots: usize,
-    /// Longest message in bytes.
+    /// Longest message in bytes; at least 8.
     pub max_message: u64,
     /// Puts, gets and replays go over sends though the device could carry them out itself.
     pub oversend: bool,

@@ -226,5 +226,12 @@ impl State {
         for ticket in controls.waiters.drain(..) {
             completer.complete(ticket, Err(fault));
         }
+        // What one that left in order has sent counts, also for a name that is yet to be registered.
+        if !matches!(fault, Fault::PeerClosed(_)) && !controls.unknown.is_empty() {
+            controls.unknown.clear();
+            if self.peers[index].as_ref().is_some_and(|peer| !peer.has_aside()) {
+                self.aside.retain(|other| *other != index);
+            }
+        }
     }
 }

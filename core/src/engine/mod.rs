@@ -172,7 +172,8 @@ impl Engine {
             shape: parts.shape,
             caps: *parts.caps.common(),
             routes: parts.caps,
-            config: parts.config,
+            // Messages of a word are not measured.
+            config: EngineConfig { max_message: parts.config.max_message.max(8), ..parts.config },
             over_send: Box::new([]),
             peers: (0..endpoints).map(|_| None).collect(),
             incarnations: (0..parts.shape.ranks).map(|rank| parts.gates.incarnation_of(Rank(rank))).collect(),

@@ -58,7 +58,7 @@ pub enum CollectiveError {
     },
     /// A rank has as many groups as their numbers can tell apart. Where the others have that group nevertheless, as after a
     /// split, its operations end with [`Fault::OutOfMemory`].
-    #[error("this rank has 65536 groups: drop those that are not used any more")]
+    #[error("this rank has 65535 groups: drop those that are not used any more")]
     TooManyGroups,
     /// The schedule does not do that kind of operation. To the others that is as if this member had called nothing yet.
     #[error("the schedule {schedule:?} does not offer {kind:?}: force another, or none")]

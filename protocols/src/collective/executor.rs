@@ -607,6 +607,8 @@ mod tests {
     use super::*;
     use crate::fixture::{first_of, hears};
     use posthaste_core::ContextId;
+    use posthaste_core::context::Face;
+    use posthaste_core::engine::Engine;
 
     #[test]
     fn what_is_said_to_another_context_than_the_first_is_no_members() {
@@ -620,6 +622,36 @@ mod tests {
         assert_eq!(said(0, 0), None);
         assert_eq!(said(1, 0), Some(Fault::PeerCorrupt(Rank(1))));
         assert_eq!(said(0, 1), Some(Fault::PeerCorrupt(Rank(1))));
+    }
+
+    #[test]
+    fn a_loss_ends_a_wait_for_an_offer_though_the_rank_is_up_again_at_once() {
+        let client = first_of(2, 1);
+        let hub = Hub::new(&client, &[0, 0]).expect("the name is free");
+        let members = [Rank(1), Rank(0)];
+        let look = |waits: &_| hub.take_offer(Some((Rank(1), &members)), waits).map(Result::err);
+        let waits = hub.waits_for_offers();
+        assert_eq!(look(&waits), None);
+        let up = |engine: &mut Engine| Registered(hub.clone()).on_peer_up(&mut engine.scope(), Rank(1), 1);
+        assert!(client.contexts()[0].enter(up).is_ok());
+        assert_eq!(look(&waits), Some(Some(Fault::PeerLost(Rank(1)))));
+        // Whoever begins to wait now waits for the incarnation that is there.
+        assert_eq!(look(&hub.waits_for_offers()), None);
+    }
+
+    #[test]
+    fn what_was_offered_with_a_lost_member_is_not_for_who_asks_behind_its_restart() {
+        let client = first_of(3, 1);
+        let hub = Hub::new(&client, &[0; 3]).expect("the name is free");
+        let members = [1, 0, 2].map(Rank);
+        let (group, id, origin) = (1, 1 << 32 | 7, Origin::Called);
+        let record = Record::Introduce { group, id, origin, members: members.to_vec() }.encode();
+        let source = Endpoint::new(Rank(1), ContextId(0));
+        let heard = hears(&client, 0, source, &Registered(hub.clone()), &record);
+        assert_eq!(heard, None);
+        let again = |engine: &mut Engine| Registered(hub.clone()).on_peer_up(&mut engine.scope(), Rank(2), 1);
+        assert!(client.contexts()[0].enter(again).is_ok());
+        assert!(hub.take_offer(Some((Rank(1), &members)), &hub.waits_for_offers()).is_none());
     }
 
     #[test]

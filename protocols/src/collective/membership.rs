@@ -4,7 +4,7 @@ use super::executor::Hub;
 use super::group_state::{GroupState, Membership};
 use super::outlet::Way;
 use super::part::Part;
-use super::state::{Known, MOST_OFFERED, Offer, State, Unclaimed};
+use super::state::{Known, MOST_OFFERED, NO_NUMBER, Offer, State, Unclaimed};
 use super::wire::{Origin, Record, Tag};
 use crate::exchange::{Key, reaches_nothing};
 use crate::persistent::Making;
@@ -182,6 +182,11 @@ impl Hub {
         }
     }
 
+    /// Whether the job is left.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Why no group of these ranks can work from here on, if one cannot.
     pub fn obstacle(&self, members: &[Rank]) -> Option<Fault> {
         let state = self.lock();
@@ -192,8 +197,15 @@ impl Hub {
     /// Makes a group of which the others hear from this rank: they wait for it, or do not know of it yet.
     pub fn found(self: &Arc<Self>, members: Vec<Rank>, origin: Origin) -> Option<(usize, Arc<Membership>)> {
         let id = self.new_id();
-        let (at, membership) = self.add(id, members, None)?;
         let hub = self.clone();
+        let Some((at, membership)) = self.add(id, members.clone(), None) else {
+            let membership = Membership::new(id, members, self.me, &self.nodes)?;
+            if origin == Origin::Called {
+                self.lock().note_gone(id);
+                self.handle()?.post_run(move |scope| hub.refuse_to_found(scope, &membership));
+            }
+            return None;
+        };
         let group = membership.clone();
         self.handle()?.post_run(move |scope| {
             let members = group.members.to_vec();
@@ -210,16 +222,31 @@ impl Hub {
         Some((at, membership))
     }
 
+    /// There are too many groups for one that the others wait to be offered: they are, and it is broken.
+    #[cold]
+    fn refuse_to_found(self: &Arc<Self>, scope: &mut Scope<'_>, group: &Membership) {
+        let (id, members) = (group.id, group.members.to_vec());
+        let record = Record::Introduce { group: NO_NUMBER, id, origin: Origin::Called, members }.encode();
+        let mut state = self.lock();
+        let mut way = Way { hub: self, scope, peers: &mut state.peers };
+        for member in group.members.iter().filter(|member| **member != self.me) {
+            way.record(*member, &record);
+        }
+        drop(state);
+        self.tell_of_no_room(scope, group);
+    }
+
     /// A group that a peer has founded: the one whose founder and members these are, or any that was made on the fly.
     pub fn take_offer(
         &self,
         wanted: Option<(Rank, &[Rank])>,
+        waits: &Waits<'_>,
     ) -> Option<Result<(usize, Arc<Membership>), Fault>> {
         let mut state = self.lock();
         if state.closed {
             return Some(Err(Fault::Shutdown));
         }
-        let State { offers, groups, peers, down, .. } = &mut *state;
+        let State { offers, groups, peers, down, losses, .. } = &mut *state;
         let found = offers.iter().position(|offer| match wanted {
             None => offer.origin == Origin::OnTheFly,
             Some((from, members)) => {
@@ -236,7 +263,9 @@ impl Hub {
             return Some(Ok((at, groups.get(at)?.membership.clone())));
         }
         let (_, members) = wanted?;
-        members.iter().find_map(|member| down.get(member)).map(|fault| Err(*fault))
+        let since = |member: &Rank| losses.get(member).filter(|(waited, _)| *waited >= waits.name);
+        let lost = |member| down.get(member).or_else(|| since(member).map(|(_, fault)| fault));
+        members.iter().find_map(lost).map(|fault| Err(*fault))
     }
 
     /// Somebody who waits for offers, until that is dropped.
@@ -292,12 +321,14 @@ impl Hub {
         (number, id, origin): (u16, u64, Origin),
         members: Vec<Rank>,
     ) {
-        let numbers = &mut state.peers[source.index()].numbers;
-        let number = usize::from(number);
-        if numbers.len() <= number {
-            numbers.resize(number + 1, None);
+        if number != NO_NUMBER {
+            let numbers = &mut state.peers[source.index()].numbers;
+            let number = usize::from(number);
+            if numbers.len() <= number {
+                numbers.resize(number + 1, None);
+            }
+            numbers[number] = Some(Known { id, at: usize::MAX });
         }
-        numbers[number] = Some(Known { id, at: usize::MAX });
         if origin == Origin::Agreed {
             return;
         }

@@ -20,8 +20,10 @@ pub(super) const MOST_OFFERED: usize = 1024;
 const MOST_GONE: usize = 1 << 14;
 /// Members of groups that are gone, of which is known who they were, so that they hear from each other.
 const MOST_GONE_MEMBERS: usize = 1 << 16;
-/// Groups of a rank: their numbers have 16 bits.
-pub(super) const MOST_GROUPS: usize = 1 << 16;
+/// What a rank calls a group of which it founded no more than the name: the last of the numbers, which have 16 bits.
+pub(super) const NO_NUMBER: u16 = u16::MAX;
+/// Groups of a rank: one for each other number.
+pub(super) const MOST_GROUPS: usize = NO_NUMBER as usize;
 
 /// What a peer calls a group.
 #[derive(Clone, Copy, Debug)]
@@ -186,6 +188,9 @@ pub(super) struct State {
     /// How many have waited so far, which names each.
     pub waited: u64,
     pub down: BTreeMap<Rank, Fault>,
+    /// How many had [waited](Self::waited) for offers when a rank was last lost, and why it was: it may be up again before those who
+    /// wait have looked.
+    pub losses: BTreeMap<Rank, (u64, Fault)>,
     /// Ranks that were ever started again.
     pub reborn: HashSet<Rank>,
     /// Operations that wait are looked at after a while.
@@ -214,6 +219,7 @@ impl State {
             waiters: BTreeMap::new(),
             waited: 0,
             down: BTreeMap::new(),
+            losses: BTreeMap::new(),
             reborn: HashSet::new(),
             watched: false,
             named: 0,

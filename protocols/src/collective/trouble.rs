@@ -83,8 +83,6 @@ impl Hub {
             }));
         }
         over.into_iter().for_each(|at| self.remove(&mut state, at));
-        let wakers = std::mem::take(&mut state.waiters);
-        wakers.into_values().for_each(std::task::Waker::wake);
         state
     }
 
@@ -125,6 +123,8 @@ impl Hub {
         if state.down.insert(rank, fault).is_some() {
             return;
         }
+        let waited = state.waited;
+        state.losses.insert(rank, (waited, fault));
         let groups: Vec<usize> = state.groups.iter().map(|(at, _)| at).collect();
         for at in groups {
             let Some(group) = state.groups.get_mut(at) else { continue };
@@ -175,10 +175,21 @@ impl Hub {
             messages.retain(|message| message.from != rank);
             !messages.is_empty()
         });
-        // Nobody can ask for the groups that it has offered, which broke with it.
-        let old: Vec<usize> =
-            offers.iter().filter(|offer| offer.from == rank).filter_map(|offer| offer.at).collect();
-        offers.retain(|offer| offer.from != rank);
+        // Nobody is to get the groups that it has offered, which broke with it; nor those of others that broke because it was lost:
+        // who asked for them was told of that, and who asks from now on is offered another one.
+        let (mut old, mut offered) = (Vec::new(), std::mem::take(offers));
+        offered.retain(|offer| {
+            let is_broken =
+                offer.at.is_some_and(|at| groups.get(at).is_none_or(|group| group.broken.is_some()));
+            let is_over = offer.from == rank || (is_broken && offer.members.contains(&rank));
+            if is_over && let Some(at) = offer.at {
+                let peer = &mut peers[offer.from.index()];
+                peer.offered = peer.offered.saturating_sub(1);
+                old.push(at);
+            }
+            !is_over
+        });
+        *offers = offered;
         for at in old {
             self.remove(&mut state, at);
         }

@@ -235,7 +235,8 @@ pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: O
 /// next is begun comes first. Of sends that are under way at once, of several tasks or polled by turns in one, one that is
 /// told to wait for credit or room is not taken yet, keeps its payload, and may be passed by another that begins as room
 /// comes free; those that wait are let in one after the other, and none waits for ever.
-/// [`sequential`](Self::sequential) ones are not passed by each other, either.
+/// [`sequential`](Self::sequential) ones are not passed by each other, either. Options that are given once it was polled change
+/// nothing.
 ///
 /// # Cancel safety
 /// Dropped before it has started, or while it waits for credit or room, nothing is sent, unless another thread used the
@@ -281,24 +282,36 @@ impl<'f, F: Face> SendMessage<'f, F> {
         Self { face, envelope, deadline: None, buffer: Some(buffer), slow: None }
     }
 
-    /// Adds message info: up to 112 bytes that travel beside the payload.
-    pub fn info(mut self, info: &[u8]) -> Self {
-        self.envelope.info = Some(info.into());
+    /// Whether it was taken, or waits to be: what it was promised meanwhile is for what it is.
+    fn has_begun(&self) -> bool {
+        self.slow.as_ref().is_some_and(|slow| !matches!(slow.state, State::Line(None)))
+    }
+
+    /// What has begun goes on as it is.
+    fn change(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        if !self.has_begun() {
+            change(&mut self);
+        }
         self
+    }
+
+    /// Adds message info: up to 112 bytes that travel beside the payload.
+    pub fn info(self, info: &[u8]) -> Self {
+        self.change(|send| send.envelope.info = Some(info.into()))
     }
 
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time, counted from this call, in whole milliseconds and rounded
     /// up. The message may still arrive if it was queued already.
-    pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Some(Handle::of(self.face).deadline_after(after));
-        self
+    pub fn deadline(self, after: Duration) -> Self {
+        self.change(|send| send.deadline = Some(Handle::of(send.face).deadline_after(after)))
     }
 
     /// May overtake messages that wait.
-    pub fn relaxed(mut self) -> Self {
-        self.envelope.relaxed = true;
-        self.slow = None;
-        self
+    pub fn relaxed(self) -> Self {
+        self.change(|send| {
+            send.envelope.relaxed = true;
+            send.slow = None;
+        })
     }
 
     /// Is taken, and ends, behind every sequential send of this context to the target that was polled before it, of whatever
@@ -322,10 +335,11 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// # job.leave().await
     /// # }
     /// ```
-    pub fn sequential(mut self) -> Self {
-        self.envelope.relaxed = false;
-        self.slow = Some(State::Line(None).into());
-        self
+    pub fn sequential(self) -> Self {
+        self.change(|send| {
+            send.envelope.relaxed = false;
+            send.slow = Some(State::Line(None).into());
+        })
     }
 
     /// The payload of a send that has failed, or that was never begun: whoever holds it may send it elsewhere. `None` once
@@ -354,9 +368,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     /// To another context of the same rank than the sender's own number.
-    pub fn to_context(mut self, context: posthaste_core::ContextId) -> Self {
-        self.envelope.target.context = context;
-        self
+    pub fn to_context(self, context: posthaste_core::ContextId) -> Self {
+        self.change(|send| send.envelope.target.context = context)
     }
 
     /// Sends now or not at all; never waits.

@@ -30,7 +30,7 @@ enum Asked {
     Failed(SendError),
 }
 
-/// A request. Ready with the reply's bytes.
+/// A request. Ready with the reply's bytes. Options that are given once it was polled change nothing.
 ///
 /// # Cancel safety
 /// Dropped before the request was sent, nothing happens, unless another thread used the context when this was polled first, or
@@ -79,14 +79,20 @@ impl<'f, F: Face> Call<'f, F> {
 
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time, counted from this call, in whole milliseconds and rounded
     /// up. The request may still be carried out.
-    pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Some(Handle::of(self.face).deadline_after(after));
-        self
+    pub fn deadline(self, after: Duration) -> Self {
+        self.change(|call| call.deadline = Some(Handle::of(call.face).deadline_after(after)))
     }
 
     /// Adds message info: up to 112 bytes that travel beside the request.
-    pub fn info(mut self, info: &[u8]) -> Self {
-        self.envelope.info = Some(info.into());
+    pub fn info(self, info: &[u8]) -> Self {
+        self.change(|call| call.envelope.info = Some(info.into()))
+    }
+
+    /// What has begun goes on as it is: what it was promised meanwhile is for that.
+    fn change(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        if matches!(self.state, State::Start(Wait::Await)) {
+            change(&mut self);
+        }
         self
     }
 }

@@ -194,6 +194,21 @@ pub fn unknown_controls_wait_and_are_refused_once_ready<H: Harness>(harness: H) 
     world.until("others go on", |_| arrived.lock().expect("no panic").len() == 601);
 }
 
+/// What a peer that died has sent to a name that is registered later is nobody's, as its messages are.
+pub fn unknown_controls_of_a_lost_peer_are_dropped<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let arrived = Arrived::default();
+    let late = register(&world, Rank(0), "late", &Arrived::default());
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    world.enter(from, |scope| scope.control(to, late, payload(0), false)).expect("it lives");
+    world.a_while();
+    world.kill(Rank(0));
+    world.until("the loss", |world| world.errors(Rank(1)) == [Fault::PeerLost(Rank(0))]);
+    assert_eq!(register(&world, Rank(1), "late", &arrived), late);
+    world.a_while();
+    assert!(arrived.lock().expect("no panic").is_empty());
+}
+
 /// Who waits to send a control to a peer that dies is told.
 pub fn a_control_to_a_lost_peer_is_told<H: Harness>(harness: H) {
     let mut world = World::new(harness, 2);

@@ -3,7 +3,7 @@
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::MAX_INFO;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Whole};
 use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::sync::{Arc, Mutex};
 
@@ -205,6 +205,16 @@ pub fn refused_sends_give_the_payload_back<H: Harness>(harness: H) {
     assert_eq!(fails(Rank(2), protocol, &[], b"x"), SendError::UnknownRank { rank: Rank(2), size: 2 });
     assert_eq!(fails(Rank(1), protocol, &[0; 113], b"x"), SendError::InfoTooLong { len: 113 });
     assert_eq!(fails(Rank(1), protocol, &[], &[1; 5001]), SendError::TooLong { len: 5001, max: 5000 });
+    // Nor does it go the short way, which is open once the protocol is known there.
+    let sent = |payload: &[u8]| {
+        world.enter(at(Rank(0)), |scope| {
+            let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: false };
+            let first = scope.send(&args, Payload::Borrowed(b"x"), Wait::Await);
+            assert!(matches!(first, Ok(Sent::Done)), "{first:?}");
+            scope.send_packet(at(Rank(1)), protocol, Whole::Bytes(payload))
+        })
+    };
+    assert!(!sent(&[1; 5001]), "a message beyond the limit went the short way");
     assert_eq!(fails(Rank(1), ProtocolId(9), &[], b"x"), SendError::Unregistered(ProtocolId(9)));
     world.handle(at(Rank(0))).shut_down();
     assert_eq!(fails(Rank(1), protocol, &[], b"x"), SendError::Fault(Fault::Shutdown));

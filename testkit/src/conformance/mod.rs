@@ -194,6 +194,7 @@ macro_rules! conformance_suite {
             controls::controls_arrive_once_and_in_order,
             controls::a_control_gets_past_what_is_queued,
             controls::unknown_controls_wait_and_are_refused_once_ready,
+            controls::unknown_controls_of_a_lost_peer_are_dropped,
             controls::a_control_to_a_lost_peer_is_told,
             rendezvous::long_messages_go_straight_to_their_places,
             rendezvous::messages_that_are_kept_use_up_the_places,

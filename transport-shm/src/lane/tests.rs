@@ -228,3 +228,19 @@ fn no_request_of_a_row_lies_in_two_lines() {
         assert_eq!(begins / 64, (begins + 23) / 64, "request {number} begins at {begins}");
     }
 }
+
+#[test]
+fn a_lane_that_is_read_no_more_promises_nothing() {
+    use crate::{inbox::Inbox, ready::ReadySet};
+    let [block, control, ring] = [512, CONTROL_BYTES as usize, 1024].map(memory);
+    let mut producer = Producer::open(control, ring);
+    let mut inbox = Inbox::new(ReadySet::new(block, 1), 1);
+    ReadySet::new(block, 1).announce(0, || ());
+    inbox.collect(|_| (control, ring, ()));
+    assert_eq!(inbox.polled(), [0]);
+    assert!(producer.push_word(9, 0, 7));
+    assert!(inbox.glance(1));
+    // What is wrong in it lies there for good.
+    inbox.lane(0).expect("it was met").dead = true;
+    assert!(!inbox.glance(1) && !inbox.has_any(0));
+}

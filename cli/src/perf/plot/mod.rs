@@ -120,7 +120,7 @@ pub fn write(
             title: sweep.title.to_owned(),
             across: format!("{} size", sweep.across),
             up: sweep.unit.to_owned(),
-            series: series(args, sweep, rivals, &go_on)?,
+            series: series(args, sweep, rivals, interrupted, &go_on)?,
         };
         let path = folder.join(sweep.file);
         std::fs::write(&path, chart.draw()).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -144,8 +144,13 @@ fn series(
     args: &Args,
     sweep: &Sweep,
     rivals: Option<&Rivals>,
+    interrupted: &AtomicBool,
     go_on: &dyn Fn() -> Result<(), String>,
 ) -> Result<Vec<Series>, String> {
+    let limit = |name, size| {
+        let limited = jobs::Limited { name, size, count: 1000, seconds: args.seconds };
+        jobs::limit(&limited, interrupted).map(|(value, _)| value)
+    };
     let sizes = if args.sizes.is_empty() { sweep.sizes } else { &args.sizes };
     let mut all = Vec::new();
     for line in sweep.lines {
@@ -157,9 +162,9 @@ fn series(
                 (What::Ours(program), _) => {
                     jobs::run_program(args, plan(sweep, size, program)?, program, &[])?
                 }
-                (What::Limit(name), _) => jobs::limit(name, size, 1000, args.seconds)?.0,
+                (What::Limit(name), _) => limit(name, size)?,
                 (What::Level(..), Some(value)) => value,
-                (What::Level(name, size), None) => jobs::limit(name, size, 1000, args.seconds)?.0,
+                (What::Level(name, size), None) => limit(name, size)?,
             };
             level = Some(value);
             points.push((size as f64, value));
