@@ -291,6 +291,22 @@ mod tests {
         assert_ne!(thread, std::thread::current().id());
     }
 
+    #[test]
+    fn a_client_that_is_asked_for_in_a_runtime_without_io_may_be_asked_for_elsewhere() {
+        let whole = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let job = whole.block_on(crate::solo_with(2, 1)).expect("as many as are asked for");
+        let lame = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let refused = lame.block_on(job.client(1)).expect_err("it has no I/O");
+        assert!(refused.to_string().contains("no I/O driver"), "{refused}");
+        let refused = futures::executor::block_on(job.client(1)).expect_err("there is none");
+        assert!(refused.to_string().contains("a Tokio runtime"), "{refused}");
+        whole.block_on(async {
+            let client = job.client(1).await.expect("nobody has it");
+            client.leave().await.expect("it leaves");
+            job.leave().await.expect("it leaves");
+        });
+    }
+
     #[tokio::test]
     async fn every_client_of_a_shape_is_handed_out_once() {
         let job = crate::solo_with(40, 1).await.expect("as many as are asked for");

@@ -9,7 +9,10 @@ use tokio::io::unix::AsyncFd;
 /// Registers a descriptor that the result owns, for reading.
 ///
 /// # Errors
-/// If there is no runtime with I/O, or it refuses the descriptor.
+/// If there is no runtime, or it refuses the descriptor.
+///
+/// # Panics
+/// If the runtime has no I/O driver: Tokio tells that in no other way.
 pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Err(io::Error::other("not inside a Tokio runtime"));

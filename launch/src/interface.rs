@@ -19,10 +19,16 @@ pub struct InterfaceError {
 /// # Errors
 /// There is no such interface, or it has no such address.
 pub fn address_of(wanted: &str) -> Result<IpAddr, InterfaceError> {
+    let problem = |problem| InterfaceError { wanted: wanted.to_owned(), problem };
     if let Ok(address) = wanted.parse::<IpAddr>() {
+        // Others are told of it.
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(problem(
+                "no host is reached by that address; name an interface, or one of its addresses".into(),
+            ));
+        }
         return Ok(address);
     }
-    let problem = |problem| InterfaceError { wanted: wanted.to_owned(), problem };
     let interfaces = if_addrs::get_if_addrs()
         .map_err(|error| problem(format!("the interfaces of this host cannot be listed: {error}")))?;
     let of_name = interfaces.iter().filter(|interface| interface.name == wanted).map(|found| found.ip());
@@ -64,6 +70,10 @@ mod tests {
         assert_eq!(address_of("192.0.2.7").unwrap(), IpAddr::from([192, 0, 2, 7]));
         let error = address_of("no-such-0").unwrap_err().to_string();
         assert!(error.contains("no-such-0") && error.contains("lo"), "{error}");
+        for nobody in ["0.0.0.0", "::", "224.0.0.1"] {
+            let error = address_of(nobody).unwrap_err().to_string();
+            assert!(error.contains(nobody) && error.contains("name an interface"), "{error}");
+        }
         let place = SocketAddr::from(([127, 0, 0, 1], 80));
         assert_eq!(address_facing(place).unwrap(), place.ip());
     }

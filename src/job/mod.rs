@@ -137,13 +137,17 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// If there is no such client or it was handed out before, or it cannot be opened; then it may be asked for again.
+    /// If there is no such client or it was handed out before, if this is not a Tokio runtime with I/O and time, or if the
+    /// client cannot be opened. It may be asked for again then, unless a device over sockets was about to be opened.
     ///
     /// # Cancel safety
     /// Not cancel safe where a thread drives the contexts (`POSTHASTE_DRIVER=thread`): given up half-way, the number
     /// stays taken and the client is never closed, so that the others may see a lost rank. Elsewhere it waits for
     /// nothing unless it fails.
     pub async fn client(&self, number: u16) -> Result<Job, Error> {
+        if self.place.settings.driver != posthaste_launch::Driver::Thread {
+            crate::join::check_runtime()?;
+        }
         Ok(Job::with_client(self.place.clone(), ClientId(number)).await?)
     }
 

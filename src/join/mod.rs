@@ -279,9 +279,12 @@ fn part(what: &'static str, number: u32) -> Result<u16, JoinError> {
 }
 
 /// The doorbell needs the runtime's I/O driver, deadlines its timer.
-fn check_runtime() -> Result<(), JoinError> {
-    tokio::runtime::Handle::try_current()
-        .map_err(|_| JoinError::Runtime("join needs a Tokio runtime: call it from an async fn run by one"))?;
+pub(crate) fn check_runtime() -> Result<(), JoinError> {
+    tokio::runtime::Handle::try_current().map_err(|_| {
+        JoinError::Runtime(
+            "a job needs a Tokio runtime: join, and ask for clients, in an async fn run by one",
+        )
+    })?;
     // Tokio tells a missing driver only by a panic.
     let io = is_quiet(|| {
         let _ = tokio::net::UnixDatagram::unbound();

@@ -34,7 +34,7 @@ impl Bell {
 
     /// Registers with the current runtime.
     pub fn listen(&self) -> std::io::Result<Ear> {
-        crate::reactor::register(self.pipe.try_clone()?)
+        posthaste_core::reactor::register(self.pipe.try_clone()?)
     }
 }
 

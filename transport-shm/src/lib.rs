@@ -16,7 +16,6 @@ pub mod layout;
 mod link;
 pub mod pages;
 mod port;
-mod reactor;
 pub mod ready;
 mod ring;
 pub mod room;

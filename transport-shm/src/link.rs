@@ -234,7 +234,7 @@ impl Link {
 
     /// What tells of ends, on the current runtime.
     pub fn ear(&self) -> std::io::Result<Ear> {
-        self.poll.try_clone().and_then(crate::reactor::register)
+        self.poll.try_clone().and_then(posthaste_core::reactor::register)
     }
 
     /// Waits for peers to go and tells the listeners, for ever. Every open client has one who does; an end is told by whichever

@@ -225,8 +225,17 @@ impl Gate {
     }
 
     fn turn_away(&mut self, key: usize, why: &TurnedAway) {
-        self.waiting.remove(key);
+        self.drop_unproven(key);
         self.tell(why);
+    }
+
+    /// A socket that has proven nothing is given up: also one that a process which was forked meanwhile holds open, with the
+    /// watch for it. What came of it would be taken for news of who gets its key next.
+    fn drop_unproven(&mut self, key: usize) {
+        let unproven = self.waiting.remove(key);
+        // One that has failed already is watched and connected no more.
+        let _unwatched = self.watch.remove(&unproven.stream, key as u64);
+        let _ended = unproven.stream.shutdown(std::net::Shutdown::Both);
     }
 
     fn tell(&self, why: &TurnedAway) {
@@ -243,7 +252,7 @@ impl Gate {
             Ok(Step::Wait) => {}
             // Of two that connect to each other at once, one gives its attempt up.
             Err(TurnedAway::Ended) if unproven.claim.is_some() => {
-                self.waiting.remove(key);
+                self.drop_unproven(key);
                 tracing::debug!(me = %self.hub.me, "a connection was given up before it had proven anything");
             }
             Ok(Step::Proven(claim, channel)) => {

@@ -295,6 +295,18 @@ async fn a_leave_waits_for_no_other_contexts_owner() {
     assert_eq!(zero.told(2).await, [Fault::PeerClosed(Rank(1)); 2], "each context tells once");
 }
 
+/// Nor is what somebody else says of the leave lost, although the only context that has a connection with it does not look.
+#[tokio::test]
+async fn a_leave_that_is_told_waits_for_no_other_contexts_owner() {
+    let _dog = watched("an idle owner of the only connection");
+    let (zero, one, idle) = an_idle_owner().await;
+    one.client.close().await;
+    zero.device.gone(Rank(1), Fault::PeerClosed(Rank(1)));
+    assert_eq!(zero.told(1).await, [Fault::PeerClosed(Rank(1))]);
+    drop(idle);
+    assert_eq!(zero.told(2).await, [Fault::PeerClosed(Rank(1)); 2], "each context tells once");
+}
+
 /// A rank that is known to be dead is lost to all contexts, although the only one that has a connection with it does not look.
 #[tokio::test]
 async fn a_death_waits_for_no_other_contexts_owner() {

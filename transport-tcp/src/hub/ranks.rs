@@ -68,12 +68,20 @@ impl Hub {
     /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
     pub fn gone(&self, rank: Rank, fault: Fault, cause: LossCause) {
         let mut table = lock(&self.table);
-        if table.has_met(rank, self.shape) {
-            return;
-        }
+        let left = matches!(fault, Fault::PeerClosed(_));
+        let has_met = table.has_met(rank, self.shape);
         let is_connecting = table.is_connecting_to(rank, self.shape);
         let Some(known) = table.ranks.get_mut(rank.index()).filter(|_| rank != self.me) else { return };
-        let left = matches!(fault, Fault::PeerClosed(_));
+        if has_met {
+            // Contexts that have no connection with it hear of its leave, though nobody moves those that have one.
+            if left && !known.told && !known.left {
+                known.left = true;
+                table.unaware.extend((0..self.shape.contexts).map(|of| (ContextId(of), rank)));
+                drop(table);
+                self.knock_unaware(rank);
+            }
+            return;
+        }
         known.left |= left;
         // It may have accepted that, and sent something: the attempt tells.
         if !(left && is_connecting) {
