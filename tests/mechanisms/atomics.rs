@@ -289,16 +289,23 @@ fn m_d31_puts_with_signals_reach_regions_and_patterns_put_and_get_there_too() {
             let remote = job.remote_region(keys[peer.index()]).await.unwrap();
             assert_eq!(remote.owner(), peer);
             // Words 0 and 8 of the region count what came by calls, and by replays.
-            for (round, len) in [1usize, 8, 5000, 300_000].into_iter().enumerate() {
-                let bytes = payload(round as u64, len);
-                let signal = remote.words::<u64>().signal_add(0, len as u64);
-                remote.put_signal(64, &bytes, signal).await.unwrap();
-                soon("the signal", region.wait_until(0, |come: u64| come == len as u64)).await.unwrap();
-                let mut got = vec![0; len];
-                region.read(64, &mut got).unwrap();
-                assert!(is_payload(round as u64, &got), "{len} bytes");
-                region.write(0, &[0; 8]).unwrap();
-                job.barrier().await.unwrap();
+            for (round, len) in [1usize, 8, 5000, 300_000, 300_000, 300_000].into_iter().enumerate() {
+                // One waits already as the other puts: a signal that is ahead is seen ahead.
+                for putter in [Rank(0), Rank(1)] {
+                    if job.rank() == putter {
+                        let bytes = payload(round as u64, len);
+                        let signal = remote.words::<u64>().signal_add(0, len as u64);
+                        remote.put_signal(64, &bytes, signal).await.unwrap();
+                    } else {
+                        let come = region.wait_until(0, |come: u64| come == len as u64);
+                        soon("the signal", come).await.unwrap();
+                        let mut got = vec![0; len];
+                        region.read(64, &mut got).unwrap();
+                        assert!(is_payload(round as u64, &got), "{len} bytes");
+                        region.write(0, &[0; 8]).unwrap();
+                    }
+                    job.barrier().await.unwrap();
+                }
             }
             let pattern = job
                 .record(|recorder| {

@@ -60,6 +60,13 @@ impl<'w> Signal<'w> {
         if self.only.is_some() { 0 } else { rank.index() }
     }
 
+    /// Asks for the word's line, at which the other side looks as a rule: it comes while the data are put. Asked for when
+    /// this side's wait ended, it would have been fetched back by now.
+    #[inline(always)]
+    fn ask_for(&self, rank: Rank) {
+        self.memory.prefetch_write(self.part(rank), self.offset);
+    }
+
     /// Where it goes, if that is mapped.
     #[inline(always)]
     fn aim(&self, rank: Rank) -> Option<Aim<'w>> {
@@ -249,6 +256,7 @@ impl Future for PutSignal<'_, '_> {
 impl<'w, 's> PutSignal<'w, 's> {
     #[inline]
     pub(super) fn new(rank: Rank, data: PutSlice<'w, 's>, signal: Signal<'w>) -> Self {
+        signal.ask_for(rank);
         PutSignal { rank, data, signal, way: Way::Fresh }
     }
 }
