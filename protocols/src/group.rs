@@ -234,10 +234,12 @@ impl Collectives {
         }
         let founder = *ranks.first().ok_or_else(bad)?;
         let (at, membership) = if founder == me {
-            if self.hub.is_closed() {
-                return Err(Fault::Shutdown.into());
+            // All hear of ranks that die or leave; whom this rank alone has cut off, they wait with to be offered the group.
+            if let Some(fault) = self.hub.obstacle(ranks)
+                && !matches!(fault, Fault::PeerCorrupt(_))
+            {
+                return Err(fault.into());
             }
-            // Also where it cannot work: the others wait to be offered one, and may not know why they wait in vain.
             let found = self.hub.found(ranks.to_vec(), Origin::Called);
             found.ok_or(CollectiveError::TooManyGroups)?
         } else {

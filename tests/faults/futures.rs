@@ -303,7 +303,7 @@ fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (note, mut notes) = job.stream("note").unwrap();
         job.barrier().await.unwrap();
-        for round in 0..4u64 {
+        for round in 0..5u64 {
             if job.rank() == Rank(1) {
                 job.barrier().await.unwrap();
                 for number in [2 * round, 2 * round + 1] {
@@ -313,12 +313,21 @@ fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
                 continue;
             }
             note.send(Rank(1), (2 * round).to_ne_bytes()).await.unwrap();
+            if round == 4 {
+                let mut second = note.multicast([Rank(1)], (2 * round + 1).to_ne_bytes());
+                assert!(futures::poll!(&mut second).is_pending());
+                job.barrier().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                soon("the second", second.info(&[0; 113])).await.unwrap();
+                continue;
+            }
             let mut second = note.send(Rank(1), (2 * round + 1).to_ne_bytes());
             assert!(futures::poll!(&mut second).is_pending());
             job.barrier().await.unwrap();
             // It is promised the credit of the first, as what it was when it began to wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            let second = match round % 4 {
+            // Each of the first two would cost a credit; the others begin anew, and come through all the same.
+            let second = match round {
                 0 => second.info(&[0; 113]),
                 1 => second.to_context(posthaste::ContextId(7)),
                 2 => second.relaxed(),

@@ -110,7 +110,8 @@ impl TcpDevice {
     }
 
     /// What somebody else says of a rank: that it is gone. Connections tell of the end of ranks that there are or were
-    /// any with, and whatever such a rank has sent counts; with a rank that there was none with, none is made any more.
+    /// any with, and whatever such a rank has sent counts; contexts that have none hear of its leave at once. With a rank that has
+    /// left, or that there was none with, none is made any more.
     pub fn gone(&self, rank: Rank, fault: Fault) {
         self.hub.gone(rank, fault, LossCause::Told);
     }

@@ -182,11 +182,6 @@ impl Hub {
         }
     }
 
-    /// Whether the job is left.
-    pub fn is_closed(&self) -> bool {
-        self.lock().closed
-    }
-
     /// Why no group of these ranks can work from here on, if one cannot.
     pub fn obstacle(&self, members: &[Rank]) -> Option<Fault> {
         let state = self.lock();

@@ -243,9 +243,13 @@ impl<'f, F: Face> Multisend<'f, F> {
         Self { face, protocol, cookie: 0, info: None, word, payload, targets, total, legs: None }
     }
 
-    /// Adds message info to all of them: up to 112 bytes that travel beside the payload.
+    /// Adds message info to all of them: up to 112 bytes that travel beside the payload. Once it was polled, this changes
+    /// nothing.
     pub fn info(mut self, info: &[u8]) -> Self {
-        self.info = Some(info.into());
+        // What has begun goes on as it is: what was promised to it meanwhile is for that.
+        if self.word.is_some() || self.payload.is_some() {
+            self.info = Some(info.into());
+        }
         self
     }
 

@@ -65,7 +65,8 @@ impl Hub {
         restarted.or_else(|| Some(self.book.get(rank)?.incarnation)).unwrap_or(0)
     }
 
-    /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when.
+    /// Somebody else knows that the rank is gone. With whom there is a connection, that tells it, and when; a leave is told to the
+    /// contexts that have none.
     pub fn gone(&self, rank: Rank, fault: Fault, cause: LossCause) {
         let mut table = lock(&self.table);
         let left = matches!(fault, Fault::PeerClosed(_));
