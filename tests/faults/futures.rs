@@ -326,7 +326,7 @@ fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
             job.barrier().await.unwrap();
             // It is promised the credit of the first, as what it was when it began to wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            // Each of the first two would cost a credit; the others begin anew, and come through all the same.
+            // If they were heard, each of the first two would cost a credit, and the others would begin anew.
             let second = match round {
                 0 => second.info(&[0; 113]),
                 1 => second.to_context(posthaste::ContextId(7)),
