@@ -103,7 +103,9 @@ pub fn main(args: &Args) -> i32 {
         return USAGE;
     }
     if args.device == Some(Device::Shm) && args.restart > 0 {
-        complain("--device shm reaches no rank that was started again: leave it or --restart out");
+        complain(
+            "a rank that is started again is reached over sockets: leave --device shm out, or --restart",
+        );
         return USAGE;
     }
     let hosts = match args.hosts.as_ref().map(|_| args.listed()).transpose() {

@@ -88,7 +88,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         (&["-n", "4", "--nodes", "2", "--device", "shm"][..], "--device shm reaches no rank of another node"),
         (
             &["-n", "2", "--restart", "1", "--device", "shm"],
-            "--device shm reaches no rank that was started again",
+            "is reached over sockets: leave --device shm out, or --restart",
         ),
         (&["--hosts", several, "--device", "shm"], "leave out POSTHASTE_DEVICE (--device) or name `tcp`"),
         (&["-n", "4", "--nodes", "5"], "not over 5"),
