@@ -1,6 +1,6 @@
 //! Active messages: registration, info, handlers, order.
 
-use crate::support::{Random, driven_by_thread, is_payload, options, others, payload, run, soon};
+use crate::support::{Random, is_payload, options, others, payload, run, soon};
 use futures::StreamExt;
 use posthaste::{Bytes, CallError, Fault, Fill, First, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
@@ -214,11 +214,10 @@ fn m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once() {
             .unwrap();
         if job.rank() == Rank(0) {
             let mut random = Random(15);
-            // Many are under way at once: matched sends are dispatched in the order in which they were started. Where
-            // another thread makes room meanwhile, those that find none may be passed: there are no more than have it.
-            let at_once = if driven_by_thread() { 150 } else { 400 };
+            // Many are under way at once: matched sends are dispatched in the order in which they were started. No more than
+            // the queue has room for: those that find none may be passed as the other side makes some.
             let numbers: Vec<u64> = (0..400).collect();
-            for numbers in numbers.chunks(at_once) {
+            for numbers in numbers.chunks(150) {
                 let mut sends = Vec::new();
                 for &number in numbers {
                     let len = [8, 40, 3000, 9000][random.below(4) as usize];
