@@ -18,7 +18,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
-use support::{Setup, run};
+use support::{Member, Setup, run};
 
 type Call = fn(&Group) -> InFlight<Vec<u64>>;
 
@@ -344,16 +344,17 @@ fn an_operation_that_nobody_is_offered_breaks_nothing() {
     });
 }
 
+/// As many groups as rank 1 may have, if this is that one.
+fn all_numbers_of_rank_1(member: &Member) -> Vec<Group> {
+    let another = || member.collectives.on_the_fly(&[Rank(1)]).ok();
+    if member.rank == Rank(1) { std::iter::from_fn(another).collect() } else { Vec::new() }
+}
+
 #[test]
 fn a_group_for_which_one_member_has_no_number_is_broken_for_all() {
     run(2, Setup::new(), async |member| {
         let world = member.collectives.world();
-        let mut own = Vec::new();
-        if member.rank.0 == 1 {
-            while let Ok(group) = member.collectives.on_the_fly(&[Rank(1)]) {
-                own.push(group);
-            }
-        }
+        let own = all_numbers_of_rank_1(&member);
         let split = soon("a split", world.split(Some(0), 0)).await;
         if member.rank.0 == 1 {
             assert_eq!(split.err(), Some(CollectiveError::TooManyGroups));
@@ -371,12 +372,7 @@ fn a_group_for_which_one_member_has_no_number_is_broken_for_all() {
 fn a_group_for_which_its_founder_has_no_number_is_broken_for_who_waits_for_it() {
     run(2, Setup::new(), async |member| {
         let world = member.collectives.world();
-        let mut own = Vec::new();
-        if member.rank.0 == 1 {
-            while let Ok(group) = member.collectives.on_the_fly(&[Rank(1)]) {
-                own.push(group);
-            }
-        }
+        let own = all_numbers_of_rank_1(&member);
         let subset = soon("a subset", member.collectives.subset(&[Rank(1), Rank(0)])).await;
         if member.rank.0 == 1 {
             assert_eq!(subset.err(), Some(CollectiveError::TooManyGroups));

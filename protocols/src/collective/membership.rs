@@ -8,6 +8,7 @@ use super::state::{Known, MOST_OFFERED, NO_NUMBER, Offer, State, Unclaimed};
 use super::wire::{Origin, Record, Tag};
 use crate::exchange::{Key, reaches_nothing};
 use crate::persistent::Making;
+use bytes::Bytes;
 use posthaste_core::device::Body;
 use posthaste_core::{Fault, Handle, Rank, Scope};
 use std::sync::{Arc, MutexGuard};
@@ -100,10 +101,20 @@ impl Hub {
     fn tell_of_no_room(self: &Arc<Self>, scope: &mut Scope<'_>, group: &Membership) {
         let cause = Fault::OutOfMemory("this rank has as many groups as it may have");
         let record = Record::Broken { id: group.id, first: 0, cause }.encode();
-        let mut state = self.lock();
+        self.tell_others(scope, &mut self.lock(), group, &record);
+    }
+
+    /// Sends a record to all members of a group but this one.
+    fn tell_others(
+        self: &Arc<Self>,
+        scope: &mut Scope<'_>,
+        state: &mut State,
+        group: &Membership,
+        record: &Bytes,
+    ) {
         let mut way = Way { hub: self, scope, peers: &mut state.peers };
         for member in group.members.iter().filter(|member| **member != self.me) {
-            way.record(*member, &record);
+            way.record(*member, record);
         }
     }
 
@@ -209,10 +220,7 @@ impl Hub {
             if let Some(group) = state.groups.get_mut(at) {
                 group.others.iter_mut().for_each(|member| member.introduced = true);
             }
-            let mut way = Way { hub: &hub, scope, peers: &mut state.peers };
-            for member in group.members.iter().filter(|member| **member != hub.me) {
-                way.record(*member, &record);
-            }
+            hub.tell_others(scope, &mut state, &group, &record);
         });
         Some((at, membership))
     }
@@ -222,12 +230,7 @@ impl Hub {
     fn refuse_to_found(self: &Arc<Self>, scope: &mut Scope<'_>, group: &Membership) {
         let (id, members) = (group.id, group.members.to_vec());
         let record = Record::Introduce { group: NO_NUMBER, id, origin: Origin::Called, members }.encode();
-        let mut state = self.lock();
-        let mut way = Way { hub: self, scope, peers: &mut state.peers };
-        for member in group.members.iter().filter(|member| **member != self.me) {
-            way.record(*member, &record);
-        }
-        drop(state);
+        self.tell_others(scope, &mut self.lock(), group, &record);
         self.tell_of_no_room(scope, group);
     }
 
