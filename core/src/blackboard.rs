@@ -11,6 +11,10 @@
 //! lies in memory of its owner's that the others can read, and the slot says where: the stamp publishes it as well, and it
 //! stays as it is for as long as the slot does.
 //!
+//! Its own parts a member reads from a private copy: of a line that was written on one core and is read on
+//! another the whole may go there, and the owner, who looks at all parts of every operation, would have to fetch it back. So
+//! nobody else can change what it takes for its own part, either.
+//!
 //! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
 //! A writer stores its stamp, fences before long, and reads *told*. So either the one sees the stamp or the other sees that it
 //! has to send a message.
@@ -74,6 +78,8 @@ pub struct Blackboard<W> {
     me: usize,
     /// Slots, a power of two, less one.
     mask: u64,
+    /// What is in the slots of this member's board.
+    own: Box<[AtomicU64]>,
 }
 
 impl<W: Words> Blackboard<W> {
@@ -84,7 +90,8 @@ impl<W: Words> Blackboard<W> {
         let words = boards.get(me)?.words();
         let slots = words.checked_sub(SLOTS)? / LINE;
         let sound = slots.is_power_of_two() && boards.iter().all(|board| board.words() == words);
-        sound.then(|| Self { boards, me, mask: slots as u64 - 1 })
+        let own = (SLOTS..words).map(|_| AtomicU64::new(0));
+        sound.then(|| Self { boards, me, mask: slots as u64 - 1, own: own.collect() })
     }
 
     /// Members of the group.
@@ -104,6 +111,23 @@ impl<W: Words> Blackboard<W> {
     #[inline(always)]
     fn slot(&self, operation: u64) -> usize {
         SLOTS + (operation & self.mask) as usize * LINE
+    }
+
+    /// A word of a slot of this member's.
+    #[inline(always)]
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        self.own[index - SLOTS].store(value, order);
+        self.boards[self.me].store(index, value, order);
+    }
+
+    /// A word of a slot of any member's.
+    #[inline(always)]
+    fn load(&self, member: usize, index: usize, order: Ordering) -> u64 {
+        if member == self.me {
+            self.own[index - SLOTS].load(order)
+        } else {
+            self.boards[member].load(index, order)
+        }
     }
 
     /// Before which operation this member's slots are free: those of others that have ended less hold them.
@@ -132,14 +156,14 @@ impl<W: Words> Blackboard<W> {
     #[inline]
     pub fn write(&self, operation: u64, mark: u32, payload: &[u8]) {
         assert!(payload.len() <= MOST_BYTES, "a payload that no slot has room for");
-        let (board, slot) = (&self.boards[self.me], self.slot(operation));
+        let slot = self.slot(operation);
         if let Ok(word) = payload.try_into() {
-            board.store(slot + 1, u64::from_ne_bytes(word), Ordering::Relaxed);
+            self.store(slot + 1, u64::from_ne_bytes(word), Ordering::Relaxed);
         } else {
             for (at, bytes) in payload.chunks(8).enumerate() {
                 let mut word = [0; 8];
                 word[..bytes.len()].copy_from_slice(bytes);
-                board.store(slot + 1 + at, u64::from_ne_bytes(word), Ordering::Relaxed);
+                self.store(slot + 1 + at, u64::from_ne_bytes(word), Ordering::Relaxed);
             }
         }
         self.publish(operation, Entry { mark, len: payload.len() });
@@ -148,15 +172,15 @@ impl<W: Words> Blackboard<W> {
     /// The same of a part that lies elsewhere, as it is from now on until the operation has ended for all: `offset` says where,
     /// in a way that the others understand, and `len` how many bytes.
     pub fn refer(&self, operation: u64, mark: u32, offset: u64, len: u64) {
-        let (board, slot) = (&self.boards[self.me], self.slot(operation));
-        board.store(slot + 1, offset, Ordering::Relaxed);
-        board.store(slot + 2, len, Ordering::Relaxed);
+        let slot = self.slot(operation);
+        self.store(slot + 1, offset, Ordering::Relaxed);
+        self.store(slot + 2, len, Ordering::Relaxed);
         self.publish(operation, Entry { mark, len: ELSEWHERE });
     }
 
     #[inline(always)]
     fn publish(&self, operation: u64, entry: Entry) {
-        self.boards[self.me].store(self.slot(operation), entry.stamp(operation), Ordering::Release);
+        self.store(self.slot(operation), entry.stamp(operation), Ordering::Release);
     }
 
     /// The other members, by their bits, that do not look and want messages of what was written before this call. It waits
@@ -184,14 +208,14 @@ impl<W: Words> Blackboard<W> {
     #[inline(always)]
     #[must_use]
     pub fn look(&self, member: usize, operation: u64) -> Option<Entry> {
-        Entry::parse(self.boards[member].load(self.slot(operation), Ordering::Acquire), operation)
+        Entry::parse(self.load(member, self.slot(operation), Ordering::Acquire), operation)
     }
 
     /// The first word of the payload of what a member has written for an operation that has not ended here.
     #[inline(always)]
     #[must_use]
     pub fn word(&self, member: usize, operation: u64) -> u64 {
-        self.boards[member].load(self.slot(operation) + 1, Ordering::Relaxed)
+        self.load(member, self.slot(operation) + 1, Ordering::Relaxed)
     }
 
     /// Reads the payload of what a member has written for an operation that has not ended here.
@@ -201,9 +225,9 @@ impl<W: Words> Blackboard<W> {
     #[inline]
     pub fn read(&self, member: usize, operation: u64, into: &mut [u8]) {
         assert!(into.len() <= MOST_BYTES, "more than a slot has");
-        let (board, slot) = (&self.boards[member], self.slot(operation));
+        let slot = self.slot(operation);
         for (at, bytes) in into.chunks_mut(8).enumerate() {
-            let word = board.load(slot + 1 + at, Ordering::Relaxed).to_ne_bytes();
+            let word = self.load(member, slot + 1 + at, Ordering::Relaxed).to_ne_bytes();
             bytes.copy_from_slice(&word[..bytes.len()]);
         }
     }
@@ -212,8 +236,8 @@ impl<W: Words> Blackboard<W> {
     /// here and whose entry says that it lies elsewhere.
     #[must_use]
     pub fn reference(&self, member: usize, operation: u64) -> (u64, u64) {
-        let (board, slot) = (&self.boards[member], self.slot(operation));
-        (board.load(slot + 1, Ordering::Relaxed), board.load(slot + 2, Ordering::Relaxed))
+        let slot = self.slot(operation);
+        (self.load(member, slot + 1, Ordering::Relaxed), self.load(member, slot + 2, Ordering::Relaxed))
     }
 
     /// Before which operation all have ended for a member, as it says.
@@ -245,19 +269,23 @@ impl<W: Words> Blackboard<W> {
     }
 }
 
-/// Where the caller of an operation that has seen all parts of it says so to whoever keeps the books of the group, without
-/// their lock. Who takes an operation off the boards, under that lock, [says so](Self::upset) and then [looks](Self::take)
-/// who has finished. Both are in one word, so that a caller has finished before that, and is known to, or learns that its
-/// operation may have gone elsewhere.
-#[derive(Debug, Default)]
+/// How far the callers of a group's operations are that have seen all parts of them, for whoever keeps the books of the group
+/// and without their lock. Who takes an operation off the boards, under that lock, [says so](Self::upset) and then
+/// [looks](Self::ended) what has been finished. Both are in one word, so that a caller has finished before that, and is known
+/// to, or learns that its operation may have gone elsewhere. The books take nothing out of it: to look costs a load.
+#[derive(Debug)]
 pub struct Ledger {
-    /// How often something happened that is not on the boards, above; below the number of the operation that its caller has
-    /// finished and that the books do not know of yet, and 1; or 0.
+    /// How often something happened that is not on the boards, above; below the number before which all operations have
+    /// ended. 32 bits of either.
     word: AtomicU64,
 }
 
 impl Ledger {
-    const FINISHED: u64 = u32::MAX as u64;
+    /// Of a group whose operations before this one have ended.
+    #[must_use]
+    pub fn new(first: u64) -> Ledger {
+        Ledger { word: AtomicU64::new(u64::from(first as u32)) }
+    }
 
     /// How often something happened that is not on the boards, of which 32 bits are kept.
     #[inline(always)]
@@ -271,31 +299,43 @@ impl Ledger {
     }
 
     /// The caller of an operation, which was begun when so much had happened, has seen all of it. Whether that counts; if not,
-    /// something happened, or another's word is still there, and the books tell more.
+    /// something happened, or one before it is not known here to have ended, and the books tell more.
     #[inline]
     pub fn finish(&self, operation: u64, upsets: u32) -> bool {
-        let (quiet, number) = (u64::from(upsets) << 32, u64::from((operation as u32).wrapping_add(1)));
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        number != 0 && self.word.compare_exchange(quiet, quiet | number, success, failure).is_ok()
+        let (old, new) = (Self::word(operation, upsets), Self::word(operation + 1, upsets));
+        self.word.compare_exchange(old, new, success, failure).is_ok()
     }
 
-    /// The operation that its caller has finished, if the books do not know of it yet; it is one of the 2^32 from `first` on.
+    /// Before which operation all have ended, where the books know that those before `known` have.
     #[inline]
-    pub fn finished(&self, first: u64) -> Option<u64> {
-        Self::whole(self.word.load(Ordering::Acquire), first)
+    pub fn ended(&self, known: u64) -> u64 {
+        known + u64::from(Self::ahead(self.word.load(Ordering::Acquire), known))
     }
 
-    /// The same, and they know of it now. Under their lock.
+    /// The books know that all before this one have ended. Under their lock.
     #[inline]
-    pub fn take(&self, first: u64) -> Option<u64> {
-        self.finished(first)?;
-        Self::whole(self.word.fetch_and(!Self::FINISHED, Ordering::AcqRel), first)
+    pub fn advance(&self, before: u64) {
+        let mut word = self.word.load(Ordering::Relaxed);
+        while word as u32 != before as u32 && Self::ahead(word, before) == 0 {
+            let new = Self::word(before, (word >> 32) as u32);
+            match self.word.compare_exchange_weak(word, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(other) => word = other,
+            }
+        }
     }
 
-    #[inline]
-    fn whole(word: u64, first: u64) -> Option<u64> {
-        let number = word as u32;
-        (number != 0).then(|| first + u64::from(number.wrapping_sub(1).wrapping_sub(first as u32)))
+    #[inline(always)]
+    fn word(operation: u64, upsets: u32) -> u64 {
+        u64::from(upsets) << 32 | u64::from(operation as u32)
+    }
+
+    /// How many operations from `known` on have ended; fewer than 2^31 are under way.
+    #[inline(always)]
+    fn ahead(word: u64, known: u64) -> u32 {
+        let ahead = (word as u32).wrapping_sub(known as u32);
+        if ahead > u32::MAX / 2 { 0 } else { ahead }
     }
 }
 
@@ -347,20 +387,46 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_operation_is_known_by_its_whole_number() {
-        let ledger = Ledger::default();
-        for (first, operation) in
-            [(0, 0), (7, 7), (7, 40), (u64::from(u32::MAX) - 3, 1 << 32), (1 << 40, (1 << 40) + 31)]
-        {
-            assert!(ledger.finish(operation, ledger.upsets()));
-            assert!(!ledger.finish(operation + 1, ledger.upsets()), "there is room for one");
-            assert_eq!(ledger.finished(first), Some(operation));
-            assert_eq!((ledger.take(first), ledger.take(first)), (Some(operation), None));
+    fn what_a_member_takes_for_its_own_part_nobody_else_can_change() {
+        let boards = boards(2);
+        boards[0].write(0, 5, &7u64.to_ne_bytes());
+        boards[0].refer(1, 6, 64, 100);
+        let all = |board: &Blackboard<SharedWords>| {
+            let mut bytes = [0; 8];
+            board.read(0, 0, &mut bytes);
+            (board.look(0, 0), board.word(0, 0), bytes, board.look(0, 1), board.reference(0, 1))
+        };
+        let before = all(&boards[0]);
+        assert_eq!(before, all(&boards[1]));
+        assert_eq!(before.1, 7);
+        for word in boards[1].slot(0)..boards[1].slot(1) + LINE {
+            boards[1].boards[0].store(word, 1, Ordering::Relaxed);
         }
-        let before = ledger.upsets();
-        ledger.upset();
-        assert!(!ledger.finish(5, before) && ledger.take(0).is_none(), "something has happened");
-        assert!(!ledger.finish(u64::from(u32::MAX), before + 1), "a number that is none");
+        assert_eq!(before, all(&boards[0]), "it has a copy of its own");
+        assert_eq!((boards[1].word(0, 0), boards[1].reference(0, 1)), (1, (1, 1)), "and only of its own");
+    }
+
+    #[test]
+    fn what_was_finished_is_known_by_its_whole_number() {
+        for first in [0, 7, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, (1 << 40) - 1] {
+            let ledger = Ledger::new(first);
+            assert_eq!(ledger.ended(first), first);
+            assert!(!ledger.finish(first + 1, ledger.upsets()), "one before it has not ended");
+            for operation in first..first + 3 {
+                assert!(ledger.finish(operation, ledger.upsets()));
+                assert!(!ledger.finish(operation, ledger.upsets()), "only once");
+                assert_eq!((ledger.ended(first), ledger.ended(operation)), (operation + 1, operation + 1));
+            }
+            // What ended otherwise is known to the books.
+            ledger.advance(first + 2);
+            assert_eq!(ledger.ended(first), first + 3, "they know less");
+            ledger.upset();
+            ledger.advance(first + 5);
+            assert_eq!((ledger.ended(first + 5), ledger.upsets()), (first + 5, 1));
+            assert_eq!(ledger.ended(first + 6), first + 6, "they know more");
+            assert!(!ledger.finish(first + 5, 0), "something has happened");
+            assert!(ledger.finish(first + 5, 1));
+        }
     }
 
     #[test]

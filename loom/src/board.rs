@@ -175,17 +175,21 @@ impl Group {
         self.books.lock().expect("nobody panics with it")
     }
 
-    /// What was finished is known to the books from now on.
+    fn new() -> Arc<Self> {
+        Arc::new(Group { ledger: Ledger::new(0), books: Mutex::new([Place::OnBoard; 2]) })
+    }
+
+    /// The books learn what was finished, and the ledger what they know.
     fn settle(&self, books: &mut [Place; 2]) {
-        if let Some(operation) = self.ledger.take(0) {
-            let place = &mut books[operation as usize];
-            assert_eq!(
+        for place in &mut books[..self.ledger.ended(0) as usize] {
+            assert_ne!(
                 *place,
-                Place::OnBoard,
+                Place::Elsewhere,
                 "a caller has the result of an operation that goes on elsewhere"
             );
             *place = Place::Ended;
         }
+        self.ledger.advance(books.iter().take_while(|place| **place == Place::Ended).count() as u64);
     }
 
     /// Whether the result counts that the caller of an operation has.
@@ -197,6 +201,7 @@ impl Group {
         let on_board = books[operation] == Place::OnBoard;
         if on_board {
             books[operation] = Place::Ended;
+            self.settle(&mut books);
         }
         on_board
     }
@@ -214,7 +219,7 @@ impl Group {
 #[test]
 fn what_its_caller_has_finished_goes_nowhere_else() {
     model(|| {
-        let group = Arc::new(Group { ledger: Ledger::default(), books: Mutex::new([Place::OnBoard; 2]) });
+        let group = Group::new();
         let upsets = group.ledger.upsets();
         let mover = group.clone();
         let moving = thread::spawn(move || mover.move_away(0));
@@ -227,9 +232,23 @@ fn what_its_caller_has_finished_goes_nowhere_else() {
 }
 
 #[test]
+fn two_callers_finish_in_any_order() {
+    model(|| {
+        let group = Group::new();
+        let upsets = group.ledger.upsets();
+        let other = group.clone();
+        let finishing = thread::spawn(move || other.finish(1, upsets));
+        let counts = [group.finish(0, upsets), finishing.join().expect("it ends")];
+        let mut books = group.lock();
+        group.settle(&mut books);
+        assert_eq!((counts, *books, group.ledger.ended(0)), ([true; 2], [Place::Ended; 2], 2));
+    });
+}
+
+#[test]
 fn two_callers_finish_while_one_operation_moves() {
     model(|| {
-        let group = Arc::new(Group { ledger: Ledger::default(), books: Mutex::new([Place::OnBoard; 2]) });
+        let group = Group::new();
         let upsets = group.ledger.upsets();
         let [mover, other] = [group.clone(), group.clone()];
         let moving = thread::spawn(move || mover.move_away(0));

@@ -318,6 +318,8 @@ impl Hub {
         let Some(group) = state.groups.get_mut(inner.at) else { return false };
         let Some(slot @ (Slot::OnBoard(_) | Slot::Reading)) = group.slot(operation) else { return false };
         *slot = Slot::Ended;
+        // Those before it that are known to their callers alone.
+        group.settle();
         group.sweep();
         true
     }

@@ -292,10 +292,10 @@ impl GroupState {
 
     /// What is under way.
     pub fn describe(&self, to: &mut std::fmt::DebugStruct<'_, '_>) {
-        let finished = self.near.boards.as_ref().and_then(|boards| boards.ledger.finished(self.base));
+        let ended = self.near.boards.as_ref().map_or(self.base, |boards| boards.ledger.ended(self.base));
         let running = |(at, slot): (usize, &Slot)| match slot {
             // Its caller has it, and the books do not know yet.
-            Slot::OnBoard(_) if finished == Some(self.base + at as u64) => None,
+            Slot::OnBoard(_) if self.base + (at as u64) < ended => None,
             Slot::Running(op) => Some((self.base + at as u64, op.call, op.run.awaited())),
             Slot::OnBoard(what) => {
                 let operation = self.base + at as u64;
@@ -382,6 +382,7 @@ impl GroupState {
         }
         if let Some(boards) = &self.near.boards {
             boards.board.end(self.base);
+            boards.ledger.advance(self.base);
         }
     }
 

@@ -113,14 +113,22 @@ impl GroupState {
         self.early.contains_key(&operation)
     }
 
-    /// An operation may have ended at the boards whose caller has not told so.
+    /// Operations may have ended at the boards whose callers have not told so.
     #[inline]
     pub fn settle(&mut self) {
-        let finished = self.near.boards.as_ref().and_then(|boards| boards.ledger.take(self.base));
-        if let Some(slot @ Slot::OnBoard(_)) = finished.and_then(|operation| self.slot(operation)) {
-            *slot = Slot::Ended;
-            self.sweep();
+        let Some(boards) = &self.near.boards else { return };
+        let ended = boards.ledger.ended(self.base);
+        if ended == self.base {
+            return;
         }
+        while self.base < ended
+            && let Some(Slot::OnBoard(_) | Slot::Ended) = self.slots.front()
+        {
+            self.slots.pop_front();
+            self.base += 1;
+        }
+        debug_assert_eq!(self.base, ended, "what its caller has finished went elsewhere");
+        self.sweep();
     }
 
     /// Something happened that is not on the boards.
@@ -248,7 +256,7 @@ impl Hub {
         if group.goes_by_messages() {
             board.ask();
         }
-        let (ledger, turn) = (Ledger::default(), AtomicU32::new(0));
+        let (ledger, turn) = (Ledger::new(group.base), AtomicU32::new(0));
         group.near.boards = Some(Arc::new(GroupBoard { board, ledger, turn }));
         group.near.open_if_all_look();
         let State { groups, peers, .. } = state;
@@ -309,5 +317,50 @@ impl Near {
     fn open_if_all_look(&mut self) {
         self.open =
             self.boards.is_some() && !self.looking.is_empty() && self.looking.iter().all(|looks| *looks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::group_state::tests::group;
+    use super::*;
+    use posthaste_core::Collective;
+    use posthaste_core::inprocess::Arena;
+
+    #[test]
+    fn what_callers_have_finished_is_known_to_the_books_and_what_these_know_to_the_callers() {
+        let arena = Arena::new(2, 1 << 16);
+        let words =
+            |rank: u32| SharedWords::new(arena.slice(Rank(rank), 0, BOARD_BYTES).expect("it has as much"));
+        let parts = || Box::new([words(0), words(1)]);
+        let other = Blackboard::new(parts(), 1).expect("boards");
+        let mut group = group();
+        let on_board = || {
+            let call = Collective::Barrier;
+            Slot::OnBoard(super::super::flat::OnBoard { mark: 1, call, len: 0, unsent: 0, staged: None })
+        };
+        let boards = Arc::new(GroupBoard {
+            board: Blackboard::new(parts(), 0).expect("boards"),
+            ledger: Ledger::new(group.base),
+            turn: AtomicU32::new(0),
+        });
+        group.near.boards = Some(boards.clone());
+        let ledger = &boards.ledger;
+
+        // Three that were finished at the boards, one that ended otherwise, and one that goes on.
+        group.slots.extend([on_board(), on_board(), on_board(), Slot::Ended, on_board()]);
+        assert!((0..3).all(|operation| ledger.finish(operation, 0)) && !ledger.finish(4, 0));
+        group.settle();
+        assert_eq!((group.base, group.slots.len(), other.ended(0)), (4, 1, 4));
+        assert!(ledger.finish(4, 0), "the ledger has heard of the one that ended otherwise");
+        group.settle();
+        assert_eq!((group.base, group.slots.len(), other.ended(0), ledger.ended(0)), (5, 0, 5, 5));
+
+        // One that moves is not finished by a caller who does not know.
+        group.slots.extend([on_board(), on_board()]);
+        group.upset();
+        assert!(!ledger.finish(5, 0) && ledger.finish(5, ledger.upsets()));
+        group.settle();
+        assert_eq!((group.base, group.slots.len()), (6, 1));
     }
 }
