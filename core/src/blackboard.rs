@@ -11,9 +11,9 @@
 //! lies in memory of its owner's that the others can read, and the slot says where: the stamp publishes it as well, and it
 //! stays as it is for as long as the slot does.
 //!
-//! Its own parts a member reads from a private copy: of a line that was written on one core and is read on
-//! another the whole may go there, and the owner, who looks at all parts of every operation, would have to fetch it back. So
-//! nobody else can change what it takes for its own part, either.
+//! Its own parts a member reads from a private copy: a line that was written on one core and is read on another may go there as
+//! a whole, and the owner, who looks at all parts of every operation, would have to fetch it back. So nobody else can change
+//! what it takes for its own part, either.
 //!
 //! Who stops looking asks for messages first, by one side of a Dekker handshake: it sets *told*, fences, and looks once more.
 //! A writer stores its stamp, fences before long, and reads *told*. So either the one sees the stamp or the other sees that it

@@ -192,6 +192,13 @@ impl Group {
         self.ledger.advance(books.iter().take_while(|place| **place == Place::Ended).count() as u64);
     }
 
+    /// What they say once they have learned.
+    fn settled(&self) -> [Place; 2] {
+        let mut books = self.lock();
+        self.settle(&mut books);
+        *books
+    }
+
     /// Whether the result counts that the caller of an operation has.
     fn finish(&self, operation: usize, upsets: u32) -> bool {
         if self.ledger.finish(operation as u64, upsets) {
@@ -225,9 +232,7 @@ fn what_its_caller_has_finished_goes_nowhere_else() {
         let moving = thread::spawn(move || mover.move_away(0));
         let counts = group.finish(0, upsets);
         moving.join().expect("it ends");
-        let mut books = group.lock();
-        group.settle(&mut books);
-        assert_eq!(books[0], if counts { Place::Ended } else { Place::Elsewhere });
+        assert_eq!(group.settled()[0], if counts { Place::Ended } else { Place::Elsewhere });
     });
 }
 
@@ -239,9 +244,8 @@ fn two_callers_finish_in_any_order() {
         let other = group.clone();
         let finishing = thread::spawn(move || other.finish(1, upsets));
         let counts = [group.finish(0, upsets), finishing.join().expect("it ends")];
-        let mut books = group.lock();
-        group.settle(&mut books);
-        assert_eq!((counts, *books, group.ledger.ended(0)), ([true; 2], [Place::Ended; 2], 2));
+        assert_eq!((counts, group.settled()), ([true; 2], [Place::Ended; 2]));
+        assert_eq!(group.ledger.ended(0), 2, "it has heard of both");
     });
 }
 
@@ -255,8 +259,7 @@ fn two_callers_finish_while_one_operation_moves() {
         let finishing = thread::spawn(move || other.finish(1, upsets));
         let counts = [group.finish(0, upsets), finishing.join().expect("it ends")];
         moving.join().expect("it ends");
-        let mut books = group.lock();
-        group.settle(&mut books);
+        let books = group.settled();
         assert_eq!(books[0], if counts[0] { Place::Ended } else { Place::Elsewhere });
         assert_eq!((counts[1], books[1]), (true, Place::Ended));
     });
