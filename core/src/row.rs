@@ -7,20 +7,21 @@ use std::ops::{Deref, DerefMut};
 /// As many may be in a row before anybody looks who of them still waits.
 const FEW: usize = 64;
 
-/// What names the operation of one who waits.
+/// One who waits.
 pub(crate) trait Waits {
-    fn ticket(&self) -> Ticket;
+    /// Whether it has not given up; if it has, the slot of its operation is free.
+    fn still_waits(&self, completer: &mut Completer) -> bool;
 }
 
 impl Waits for Ticket {
-    fn ticket(&self) -> Ticket {
-        *self
+    fn still_waits(&self, completer: &mut Completer) -> bool {
+        completer.is_still_wanted(*self)
     }
 }
 
 impl<T> Waits for (T, Ticket) {
-    fn ticket(&self) -> Ticket {
-        self.1
+    fn still_waits(&self, completer: &mut Completer) -> bool {
+        self.1.still_waits(completer)
     }
 }
 
@@ -49,7 +50,7 @@ impl<T: Waits> Row<T> {
     #[inline]
     fn tidy(&mut self, completer: &mut Completer) {
         if self.row.len() >= self.most {
-            self.row.retain(|one| completer.is_still_wanted(one.ticket()));
+            self.row.retain(|one| one.still_waits(completer));
             self.most = FEW.max(2 * self.row.len());
         }
     }

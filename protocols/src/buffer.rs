@@ -197,6 +197,16 @@ impl Unsent {
     }
 }
 
+impl From<Payload<'static>> for Buffer {
+    fn from(payload: Payload<'static>) -> Self {
+        match payload {
+            Payload::Borrowed(bytes) => Self::copy(bytes),
+            Payload::Owned(bytes) => Self(Kind::Bytes(bytes)),
+            Payload::Loan(loan) => Self(Kind::Loan(loan)),
+        }
+    }
+}
+
 impl From<Bytes> for Buffer {
     fn from(bytes: Bytes) -> Self {
         Self(Kind::Bytes(bytes))

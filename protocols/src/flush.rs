@@ -7,7 +7,8 @@ use posthaste_core::{ContextId, Endpoint, Fault, Handle, Rank, SendError};
 
 /// Awaits that everything this context did towards a rank before has taken effect there, on whichever of its contexts: puts are
 /// visible, and inline handlers of earlier messages have run. A context there that nobody drives, as one whose owner does not look,
-/// is waited for.
+/// is waited for. Sends that are not ready yet, as they wait for credit or room, are not: a stream that nobody reads holds up no
+/// flush.
 ///
 /// # Errors
 /// If the rank is unknown or gone.

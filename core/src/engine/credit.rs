@@ -192,13 +192,6 @@ fn outside(len: usize) -> u64 {
     if len > MAX_DESCRIPTOR_INLINE { len as u64 } else { 0 }
 }
 
-impl Scope<'_> {
-    /// What was promised to somebody who does not use it ([`Sent::Later`](super::Sent::Later)) is for the next.
-    pub fn give_up(&mut self, wait: super::Wait) {
-        self.state.ungrant(wait);
-    }
-}
-
 impl State {
     /// A descriptor has left the FIFO: it may have been an answer.
     pub(super) fn answer_left_queue(&mut self, index: usize, front: &Descriptor) {
@@ -209,24 +202,6 @@ impl State {
             peer.answers = peer.answers.saturating_sub(1);
             peer.answer_bytes = peer.answer_bytes.saturating_sub(outside(front.len as usize));
             peer.asks_too_much = peer.answer_bytes > limit;
-        }
-    }
-
-    /// Wakes senders that wait for credit, as far as there is credit. Who waits for several credits gets them at once: of two who
-    /// had a part of them each, neither might ever get the rest.
-    pub(super) fn hand_out_credit(&mut self, index: usize, number: usize) {
-        let State { peers, completer, .. } = self;
-        let Some(out) = peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else { return };
-        while let Some(Waiter { ticket, messages, bytes }) = out.waiters.front().copied()
-            && out.credits >= messages
-            && out.bytes > 0
-        {
-            out.waiters.pop_front();
-            if completer.complete_if_wanted(ticket) {
-                out.credits -= messages;
-                out.bytes -= bytes as i64;
-                out.granted += messages;
-            }
         }
     }
 
@@ -258,13 +233,11 @@ impl State {
                 if self.peer(index).life != life {
                     return;
                 }
-                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index()) {
-                    if out.granted > 0 {
-                        out.granted -= 1;
-                        out.credits += 1;
-                        out.bytes += bytes as i64;
-                    }
-                    self.hand_out_credit(index, protocol.index());
+                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index())
+                    && out.granted > 0
+                {
+                    out.granted -= 1;
+                    self.give_credit(index, protocol.index(), 1, bytes);
                 }
             }
             Wait::Room(endpoint, life) => {

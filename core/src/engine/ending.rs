@@ -4,7 +4,6 @@ use super::{Engine, State};
 use crate::error::Fault;
 use crate::ids::{ContextId, Endpoint, Rank};
 use crate::protocol::Protocol;
-use crate::slot::Ticket;
 use std::sync::Arc;
 
 impl Engine {
@@ -82,10 +81,6 @@ impl State {
         self.drop_rendezvous(index, fault);
         let Some(peer) = self.peers[index].as_mut() else { return };
         peer.assembly = None;
-        let mut waiters: Vec<Ticket> = peer.room_waiters.drain(..).collect();
-        for out in &mut peer.outgoing {
-            waiters.extend(out.waiters.drain(..).map(|waiter| waiter.ticket));
-        }
         let mut fifo = peer.fifo.take();
         if let Some(fifo) = &fifo {
             // The peer does not hear of these, and nothing of theirs is to go out as if it had.
@@ -97,9 +92,7 @@ impl State {
         let queued = std::mem::take(&mut peer.queued_rma);
         self.gates.queued(rank, -(queued as i32));
         self.sweep_retired(rank);
-        for ticket in waiters {
-            self.completer.complete(ticket, Err(fault));
-        }
+        self.end_rows(index, fault);
         while let Some(descriptor) = fifo.as_mut().and_then(|fifo| fifo.pop()) {
             self.finish_descriptor(&descriptor, Err(fault));
         }

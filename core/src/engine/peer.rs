@@ -1,11 +1,12 @@
 //! What a context knows about one endpoint it talks to. Made at the first contact.
 
+use super::kept::Kept;
 use crate::descriptor::Info;
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::{Endpoint, ProtocolId};
 use crate::protocol::{Accept, Flow};
-use crate::row::{Row, Waits};
+use crate::row::Row;
 use crate::slot::{Completer, Ticket};
 
 /// State towards and from one endpoint.
@@ -26,7 +27,7 @@ pub(crate) struct Peer {
     /// So many of them that further requests are not carried out.
     pub asks_too_much: bool,
     /// Sends that wait for room in the FIFO, in order.
-    pub room_waiters: Row<Ticket>,
+    pub room_waiters: Row<Place>,
     /// FIFO places promised to waiters that were woken.
     pub room_granted: usize,
     /// By this side's protocol numbers.
@@ -81,17 +82,21 @@ pub(crate) struct Outgoing {
 }
 
 /// Somebody who waits for the credit of a message, or of all that a run of a replay has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Waiter {
     pub ticket: Ticket,
     pub messages: u32,
     pub bytes: u64,
+    /// The message, if it was left here.
+    pub kept: Option<Box<Kept>>,
 }
 
-impl Waits for Waiter {
-    fn ticket(&self) -> Ticket {
-        self.ticket
-    }
+/// Somebody who waits for room in the queue.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub ticket: Ticket,
+    /// The message, if it was left here.
+    pub kept: Option<Box<Kept>>,
 }
 
 impl Outgoing {

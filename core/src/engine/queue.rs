@@ -1,6 +1,7 @@
 //! What waits: the injection FIFOs of the targets, and how they are emptied into the device.
 
 use super::fifos::FIFOS;
+use super::peer::Place;
 use super::send::{Queue, SendResult};
 use super::{Payload, Scope, Sent, State, Wait};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
@@ -43,7 +44,10 @@ impl Scope<'_> {
         let mut ticket = None;
         match queue {
             Queue::Never if !may_start => return Ok(Sent::Full(payload)),
-            Queue::Await if !peer.room_waiters.is_empty() || peer.room(capacity) < descriptor.slots() => {
+            // Who waits has somebody before it: where nothing is queued, nothing would keep others from going first.
+            Queue::Await
+                if !peer.room_waiters.is_empty() || (!empty && peer.room(capacity) < descriptor.slots()) =>
+            {
                 let (endpoint, life) = (peer.endpoint, peer.life);
                 match self.operation(Some(rank)) {
                     Ok(ticket) => {
@@ -64,28 +68,7 @@ impl Scope<'_> {
             },
         }
         descriptor.ticket = ticket.map_or(0, Ticket::to_word);
-        let len = payload.len();
-        match payload {
-            Payload::Loan(loan) => {
-                descriptor.source_kind = SourceKind::Loan;
-                descriptor.source = [loan.key(), 0];
-                descriptor.source[1] = self.state.table.loans.insert(loan) as u64;
-            }
-            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
-            payload => {
-                let bytes = match payload {
-                    Payload::Owned(bytes) => bytes,
-                    other => Bytes::copy_from_slice(other.bytes_of()),
-                };
-                descriptor.source_kind = SourceKind::Held;
-                descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
-            }
-        }
-        self.state.stats.queued += 1;
-        let peer = self.state.peer(index);
-        peer.push(&descriptor, info);
-        peer.unflushed = true;
-        self.state.mark_busy(index);
+        self.state.queue_message(index, &mut descriptor, info, payload);
         if may_start {
             self.pump_peer(index);
         }
@@ -117,7 +100,13 @@ impl Scope<'_> {
             if !self.state.peer(index).parked.is_empty() {
                 moved += self.pump_parked(index);
             }
-            self.state.hand_out_room(index);
+            // Who waited for room is behind what was queued, and goes as far as that did.
+            while self.state.hand_out_room(index) {
+                match self.pump_peer(index) {
+                    0 => break,
+                    more => moved += more,
+                }
+            }
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
@@ -211,9 +200,8 @@ impl Scope<'_> {
             return;
         };
         let protocol = ProtocolId(number);
-        self.state.stats.messages_sent -= 1;
-        self.state.stats.bytes_sent -= front.len;
-        self.return_credit(index, protocol, front.len);
+        self.uncount(front.len);
+        self.state.give_credit(index, protocol.index(), 1, front.len);
         let asks = self.state.registry.get(protocol).is_some_and(|protocol| protocol.takes_requests());
         match Ticket::from_word(front.cookie).filter(|_| asks) {
             // Not as an answer ends it, which gives the credit back, too.
@@ -360,23 +348,40 @@ impl State {
     fn wait_for_room(&mut self, index: usize, ticket: Ticket) {
         let State { peers, completer, .. } = self;
         if let Some(peer) = peers[index].as_mut() {
-            peer.room_waiters.push_back(ticket, completer);
+            peer.room_waiters.push_back(Place { ticket, kept: None }, completer);
         }
         self.mark_busy(index);
     }
 
-    /// Wakes senders that wait for a place, as far as there are places.
-    pub(super) fn hand_out_room(&mut self, index: usize) {
-        let capacity = self.config.fifo_slots;
-        let State { peers, completer, .. } = self;
-        let Some(peer) = peers[index].as_mut() else { return };
-        // A place is promised only when there is one even for the longest info.
-        while peer.room(capacity) >= 3 || (peer.queue_is_empty() && peer.room_granted == 0) {
-            let Some(ticket) = peer.room_waiters.pop_front() else { return };
-            if completer.complete_if_wanted(ticket) {
-                peer.room_granted += 1;
+    /// Puts a message at the end of the peer's FIFO, with its payload.
+    pub(super) fn queue_message(
+        &mut self,
+        index: usize,
+        descriptor: &mut Descriptor,
+        info: &[u8],
+        payload: Payload<'_>,
+    ) {
+        match payload {
+            Payload::Loan(loan) => {
+                descriptor.source_kind = SourceKind::Loan;
+                descriptor.source = [loan.key(), 0];
+                descriptor.source[1] = self.table.loans.insert(loan) as u64;
+            }
+            payload if payload.len() <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
+            payload => {
+                let bytes = match payload {
+                    Payload::Owned(bytes) => bytes,
+                    other => Bytes::copy_from_slice(other.bytes_of()),
+                };
+                descriptor.source_kind = SourceKind::Held;
+                descriptor.source = [self.table.held.insert(bytes) as u64, 0];
             }
         }
+        self.stats.queued += 1;
+        let peer = self.peer(index);
+        peer.push(descriptor, info);
+        peer.unflushed = true;
+        self.mark_busy(index);
     }
 
     /// Something waits until there is memory.

@@ -149,9 +149,8 @@ impl Scope<'_> {
         if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
             out.open = false;
             if out.refused.replace(fault).is_none() {
-                let mut waiters = std::mem::take(&mut out.waiters);
-                for waiter in waiters.drain(..) {
-                    self.state.completer.complete(waiter.ticket, Err(fault));
+                for waiter in std::mem::take(&mut *out.waiters) {
+                    self.state.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
                 }
                 if request.is_none() {
                     // What was sent before is gone, and nobody waits for it.

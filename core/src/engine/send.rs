@@ -1,7 +1,7 @@
 //! The way out: from a message to descriptors, and from the FIFO to the device.
 
 use super::peer::{Outgoing, Waiter};
-use super::{Scope, State};
+use super::{Deposit, Scope, State};
 use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
 use crate::error::{Fault, SendError};
@@ -93,7 +93,8 @@ pub struct SendArgs<'p> {
 pub enum Wait {
     /// Give the payload back.
     Never,
-    /// Queue it, or wait for a place in the queue.
+    /// Queue it, or wait for credit or for a place in the queue, and come again with the payload: something else may have gone
+    /// before it then.
     Await,
     /// Queue it, however much waits: for an access to memory that is a message, so that it keeps its place among the puts, of
     /// which a queue takes any number, too. Of a protocol with credit it is given back if there is none.
@@ -118,6 +119,18 @@ pub enum Sent<'p> {
     Full(Payload<'p>),
 }
 
+/// How far a send got that leaves its message with the engine.
+#[derive(Debug)]
+pub enum Given {
+    /// The source is reusable and the message is on its way.
+    Done,
+    /// The message is queued; the ticket ends when it is on its way.
+    Queued(Ticket),
+    /// The message waits for credit or room, and is queued by itself, unless it is taken back; the ticket ends when it is on its
+    /// way.
+    Kept(Ticket, Deposit),
+}
+
 pub(super) enum Queue {
     Never,
     Await,
@@ -137,7 +150,7 @@ impl Scope<'_> {
     /// With the payload: if the send cannot succeed.
     #[inline]
     pub fn send<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
-        let sent = self.send_now(args, payload, wait);
+        let sent = self.send_now(args, payload, wait, false);
         if let Wait::Room(target, life) = wait
             && let Ok(index) = self.state.index_of(target)
             && self.state.peer(index).life == life
@@ -148,8 +161,35 @@ impl Scope<'_> {
         sent
     }
 
+    /// As [`send`](Self::send), for who does not come again: a message that has to wait for credit or room is kept here, with its
+    /// payload, and keeps its place among those that are sent later.
+    ///
+    /// # Errors
+    /// With the payload: if the send cannot succeed.
     #[inline]
-    fn send_now<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
+    pub fn give<'p>(
+        &mut self,
+        args: &SendArgs<'p>,
+        payload: Payload<'p>,
+    ) -> Result<Given, (SendError, Payload<'p>)> {
+        match self.send_now(args, payload, Wait::Await, true)? {
+            Sent::Done => Ok(Given::Done),
+            Sent::Queued(ticket) => Ok(Given::Queued(ticket)),
+            Sent::Later(ticket, wait, payload) => Ok(self.keep(args, ticket, wait, payload)),
+            // Only who waits never is told so.
+            Sent::Full(payload) => Err((Fault::Shutdown.into(), payload)),
+        }
+    }
+
+    /// `keeps`: what has to wait for room keeps its credit.
+    #[inline]
+    fn send_now<'p>(
+        &mut self,
+        args: &SendArgs<'p>,
+        payload: Payload<'p>,
+        wait: Wait,
+        keeps: bool,
+    ) -> SendResult<'p> {
         let index = match self.check(args, payload.len()) {
             Ok(index) => index,
             Err(error) => return Err((error, payload)),
@@ -185,7 +225,7 @@ impl Scope<'_> {
         let sent =
             self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, relaxed);
         if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
-            self.unsent(index, args.protocol, &sent);
+            self.unsent(index, args.protocol, &sent, keeps);
         }
         sent
     }
@@ -209,27 +249,24 @@ impl Scope<'_> {
         Ok(index)
     }
 
-    /// A send that was admitted did not happen: its credit and its count go back.
+    /// A send that was admitted did not happen: its count goes back, and its credit, unless that is kept while it waits.
     #[cold]
-    fn unsent(&mut self, index: usize, protocol: ProtocolId, sent: &SendResult<'_>) {
-        let len = match sent {
-            Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) | Err((_, payload)) => payload.len() as u64,
-            Ok(_) => 0,
+    fn unsent(&mut self, index: usize, protocol: ProtocolId, sent: &SendResult<'_>, keeps: bool) {
+        let (len, waits) = match sent {
+            Ok(Sent::Later(_, _, payload)) => (payload.len() as u64, true),
+            Ok(Sent::Full(payload)) | Err((_, payload)) => (payload.len() as u64, false),
+            Ok(_) => (0, false),
         };
-        self.state.stats.messages_sent -= 1;
-        self.state.stats.bytes_sent -= len;
-        self.return_credit(index, protocol, len);
+        self.uncount(len);
+        if !(keeps && waits) {
+            self.state.give_credit(index, protocol.index(), 1, len);
+        }
     }
 
-    /// Credit that a send has taken goes back.
-    #[cold]
-    pub(super) fn return_credit(&mut self, index: usize, protocol: ProtocolId, len: u64) {
-        let out = &mut self.state.peer(index).outgoing[protocol.index()];
-        if out.flow != Flow::Inline {
-            out.credits += 1;
-            out.bytes += len as i64;
-            self.state.hand_out_credit(index, protocol.index());
-        }
+    /// What was counted as sent is not, or not yet.
+    pub(super) fn uncount(&mut self, len: u64) {
+        self.state.stats.messages_sent -= 1;
+        self.state.stats.bytes_sent -= len;
     }
 
     /// The slow part of admission: declares the protocol to the peer, and takes a credit if it needs one.
@@ -274,7 +311,7 @@ impl Scope<'_> {
         }
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.wait_for_credit(index, id, Waiter { ticket, messages: 1, bytes: len as u64 });
+        self.state.wait_for_credit(index, id, Waiter { ticket, messages: 1, bytes: len as u64, kept: None });
         Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
     }
 
@@ -513,6 +550,7 @@ impl Scope<'_> {
         self.state.completer.fail(None, Fault::Shutdown);
         for index in 0..self.state.peers.len() {
             self.state.drop_parked(index, Fault::Shutdown);
+            self.state.end_rows(index, Fault::Shutdown);
             // What was asked for comes nevertheless.
             self.state.end_own_over(index);
             let writes = |peer: &super::peer::Peer| peer.queued_rma > 0 || peer.is_amid_rendezvous();

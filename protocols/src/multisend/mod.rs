@@ -18,7 +18,7 @@ use crate::within::Alarm;
 use bytes::Bytes;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Scope, Wait, Whole};
+use posthaste_core::engine::{Deposit, Scope, Whole};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, SendError};
 use smallvec::SmallVec;
 use std::future::Future;
@@ -72,10 +72,14 @@ struct Leg {
 
 #[derive(Debug)]
 enum Stage {
-    Start(Wait),
+    Start,
     Posted(Posted<Step>),
     Queued(Pending),
-    Later(Pending),
+    /// The engine has it until there is credit and room. It is taken back before its operation is given up.
+    Kept {
+        _deposit: Deposit,
+        pending: Pending,
+    },
     Over,
 }
 
@@ -84,7 +88,7 @@ impl Stage {
         match step {
             Step::Done => Ok(Stage::Over),
             Step::Queued(pending) => Ok(Stage::Queued(pending)),
-            Step::Later(pending) => Ok(Stage::Later(pending)),
+            Step::Kept(deposit, pending) => Ok(Stage::Kept { _deposit: deposit, pending }),
             Step::Failed(error) => Err(error),
         }
     }
@@ -146,7 +150,7 @@ impl Legs {
         payload: &Bytes,
         handle: impl FnOnce() -> Handle,
     ) {
-        match Stage::of(begin(scope, envelope, cookie, target, payload.clone(), Wait::Await, handle)) {
+        match Stage::of(begin(scope, envelope, cookie, target, payload.clone(), handle)) {
             Ok(Stage::Over) => {}
             Ok(stage) => self.legs.push(Leg { target, payload: payload.clone(), stage }),
             Err(error) => self.failed.push((target, error)),
@@ -155,7 +159,7 @@ impl Legs {
 
     /// Another thread is at the engine: a message is to be started later.
     fn put_off(&mut self, target: Rank, payload: Bytes) {
-        self.legs.push(Leg { target, payload, stage: Stage::Start(Wait::Await) });
+        self.legs.push(Leg { target, payload, stage: Stage::Start });
     }
 }
 
@@ -183,12 +187,11 @@ fn begin(
     cookie: u64,
     target: Rank,
     payload: Bytes,
-    wait: Wait,
     handle: impl FnOnce() -> Handle,
 ) -> Step {
     envelope.target.rank = target;
     let mut buffer = Some(Buffer::from(payload));
-    own(start(scope, envelope, cookie, &mut buffer, wait), handle, None)
+    own(start(scope, envelope, cookie, &mut buffer), handle, None)
 }
 
 impl<'f, F: Face> Multisend<'f, F> {
@@ -211,7 +214,7 @@ impl<'f, F: Face> Multisend<'f, F> {
             let mut scope = engine.scope();
             for (target, payload) in &messages {
                 let to = Endpoint::new(*target, context);
-                // What is queued has what comes behind it for the same rank wait, too; what waits for room in the queue, not.
+                // What is queued, or waits for room, has what comes behind it for the same rank wait, too.
                 if !scope.send_on_credit(to, protocol, cookie, Whole::Owned(payload)) {
                     let (legs, handle) = (legs.get_or_insert_default(), || Handle::of(face));
                     legs.start(&mut scope, &mut envelope, cookie, *target, payload, handle);
@@ -246,7 +249,7 @@ impl<'f, F: Face> Multisend<'f, F> {
     /// Adds message info to all of them: up to 112 bytes that travel beside the payload. Once it was polled, this changes
     /// nothing.
     pub fn info(mut self, info: &[u8]) -> Self {
-        // What has begun goes on as it is: what was promised to it meanwhile is for that.
+        // What has begun goes on as it is.
         if self.word.is_some() || self.payload.is_some() {
             self.info = Some(info.into());
         }
@@ -316,7 +319,7 @@ impl<'f, F: Face> Multisend<'f, F> {
     /// Hands what can start to the engine, all under one take of the token.
     fn begin(&mut self) {
         self.make_legs();
-        let starts = |leg: &Leg| matches!(leg.stage, Stage::Start(_));
+        let starts = |leg: &Leg| matches!(leg.stage, Stage::Start);
         if !self.legs.as_ref().is_some_and(|legs| legs.legs.iter().any(starts)) {
             return;
         }
@@ -325,10 +328,9 @@ impl<'f, F: Face> Multisend<'f, F> {
         let Legs { legs, failed, .. } = &mut **self.legs.get_or_insert_default();
         let entered = face.enter(|engine| {
             let mut scope = engine.scope();
-            for leg in legs.iter_mut() {
-                let Stage::Start(wait) = leg.stage else { continue };
+            for leg in legs.iter_mut().filter(|leg| starts(leg)) {
                 let (target, payload, handle) = (leg.target, leg.payload.clone(), || Handle::of(face));
-                let step = begin(&mut scope, &mut envelope, cookie, target, payload, wait, handle);
+                let step = begin(&mut scope, &mut envelope, cookie, target, payload, handle);
                 leg.stage = Stage::of(step).unwrap_or_else(|error| {
                     failed.push((leg.target, error));
                     Stage::Over
@@ -338,13 +340,11 @@ impl<'f, F: Face> Multisend<'f, F> {
         if entered.is_ok() {
             return;
         }
-        for leg in legs {
-            let Stage::Start(wait) = leg.stage else { continue };
+        for leg in legs.iter_mut().filter(|leg| starts(leg)) {
             let (mut envelope, handle) = (envelope.clone(), Handle::of(face));
             let (target, payload) = (leg.target, leg.payload.clone());
-            let posted = move |scope: &mut Scope<'_>| {
-                begin(scope, &mut envelope, cookie, target, payload, wait, || handle)
-            };
+            let posted =
+                move |scope: &mut Scope<'_>| begin(scope, &mut envelope, cookie, target, payload, || handle);
             leg.stage = Stage::Posted(face.post(posted));
         }
     }
@@ -353,25 +353,13 @@ impl<'f, F: Face> Multisend<'f, F> {
 /// Looks after a message; what it comes to.
 fn look<F: Face>(face: &F, leg: &mut Leg, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
     match &mut leg.stage {
-        Stage::Start(_) => Poll::Ready(Ok(())),
+        Stage::Start => Poll::Ready(Ok(())),
         Stage::Over => Poll::Ready(Ok(())),
         Stage::Posted(posted) => posted.poll(cx).map(|step| Stage::of(step).map(|stage| leg.stage = stage)),
-        Stage::Queued(pending) => pending.poll(face, cx).map(|outcome| {
+        Stage::Queued(pending) | Stage::Kept { pending, .. } => pending.poll(face, cx).map(|outcome| {
             leg.stage = Stage::Over;
             outcome.map(|_| ()).map_err(SendError::from)
         }),
-        Stage::Later(pending) => {
-            let outcome = std::task::ready!(pending.poll(face, cx));
-            let wait = pending.wait.unwrap_or(Wait::Await);
-            leg.stage = Stage::Over;
-            Poll::Ready(match outcome {
-                Ok(_) => {
-                    leg.stage = Stage::Start(wait);
-                    Ok(())
-                }
-                Err(fault) => Err(fault.into()),
-            })
-        }
     }
 }
 

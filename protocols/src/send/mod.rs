@@ -9,8 +9,8 @@ use crate::operation::Pending;
 use crate::within::Alarm;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
-use posthaste_core::engine::{Engine, Payload, Scope, SendArgs, Sent, Wait};
-use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, Ticket, TrySendError};
+use posthaste_core::engine::{Deposit, Engine, Given, Payload, Scope, SendArgs, Sent, Wait};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -39,41 +39,22 @@ impl Envelope {
     }
 }
 
-/// How a send started.
-pub(crate) enum Started {
-    Done,
-    Queued(Ticket),
-    Later(Ticket, Wait),
-    Full,
-    Failed(SendError),
-}
-
-/// Starts a send; the buffer is taken unless it was not sent.
+/// Starts a send; the buffer is taken unless it failed.
 #[inline]
 pub(crate) fn start(
     scope: &mut Scope<'_>,
     envelope: &Envelope,
     cookie: u64,
     buffer: &mut Option<Buffer>,
-    wait: Wait,
-) -> Started {
+) -> Result<Given, SendError> {
     let args = envelope.args(cookie);
-    let Some(payload) = buffer.take() else { return Started::Failed(Fault::Shutdown.into()) };
-    let (started, back) = payload.lend(|payload| start_with(scope.send(&args, payload, wait)));
+    let payload = buffer.take().ok_or(Fault::Shutdown)?;
+    let (started, back) = payload.lend(|payload| match scope.give(&args, payload) {
+        Ok(given) => (Ok(given), None),
+        Err((error, payload)) => (Err(error), Some(Unsent::new(payload))),
+    });
     *buffer = back;
     started
-}
-
-/// What became of a send, and its payload if that is not taken.
-#[inline]
-fn start_with(sent: Result<Sent<'_>, (SendError, Payload<'_>)>) -> (Started, Option<Unsent>) {
-    match sent {
-        Ok(Sent::Done) => (Started::Done, None),
-        Ok(Sent::Queued(ticket)) => (Started::Queued(ticket), None),
-        Ok(Sent::Later(ticket, wait, payload)) => (Started::Later(ticket, wait), Some(Unsent::new(payload))),
-        Ok(Sent::Full(payload)) => (Started::Full, Some(Unsent::new(payload))),
-        Err((error, payload)) => (Started::Failed(error), Some(Unsent::new(payload))),
-    }
 }
 
 /// Sends at once or not at all.
@@ -120,22 +101,23 @@ pub(crate) fn at_once_in(
 #[cold]
 fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<(), TrySendError<Buffer>> {
     let mut buffer = Some(buffer);
+    let args = envelope.args(0);
     // Another thread holds the engine for well under a microsecond as a rule.
     for _ in 0..64 {
-        let started = face.enter(|engine| start(&mut engine.scope(), envelope, 0, &mut buffer, Wait::Never));
-        match started {
-            Ok(Started::Failed(error)) => {
+        let entered = face.enter(|engine| {
+            let (sent, back) = buffer.take()?.lend(|payload| try_in(&mut engine.scope(), &args, payload));
+            buffer = back;
+            Some(sent)
+        });
+        match entered {
+            Ok(Some(Ok(true))) => return Ok(()),
+            Ok(Some(Err(error))) => {
                 return Err(TrySendError::Failed {
                     error,
                     payload: buffer.unwrap_or_else(|| Buffer::copy(&[])),
                 });
             }
-            Ok(Started::Full) => break,
-            Ok(Started::Done) => return Ok(()),
-            Ok(Started::Queued(ticket) | Started::Later(ticket, _)) => {
-                face.shared().slots().detach(ticket);
-                return Ok(());
-            }
+            Ok(_) => break,
             Err(_) => std::hint::spin_loop(),
         }
     }
@@ -146,6 +128,24 @@ fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<
         return Err(TrySendError::Failed { error: SendError::UnknownRank { rank, size }, payload });
     }
     Err(TrySendError::Full(payload))
+}
+
+/// Sends now or not at all. False: there is no room.
+fn try_in<'p>(
+    scope: &mut Scope<'_>,
+    args: &SendArgs<'p>,
+    payload: Payload<'p>,
+) -> (Result<bool, SendError>, Option<Unsent>) {
+    match scope.send(args, payload, Wait::Never) {
+        Ok(Sent::Done) => (Ok(true), None),
+        Ok(Sent::Queued(ticket)) => {
+            scope.detach(ticket);
+            (Ok(true), None)
+        }
+        // Who waits never is not told to come again.
+        Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) => (Ok(false), Some(Unsent::new(payload))),
+        Err((error, payload)) => (Err(error), Some(Unsent::new(payload))),
+    }
 }
 
 /// A send that cannot be done at once, or has to wait for its turn.
@@ -185,10 +185,11 @@ impl InLine {
 enum State {
     /// Sequential: it has to wait for those before it.
     Line(Option<InLine>),
-    Start(Wait),
+    Start,
     Posted(Posted<(Step, Option<Buffer>)>),
     Queued(Pending),
-    Later(Pending),
+    /// The engine has it until there is credit and room. It is taken back before its operation is given up.
+    Kept(Deposit, Pending),
     /// It has failed.
     Ended,
 }
@@ -198,10 +199,10 @@ impl std::fmt::Debug for State {
         match self {
             State::Line(_) => f.write_str("Line"),
             State::Ended => f.write_str("Ended"),
-            State::Start(wait) => f.debug_tuple("Start").field(wait).finish(),
+            State::Start => f.write_str("Start"),
             State::Posted(posted) => f.debug_tuple("Posted").field(posted).finish(),
             State::Queued(pending) => f.debug_tuple("Queued").field(pending).finish(),
-            State::Later(pending) => f.debug_tuple("Later").field(pending).finish(),
+            State::Kept(_, pending) => f.debug_tuple("Kept").field(pending).finish(),
         }
     }
 }
@@ -211,37 +212,40 @@ impl std::fmt::Debug for State {
 pub(crate) enum Step {
     Done,
     Queued(Pending),
-    Later(Pending),
+    Kept(Deposit, Pending),
     Failed(SendError),
 }
 
 /// Gives the tickets of a started send an owner.
 #[inline]
-pub(crate) fn own(started: Started, handle: impl FnOnce() -> Handle, deadline: Option<u64>) -> Step {
+pub(crate) fn own(
+    started: Result<Given, SendError>,
+    handle: impl FnOnce() -> Handle,
+    deadline: Option<u64>,
+) -> Step {
+    let pending = |ticket| Pending::new(handle(), ticket, None, deadline);
     match started {
-        Started::Done => Step::Done,
-        Started::Queued(ticket) => Step::Queued(Pending::new(handle(), ticket, None, deadline)),
-        Started::Later(ticket, wait) => Step::Later(Pending::new(handle(), ticket, Some(wait), deadline)),
-        // Only a caller that waits never is told so.
-        Started::Full => Step::Failed(Fault::Shutdown.into()),
-        Started::Failed(error) => Step::Failed(error),
+        Ok(Given::Done) => Step::Done,
+        Ok(Given::Queued(ticket)) => Step::Queued(pending(ticket)),
+        Ok(Given::Kept(ticket, deposit)) => Step::Kept(deposit, pending(ticket)),
+        Err(error) => Step::Failed(error),
     }
 }
 
 /// A send. Ready when the source is reusable and the message is on its way, in order.
 ///
 /// # Order
-/// Messages to a target are handled in the order in which their sends were taken: one that was awaited before the
-/// next is begun comes first. Of sends that are under way at once, of several tasks or polled by turns in one, one that is
-/// told to wait for credit or room is not taken yet, keeps its payload, and may be passed by another that begins as room
-/// comes free; those that wait are let in one after the other, and none waits for ever.
+/// Messages to a target are handled in the order in which their sends were polled first, whether they are awaited one after
+/// the other or are under way at once: one for which there is no room waits with its payload in the order of all, and one for
+/// which there is no credit in that of its protocol, so that a receiver that is slow in one protocol holds up no others.
 /// [`sequential`](Self::sequential) ones are not passed by each other, either. Options that are given once it was polled change
 /// nothing.
 ///
 /// # Cancel safety
 /// Dropped before it has started, or while it waits for credit or room, nothing is sent, unless another thread used the
 /// context when it was polled first, or owns it: then it may have been handed over, and is sent all the same. Dropped later,
-/// the message goes on; its payload is kept until it is on its way.
+/// the message goes on; its payload is kept until it is on its way. One that is [forgotten](std::mem::forget) while it waits is
+/// sent when its turn comes.
 ///
 /// # Examples
 /// ```
@@ -315,8 +319,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     /// Is taken, and ends, behind every sequential send of this context to the target that was polled before it, of whatever
-    /// protocol, and is passed by none that is polled later: also while one of them waits for credit or room, where
-    /// others may be passed. One is under way at a time: none is begun before the one before it has ended or was dropped, so
+    /// protocol, and is passed by none that is polled later: also while one of them waits for credit, where those of other
+    /// protocols may pass. One is under way at a time: none is begun before the one before it has ended or was dropped, so
     /// that one which is kept and not polled any more, or forgotten, holds up those behind it until the context is closed.
     ///
     /// # Examples
@@ -342,8 +346,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
         })
     }
 
-    /// The payload of a send that has failed, or that was never begun: whoever holds it may send it elsewhere. `None` once
-    /// the message was queued or is on its way.
+    /// The payload of a send that has failed, that was never begun, or that waits for credit or room and is taken back so:
+    /// whoever holds it may send it elsewhere. `None` once the message was queued or is on its way.
     ///
     /// # Examples
     /// ```
@@ -363,8 +367,16 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// # }
     /// ```
     #[must_use]
-    pub fn into_payload(self) -> Option<Buffer> {
+    pub fn into_payload(mut self) -> Option<Buffer> {
+        self.take_back();
         self.buffer
+    }
+
+    /// What the engine still has is the caller's again.
+    fn take_back(&mut self) {
+        if let Some(Slow { state: State::Kept(deposit, _), .. }) = self.slow.as_deref() {
+            self.buffer = deposit.withdraw().map(Buffer::from);
+        }
     }
 
     /// To another context of the same rank than the sender's own number.
@@ -418,31 +430,31 @@ impl<'f, F: Face> SendMessage<'f, F> {
     fn begin(&mut self, bytes: &[u8]) -> Result<bool, SendError> {
         let args = self.envelope.args(0);
         let send = |engine: &mut Engine| {
-            start_with(engine.scope().send(&args, Payload::Borrowed(bytes), Wait::Await)).0
+            engine.scope().give(&args, Payload::Borrowed(bytes)).map_err(|(error, _)| error)
         };
         let state = match self.face.enter(send) {
             Ok(started) => match own(started, || Handle::of(self.face), self.deadline) {
                 Step::Done => return Ok(true),
                 Step::Failed(error) => return Err(error),
                 Step::Queued(pending) => State::Queued(pending),
-                Step::Later(pending) => State::Later(pending),
+                Step::Kept(deposit, pending) => State::Kept(deposit, pending),
             },
             // Somebody else is at the engine.
-            Err(_) => State::Start(Wait::Await),
+            Err(_) => {
+                self.buffer = Some(Buffer::copy(bytes));
+                State::Start
+            }
         };
-        if !matches!(state, State::Queued(_)) {
-            self.buffer = Some(Buffer::copy(bytes));
-        }
         self.slow = Some(state.into());
         Ok(false)
     }
 
     #[cold]
-    fn post(&mut self, wait: Wait) -> Posted<(Step, Option<Buffer>)> {
+    fn post(&mut self) -> Posted<(Step, Option<Buffer>)> {
         let handle = Handle::of(self.face);
         let (envelope, deadline, mut buffer) = (self.envelope.clone(), self.deadline, self.buffer.take());
         self.face.post(move |scope| {
-            let started = start(scope, &envelope, 0, &mut buffer, wait);
+            let started = start(scope, &envelope, 0, &mut buffer);
             (own(started, || handle, deadline), buffer)
         })
     }
@@ -491,17 +503,17 @@ impl<'f, F: Face> SendMessage<'f, F> {
     #[cold]
     fn first_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         let (envelope, buffer) = (&self.envelope, &mut self.buffer);
-        let started = self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, Wait::Await));
+        let started = self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer));
         let state = match started {
-            Ok(Started::Done) => return Poll::Ready(Ok(())),
-            Ok(Started::Failed(error)) => return Poll::Ready(Err(error)),
+            Ok(Ok(Given::Done)) => return Poll::Ready(Ok(())),
+            Ok(Err(error)) => return Poll::Ready(Err(error)),
             Ok(started) => match own(started, || Handle::of(self.face), self.deadline) {
                 Step::Done => return Poll::Ready(Ok(())),
                 Step::Failed(error) => return Poll::Ready(Err(error)),
                 Step::Queued(pending) => State::Queued(pending),
-                Step::Later(pending) => State::Later(pending),
+                Step::Kept(deposit, pending) => State::Kept(deposit, pending),
             },
-            Err(_) => State::Posted(self.post(Wait::Await)),
+            Err(_) => State::Posted(self.post()),
         };
         self.slow = Some(state.into());
         self.step_slowly(cx)
@@ -514,6 +526,9 @@ impl<'f, F: Face> SendMessage<'f, F> {
         if let Poll::Ready(result) = &result {
             slow.turn = None;
             if result.is_err() {
+                if let State::Kept(deposit, _) = &slow.state {
+                    self.buffer = deposit.withdraw().map(Buffer::from);
+                }
                 // Who keeps a send that has failed keeps nothing that others wait for.
                 slow.state = State::Ended;
             }
@@ -539,24 +554,20 @@ impl<'f, F: Face> SendMessage<'f, F> {
                         Ok(its) => *turn = Some(its),
                         Err(fault) => return Poll::Ready(Err(fault.into())),
                     }
-                    *state = State::Start(Wait::Await);
+                    *state = State::Start;
                     continue;
                 }
-                State::Start(wait) => {
-                    let wait = *wait;
-                    // A promise is used at once: nobody would give it back if this were dropped here.
-                    if matches!(wait, Wait::Await) {
-                        ready!(budget::proceed(cx));
-                    }
+                State::Start => {
+                    ready!(budget::proceed(cx));
                     let (envelope, buffer) = (&self.envelope, &mut self.buffer);
-                    match self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer, wait)) {
-                        Ok(Started::Done) => {
+                    match self.face.enter(|engine| start(&mut engine.scope(), envelope, 0, buffer)) {
+                        Ok(Ok(Given::Done)) => {
                             budget::spend(budget::MESSAGE);
                             return Poll::Ready(Ok(()));
                         }
                         Ok(started) => own(started, || Handle::of(self.face), self.deadline),
                         Err(_) => {
-                            *state = State::Posted(self.post(wait));
+                            *state = State::Posted(self.post());
                             continue;
                         }
                     }
@@ -567,23 +578,15 @@ impl<'f, F: Face> SendMessage<'f, F> {
                     step
                 }
                 State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
-                State::Queued(pending) => {
+                State::Queued(pending) | State::Kept(_, pending) => {
                     return ready!(pending.poll(self.face, cx)).map(|_| ()).map_err(SendError::from).into();
                 }
-                State::Later(pending) => match ready!(pending.poll(self.face, cx)) {
-                    Ok(_) => {
-                        let wait = pending.wait.unwrap_or(Wait::Await);
-                        *state = State::Start(wait);
-                        continue;
-                    }
-                    Err(fault) => return Poll::Ready(Err(fault.into())),
-                },
             };
             match step {
                 Step::Done => return Poll::Ready(Ok(())),
                 Step::Failed(error) => return Poll::Ready(Err(error)),
                 Step::Queued(pending) => *state = State::Queued(pending),
-                Step::Later(pending) => *state = State::Later(pending),
+                Step::Kept(deposit, pending) => *state = State::Kept(deposit, pending),
             }
         }
     }

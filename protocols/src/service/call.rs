@@ -2,10 +2,10 @@
 
 use crate::buffer::Buffer;
 use crate::operation::Pending;
-use crate::send::{Envelope, Started, start};
+use crate::send::{Envelope, start};
 use posthaste_core::budget;
 use posthaste_core::context::{Begun, Face, Posted, begin};
-use posthaste_core::engine::Wait;
+use posthaste_core::engine::{Deposit, Given};
 use posthaste_core::slot::Value;
 use posthaste_core::{CallError, Fault, Handle, Scope, SendError};
 use std::future::Future;
@@ -15,18 +15,17 @@ use std::time::Duration;
 
 #[derive(Debug)]
 enum State {
-    Start(Wait),
+    Start,
     Posted(Posted<(Asked, Option<Buffer>)>),
-    Later(Pending),
-    Waiting(Pending),
+    /// For the answer. As long as there is no credit or room for the request, the engine has that.
+    Waiting(Option<Deposit>, Pending),
     /// It failed, and holds nothing that others wait for.
     Ended,
 }
 
 #[derive(Debug)]
 enum Asked {
-    Sent(Pending),
-    Later(Pending),
+    Sent(Option<Deposit>, Pending),
     Failed(SendError),
 }
 
@@ -67,14 +66,23 @@ impl<F: Face> Unpin for Call<'_, F> {}
 impl<'f, F: Face> Call<'f, F> {
     /// A request that goes out when it is first polled.
     pub(super) fn new(face: &'f F, envelope: Envelope, payload: Buffer) -> Self {
-        Self { face, envelope, payload: Some(payload), deadline: None, state: State::Start(Wait::Await) }
+        Self { face, envelope, payload: Some(payload), deadline: None, state: State::Start }
     }
 
-    /// The payload of a call that has failed before its request was sent, or that was never begun: whoever holds it may ask
-    /// elsewhere. `None` once the request was queued or is on its way.
+    /// The payload of a call that has failed before its request was sent, that was never begun, or whose request waits for
+    /// credit or room and is taken back so: whoever holds it may ask elsewhere. `None` once the request was queued or is on its
+    /// way.
     #[must_use]
-    pub fn into_payload(self) -> Option<Buffer> {
+    pub fn into_payload(mut self) -> Option<Buffer> {
+        self.take_back();
         self.payload
+    }
+
+    /// What the engine still has is the caller's again.
+    fn take_back(&mut self) {
+        if let State::Waiting(Some(deposit), _) = &self.state {
+            self.payload = deposit.withdraw().map(Buffer::from);
+        }
     }
 
     /// Ends the wait with [`Fault::DeadlineExceeded`] after this time, counted from this call, in whole milliseconds and rounded
@@ -88,9 +96,9 @@ impl<'f, F: Face> Call<'f, F> {
         self.change(|call| call.envelope.info = Some(info.into()))
     }
 
-    /// What has begun goes on as it is: what it was promised meanwhile is for that.
+    /// What has begun goes on as it is.
     fn change(mut self, change: impl FnOnce(&mut Self)) -> Self {
-        if matches!(self.state, State::Start(Wait::Await)) {
+        if matches!(self.state, State::Start) {
             change(&mut self);
         }
         self
@@ -103,7 +111,6 @@ fn ask(
     scope: &mut Scope<'_>,
     envelope: &Envelope,
     payload: &mut Option<Buffer>,
-    wait: Wait,
     handle: impl FnOnce() -> Handle,
     deadline: Option<u64>,
 ) -> Asked {
@@ -114,27 +121,27 @@ fn ask(
     }
     let ticket = match scope.operation(Some(envelope.target.rank)) {
         Ok(ticket) => ticket,
-        Err(fault) => {
-            scope.give_up(wait);
-            return Asked::Failed(fault.into());
+        Err(fault) => return Asked::Failed(fault.into()),
+    };
+    // The reply says all: nobody waits for the sending alone.
+    let deposit = match start(scope, envelope, ticket.to_word(), payload) {
+        Ok(Given::Done) => None,
+        Ok(Given::Queued(queued)) => {
+            scope.detach(queued);
+            None
+        }
+        Ok(Given::Kept(queued, deposit)) => {
+            scope.detach(queued);
+            Some(deposit)
+        }
+        Err(error) => {
+            scope.complete(ticket, Ok(Value::Unit));
+            scope.detach(ticket);
+            return Asked::Failed(error);
         }
     };
-    let started = start(scope, envelope, ticket.to_word(), payload, wait);
-    if matches!(started, Started::Done | Started::Queued(_)) {
-        scope.note_request(ticket, envelope.protocol, bytes);
-        if let Started::Queued(queued) = started {
-            // The reply says all: nobody waits for the sending alone.
-            scope.detach(queued);
-        }
-        return Asked::Sent(Pending::new(handle(), ticket, None, deadline));
-    }
-    scope.complete(ticket, Ok(Value::Unit));
-    scope.detach(ticket);
-    match started {
-        Started::Later(later, wait) => Asked::Later(Pending::new(handle(), later, Some(wait), deadline)),
-        Started::Failed(error) => Asked::Failed(error),
-        _ => Asked::Failed(Fault::Shutdown.into()),
-    }
+    scope.note_request(ticket, envelope.protocol, bytes);
+    Asked::Sent(deposit, Pending::new(handle(), ticket, None, deadline))
 }
 
 impl<F: Face> Call<'_, F> {
@@ -142,10 +149,7 @@ impl<F: Face> Call<'_, F> {
     /// slow way goes on from the state as it is now.
     #[inline]
     fn ask_now(&mut self, cx: &mut TaskContext<'_>) -> Option<Poll<Result<Value, CallError>>> {
-        if !matches!(self.state, State::Start(Wait::Await))
-            || self.deadline.is_some()
-            || self.envelope.info.is_some()
-        {
+        if !matches!(self.state, State::Start) || self.deadline.is_some() || self.envelope.info.is_some() {
             return None;
         }
         let payload = self.payload.as_ref()?.word()?;
@@ -163,7 +167,7 @@ impl<F: Face> Call<'_, F> {
             Some(Begun::Pending(ticket)) => {
                 budget::spend(budget::MESSAGE);
                 self.payload = None;
-                self.state = State::Waiting(Pending::new(Handle::of(self.face), ticket, None, None));
+                self.state = State::Waiting(None, Pending::new(Handle::of(self.face), ticket, None, None));
                 None
             }
             Some(Begun::Not(())) | None => None,
@@ -188,6 +192,7 @@ impl<F: Face> Call<'_, F> {
     fn poll_slowly(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
         let outcome = self.go_on(cx);
         if let Poll::Ready(Err(_)) = outcome {
+            self.take_back();
             self.state = State::Ended;
         }
         outcome
@@ -196,26 +201,22 @@ impl<F: Face> Call<'_, F> {
     fn go_on(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Value, CallError>> {
         ready!(self.poll_asked(cx)?);
         match &mut self.state {
-            State::Waiting(pending) => pending.poll(self.face, cx).map_err(CallError::from),
+            State::Waiting(_, pending) => pending.poll(self.face, cx).map_err(CallError::from),
             _ => Poll::Pending,
         }
     }
 
-    /// Sends the request; ready once it is on its way, before the reply is there.
+    /// Sends the request; ready once it is on its way, or the engine has it, before the reply is there.
     fn poll_asked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), CallError>> {
         let this = self;
         loop {
             let asked = match &mut this.state {
-                State::Start(wait) => {
-                    let wait = *wait;
-                    // A promise is used at once: nobody would give it back if this were dropped here.
-                    if matches!(wait, Wait::Await) {
-                        ready!(budget::proceed(cx));
-                    }
+                State::Start => {
+                    ready!(budget::proceed(cx));
                     let (face, envelope, payload, deadline) =
                         (this.face, &this.envelope, &mut this.payload, this.deadline);
                     let asked = face.enter(|engine| {
-                        ask(&mut engine.scope(), envelope, payload, wait, || Handle::of(face), deadline)
+                        ask(&mut engine.scope(), envelope, payload, || Handle::of(face), deadline)
                     });
                     budget::spend(budget::MESSAGE);
                     match asked {
@@ -224,7 +225,7 @@ impl<F: Face> Call<'_, F> {
                             let (handle, envelope, mut payload) =
                                 (Handle::of(face), envelope.clone(), payload.take());
                             this.state = State::Posted(face.post(move |scope| {
-                                let asked = ask(scope, &envelope, &mut payload, wait, || handle, deadline);
+                                let asked = ask(scope, &envelope, &mut payload, || handle, deadline);
                                 (asked, payload)
                             }));
                             continue;
@@ -236,19 +237,11 @@ impl<F: Face> Call<'_, F> {
                     this.payload = payload;
                     asked
                 }
-                State::Later(pending) => match ready!(pending.poll(this.face, cx)) {
-                    Ok(_) => {
-                        this.state = State::Start(pending.wait.unwrap_or(Wait::Await));
-                        continue;
-                    }
-                    Err(fault) => return Poll::Ready(Err(fault.into())),
-                },
-                State::Waiting(_) => return Poll::Ready(Ok(())),
+                State::Waiting(..) => return Poll::Ready(Ok(())),
                 State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
             };
             match asked {
-                Asked::Sent(pending) => this.state = State::Waiting(pending),
-                Asked::Later(pending) => this.state = State::Later(pending),
+                Asked::Sent(deposit, pending) => this.state = State::Waiting(deposit, pending),
                 Asked::Failed(error) => return Poll::Ready(Err(error.into())),
             }
         }

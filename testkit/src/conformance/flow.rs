@@ -9,7 +9,7 @@ use posthaste_core::{Endpoint, ProtocolId, Rank, Value};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payload: &[u8]) -> bool {
+pub(super) fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payload: &[u8]) -> bool {
     let args = SendArgs { target: at(to), protocol, cookie: 0, info: &[], relaxed: false };
     world.enter(at(Rank(0)), |scope| match scope.send(&args, Payload::Borrowed(payload), Wait::Never) {
         Ok(Sent::Done) => true,
@@ -22,7 +22,7 @@ fn try_send<H: Harness>(world: &World<H>, to: Rank, protocol: ProtocolId, payloa
 }
 
 /// Sends to the slow rank until it has been refused many times in a row.
-fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent: &mut Vec<Message>) {
+pub(super) fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent: &mut Vec<Message>) {
     let mut refused = 0;
     while refused < 200 {
         let message = Message::filled(at(Rank(0)), at(Rank(1)), protocol, sent.len(), 0, 40);
@@ -139,10 +139,10 @@ pub fn a_slow_receiver_slows_its_sender_only<H: Harness>(harness: H) {
 
 /// A credited protocol whose messages are kept until the test consumes them.
 #[derive(Clone, Debug, Default)]
-struct Keeper(Arc<Mutex<VecDeque<Credit>>>);
+pub(super) struct Keeper(Arc<Mutex<VecDeque<Credit>>>);
 
 impl Keeper {
-    fn probe(&self, name: &str, log: &Log) -> Probe {
+    pub(super) fn probe(&self, name: &str, log: &Log) -> Probe {
         let (kept, log, protocol) = (self.0.clone(), log.clone(), name.to_owned());
         let probe = Probe::new(name, move |scope, message| {
             kept.lock().expect("no panic").push_back(message.credit());
@@ -165,7 +165,7 @@ impl Keeper {
         self.0.lock().expect("no panic").iter().map(|credit| credit.bytes).sum()
     }
 
-    fn consume_all<H: Harness>(&self, world: &mut World<H>, at: Endpoint) {
+    pub(super) fn consume_all<H: Harness>(&self, world: &mut World<H>, at: Endpoint) {
         while self.len(Rank(0)) > 0 {
             let credit = self.take(Rank(0));
             world.enter(at, |scope| scope.consumed(credit));

@@ -14,6 +14,7 @@ pub mod endings;
 pub mod fifos;
 pub mod flow;
 pub mod harnesses;
+pub mod kept;
 pub mod messages;
 pub mod mixtures;
 pub mod one_sided;
@@ -139,6 +140,10 @@ macro_rules! conformance_suite {
             flow::waiters_for_one_credit_all_get_their_turn,
             flow::flush_ends_when_everything_was_handled,
             flow::who_gives_up_waiting_takes_nothing_along,
+            kept::nothing_passes_what_is_kept_for_want_of_room,
+            kept::nothing_of_its_protocol_passes_what_is_kept_for_want_of_credit,
+            kept::what_is_taken_back_is_never_sent_and_costs_nothing,
+            kept::what_is_kept_for_a_lost_peer_can_be_taken_back,
             requests::every_request_is_answered_with_its_own_answer,
             requests::one_credit_allows_one_outstanding_request,
             requests::a_panicking_handler_is_reported_and_the_rank_goes_on,

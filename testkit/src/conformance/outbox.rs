@@ -4,7 +4,7 @@ use super::world::at;
 use super::{Harness, World};
 use crate::random::Random;
 use bytes::Bytes;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Deposit, Given, Payload, SendArgs, Sent, Wait};
 use posthaste_core::slot::Outcome;
 use posthaste_core::{Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,7 +20,7 @@ pub struct Message {
     pub info: Vec<u8>,
     /// The payload.
     pub payload: Vec<u8>,
-    /// Hand the payload over instead of lending it.
+    /// Hand the payload over instead of lending it, and leave it with the engine if it has to wait.
     pub owned: bool,
     /// An answer is wanted.
     pub request: bool,
@@ -69,6 +69,15 @@ impl Message {
     }
 }
 
+/// What the message at the front waits for.
+#[derive(Debug)]
+enum Waiting {
+    /// To be sent again, in this way.
+    Again(Ticket, Wait),
+    /// The engine has it.
+    Kept(Ticket, Deposit),
+}
+
 /// Sends messages one after the other, as one task does that awaits each.
 #[derive(Debug)]
 pub struct Outbox {
@@ -80,7 +89,7 @@ pub struct Outbox {
     pub failed: Vec<SendError>,
     /// How the requests ended, by their number in this outbox.
     pub answers: BTreeMap<usize, Outcome>,
-    waiting: Option<(Ticket, Wait)>,
+    waiting: Option<Waiting>,
     cookie: Option<Ticket>,
     queued: Vec<Ticket>,
     asked: Vec<(usize, Ticket)>,
@@ -147,17 +156,27 @@ impl Outbox {
     fn send_next<H: Harness>(&mut self, world: &World<H>) -> bool {
         let slots = world.handle(self.from).slots();
         let mut wait = Wait::Await;
-        if let Some((ticket, granted)) = self.waiting {
-            match slots.take(ticket) {
-                None => return false,
-                Some(Ok(_)) => wait = granted,
-                Some(Err(fault)) => {
-                    self.waiting = None;
+        if let Some(waiting) = &self.waiting {
+            let (Waiting::Again(ticket, _) | Waiting::Kept(ticket, _)) = waiting;
+            let Some(outcome) = slots.take(*ticket) else { return false };
+            match (self.waiting.take(), outcome) {
+                (Some(Waiting::Again(_, granted)), Ok(_)) => wait = granted,
+                (Some(Waiting::Kept(_, deposit)), Ok(_)) => {
+                    assert!(deposit.withdraw().is_none(), "what was sent was taken");
+                    self.is_on_its_way();
+                    return true;
+                }
+                (waiting, outcome) => {
+                    if let (Some(Waiting::Kept(_, deposit)), Some(message)) = (waiting, self.queue.front())
+                        && let Some(payload) = deposit.withdraw()
+                    {
+                        assert_eq!(payload.bytes_of(), message.payload, "the payload comes back");
+                    }
+                    let fault = outcome.map(|_| ()).expect_err("all else is looked after above");
                     self.ended(world, fault.into());
                     return true;
                 }
             }
-            self.waiting = None;
         }
         let Some(message) = self.queue.front() else { return false };
         let cookie = &mut self.cookie;
@@ -174,43 +193,49 @@ impl Outbox {
                 info: &message.info,
                 relaxed: false,
             };
-            let payload = if message.owned {
-                Payload::Owned(Bytes::from(message.payload.clone()))
-            } else {
-                Payload::Borrowed(&message.payload)
+            let not_sent = |(error, payload): (SendError, Payload<'_>)| {
+                assert_eq!(payload.bytes_of(), message.payload, "the payload comes back");
+                error
             };
-            match scope.send(&args, payload, wait) {
-                Ok(Sent::Done) => Ok(None),
-                Ok(Sent::Queued(ticket)) => Ok(Some((ticket, None))),
-                Ok(Sent::Later(ticket, wait, payload)) => {
+            if message.owned {
+                let payload = Payload::Owned(Bytes::from(message.payload.clone()));
+                return Ok(match scope.give(&args, payload).map_err(not_sent)? {
+                    Given::Done => (None, None),
+                    Given::Queued(ticket) => (Some(ticket), None),
+                    Given::Kept(ticket, deposit) => (None, Some(Waiting::Kept(ticket, deposit))),
+                });
+            }
+            match scope.send(&args, Payload::Borrowed(&message.payload), wait).map_err(not_sent)? {
+                Sent::Done => Ok((None, None)),
+                Sent::Queued(ticket) => Ok((Some(ticket), None)),
+                Sent::Later(ticket, wait, payload) => {
                     assert_eq!(payload.len(), message.payload.len(), "the payload comes back");
-                    Ok(Some((ticket, Some(wait))))
+                    Ok((None, Some(Waiting::Again(ticket, wait))))
                 }
-                Ok(Sent::Full(_)) => panic!("who awaits is not told Full"),
-                Err((error, payload)) => {
-                    assert_eq!(payload.bytes_of(), message.payload, "the payload comes back");
-                    Err(error)
-                }
+                Sent::Full(_) => panic!("who awaits is not told Full"),
             }
         });
         match sent {
-            Ok(Some((ticket, Some(wait)))) => {
-                self.waiting = Some((ticket, wait));
+            Ok((_, Some(waiting))) => {
+                self.waiting = Some(waiting);
                 return false;
             }
-            Ok(Some((ticket, None))) => self.queued.push(ticket),
-            Ok(None) => {}
+            Ok((queued, None)) => self.queued.extend(queued),
             Err(error) => {
                 self.ended(world, error);
                 return true;
             }
         }
+        self.is_on_its_way();
+        true
+    }
+
+    fn is_on_its_way(&mut self) {
         self.queue.pop_front();
         if let Some(ticket) = self.cookie.take() {
             self.asked.push((self.sent, ticket));
         }
         self.sent += 1;
-        true
     }
 
     /// The message at the front failed.

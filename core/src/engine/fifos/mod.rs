@@ -429,7 +429,7 @@ impl Scope<'_> {
         let ticket = match self.operation(Some(args.target.rank)) {
             Ok(ticket) => ticket,
             Err(fault) => {
-                self.return_credit(index, args.protocol, len as u64);
+                self.state.give_credit(index, args.protocol.index(), 1, len as u64);
                 return Err((fault.into(), payload));
             }
         };

@@ -154,12 +154,7 @@ impl Scope<'_> {
         let Some(part) = self.state.part_of(parked.jump.ticket) else { return };
         let needs = self.state.patterns.sections[part.section].runs[part.run].needs.clone();
         for need in needs.iter().take(parked.need) {
-            let Some(out) = self.state.peer(index).outgoing.get_mut(need.protocol.index()) else { continue };
-            if out.flow != Flow::Inline {
-                out.credits += need.messages;
-                out.bytes += need.bytes as i64;
-                self.state.hand_out_credit(index, need.protocol.index());
-            }
+            self.state.give_credit(index, need.protocol.index(), need.messages, need.bytes);
         }
     }
 
@@ -189,7 +184,7 @@ impl Scope<'_> {
                     Err(Fault::OutOfMemory(_)) => return Ok(false),
                     ticket => ticket?,
                 };
-                let waiter = Waiter { ticket, messages: need.messages, bytes: need.bytes };
+                let waiter = Waiter { ticket, messages: need.messages, bytes: need.bytes, kept: None };
                 self.state.wait_for_credit(index, need.protocol.index(), waiter);
                 parked.waiter = Some(ticket);
                 continue;

@@ -7,7 +7,7 @@ use super::{PatternError, ReplayStart};
 use crate::descriptor::{Descriptor, Info, MAX_INFO, Op};
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
-use crate::ids::{PatternId, ProtocolId};
+use crate::ids::PatternId;
 use crate::slot::{Outcome, Ticket, Value};
 use crate::wire;
 
@@ -447,7 +447,7 @@ impl Scope<'_> {
             {
                 self.state.stats.messages_sent -= 1;
                 self.state.stats.bytes_sent -= recorded.len;
-                self.return_credit(index, ProtocolId(number), recorded.len);
+                self.state.give_credit(index, usize::from(number), 1, recorded.len);
             }
             at += 1 + info_slots(usize::from(recorded.info_len)) as u64;
         }

@@ -1,0 +1,315 @@
+//! Messages that wait with the engine, for room or for credit: nothing passes them, and whoever gave them may take them back.
+
+use super::flow::{Keeper, fill, try_send};
+use super::world::at;
+use super::{Harness, Log, Message, Outbox, Probe, World};
+use posthaste_core::engine::{Deposit, Given, Payload, SendArgs, Whole};
+use posthaste_core::protocol::Flow;
+use posthaste_core::{ContextId, Fault, ProtocolId, Rank, Ticket};
+
+/// What the engine keeps.
+type KeptMessage = (Ticket, Deposit);
+
+/// Rank 0 gives a message. What is queued is not looked after any more.
+fn give<H: Harness>(world: &World<H>, message: &Message) -> Option<KeptMessage> {
+    let args = SendArgs {
+        target: message.target,
+        protocol: message.protocol,
+        cookie: 0,
+        info: &message.info,
+        relaxed: false,
+    };
+    world.enter(at(Rank(0)), |scope| {
+        let payload = Payload::Owned(message.payload.clone().into());
+        match scope.give(&args, payload).expect("the peer lives") {
+            Given::Done => None,
+            Given::Queued(ticket) => {
+                scope.detach(ticket);
+                None
+            }
+            Given::Kept(ticket, deposit) => Some((ticket, deposit)),
+        }
+    })
+}
+
+/// Gives messages to a rank that does nothing until so many are kept. Those that have no room are of every kind.
+fn keep<H: Harness>(
+    world: &World<H>,
+    protocol: ProtocolId,
+    sent: &mut Vec<Message>,
+    count: usize,
+) -> Vec<KeptMessage> {
+    let long = world.caps().max_eager * 2 + 30;
+    let mut kept = Vec::new();
+    while kept.len() < count {
+        let (number, len) = (sent.len(), [8, 40, 0, long][sent.len() % 4]);
+        assert!(number < 200_000, "no end of room");
+        let message = Message::filled(at(Rank(0)), at(Rank(1)), protocol, number, number % 113, len);
+        kept.extend(give(world, &message));
+        sent.push(message);
+    }
+    kept
+}
+
+fn has_ended<H: Harness>(world: &World<H>, kept: &KeptMessage) -> bool {
+    world.handle(at(Rank(0))).slots().is_done(kept.0)
+}
+
+/// What is tried, in whichever way, goes behind what waits or not at all, and what is given later is kept behind it; as room
+/// comes, all of that is sent in its order, though nobody looks after it.
+pub fn nothing_passes_what_is_kept_for_want_of_room<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| setup.config.fifo_slots = 1);
+    let log = Log::default();
+    let protocol = world.record("row", &log);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let known: Vec<_> = [1, 2].map(|rank| Message::new(Rank(rank), protocol, *b"known by")).into();
+    let mut sent = vec![known[0].clone()];
+    world.send_all(&mut [Outbox::new(from, known)]);
+    world.until("both know the protocol", |_| log.len() == 2);
+    world.pause(Rank(1));
+    fill(&mut world, protocol, &mut sent);
+    let kept = keep(&world, protocol, &mut sent, 30);
+    let long = vec![1; world.caps().max_eager * 2];
+    let most = sent.len() + 30;
+    let passes = |world: &mut World<H>, sent: &mut Vec<Message>| {
+        if has_ended(world, &kept[29]) {
+            return;
+        }
+        for len in [8, 40, long.len()] {
+            assert!(!try_send(world, Rank(1), protocol, &long[..len]), "{len} bytes went before it");
+        }
+        world.enter(from, |scope| {
+            assert!(!scope.send_word(to, protocol, 1), "a word went before it");
+            assert!(!scope.send_packet(to, protocol, Whole::Bytes(&[1; 40])), "a packet went before it");
+            let mut ranks = [Rank(1), Rank(2)];
+            let left = scope.multicast_word(&mut ranks, ContextId(0), protocol, 1);
+            assert!(ranks[..left].contains(&Rank(1)), "a multicast went before it");
+        });
+        if sent.len() < most {
+            let message = Message::filled(from, to, protocol, sent.len(), 0, 40);
+            let behind = give(world, &message).expect("what waits is not passed");
+            // Forgotten, it is sent nevertheless.
+            std::mem::forget(behind);
+            sent.push(message);
+        }
+    };
+    passes(&mut world, &mut sent);
+    world.resume(Rank(1));
+    world.until("all were sent", |world| {
+        passes(world, &mut sent);
+        has_ended(world, &kept[29])
+    });
+    for (ticket, deposit) in kept {
+        world.outcome(from, ticket).expect("both live");
+        assert!(deposit.withdraw().is_none(), "it was sent");
+    }
+    world.until("all arrive", |_| log.of(from, to).len() >= sent.len());
+    // All is as before once nobody waits.
+    let last = 7u64.to_ne_bytes();
+    world.until("who tries has success", |world| try_send(world, Rank(1), protocol, &last));
+    sent.push(Message::new(Rank(1), protocol, last));
+    world.until("the last arrives", |_| log.of(from, to).len() >= sent.len());
+    world.a_while();
+    log.check(from, to, &sent);
+}
+
+/// With one credit all go one after the other, in their order, though nobody looks after them; who tries is refused meanwhile,
+/// and another protocol goes on.
+pub fn nothing_of_its_protocol_passes_what_is_kept_for_want_of_credit<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = 1);
+    let (log, keeper, free_log) = (Log::default(), Keeper::default(), Log::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let free = world.record("free", &free_log);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let mut sent = Vec::new();
+    let kept = keep(&world, ProtocolId(0), &mut sent, 20);
+    assert_eq!(sent.len(), 21, "one has its credit");
+    world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), free, *b"goes on")])]);
+    world.until("the other protocol goes on", |_| free_log.len() == 1);
+    for round in 0..kept.len() {
+        world.until("the next arrives", |_| log.len() == round + 1);
+        assert!(!has_ended(&world, &kept[round]), "one credit, one message");
+        assert!(!try_send(&world, Rank(1), ProtocolId(0), b"no credit"));
+        keeper.consume_all(&mut world, to);
+        if round % 2 == 0 {
+            // There is credit again, which is for the next that waits.
+            world.until("it is sent", |world| has_ended(world, &kept[round]));
+            assert!(!try_send(&world, Rank(1), ProtocolId(0), b"not for who tries"));
+        }
+    }
+    for (ticket, _deposit) in kept {
+        world.outcome(from, ticket).expect("both live");
+    }
+    world.until("the last arrives", |_| log.len() == sent.len());
+    keeper.consume_all(&mut world, to);
+    world.until("the credit comes back", |world| try_send(world, Rank(1), ProtocolId(0), b"credit"));
+    sent.push(Message::new(Rank(1), ProtocolId(0), *b"credit"));
+    world.until("it arrives", |_| log.len() == sent.len());
+    log.check(from, to, &sent);
+}
+
+/// Some of those that wait are taken back, with their payload, or dropped: the others go on without them, and neither credit nor
+/// slots are lost with them, also of those that wait for room with their credit, and of requests.
+pub fn what_is_taken_back_is_never_sent_and_costs_nothing<H: Harness>(harness: H) {
+    const CREDITS: usize = 6;
+    let mut world = World::with(harness, 2, |setup| {
+        setup.config.credits = CREDITS as u32;
+        setup.config.fifo_slots = 1;
+    });
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, Probe::recording("inline", &log));
+        world.register(rank, keeper.probe("credited", &log));
+        let answers = log.clone();
+        let replied = Probe::new("replied", move |scope, message| {
+            answers.arrived(scope.me(), "replied", &message);
+            if let Some(to) = message.reply() {
+                scope.reply(to, Ok(Payload::Borrowed(b"answer")));
+            }
+        });
+        world.register(rank, replied.flow(Flow::Replied));
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let slots = |world: &World<H>| {
+        world.enter(from, |scope| {
+            let ticket = scope.operation(None).expect("it is open");
+            scope.complete(ticket, Ok(posthaste_core::Value::Unit));
+            scope.detach(ticket);
+            ticket.to_word() as u32
+        })
+    };
+    let mut sent = Vec::new();
+    for round in 0..20 {
+        world.pause(Rank(1));
+        let before = sent.len();
+        let mut expected = Vec::new();
+        fill(&mut world, ProtocolId(0), &mut expected);
+        let mut waiting = Vec::new();
+        let mut asked = Vec::new();
+        // Beyond the credit there is, so that some wait for that and some for room.
+        for number in 0..3 * 2 * CREDITS {
+            let protocol = ProtocolId((number % 3) as u16);
+            let name = expected.len() + before;
+            let message = Message::filled(from, to, protocol, name, number % 100, number % 50);
+            let request = (protocol == ProtocolId(2)).then(|| {
+                world.enter(from, |scope| {
+                    let ticket = scope.operation(Some(Rank(1))).expect("it lives");
+                    scope.note_request(ticket, protocol, message.payload.len());
+                    ticket
+                })
+            });
+            let args = SendArgs {
+                target: to,
+                protocol,
+                cookie: request.map_or(0, Ticket::to_word),
+                info: &message.info,
+                relaxed: false,
+            };
+            let payload = Payload::Owned(message.payload.clone().into());
+            let given = world.enter(from, |scope| scope.give(&args, payload)).expect("it lives");
+            let goes = match given {
+                Given::Kept(ticket, deposit) if (number + round) % 5 < 2 => {
+                    if number % 2 == 0 {
+                        let back = deposit.withdraw().expect("nothing was sent");
+                        assert_eq!(back.bytes_of(), message.payload);
+                        assert!(deposit.withdraw().is_none(), "once");
+                    }
+                    drop(deposit);
+                    world.enter(from, |scope| scope.detach(ticket));
+                    false
+                }
+                Given::Kept(ticket, deposit) => {
+                    waiting.push((ticket, deposit));
+                    true
+                }
+                Given::Queued(ticket) => {
+                    world.enter(from, |scope| scope.detach(ticket));
+                    true
+                }
+                Given::Done => true,
+            };
+            match request {
+                Some(ticket) if goes => asked.push(ticket),
+                Some(ticket) => world.enter(from, |scope| scope.detach(ticket)),
+                None => {}
+            }
+            if goes {
+                expected.push(message);
+            }
+        }
+        assert!(waiting.len() > CREDITS, "{} wait", waiting.len());
+        sent.extend(expected);
+        world.resume(Rank(1));
+        world.until("all that were not taken back arrive", |world| {
+            if world.random.chance(3) {
+                keeper.consume_all(world, to);
+            }
+            log.len() == sent.len()
+        });
+        for (ticket, _deposit) in waiting {
+            world.outcome(from, ticket).expect("both live");
+        }
+        for ticket in asked {
+            assert_eq!(world.outcome(from, ticket).expect("both live").as_bytes(), b"answer");
+        }
+        keeper.consume_all(&mut world, to);
+        assert!(slots(&world) < 300, "slot {} is the first that is free", slots(&world));
+    }
+    world.a_while();
+    for number in 0..3 {
+        let of = |protocol: ProtocolId| protocol == ProtocolId(number);
+        let names = ["inline", "credited", "replied"];
+        let expected = sent.iter().filter(|message| of(message.protocol)).map(|message| &message.payload);
+        let arrived = log.all();
+        let arrived = arrived.iter().filter(|got| got.protocol == names[usize::from(number)]);
+        assert!(arrived.map(|got| &got.bytes).eq(expected), "{}", names[usize::from(number)]);
+    }
+    // All of the credit is there.
+    for protocol in [1, 2].map(ProtocolId) {
+        let had = log.len();
+        for _ in 0..CREDITS {
+            world.until("there is credit", |world| {
+                keeper.consume_all(world, to);
+                let message = Message::new(Rank(1), protocol, *b"credit");
+                give(world, &message).is_none()
+            });
+        }
+        world.until("they arrive", |_| log.len() >= had + CREDITS);
+    }
+}
+
+/// With a peer end those that wait for it, and what they were to send is there.
+pub fn what_is_kept_for_a_lost_peer_can_be_taken_back<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 3, |setup| {
+        setup.config.credits = 1;
+        setup.config.fifo_slots = 1;
+    });
+    let log = Log::default();
+    for rank in world.ranks() {
+        world.register(rank, Probe::recording("inline", &log));
+        world.register(rank, Probe::recording("credited", &log).flow(Flow::Credited));
+    }
+    let from = at(Rank(0));
+    world.pause(Rank(1));
+    let mut sent = Vec::new();
+    fill(&mut world, ProtocolId(0), &mut sent);
+    // The last of each are kept, of those that are given.
+    let kept = [0, 1].map(|protocol| {
+        let kept = keep(&world, ProtocolId(protocol), &mut sent, 10);
+        kept.into_iter().zip(sent[sent.len() - 10..].to_vec())
+    });
+    world.kill(Rank(1));
+    let mut queued = 0;
+    for ((ticket, deposit), message) in kept.into_iter().flatten() {
+        let fault = world.outcome(from, ticket).expect_err("nobody was there");
+        assert_eq!(fault, Fault::PeerLost(Rank(1)));
+        match deposit.withdraw() {
+            Some(back) => assert_eq!(back.bytes_of(), message.payload),
+            // It had a place before the loss was known, and its device refused it.
+            None => queued += 1,
+        }
+    }
+    assert!(queued <= 12, "{queued} had a place, and there was credit for one of the last ten");
+}
