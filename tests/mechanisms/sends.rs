@@ -50,7 +50,7 @@ fn m_d07_several_protocols_coexist() {
                 }
             }
         }
-        soon("all messages", arrived.reach(COUNT)).await;
+        soon("all messages", arrived.reach(400)).await;
         let log = log.lock().unwrap().clone();
         for source in others(&job) {
             for protocol in 0..20 {
@@ -256,7 +256,7 @@ fn m_d15_sends_that_wait_for_credit_keep_their_order() {
         let ask = job
             .service_inline("ask", move |m, _| {
                 log.lock().unwrap().push(m.read::<u64>(0).unwrap());
-                Ok(m.bytes().into())
+                Ok(m.to_bytes().into())
             })
             .unwrap();
         if job.rank() == Rank(0) {

@@ -128,14 +128,14 @@ pub fn nothing_of_its_protocol_passes_what_is_kept_for_want_of_credit<H: Harness
     assert_eq!(sent.len(), 21, "one has its credit");
     world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), free, *b"goes on")])]);
     world.until("the other protocol goes on", |_| free_log.len() == 1);
-    for round in 0..kept.len() {
+    for (round, next) in kept.iter().enumerate() {
         world.until("the next arrives", |_| log.len() == round + 1);
-        assert!(!has_ended(&world, &kept[round]), "one credit, one message");
+        assert!(!has_ended(&world, next), "one credit, one message");
         assert!(!try_send(&world, Rank(1), ProtocolId(0), b"no credit"));
         keeper.consume_all(&mut world, to);
         if round % 2 == 0 {
             // There is credit again, which is for the next that waits.
-            world.until("it is sent", |world| has_ended(world, &kept[round]));
+            world.until("it is sent", |world| has_ended(world, next));
             assert!(!try_send(&world, Rank(1), ProtocolId(0), b"not for who tries"));
         }
     }
