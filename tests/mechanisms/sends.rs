@@ -273,10 +273,12 @@ fn m_d15_sends_that_wait_for_credit_keep_their_order() {
             });
             let mut ways: Vec<_> = ways.map(|way| Some(Box::pin(way))).collect();
             let waits = tokio::task::unconstrained(async {
-                let mut waits = 0;
+                let mut waits = 0_u64;
                 for way in &mut ways {
-                    let way = way.as_mut().unwrap();
-                    waits += u64::from(futures::poll!(way.as_mut()).is_pending());
+                    match futures::poll!(way.as_mut().unwrap().as_mut()) {
+                        std::task::Poll::Pending => waits += 1,
+                        std::task::Poll::Ready(()) => *way = None,
+                    }
                 }
                 waits
             });

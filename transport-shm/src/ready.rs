@@ -36,11 +36,17 @@ impl<W: Words> ReadySet<W> {
     /// published with a light fence behind it, so a reader that has taken the bit meanwhile and falls asleep either shows
     /// that here or finds the record when it looks once more behind its heavy fence.
     pub fn announce(&self, source: usize, ring: impl FnOnce()) {
-        if self.block.load(BITS + source / 64, Ordering::Relaxed) & 1 << (source % 64) != 0 {
+        if self.is_announced(source) {
             return;
         }
         self.block.fetch_or(BITS + source / 64, 1 << (source % 64));
         self.ring_out_of(self.block.load(ARMED, Ordering::SeqCst), ring);
+    }
+
+    /// Whether the bit of that lane is set. Only its sender sets it: [`announce`](Self::announce) has nothing to do then.
+    #[inline]
+    pub fn is_announced(&self, source: usize) -> bool {
+        self.block.load(BITS + source / 64, Ordering::Relaxed) & 1 << (source % 64) != 0
     }
 
     /// Rings the endpoint if it sleeps. What it would have to see has been published before, with a light fence behind it.

@@ -160,25 +160,26 @@ impl Scope<'_> {
     ) -> usize {
         let shape = self.state.shape;
         let peers = self.state.peers.as_mut_slice();
-        let mut left = 0;
+        let (mut left, mut sent, mut from) = (0, 0, 0);
         let mut targets = [0; AT_ONCE];
-        let (mut clear, mut sent) = (0, 0);
-        for at in 0..ranks.len() {
-            let rank = ranks[at];
-            match clear_way(peers, shape, Endpoint::new(rank, context)) {
-                Some((index, peer)) if peer.is_open(protocol) => {
-                    peer.unflushed = true;
-                    targets[clear % AT_ONCE] = index;
-                    clear += 1;
-                }
-                _ => {
-                    ranks[left] = rank;
-                    left += 1;
+        while from < ranks.len() {
+            let until = ranks.len().min(from + AT_ONCE);
+            let mut clear = 0;
+            for at in from..until {
+                let rank = ranks[at];
+                match clear_way(peers, shape, Endpoint::new(rank, context)) {
+                    Some((index, peer)) if peer.is_open(protocol) => {
+                        peer.unflushed = true;
+                        targets[clear % AT_ONCE] = index;
+                        clear += 1;
+                    }
+                    _ => {
+                        ranks[left] = rank;
+                        left += 1;
+                    }
                 }
             }
-            if clear < AT_ONCE && at + 1 < ranks.len() {
-                continue;
-            }
+            from = until;
             let targets = &mut targets[..clear];
             let refused = self.inject.word_to_each(targets, Self::wire_id(protocol), payload);
             // As many as were clear have been looked at and are not left: there is room for those of them that are.
@@ -187,7 +188,6 @@ impl Scope<'_> {
                 left += 1;
             }
             sent += (clear - refused) as u64;
-            clear = 0;
         }
         self.state.stats.messages_sent += sent;
         self.state.stats.bytes_sent += 8 * sent;

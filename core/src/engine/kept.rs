@@ -9,18 +9,19 @@ use crate::descriptor::{Descriptor, Info, Op, SourceKind};
 use crate::error::Fault;
 use crate::ids::ProtocolId;
 use crate::protocol::Flow;
+use crate::row::Row;
 use crate::slot::{Completer, Ticket, Value};
 use crate::sync::{Arc, Mutex, lock};
 use crate::wire;
 use bytes::Bytes;
-use std::collections::VecDeque;
 
 /// Where the payload is until the message is let in, or taken back.
 #[derive(Debug)]
 struct Cell(Mutex<Option<Payload<'static>>>);
 
 /// A message that the engine keeps until there is credit and room for it. Dropped, the message is taken back, unless it was let
-/// in before.
+/// in before. Its operation, and that of the request which it is, then end some time or other, as if it had gone well: whoever
+/// takes a message back does not wait for them.
 #[derive(Debug)]
 #[must_use = "the message is taken back when this is dropped"]
 pub struct Deposit(Arc<Cell>);
@@ -147,38 +148,58 @@ impl State {
     /// All that wait for credit or room towards a peer end; what was left with the engine can be taken back.
     pub(super) fn end_rows(&mut self, index: usize, fault: Fault) {
         let Some(peer) = self.peers[index].as_mut() else { return };
-        let places = std::mem::take(&mut *peer.room_waiters);
-        let waiters: Vec<VecDeque<Waiter>> =
-            peer.outgoing.iter_mut().map(|out| std::mem::take(&mut *out.waiters)).collect();
-        for place in places {
+        let mut places = std::mem::take(&mut peer.room_waiters);
+        let waiters: Vec<Row<Waiter>> =
+            peer.outgoing.iter_mut().map(|out| std::mem::take(&mut out.waiters)).collect();
+        for place in places.drain(..) {
             self.end_waiting(place.ticket, place.kept.as_deref(), fault);
         }
-        for waiter in waiters.into_iter().flatten() {
-            self.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
+        for mut waiters in waiters {
+            for waiter in waiters.drain(..) {
+                self.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
+            }
         }
     }
 
     /// Lets those who wait for a place in the queue have one each, as far as there are: whoever left its message here has that
     /// queued, the others are woken. Whether anything was queued.
     pub(super) fn hand_out_room(&mut self, index: usize) -> bool {
-        let capacity = self.config.fifo_slots;
-        let mut queued = false;
-        loop {
-            let State { peers, completer, .. } = self;
-            let Some(peer) = peers[index].as_mut() else { return queued };
-            // A place is given only when there is one even for the longest info.
-            let Some(front) = peer.room_waiters.front() else { return queued };
-            let is_next = peer.queue_is_empty() && (peer.room_granted == 0 || front.kept.is_some());
-            if peer.room(capacity) < 3 && !is_next {
-                return queued;
+        let (capacity, before) = (self.config.fifo_slots, self.stats.queued);
+        while let Some(peer) = self.peers[index].as_mut() {
+            // A place is given only when there is one even for the longest info. Nothing that is queued keeps others from going
+            // before what is kept: that is queued, then, though it is behind somebody who was promised the last place.
+            let next = match (peer.room(capacity) >= 3, peer.queue_is_empty()) {
+                (true, _) => Some(0),
+                (_, true) if peer.room_granted == 0 => Some(0),
+                (_, true) => peer.room_waiters.iter().position(|place| place.kept.is_some()),
+                _ => None,
+            };
+            let Some(place) = next.and_then(|next| peer.room_waiters.remove(next)) else { break };
+            self.give_place(index, place);
+        }
+        self.stats.queued != before
+    }
+
+    /// Queues all messages that wait for room up to the first who comes for a promise: what is queued next is not to pass them.
+    pub(super) fn let_in_all(&mut self, index: usize) {
+        while let Some(peer) = self.peers[index].as_mut()
+            && peer.room_waiters.front().is_some_and(|place| place.kept.is_some())
+            && let Some(place) = peer.room_waiters.pop_front()
+        {
+            self.give_place(index, place);
+        }
+    }
+
+    fn give_place(&mut self, index: usize, Place { ticket, kept }: Place) {
+        match kept {
+            None => {
+                let wanted = self.completer.complete_if_wanted(ticket);
+                self.peer(index).room_granted += usize::from(wanted);
             }
-            let Some(Place { ticket, kept }) = peer.room_waiters.pop_front() else { return queued };
-            match kept {
-                None if completer.complete_if_wanted(ticket) => peer.room_granted += 1,
-                None => {}
-                Some(kept) if self.let_in(index, ticket, &kept) => queued = true,
-                Some(kept) if kept.credited => self.give_credit(index, kept.number(), 1, kept.len),
-                Some(_) => {}
+            Some(kept) => {
+                if !self.let_in(index, ticket, &kept) && kept.credited {
+                    self.give_credit(index, kept.number(), 1, kept.len);
+                }
             }
         }
     }
@@ -193,11 +214,16 @@ impl State {
                 return;
             };
             let Some(front) = out.waiters.front() else { return };
+            if out.a_run_is_next {
+                return;
+            }
             let gone = front.kept.as_ref().is_some_and(|kept| kept.is_withdrawn());
             if !gone && (out.credits < front.messages || out.bytes <= 0) {
                 return;
             }
-            let Some(Waiter { ticket, messages, bytes, kept }) = out.waiters.pop_front() else { return };
+            let Some(Waiter { ticket, messages, bytes, kept, is_run }) = out.waiters.pop_front() else {
+                return;
+            };
             match kept {
                 Some(kept) if gone => end(completer, ticket, Some(&kept), Ok(())),
                 Some(mut kept) => {
@@ -210,6 +236,7 @@ impl State {
                     out.credits -= messages;
                     out.bytes -= bytes as i64;
                     out.granted += messages;
+                    out.a_run_is_next = is_run;
                 }
                 None => {}
             }
@@ -240,8 +267,12 @@ impl State {
         self.mark_busy(index);
     }
 
-    /// Queues a message. False: it was taken back, and its operation has ended.
+    /// Queues a message. False: it was taken back, or its protocol is refused meanwhile, and its operation has ended.
     fn let_in(&mut self, index: usize, ticket: Ticket, kept: &Kept) -> bool {
+        if let Some(fault) = self.peer(index).outgoing.get(kept.number()).and_then(|out| out.refused) {
+            self.end_waiting(ticket, Some(kept), fault);
+            return false;
+        }
         let Some(payload) = lock(&kept.cell.0).take() else {
             end(&mut self.completer, ticket, Some(kept), Ok(()));
             return false;
@@ -265,6 +296,13 @@ impl State {
             ticket: ticket.to_word(),
             ..Descriptor::default()
         };
+        if let Some(request) = kept.request {
+            // From now on the answer gives the credit back.
+            let protocol = ProtocolId(kept.number() as u16);
+            self.completer.set_note(request, super::send::request_note(protocol, kept.len as usize));
+        }
+        // Nobody has tried whether the device takes it, and so nobody rings when it does.
+        self.restless |= self.peer(index).queue_is_empty();
         self.stats.sent(kept.len);
         self.queue_message(index, &mut descriptor, kept.info.as_bytes(), payload);
         true

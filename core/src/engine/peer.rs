@@ -77,6 +77,8 @@ pub(crate) struct Outgoing {
     pub bytes: i64,
     pub refused: Option<Fault>,
     pub waiters: Row<Waiter>,
+    /// A run of a replay has its credit, and is about to take its place in the FIFO: those behind it do so later.
+    pub a_run_is_next: bool,
     /// Credits promised to waiters that were woken.
     pub granted: u32,
 }
@@ -89,6 +91,8 @@ pub(crate) struct Waiter {
     pub bytes: u64,
     /// The message, if it was left here.
     pub kept: Option<Box<Kept>>,
+    /// A run of a replay.
+    pub is_run: bool,
 }
 
 /// Somebody who waits for room in the queue.

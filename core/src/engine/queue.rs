@@ -100,13 +100,6 @@ impl Scope<'_> {
             if !self.state.peer(index).parked.is_empty() {
                 moved += self.pump_parked(index);
             }
-            // Who waited for room is behind what was queued, and goes as far as that did.
-            while self.state.hand_out_room(index) {
-                match self.pump_peer(index) {
-                    0 => break,
-                    more => moved += more,
-                }
-            }
             let owes = self.owes_credit(index);
             let peer = self.state.peer(index);
             let waits = !peer.stuck && (!peer.queue_is_empty() || !peer.room_waiters.is_empty());
@@ -124,8 +117,21 @@ impl Scope<'_> {
         moved
     }
 
-    /// Injects from the head of the peer's FIFO until the device has no more room.
+    /// Injects what waits for the peer until the device has no more room: what is queued, and then who waits for room behind it.
+    /// Where nothing is queued, nobody waits for room any more.
     pub(super) fn pump_peer(&mut self, index: usize) -> usize {
+        let mut moved = self.pump_queue(index);
+        while self.state.hand_out_room(index) {
+            match self.pump_queue(index) {
+                0 => break,
+                more => moved += more,
+            }
+        }
+        moved
+    }
+
+    /// Injects from the head of the peer's FIFO until the device has no more room.
+    fn pump_queue(&mut self, index: usize) -> usize {
         let mut moved = 0;
         loop {
             let Some(peer) = self.state.peers[index].as_mut() else { return moved };

@@ -149,7 +149,7 @@ impl Scope<'_> {
         if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
             out.open = false;
             if out.refused.replace(fault).is_none() {
-                for waiter in std::mem::take(&mut *out.waiters) {
+                for waiter in std::mem::take(&mut out.waiters).drain(..) {
                     self.state.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
                 }
                 if request.is_none() {

@@ -311,7 +311,11 @@ impl Scope<'_> {
         }
         let endpoint = args.target;
         let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.wait_for_credit(index, id, Waiter { ticket, messages: 1, bytes: len as u64, kept: None });
+        self.state.wait_for_credit(
+            index,
+            id,
+            Waiter { ticket, messages: 1, bytes: len as u64, kept: None, is_run: false },
+        );
         Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
     }
 
@@ -333,6 +337,7 @@ impl Scope<'_> {
                 bytes: config.credit_bytes as i64,
                 refused: None,
                 waiters: Row::default(),
+                a_run_is_next: false,
                 granted: 0,
             });
         }

@@ -235,9 +235,10 @@ pub(crate) fn own(
 /// A send. Ready when the source is reusable and the message is on its way, in order.
 ///
 /// # Order
-/// Messages to a target are handled in the order in which their sends were polled first, whether they are awaited one after
-/// the other or are under way at once: one for which there is no room waits with its payload in the order of all, and one for
-/// which there is no credit in that of its protocol, so that a receiver that is slow in one protocol holds up no others.
+/// Messages to a target are handled in the order in which their sends were begun, whether they are awaited one after the other
+/// or are under way at once: that is when they are polled first, unless Tokio's budget of the task is used up then. One for
+/// which there is no room waits with its payload in the order of all, and one for which there is no credit in that of its
+/// protocol, so that a receiver that is slow in one protocol holds up no others.
 /// [`sequential`](Self::sequential) ones are not passed by each other, either. Options that are given once it was polled change
 /// nothing.
 ///
@@ -286,7 +287,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
         Self { face, envelope, deadline: None, buffer: Some(buffer), slow: None }
     }
 
-    /// Whether it was taken, or waits to be: what it was promised meanwhile is for what it is.
+    /// Whether it was taken, or waits to be.
     fn has_begun(&self) -> bool {
         self.slow.as_ref().is_some_and(|slow| !matches!(slow.state, State::Line(None)))
     }
@@ -405,8 +406,10 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// # job.leave().await
     /// # }
     /// ```
-    pub fn try_send(self) -> Result<(), TrySendError<Buffer>> {
+    pub fn try_send(mut self) -> Result<(), TrySendError<Buffer>> {
         let line = self.is_sequential().then(|| self.face.shared().line_to(self.envelope.target));
+        // One that waits does so no longer.
+        self.take_back();
         let Some(buffer) = self.buffer else { return Err(TrySendError::Full(Buffer::copy(&[]))) };
         let _turn = match line.as_ref().map(|line| line.try_acquire()).transpose() {
             Ok(turn) => turn,

@@ -140,7 +140,9 @@ fn ask(
             return Asked::Failed(error);
         }
     };
-    scope.note_request(ticket, envelope.protocol, bytes);
+    if deposit.is_none() {
+        scope.note_request(ticket, envelope.protocol, bytes);
+    }
     Asked::Sent(deposit, Pending::new(handle(), ticket, None, deadline))
 }
 

@@ -3,7 +3,7 @@
 use super::flow::{Keeper, fill, try_send};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Deposit, Given, Payload, SendArgs, Whole};
+use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{ContextId, Fault, ProtocolId, Rank, Ticket};
 
@@ -71,6 +71,11 @@ pub fn nothing_passes_what_is_kept_for_want_of_room<H: Harness>(harness: H) {
     let kept = keep(&world, protocol, &mut sent, 30);
     let long = vec![1; world.caps().max_eager * 2];
     let most = sent.len() + 30;
+    let memory = world.memory(4096);
+    memory.write(Rank(0), 0, &[9; 40]);
+    let recorded = memory.recorded_send(Rank(1), protocol, 0, 40);
+    let pattern =
+        world.enter(from, |scope| scope.store_pattern(vec![recorded], Box::new(()))).expect("one send");
     let passes = |world: &mut World<H>, sent: &mut Vec<Message>| {
         if has_ended(world, &kept[29]) {
             return;
@@ -85,6 +90,25 @@ pub fn nothing_passes_what_is_kept_for_want_of_room<H: Harness>(harness: H) {
             let left = scope.multicast_word(&mut ranks, ContextId(0), protocol, 1);
             assert!(ranks[..left].contains(&Rank(1)), "a multicast went before it");
         });
+        // Puts empty the queue where they go over sends, and replays have what waits go before them.
+        let put = world.access(&memory, Rank(0), Rank(1), 0, Rma::Put(Payload::Borrowed(&[1; 8])));
+        if let Some(ticket) = put {
+            world.enter(from, |scope| scope.detach(ticket));
+        }
+        if has_ended(world, &kept[29]) {
+            return;
+        }
+        assert!(
+            !try_send(world, Rank(1), protocol, &long[..8]),
+            "a word went before what waits behind a put"
+        );
+        if sent.len() == most - 10 {
+            match world.enter(from, |scope| scope.replay(pattern)).expect("the peer lives") {
+                ReplayStart::Queued { ticket, .. } => world.enter(from, |scope| scope.detach(ticket)),
+                other => panic!("it passed what waits: {other:?}"),
+            }
+            sent.push(Message::new(Rank(1), protocol, [9; 40]));
+        }
         if sent.len() < most {
             let message = Message::filled(from, to, protocol, sent.len(), 0, 40);
             let behind = give(world, &message).expect("what waits is not passed");

@@ -205,6 +205,12 @@ impl<W: Words> Producer<W> {
     pub fn reader_wants_notice(&self, fence: LightFence) -> bool {
         // Between the header's store and this load; partner: the heavy fence of the reader that goes to sleep.
         fence.issue();
+        self.is_notice_wanted()
+    }
+
+    /// The same behind a fence of the caller's.
+    #[inline]
+    pub fn is_notice_wanted(&self) -> bool {
         self.control.load(NOTIFY, Ordering::Relaxed) != 0
     }
 

@@ -68,6 +68,11 @@ impl Inject for ShmPort {
     }
 
     #[inline]
+    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
+        self.tx.word_to_each(targets, protocol, payload)
+    }
+
+    #[inline]
     fn plain(&mut self, target: usize, protocol: ProtocolId, cookie: u64, payload: &[u8]) -> bool {
         self.tx.plain(target, protocol, cookie, payload)
     }

@@ -16,8 +16,8 @@ fn contiguous(bytes: usize) -> Result<Datatype> {
     Ok(Datatype::of::<u8>().contiguous(bytes as u64)?)
 }
 
-fn pattern(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at * 5 + (at >> 8)) as u8).collect()
+fn pattern(bytes: usize) -> Lines {
+    Lines::filled(bytes, |at| (at * 5 + (at >> 8)) as u8)
 }
 
 /// Whether the blocks of the second are those of the first, every second one.
@@ -85,10 +85,11 @@ impl<F: ContextFace> Bench<F> {
         let data = pattern(bytes);
         self.barrier().await?;
         if self.leads() {
-            let mut blocks = vec![0; 2 * bytes];
-            redistribute(&mut blocks, &spread, &data, &packed)?;
+            let mut blocks = Lines::zeroed(2 * bytes);
+            redistribute(&mut blocks[..], &spread, &data[..], &packed)?;
             let (source, from) = if from_blocks { (&blocks, &spread) } else { (&data, &packed) };
-            let put = || async { Ok(self.drive(window.put_typed(self.peer, &spread, source, from)).await?) };
+            let put =
+                || async { Ok(self.drive(window.put_typed(self.peer, &spread, &source[..], from)).await?) };
             figure(self.paced(bytes, put).await?);
             let there = window.get_slice(self.peer, 0, 2 * bytes).await?;
             assert!(is_spread(&there, &data, block), "a put was damaged");
@@ -111,16 +112,16 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await?;
         let mut round = 0;
         if self.leads() {
-            let (mut blocks, mut buffer) = (vec![0; 2 * bytes], vec![0; bytes]);
-            redistribute(&mut blocks, &spread, &data, &packed)?;
+            let (mut blocks, mut buffer) = (Lines::zeroed(2 * bytes), Lines::zeroed(bytes));
+            redistribute(&mut blocks[..], &spread, &data[..], &packed)?;
             let mut pace = Pace::new(bytes, self.time);
             while pace.goes_on() {
                 round += 1;
                 let source = if from_blocks {
-                    redistribute(&mut buffer, &packed, &blocks, &spread)?;
-                    &buffer
+                    redistribute(&mut buffer[..], &packed, &blocks[..], &spread)?;
+                    &buffer[..]
                 } else {
-                    &data
+                    &data[..]
                 };
                 staging.put_signal(self.peer, 0, source, signals.signal_add(count, 1)).await?;
                 signals.wait_until_on(&self.face, count, |unpacked| unpacked >= round).await?;
@@ -159,7 +160,7 @@ impl<F: ContextFace> Bench<F> {
             let start = Instant::now();
             let mut count = 0u64;
             let more = std::iter::from_fn(|| (start.elapsed() < self.time).then_some(()));
-            let puts = more.map(|()| window.put_typed(self.peer, &to, &data, &from));
+            let puts = more.map(|()| window.put_typed(self.peer, &to, &data[..], &from));
             let mut puts = futures::stream::iter(puts).buffered(in_flight(self.size));
             while let Some(put) = puts.next().await {
                 put?;
@@ -183,7 +184,7 @@ impl<F: ContextFace> Bench<F> {
         if self.leads() {
             let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
             let put = || async {
-                let put = window.put_typed_with(&thresholds, self.peer, &to, &data, &from);
+                let put = window.put_typed_with(&thresholds, self.peer, &to, &data[..], &from);
                 Ok(self.drive(put).await?)
             };
             figure(self.paced(ALL, put).await?);
@@ -197,19 +198,18 @@ impl<F: ContextFace> Bench<F> {
     /// A copy from one layout to another within the process.
     async fn copied(
         &self,
-        (to, to_len): (&Layout<'_>, usize),
-        (from, from_len): (&Layout<'_>, usize),
+        (to, target): (&Layout<'_>, &mut [u8]),
+        (from, source): (&Layout<'_>, &mut [u8]),
         verify: impl Fn(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
-        let source = pattern(from_len);
-        let mut target = vec![0; to_len];
+        source.copy_from_slice(&pattern(source.len()));
         let bytes = from.size().unwrap_or_default() as usize;
         let mut copy = || {
-            let (into, out_of) = (std::hint::black_box(&mut target[..]), std::hint::black_box(&source));
+            let (into, out_of) = (std::hint::black_box(&mut *target), std::hint::black_box(&*source));
             redistribute(into, to, out_of, from).map(|_| ())
         };
         figure(self.paced(bytes, || std::future::ready(copy().map_err(Into::into))).await?);
-        assert!(verify(&target, &source), "a copy is wrong");
+        assert!(verify(target, source), "a copy is wrong");
         self.barrier().await
     }
 
@@ -217,7 +217,9 @@ impl<F: ContextFace> Bench<F> {
         let (block, bytes) = (self.size, self.size * self.count);
         let (from, to) = (contiguous(bytes)?, strided(self.count, block)?);
         let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
-        self.copied((&to, 2 * bytes), (&from, bytes), |there, data| is_spread(there, data, block)).await
+        let (mut target, mut source) = (Lines::zeroed(2 * bytes), Lines::zeroed(bytes));
+        let verify = |there: &[u8], data: &[u8]| is_spread(there, data, block);
+        self.copied((&to, &mut target), (&from, &mut source), verify).await
     }
 
     /// Contiguous words to blocks of a few of them at irregular places.
@@ -237,7 +239,8 @@ impl<F: ContextFace> Bench<F> {
                 there[at * 8..].starts_with(block)
             })
         };
-        self.copied((&to, end * 8), (&from, words * 8), verify).await
+        let (mut target, mut source) = (vec![0; end * 8], vec![0; words * 8]);
+        self.copied((&to, &mut target), (&from, &mut source), verify).await
     }
 
     /// The columns of a matrix of 10 × 10 numbers become rows.
@@ -259,6 +262,7 @@ impl<F: ContextFace> Bench<F> {
                 element(there, row, column) == element(data, column, row)
             })
         };
-        self.copied((&to, bytes), (&from, bytes), verify).await
+        let (mut target, mut source) = (vec![0; bytes], vec![0; bytes]);
+        self.copied((&to, &mut target), (&from, &mut source), verify).await
     }
 }

@@ -50,7 +50,7 @@ impl<F: ContextFace> Bench<F> {
             count.add(1);
         })?;
         let (ping, stop) = (ping.with_face(&self.face), self.counting("stop")?);
-        let data = Bytes::from((0..self.size).map(|i| (i * 7) as u8).collect::<Vec<u8>>());
+        let data = Lines::filled(self.size, |at| (at * 7) as u8).into_bytes();
         let batch_len = ((8 << 20) / self.size.max(1)).clamp(8, 1000) as u64;
         self.barrier().await?;
         let mut round = 0u64;
@@ -170,7 +170,7 @@ impl<F: ContextFace> Bench<F> {
         let message = message.with_face(&self.face);
         let (total, told, sent) = self.counting("total")?;
         self.barrier().await?;
-        let data: Vec<u8> = (0..self.size).map(|i| (i * 7) as u8).collect();
+        let data = Lines::filled(self.size, |at| (at * 7) as u8).into_bytes();
         let one: u64 = data.chunks_exact(8).fold(0, |sum, word| {
             u64::wrapping_add(sum, u64::from_ne_bytes(word.try_into().unwrap_or_default()))
         });

@@ -3,6 +3,7 @@
 mod atomics;
 mod collectives;
 mod layouts;
+mod lines;
 mod memory;
 mod messages;
 mod patterns;
@@ -12,6 +13,7 @@ use super::{Face, Runtime};
 use crate::say::say;
 use clap::Args;
 use futures::stream::{FuturesOrdered, StreamExt};
+use lines::Lines;
 use patterns::Sends;
 use posthaste::components::core::Face as ContextFace;
 use posthaste::datatype::Thresholds;

@@ -138,6 +138,13 @@ impl Scope<'_> {
             }
             moved += 1;
         }
+        // Whoever was woken has been looked at, and those behind it may follow.
+        let count = self.state.peers[index].as_ref().map_or(0, |peer| peer.outgoing.len());
+        for number in 0..count {
+            if std::mem::take(&mut self.state.peer(index).outgoing[number].a_run_is_next) {
+                self.state.hand_out_credit(index, number);
+            }
+        }
         moved
     }
 
@@ -184,7 +191,8 @@ impl Scope<'_> {
                     Err(Fault::OutOfMemory(_)) => return Ok(false),
                     ticket => ticket?,
                 };
-                let waiter = Waiter { ticket, messages: need.messages, bytes: need.bytes, kept: None };
+                let waiter =
+                    Waiter { ticket, messages: need.messages, bytes: need.bytes, kept: None, is_run: true };
                 self.state.wait_for_credit(index, need.protocol.index(), waiter);
                 parked.waiter = Some(ticket);
                 continue;

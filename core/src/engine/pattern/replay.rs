@@ -213,6 +213,8 @@ impl Scope<'_> {
 
     /// A run takes its place in the FIFO of its target.
     fn queue_jump(&mut self, index: usize, jump: &Descriptor) {
+        // It has no longer a row than it ends: what waits for room goes before it.
+        self.state.let_in_all(index);
         self.state.gates.queued(jump.rank, 1);
         self.state.stats.queued += 1;
         let peer = self.state.peer(index);

@@ -50,6 +50,8 @@ pub(super) struct Tx {
     wrote: Option<Endpoint>,
     /// Bytes of the last loan.
     lent: u64,
+    /// This endpoint's index in the job.
+    me: usize,
 }
 
 pub(super) struct TxLane {
@@ -57,6 +59,8 @@ pub(super) struct TxLane {
     ready: ReadySet<SharedWords>,
     rank: Rank,
     dead: bool,
+    /// The reader's process is watched, or need not be.
+    watched: bool,
     room: Room,
     /// Pages that the reader may look at.
     grants: Grants,
@@ -64,6 +68,19 @@ pub(super) struct TxLane {
 }
 
 impl TxLane {
+    /// Whether the reader was told already of this side's records, and has not looked for them since.
+    #[inline]
+    fn is_announced(&self, me: usize) -> bool {
+        self.watched && self.ready.is_announced(me)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn announce(&mut self, me: usize, home: &ClientLink) {
+        self.ready.announce(me, || home.link.ring(self.rank));
+        self.watched = home.link.watch(self.rank);
+    }
+
     /// Writes a short record with a payload out of shared memory; false: no room.
     #[inline]
     fn push_shared(&mut self, send: &Descriptor, info: &[u8], payload: SharedSlice) -> bool {
@@ -112,6 +129,7 @@ impl Tx {
             full: None,
             wrote: None,
             lent: 0,
+            me: layout.shape.index(home.me),
             home,
         }
     }
@@ -187,12 +205,13 @@ impl Tx {
         producer.set_waiting(home.waits_for_room.load(Ordering::Relaxed));
         posthaste_core::failpoint!("lane.create.open");
         tracing::debug!(me = %home.me, %to, "lane opened");
-        home.link.watch(to.rank);
+        let watched = home.link.watch(to.rank);
         self.lanes[index] = Some(Box::new(TxLane {
             producer,
             ready: home.ready_set(to),
             rank: to.rank,
             dead: home.link.is_gone(to.rank),
+            watched,
             room: Room::default(),
             grants: Grants::new(self.pool.size()),
             nearness: Nearness::default(),
@@ -200,18 +219,13 @@ impl Tx {
         Ok(())
     }
 
-    #[cold]
-    fn announce_to(&self, index: usize) {
-        if let Some(lane) = &self.lanes[index] {
-            Self::announce(&self.home, lane);
+    #[inline]
+    fn announce_to(&mut self, index: usize) {
+        if let Some(lane) = &mut self.lanes[index]
+            && !lane.is_announced(self.me)
+        {
+            lane.announce(self.me, &self.home);
         }
-    }
-
-    #[cold]
-    fn announce(home: &ClientLink, lane: &TxLane) {
-        let me = home.link.arena.layout().shape.index(home.me);
-        lane.ready.announce(me, || home.link.ring(lane.rank));
-        home.link.watch(lane.rank);
     }
 
     #[inline]
@@ -536,6 +550,33 @@ impl Inject for Tx {
         }
         self.refuse(target);
         false
+    }
+
+    /// All are written before any reader is looked at for whether it wants to be told: what it says lies in a line of its own.
+    fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
+        let mut refused = 0;
+        for at in 0..targets.len() {
+            let target = targets[at];
+            let written = match self.lanes.get_mut(target) {
+                Some(Some(lane)) => !lane.dead && lane.producer.push_word(protocol.0, 0, payload),
+                _ => false,
+            };
+            if !written {
+                self.refuse(target);
+                targets.swap(refused, at);
+                refused += 1;
+            }
+        }
+        self.fence.issue();
+        for &target in &targets[refused..] {
+            if let Some(Some(lane)) = self.lanes.get_mut(target)
+                && lane.producer.is_notice_wanted()
+                && !lane.is_announced(self.me)
+            {
+                lane.announce(self.me, &self.home);
+            }
+        }
+        refused
     }
 
     #[inline]
