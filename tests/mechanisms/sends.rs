@@ -2,7 +2,7 @@
 
 use crate::support::{Random, is_payload, options, others, payload, run, soon};
 use futures::StreamExt;
-use posthaste::{Bytes, CallError, Fault, Fill, First, Message, Rank, Scope, SendError};
+use posthaste::{Bytes, CallError, Fault, Fill, First, Message, Rank, Scope, SendError, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -470,6 +470,37 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
         if job.rank() == Rank(1) {
             assert_eq!(*seen.lock().unwrap(), (0..COUNT).collect::<Vec<_>>());
         }
+    });
+}
+
+/// What waits for credit with the engine is taken back by whoever tries to send it, or asks for its payload.
+#[test]
+fn a_send_that_waits_gives_its_payload_back() {
+    run(1, options().env("POSTHASTE_CREDITS", "1"), async |job| {
+        let (credited, mut stream) = job.stream("credited").unwrap();
+        let me = job.rank();
+        credited.send(me, b"takes the credit").await.unwrap();
+        let long = payload(3, 5000);
+        for bytes in [b"short".to_vec(), long.clone()] {
+            let mut tried = credited.send(me, bytes.clone());
+            let mut asked = credited.send(me, bytes.clone());
+            assert!(futures::poll!(&mut tried).is_pending() && futures::poll!(&mut asked).is_pending());
+            match tried.try_send() {
+                Err(TrySendError::Full(back)) => assert_eq!(back.into_bytes(), bytes),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(asked.into_payload().map(|back| back.into_bytes()), Some(bytes.clone().into()));
+            let late = credited.send(me, bytes.clone()).deadline(Duration::from_millis(20));
+            let mut late = std::pin::pin!(late);
+            assert_eq!(late.as_mut().await, Err(SendError::Fault(Fault::DeadlineExceeded)));
+        }
+        let last = credited.send(me, long.clone());
+        let (sent, _) = tokio::join!(last, async {
+            let first = stream.next().await.unwrap();
+            assert_eq!(first.text(), "takes the credit");
+        });
+        sent.unwrap();
+        assert_eq!(soon("the last", stream.next()).await.unwrap().bytes(), long);
     });
 }
 

@@ -290,17 +290,13 @@ pub fn what_is_taken_back_is_never_sent_and_costs_nothing<H: Harness>(harness: H
         let arrived = arrived.iter().filter(|got| got.protocol == names[usize::from(number)]);
         assert!(arrived.map(|got| &got.bytes).eq(expected), "{}", names[usize::from(number)]);
     }
-    // All of the credit is there.
+    // All of the credit is there: so many arrive, though nothing is consumed or answered.
     for protocol in [1, 2].map(ProtocolId) {
         let had = log.len();
         for _ in 0..CREDITS {
-            world.until("there is credit", |world| {
-                keeper.consume_all(world, to);
-                let message = Message::new(Rank(1), protocol, *b"credit");
-                give(world, &message).is_none()
-            });
+            std::mem::forget(give(&world, &Message::new(Rank(1), protocol, *b"credit")));
         }
-        world.until("they arrive", |_| log.len() >= had + CREDITS);
+        world.until("as many arrive as there is credit", |_| log.len() >= had + CREDITS);
     }
 }
 
