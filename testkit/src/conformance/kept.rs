@@ -333,3 +333,38 @@ pub fn what_is_kept_for_a_lost_peer_can_be_taken_back<H: Harness>(harness: H) {
     }
     assert!(queued <= 12, "{queued} had a place, and there was credit for one of the last ten");
 }
+
+/// A replay waits for credit, and a message of the same protocol behind it: both get theirs at once, and stay in their order.
+pub fn what_is_kept_behind_a_replay_stays_behind_it<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = 2);
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("credited", &log));
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let memory = world.memory(4096);
+    memory.write(Rank(0), 0, b"replayed");
+    let recorded = memory.recorded_send(Rank(1), ProtocolId(0), 0, 8);
+    let pattern =
+        world.enter(from, |scope| scope.store_pattern(vec![recorded], Box::new(()))).expect("one send");
+    let mut sent = Vec::new();
+    for number in 0..20 {
+        let message = |name: &str| Message::new(Rank(1), ProtocolId(0), format!("{name} {number}"));
+        let first = [message("one"), message("two")];
+        world.send_all(&mut [Outbox::new(from, first.clone())]);
+        sent.extend(first);
+        let replay = world.enter(from, |scope| scope.replay(pattern)).expect("the peer lives");
+        let ReplayStart::Queued { ticket, .. } = replay else { panic!("there is no credit: {replay:?}") };
+        world.a_while();
+        let behind = message("behind it");
+        let kept = give(&world, &behind).expect("there is no credit");
+        sent.extend([Message::new(Rank(1), ProtocolId(0), *b"replayed"), behind]);
+        world.until("both arrive", |_| log.len() == sent.len() - 2);
+        keeper.consume_all(&mut world, to);
+        world.until("all arrive", |_| log.len() == sent.len());
+        world.outcome(from, ticket).expect("both live");
+        world.outcome(from, kept.0).expect("both live");
+        keeper.consume_all(&mut world, to);
+    }
+    log.check(from, to, &sent);
+}
