@@ -237,6 +237,8 @@ impl State {
                     out.bytes -= bytes as i64;
                     out.granted += messages;
                     out.a_run_is_next = is_run;
+                    // Nobody rings when it may go on.
+                    self.restless |= is_run;
                 }
                 None => {}
             }

@@ -77,7 +77,8 @@ pub(crate) struct Outgoing {
     pub bytes: i64,
     pub refused: Option<Fault>,
     pub waiters: Row<Waiter>,
-    /// A run of a replay has its credit, and is about to take its place in the FIFO: those behind it do so later.
+    /// A run of a replay was given this credit, and is about to be looked at: those behind it are let in afterwards. If it waits
+    /// for the credit of another protocol still, they go before it.
     pub a_run_is_next: bool,
     /// Credits promised to waiters that were woken.
     pub granted: u32,
@@ -113,6 +114,7 @@ impl Outgoing {
             && self.bytes > 0
             && self.refused.is_none()
             && self.waiters.is_empty()
+            && !self.a_run_is_next
     }
 }
 

@@ -301,7 +301,7 @@ impl Scope<'_> {
             out.granted -= 1;
             return Ok(None);
         }
-        if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() {
+        if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() && !out.a_run_is_next {
             out.credits -= 1;
             out.bytes -= len as i64;
             return Ok(None);

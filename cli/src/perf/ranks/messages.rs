@@ -177,7 +177,7 @@ impl<F: ContextFace> Bench<F> {
         if self.leads() {
             // As a program would: borrowed where it is copied at once, owned where it may have to wait.
             let borrows = !owned && self.maps() && self.size <= BORROWED;
-            let owned = Bytes::copy_from_slice(&data);
+            let owned = data.clone();
             let mut count = 0u64;
             // The limit's clock starts when all memory has been used once, too.
             let mut start = Instant::now();
