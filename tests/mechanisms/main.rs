@@ -17,6 +17,7 @@ mod fifos;
 mod memory;
 mod multisend;
 mod one_host;
+mod order;
 mod pages;
 mod recorded;
 mod reductions;

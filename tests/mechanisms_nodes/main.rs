@@ -28,6 +28,8 @@ mod levels;
 mod memory;
 #[path = "../mechanisms/multisend.rs"]
 mod multisend;
+#[path = "../mechanisms/order.rs"]
+mod order;
 #[path = "../mechanisms/recorded.rs"]
 mod recorded;
 #[path = "../mechanisms/reductions.rs"]

@@ -27,6 +27,8 @@ mod fifos;
 mod memory;
 #[path = "../mechanisms/multisend.rs"]
 mod multisend;
+#[path = "../mechanisms/order.rs"]
+mod order;
 #[path = "../mechanisms/recorded.rs"]
 mod recorded;
 #[path = "../mechanisms/reductions.rs"]

@@ -280,12 +280,7 @@ impl State {
             return false;
         };
         let target = self.shape.endpoint(index);
-        let payload = match payload {
-            Payload::Loan(loan) if !self.lends(&loan, target.rank) => {
-                Payload::Owned(Bytes::from(loan.memory().to_vec()))
-            }
-            payload => payload,
-        };
+        let payload = self.as_it_goes(payload, target.rank);
         let mut descriptor = Descriptor {
             op: Op::Send,
             source_kind: SourceKind::Borrowed,

@@ -456,12 +456,7 @@ impl Scope<'_> {
         let len = payload.len();
         let eager = self.state.eager;
         let target = self.state.shape.endpoint(index);
-        let payload = match payload {
-            Payload::Loan(loan) if !self.state.lends(&loan, target.rank) => {
-                Payload::Owned(Bytes::from(loan.memory().to_vec()))
-            }
-            payload => payload,
-        };
+        let payload = self.state.as_it_goes(payload, target.rank);
         let State { peers, table, .. } = &mut *self.state;
         let mut descriptor = Descriptor {
             op: Op::Send,

@@ -1,7 +1,8 @@
 //! Everything of a context that is not the device's.
 
 use super::{
-    EngineConfig, ErrorHandler, Gates, Turn, dispatch, fifos, pattern, peer, queue, rendezvous, watch,
+    EngineConfig, ErrorHandler, Gates, Payload, Turn, dispatch, fifos, pattern, peer, queue, rendezvous,
+    watch,
 };
 use crate::caps::Caps;
 use crate::control::Controls;
@@ -104,6 +105,15 @@ impl State {
     #[inline]
     pub(super) fn lends(&self, loan: &Loan, to: Rank) -> bool {
         loan.lender() == self.lender && self.routes.of(to).loans
+    }
+
+    /// The payload, but for a loan that is not this context's to send to that rank: its bytes are copied.
+    #[inline]
+    pub(super) fn as_it_goes<'p>(&self, payload: Payload<'p>, to: Rank) -> Payload<'p> {
+        match payload {
+            Payload::Loan(loan) if !self.lends(&loan, to) => Payload::Owned(loan.memory().to_vec().into()),
+            payload => payload,
+        }
     }
 
     #[inline]

@@ -5,7 +5,7 @@ use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{ControlSent, Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::ids::ControlId;
 use posthaste_core::protocol::{Credit, Flow};
-use posthaste_core::{Endpoint, ProtocolId, Rank, Value};
+use posthaste_core::{Endpoint, ProtocolId, Rank};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -39,22 +39,29 @@ pub(super) fn fill<H: Harness>(world: &mut World<H>, protocol: ProtocolId, sent:
     }
 }
 
-/// Who waits for a peer that does nothing and gives that up, again and again, takes nothing along: neither of what others use
-/// nor of what waits for the peer.
-pub fn who_gives_up_waiting_takes_nothing_along<H: Harness>(harness: H) {
+/// Three ranks, of which rank 1 does nothing, and rank 0 has sent that one as much of protocol 0 as there is room for; protocol 1
+/// takes credit, of which there is one.
+pub(super) fn with_a_full_lane<H: Harness>(harness: H, fifo_slots: usize) -> (World<H>, Log, Vec<Message>) {
     let mut world = World::with(harness, 3, |setup| {
         setup.config.credits = 1;
-        setup.config.fifo_slots = 8;
+        setup.config.fifo_slots = fifo_slots;
     });
     let log = Log::default();
     for rank in world.ranks() {
         world.register(rank, Probe::recording("inline", &log));
         world.register(rank, Probe::recording("credited", &log).flow(Flow::Credited));
     }
-    let from = at(Rank(0));
     world.pause(Rank(1));
     let mut sent = Vec::new();
     fill(&mut world, ProtocolId(0), &mut sent);
+    (world, log, sent)
+}
+
+/// Who waits for a peer that does nothing and gives that up, again and again, takes nothing along: neither of what others use
+/// nor of what waits for the peer.
+pub fn who_gives_up_waiting_takes_nothing_along<H: Harness>(harness: H) {
+    let (mut world, log, _) = with_a_full_lane(harness, 8);
+    let from = at(Rank(0));
     let begin = |world: &World<H>, number: u64| {
         let args = SendArgs {
             target: at(Rank(1)),
@@ -77,16 +84,9 @@ pub fn who_gives_up_waiting_takes_nothing_along<H: Harness>(harness: H) {
         }
     };
     (0..2000).for_each(|number| begin(&world, number));
-    let held = |world: &World<H>| {
-        world.enter(from, |scope| {
-            let ticket = scope.operation(None).expect("it is open");
-            scope.complete(ticket, Ok(Value::Unit));
-            scope.detach(ticket);
-            ticket.to_word() as u32
-        })
-    };
     (0..20_000).for_each(|number| begin(&world, number));
-    assert!(held(&world) < 2000, "slot {} is the first that is free", held(&world));
+    let free = world.first_free_slot(from);
+    assert!(free < 2000, "slot {free} is the first that is free");
     // It goes on where it was.
     world.resume(Rank(1));
     world.send_all(&mut [Outbox::new(from, [Message::new(Rank(1), ProtocolId(0), *b"the last")])]);

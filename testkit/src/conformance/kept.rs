@@ -1,6 +1,6 @@
 //! Messages that wait with the engine, for room or for credit: nothing passes them, and whoever gave them may take them back.
 
-use super::flow::{Keeper, fill, try_send};
+use super::flow::{Keeper, fill, try_send, with_a_full_lane};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
@@ -196,14 +196,6 @@ pub fn what_is_taken_back_is_never_sent_and_costs_nothing<H: Harness>(harness: H
         world.register(rank, replied.flow(Flow::Replied));
     }
     let (from, to) = (at(Rank(0)), at(Rank(1)));
-    let slots = |world: &World<H>| {
-        world.enter(from, |scope| {
-            let ticket = scope.operation(None).expect("it is open");
-            scope.complete(ticket, Ok(posthaste_core::Value::Unit));
-            scope.detach(ticket);
-            ticket.to_word() as u32
-        })
-    };
     let mut sent = Vec::new();
     for round in 0..20 {
         world.pause(Rank(1));
@@ -279,7 +271,8 @@ pub fn what_is_taken_back_is_never_sent_and_costs_nothing<H: Harness>(harness: H
             assert_eq!(world.outcome(from, ticket).expect("both live").as_bytes(), b"answer");
         }
         keeper.consume_all(&mut world, to);
-        assert!(slots(&world) < 300, "slot {} is the first that is free", slots(&world));
+        let free = world.first_free_slot(from);
+        assert!(free < 300, "slot {free} is the first that is free");
     }
     world.a_while();
     for number in 0..3 {
@@ -302,19 +295,8 @@ pub fn what_is_taken_back_is_never_sent_and_costs_nothing<H: Harness>(harness: H
 
 /// With a peer end those that wait for it, and what they were to send is there.
 pub fn what_is_kept_for_a_lost_peer_can_be_taken_back<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 3, |setup| {
-        setup.config.credits = 1;
-        setup.config.fifo_slots = 1;
-    });
-    let log = Log::default();
-    for rank in world.ranks() {
-        world.register(rank, Probe::recording("inline", &log));
-        world.register(rank, Probe::recording("credited", &log).flow(Flow::Credited));
-    }
+    let (mut world, _log, mut sent) = with_a_full_lane(harness, 1);
     let from = at(Rank(0));
-    world.pause(Rank(1));
-    let mut sent = Vec::new();
-    fill(&mut world, ProtocolId(0), &mut sent);
     // The last of each are kept, of those that are given.
     let kept = [0, 1].map(|protocol| {
         let kept = keep(&world, ProtocolId(protocol), &mut sent, 10);

@@ -152,6 +152,16 @@ impl<H: Harness> World<H> {
         outcome.expect("just seen")
     }
 
+    /// The number of the completion slot that the next operation of an endpoint takes.
+    pub fn first_free_slot(&self, endpoint: Endpoint) -> u32 {
+        self.enter(endpoint, |scope| {
+            let ticket = scope.operation(None).expect("it is open");
+            scope.complete(ticket, Ok(posthaste_core::Value::Unit));
+            scope.detach(ticket);
+            ticket.to_word() as u32
+        })
+    }
+
     /// Steps until the future is ready.
     pub fn run<F: Future>(&mut self, what: &str, future: F) -> F::Output {
         let mut future = pin!(future);

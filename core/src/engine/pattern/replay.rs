@@ -447,8 +447,7 @@ impl Scope<'_> {
         {
             if let (Op::Send, Some(number)) = (recorded.op, recorded.protocol.0.checked_sub(wire::FIRST_USER))
             {
-                self.state.stats.messages_sent -= 1;
-                self.state.stats.bytes_sent -= recorded.len;
+                self.uncount(recorded.len);
                 self.state.give_credit(index, usize::from(number), 1, recorded.len);
             }
             at += 1 + info_slots(usize::from(recorded.info_len)) as u64;
