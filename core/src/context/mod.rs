@@ -281,6 +281,17 @@ impl Shared {
         }
     }
 
+    /// Events so far, and tasks that were started. For the owner; nothing is done, not even what was posted.
+    #[inline]
+    fn counts(&self) -> (u64, u32) {
+        self.cell.adopt().map_or((0, 0), |mut guard| {
+            let engine = guard.get();
+            let counts = (engine.stats().events, engine.starts());
+            guard.keep();
+            counts
+        })
+    }
+
     /// The token of an owner that lends it. Nothing is done before what was posted earlier.
     #[cold]
     fn enter_borrowed<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {

@@ -423,6 +423,7 @@ pub struct Drive<'f, F, T> {
 impl<F: Face, T: Future> Future for Drive<'_, F, T> {
     type Output = T::Output;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<T::Output> {
         let this = self.project();
         let (face, mut future) = (*this.face, this.future);
@@ -431,8 +432,7 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
         }
         for _ in 0..BUSY_ROUNDS {
             let shared = face.shared();
-            let before = face.enter(|engine| (engine.stats().events, engine.starts()));
-            let (events, starts) = before.unwrap_or_default();
+            let (events, starts) = shared.counts();
             let lent = shared.cell.lend();
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(value);

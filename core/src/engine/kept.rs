@@ -180,11 +180,12 @@ impl State {
         self.stats.queued != before
     }
 
-    /// Queues all messages that wait for room up to the first who comes for a promise: what is queued next is not to pass them.
+    /// Queues all messages that wait for room: what is queued next is not to pass them. Those who come for a promise are passed, as
+    /// they are in no order with anybody.
     pub(super) fn let_in_all(&mut self, index: usize) {
         while let Some(peer) = self.peers[index].as_mut()
-            && peer.room_waiters.front().is_some_and(|place| place.kept.is_some())
-            && let Some(place) = peer.room_waiters.pop_front()
+            && let Some(first) = peer.room_waiters.iter().position(|place| place.kept.is_some())
+            && let Some(place) = peer.room_waiters.remove(first)
         {
             self.give_place(index, place);
         }

@@ -3,7 +3,7 @@
 use super::flow::{Keeper, fill, try_send, with_a_full_lane};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
+use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Sent, Wait, Whole};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{ContextId, Fault, ProtocolId, Rank, Ticket};
 
@@ -348,5 +348,58 @@ pub fn what_is_kept_behind_a_replay_stays_behind_it<H: Harness>(harness: H) {
         world.outcome(from, kept.0).expect("both live");
         keeper.consume_all(&mut world, to);
     }
+    log.check(from, to, &sent);
+}
+
+/// What comes again for a promised place stands first in the row, and what is kept behind it: a replay goes before the one, which is
+/// in no order with it, and not before the other.
+pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 1);
+    let (log, promised) = (Log::default(), Log::default());
+    let protocol = world.record("row", &log);
+    let other = world.record("promised", &promised);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let known = [Message::new(Rank(1), other, *b"known"), Message::new(Rank(1), protocol, *b"known by")];
+    let mut sent = vec![known[1].clone()];
+    world.send_all(&mut [Outbox::new(from, known)]);
+    world.until("it knows both protocols", |_| log.len() == 1 && promised.len() == 1);
+    let memory = world.memory(4096);
+    memory.write(Rank(0), 0, &[9; 40]);
+    let recorded = memory.recorded_send(Rank(1), protocol, 0, 40);
+    let pattern =
+        world.enter(from, |scope| scope.store_pattern(vec![recorded], Box::new(()))).expect("one send");
+    world.pause(Rank(1));
+    fill(&mut world, protocol, &mut sent);
+    let args = SendArgs { target: to, protocol: other, cookie: 0, info: &[], relaxed: false };
+    let mut queued = 0;
+    let (ticket, wait) = loop {
+        let promise =
+            world.enter(from, |scope| match scope.send(&args, Payload::Borrowed(b"promised"), Wait::Await) {
+                Ok(Sent::Later(ticket, wait, _)) => Some((ticket, wait)),
+                Ok(Sent::Queued(ticket)) => {
+                    scope.detach(ticket);
+                    None
+                }
+                other => panic!("there is room: {other:?}"),
+            });
+        match promise {
+            Some(promise) => break promise,
+            None => queued += 1,
+        }
+        assert!(queued < 1000, "no end of room");
+    };
+    let kept = keep(&world, protocol, &mut sent, 4);
+    match world.enter(from, |scope| scope.replay(pattern)).expect("the peer lives") {
+        ReplayStart::Queued { ticket, .. } => world.enter(from, |scope| scope.detach(ticket)),
+        other => panic!("it passed what waits: {other:?}"),
+    }
+    sent.push(Message::new(Rank(1), protocol, [9; 40]));
+    assert!(kept.iter().all(|(_, deposit)| deposit.withdraw().is_none()), "it went before what is kept");
+    world.resume(Rank(1));
+    world.until("all arrive", |_| log.len() == sent.len());
+    world.outcome(from, ticket).expect("both live");
+    let again = world.enter(from, |scope| scope.send(&args, Payload::Borrowed(b"promised"), wait).is_ok());
+    assert!(again, "a place was promised");
+    world.until("what was promised is kept, too", |_| promised.len() == queued + 2);
     log.check(from, to, &sent);
 }

@@ -145,6 +145,7 @@ macro_rules! conformance_suite {
             kept::what_is_taken_back_is_never_sent_and_costs_nothing,
             kept::what_is_kept_for_a_lost_peer_can_be_taken_back,
             kept::what_is_kept_behind_a_replay_stays_behind_it,
+            kept::a_replay_passes_nothing_that_is_kept_behind_a_promise,
             requests::every_request_is_answered_with_its_own_answer,
             requests::one_credit_allows_one_outstanding_request,
             requests::a_panicking_handler_is_reported_and_the_rank_goes_on,

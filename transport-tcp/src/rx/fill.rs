@@ -14,11 +14,12 @@ use std::net::TcpStream;
 /// a part of a word, and the kernel writes bytes.
 const DIRECT: usize = 4 << 10;
 /// So are slices of this mean length. Of shorter ones, what the kernel does for each costs more than a copy out of a near cache.
+/// Less than the 1 KiB from which on that holds: of slices of 1 KiB the first has less left once a part of it is full.
 #[cfg(all(unix, not(feature = "portable")))]
-const SCATTERED: usize = 1 << 10;
+const SCATTERED: usize = 768;
 /// Bytes of slices that are named to the kernel at once: it looks at all of them, however little there is to read.
 #[cfg(all(unix, not(feature = "portable")))]
-const AT_ONCE: usize = 512 << 10;
+const AT_ONCE: usize = 128 << 10;
 
 /// A payload that arrives piece by piece.
 pub(super) enum Fill {
@@ -47,6 +48,11 @@ impl Fill {
     /// Whether it is part of what this side has asked for.
     pub fn is_answer(&self) -> bool {
         matches!(self, Fill::Answer { .. } | Fill::Memory { put: false, .. })
+    }
+
+    /// It goes to many places, which takes this side longer than it takes the other one to send it.
+    pub fn is_scattered(&self) -> bool {
+        matches!(self, Fill::Placed { slices, full, .. } if slices.len() - full > 1)
     }
 
     /// Takes as much as it misses; returns how much.

@@ -235,8 +235,9 @@ impl RxLink {
     }
 
     /// Much is missing of a payload, or of the get that it is a part of, and what comes during a rest has room in the kernel.
+    /// Of one that goes to many places this side is the one that is waited for.
     fn is_amid(&self, index: usize, tx: &Tx) -> bool {
-        let Some(fill) = &self.fill else { return false };
+        let Some(fill) = self.fill.as_ref().filter(|fill| !fill.is_scattered()) else { return false };
         let behind = if fill.is_answer() { tx.behind_part(index) } else { 0 };
         fill.missing() + behind >= AMID && tx.hub.limits.socket_buffers.is_none_or(|bytes| bytes >= AMID)
     }

@@ -15,9 +15,9 @@ impl<F: ContextFace> Bench<F> {
         let mut round = 0u64;
         if self.leads() {
             let payload = |word: u64| {
-                let mut payload = vec![3; self.size];
+                let mut payload = Lines::filled(self.size, |_| 3);
                 payload[..8].copy_from_slice(&word.to_ne_bytes());
-                Bytes::from(payload)
+                payload.into_bytes()
             };
             let data = payload(0);
             let mut samples = Vec::new();

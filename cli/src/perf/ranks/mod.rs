@@ -15,7 +15,7 @@ use clap::Args;
 use futures::stream::{FuturesOrdered, StreamExt};
 use lines::Lines;
 use patterns::Sends;
-use posthaste::components::core::Face as ContextFace;
+use posthaste::components::core::{Face as ContextFace, context};
 use posthaste::datatype::Thresholds;
 use posthaste::{
     ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, ServiceOptions,
@@ -223,7 +223,7 @@ impl<F: ContextFace> Bench<F> {
 
     /// Awaits what works through the shared handle; an owned context is driven meanwhile.
     async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
-        posthaste::components::core::context::drive(&self.face, future).await
+        context::drive(&self.face, future).await
     }
 
     async fn barrier(&self) -> Result<()> {
