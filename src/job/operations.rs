@@ -3,6 +3,7 @@
 use super::Job;
 use crate::error::Error;
 use bytes::Bytes;
+use posthaste_core::context::Drive;
 use posthaste_core::engine::{FifoOptions, PatternError};
 use posthaste_core::{Context, Handle, Messager, Rank, RmaError};
 use posthaste_protocols::{
@@ -405,8 +406,9 @@ impl Job {
     ///
     /// # Cancel safety
     /// That of the future.
-    pub async fn drive<T>(&self, context: &Context, future: impl Future<Output = T>) -> T {
-        posthaste_core::context::drive(context, future).await
+    #[inline]
+    pub fn drive<'c, F: Future>(&self, context: &'c Context, future: F) -> Drive<'c, Context, F> {
+        posthaste_core::context::drive(context, future)
     }
 
     /// Gathers a blob of the same length from every rank, by rank. Collective, through the client's first context.

@@ -403,6 +403,7 @@ fn spin_on_memory<R>(
 /// # Ok(())
 /// # }
 /// ```
+#[inline]
 pub fn drive<F: Face, T: Future>(face: &F, future: T) -> Drive<'_, F, T> {
     Drive { face, future }
 }
@@ -434,10 +435,15 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
             let shared = face.shared();
             let (events, starts) = shared.counts();
             let lent = shared.cell.lend();
-            if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            let polled = future.as_mut().poll(cx);
+            drop(lent);
+            if let Poll::Ready(value) = polled {
+                if shared.cell.has_work() {
+                    // Whoever awaits nothing but what is done at once never comes here otherwise.
+                    let _posted_is_run = face.enter(|_| ());
+                }
                 return Poll::Ready(value);
             }
-            drop(lent);
             if poll_proceed(cx).is_pending() {
                 // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
                 // the context meanwhile.

@@ -180,13 +180,10 @@ impl State {
         self.stats.queued != before
     }
 
-    /// Queues all messages that wait for room: what is queued next is not to pass them. Those who come for a promise are passed, as
-    /// they are in no order with anybody.
+    /// Queues all messages that wait for room: what is queued next is not to pass them. Those who come for a promise get theirs, too,
+    /// or they would wait for as long as what is let in again and again fills the queue.
     pub(super) fn let_in_all(&mut self, index: usize) {
-        while let Some(peer) = self.peers[index].as_mut()
-            && let Some(first) = peer.room_waiters.iter().position(|place| place.kept.is_some())
-            && let Some(place) = peer.room_waiters.remove(first)
-        {
+        while let Some(place) = self.peers[index].as_mut().and_then(|peer| peer.room_waiters.pop_front()) {
             self.give_place(index, place);
         }
     }
@@ -263,7 +260,8 @@ impl State {
         let State { peers, completer, .. } = self;
         if let Some(peer) = peers[index].as_mut() {
             peer.room_waiters.push_back(place, completer);
-            if peer.room_waiters.len() == 1 {
+            // With nothing queued, only those are before it who have not come for what they were promised.
+            if peer.room_waiters.len() == 1 || peer.queue_is_empty() {
                 self.hand_out_room(index);
             }
         }

@@ -21,7 +21,9 @@ enum State {
     Done,
 }
 
-/// A replay. Ready when all puts are at their targets, all gets are here and all messages are on their way.
+/// A replay. Ready when all puts are at their targets, all gets are here and all messages are on their way. It is ordered as
+/// any operation of its context; but while it waits for the credit of a protocol, or behind a replay that does, messages of others
+/// pass it, as they pass a send that waits.
 ///
 /// # Errors
 /// If the pattern cannot be replayed: a window of it was freed, or it was recorded on another context. If a rank that it

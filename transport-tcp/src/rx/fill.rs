@@ -14,9 +14,10 @@ use std::net::TcpStream;
 /// a part of a word, and the kernel writes bytes.
 const DIRECT: usize = 4 << 10;
 /// So are slices of this mean length. Of shorter ones, what the kernel does for each costs more than a copy out of a near cache.
-/// Less than the 1 KiB from which on that holds: of slices of 1 KiB the first has less left once a part of it is full.
 #[cfg(all(unix, not(feature = "portable")))]
-const SCATTERED: usize = 768;
+const SCATTERED: usize = 1 << 10;
+/// Pieces of a smaller mean length take longer to be read to their places than to be sent.
+const SHORT_PIECES: usize = 16 << 10;
 /// Bytes of slices that are named to the kernel at once: it looks at all of them, however little there is to read.
 #[cfg(all(unix, not(feature = "portable")))]
 const AT_ONCE: usize = 128 << 10;
@@ -50,9 +51,9 @@ impl Fill {
         matches!(self, Fill::Answer { .. } | Fill::Memory { put: false, .. })
     }
 
-    /// It goes to many places, which takes this side longer than it takes the other one to send it.
+    /// It goes to so many places that this takes longer than it takes the other side to send it.
     pub fn is_scattered(&self) -> bool {
-        matches!(self, Fill::Placed { slices, full, .. } if slices.len() - full > 1)
+        matches!(self, Fill::Placed { slices, full, missing, .. } if *missing < SHORT_PIECES * (slices.len() - full))
     }
 
     /// Takes as much as it misses; returns how much.
@@ -128,7 +129,8 @@ impl Fill {
                 let left = &slices[*full..];
                 let (asked, first) = at_once(left);
                 let behind = if first.len() < left.len() { 0 } else { HEADER + info.as_bytes().len() };
-                (asked, behind, missing >= SCATTERED * left.len())
+                // The first may be full in part.
+                (asked, behind, missing >= SCATTERED * (left.len() - 1).max(1))
             }
         };
         worth.then_some((asked, behind))

@@ -6,7 +6,7 @@ use super::*;
 /// much as what is measured.
 macro_rules! driven {
     ($self:ident, $access:expr) => {
-        if $self.face.owns() { context::drive(&$self.face, $access).await } else { $access.await }
+        if $self.face.owns() { $self.drive($access).await } else { $access.await }
     };
 }
 

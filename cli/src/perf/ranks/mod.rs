@@ -222,8 +222,8 @@ impl<F: ContextFace> Bench<F> {
     }
 
     /// Awaits what works through the shared handle; an owned context is driven meanwhile.
-    async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
-        context::drive(&self.face, future).await
+    fn drive<T: Future>(&self, future: T) -> context::Drive<'_, F, T> {
+        context::drive(&self.face, future)
     }
 
     async fn barrier(&self) -> Result<()> {
