@@ -431,52 +431,75 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
         if !face.owns() {
             return future.poll(cx);
         }
-        for _ in 0..BUSY_ROUNDS {
-            let shared = face.shared();
-            let (events, starts) = shared.counts();
-            let lent = shared.cell.lend();
-            let polled = future.as_mut().poll(cx);
-            drop(lent);
-            if let Poll::Ready(value) = polled {
-                if shared.cell.has_work() {
-                    // Whoever awaits nothing but what is done at once never comes here otherwise.
-                    let _posted_is_run = face.enter(|_| ());
-                }
-                return Poll::Ready(value);
-            }
-            if poll_proceed(cx).is_pending() {
-                // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
-                // the context meanwhile.
-                let now = shared.now_ms();
-                let _driven = face.enter(|engine| {
-                    engine.expire(now);
-                    shared.advance(engine)
-                });
-                return Poll::Pending;
-            }
-            // Until anything at all has happened: the future may be waiting for just that.
-            let happened = face.enter(|engine| {
-                // Tasks that were started get no turn before this one ends.
-                let has_started = |engine: &Engine| engine.starts() != starts;
-                if has_started(engine) {
-                    return Spun::Busy;
-                }
-                let mut done = |engine: &mut Engine| (engine.stats().events != events).then_some(());
-                match spin(shared, engine, &mut done) {
-                    Spun::Done(()) if has_started(engine) => Spun::Busy,
-                    spun => spun,
-                }
-            });
-            match happened {
-                Ok(Spun::Idle) if face.sleep(cx.waker()) => return Poll::Pending,
-                // Others want their turn.
-                Ok(Spun::Busy) => break,
-                _ => {}
-            }
+        let shared = face.shared();
+        let before = shared.counts();
+        let Poll::Ready(value) = poll_lent(shared, future.as_mut(), cx) else {
+            return drive_on(face, future, cx, before);
+        };
+        if shared.cell.has_work() {
+            // Whoever awaits nothing but what is done at once never comes here otherwise.
+            let _posted_is_run = face.enter(|_| ());
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        Poll::Ready(value)
     }
+}
+
+/// Polls what works through handles of a context whose owner this is.
+#[inline(always)]
+fn poll_lent<T: Future>(shared: &Shared, future: Pin<&mut T>, cx: &mut TaskContext<'_>) -> Poll<T::Output> {
+    let lent = shared.cell.lend();
+    let polled = future.poll(cx);
+    drop(lent);
+    polled
+}
+
+/// Drives the context of a future that was not ready, and polls it again whenever anything has happened since the events and the
+/// started tasks were so many: apart from the rest, so that one which is ready at once pays for none of this.
+#[inline(never)]
+fn drive_on<F: Face, T: Future>(
+    face: &F,
+    mut future: Pin<&mut T>,
+    cx: &mut TaskContext<'_>,
+    (mut events, mut starts): (u64, u32),
+) -> Poll<T::Output> {
+    let shared = face.shared();
+    for _ in 0..BUSY_ROUNDS {
+        if poll_proceed(cx).is_pending() {
+            // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
+            // the context meanwhile.
+            let now = shared.now_ms();
+            let _driven = face.enter(|engine| {
+                engine.expire(now);
+                shared.advance(engine)
+            });
+            return Poll::Pending;
+        }
+        // Until anything at all has happened: the future may be waiting for just that.
+        let happened = face.enter(|engine| {
+            // Tasks that were started get no turn before this one ends.
+            let has_started = |engine: &Engine| engine.starts() != starts;
+            if has_started(engine) {
+                return Spun::Busy;
+            }
+            let mut done = |engine: &mut Engine| (engine.stats().events != events).then_some(());
+            match spin(shared, engine, &mut done) {
+                Spun::Done(()) if has_started(engine) => Spun::Busy,
+                spun => spun,
+            }
+        });
+        match happened {
+            Ok(Spun::Idle) if face.sleep(cx.waker()) => return Poll::Pending,
+            // Others want their turn.
+            Ok(Spun::Busy) => break,
+            _ => {}
+        }
+        (events, starts) = shared.counts();
+        if let Poll::Ready(value) = poll_lent(shared, future.as_mut(), cx) {
+            return Poll::Ready(value);
+        }
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
 }
 
 /// Waits for a ticket's outcome.
