@@ -259,10 +259,15 @@ impl State {
     fn admitted(&mut self, index: usize, place: Place) {
         let State { peers, completer, .. } = self;
         if let Some(peer) = peers[index].as_mut() {
-            peer.room_waiters.push_back(place, completer);
-            // With nothing queued, only those are before it who have not come for what they were promised.
-            if peer.room_waiters.len() == 1 || peer.queue_is_empty() {
-                self.hand_out_room(index);
+            // With nothing queued, only those are before it who have not come for what they were promised; but for a moment in which
+            // room is handed out already.
+            if peer.queue_is_empty() && !peer.room_waiters.iter().any(|place| place.kept.is_some()) {
+                self.give_place(index, place);
+            } else {
+                peer.room_waiters.push_back(place, completer);
+                if peer.room_waiters.len() == 1 {
+                    self.hand_out_room(index);
+                }
             }
         }
         self.mark_busy(index);
