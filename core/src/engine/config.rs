@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub credits: u32,
     /// Payload bytes likewise. The same on all ranks: a receiver cuts off who goes far beyond it.
     pub credit_bytes: u64,
-    /// Slots of a target's injection FIFO that awaited sends may fill.
+    /// Slots of a target's injection FIFO that awaited sends may fill. A replay has those who wait go before it whatever this says.
     pub fifo_slots: usize,
     /// Longest message in bytes; at least 8.
     pub max_message: u64,

@@ -135,6 +135,10 @@ impl Scope<'_> {
             Some((last, place)) if last == ticket => *place = Some(kept),
             _ => debug_assert!(false, "it was put at the end of the row"),
         }
+        if for_room && self.state.peer(index).queue_is_empty() {
+            // Before it are only those who wait for a promise, and nothing that is queued would keep others from going before it.
+            self.state.hand_out_room(index);
+        }
         Given::Kept(ticket, Deposit(cell))
     }
 }
@@ -255,12 +259,12 @@ impl State {
         }
     }
 
-    /// A message has its credit: it is queued if there is room and nobody waits for some.
+    /// A message has its credit: it is queued if there is room and nobody waits for some, or if nothing is queued and nothing is
+    /// kept before it.
     fn admitted(&mut self, index: usize, place: Place) {
         let State { peers, completer, .. } = self;
         if let Some(peer) = peers[index].as_mut() {
-            // With nothing queued, only those are before it who have not come for what they were promised; but for a moment in which
-            // room is handed out already.
+            // With nothing queued, the row has only those who wait for a promise; but for a moment in which room is handed out.
             if peer.queue_is_empty() && !peer.room_waiters.iter().any(|place| place.kept.is_some()) {
                 self.give_place(index, place);
             } else {

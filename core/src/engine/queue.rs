@@ -118,7 +118,7 @@ impl Scope<'_> {
     }
 
     /// Injects what waits for the peer until the device has no more room: what is queued, and then who waits for room behind it.
-    /// Where nothing is queued, nobody waits for room any more.
+    /// Where nothing is queued, nobody but for a promise waits for room any more.
     pub(super) fn pump_peer(&mut self, index: usize) -> usize {
         let mut moved = self.pump_queue(index);
         while self.state.hand_out_room(index) {

@@ -192,7 +192,10 @@ impl Scope<'_> {
     ) -> SendResult<'p> {
         let index = match self.check(args, payload.len()) {
             Ok(index) => index,
-            Err(error) => return Err((error, payload)),
+            Err(error) => {
+                self.state.ungrant(wait);
+                return Err((error, payload));
+            }
         };
         let peer = self.state.peer(index);
         if let Some(fault) = peer.fault {

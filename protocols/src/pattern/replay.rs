@@ -22,8 +22,8 @@ enum State {
 }
 
 /// A replay. Ready when all puts are at their targets, all gets are here and all messages are on their way. It is ordered as
-/// any operation of its context; but while it waits for the credit of a protocol, or behind a replay that does, messages of others
-/// pass it, as they pass a send that waits.
+/// any operation of its context. But while it waits for credit, messages of other protocols and accesses to memory pass it; while it
+/// waits behind a replay that does, messages of any protocol do. One through a FIFO is ordered with what goes through that.
 ///
 /// # Errors
 /// If the pattern cannot be replayed: a window of it was freed, or it was recorded on another context. If a rank that it

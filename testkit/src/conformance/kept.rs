@@ -351,6 +351,30 @@ pub fn what_is_kept_behind_a_replay_stays_behind_it<H: Harness>(harness: H) {
     log.check(from, to, &sent);
 }
 
+/// Sends until somebody has to come again for a place; how many were sent before.
+fn promise<H: Harness>(world: &World<H>, args: &SendArgs<'_>) -> (usize, (Ticket, Wait)) {
+    let mut before = 0;
+    loop {
+        let sent = world.enter(at(Rank(0)), |scope| {
+            match scope.send(args, Payload::Borrowed(&[7; 40]), Wait::Await) {
+                Ok(Sent::Later(ticket, wait, _)) => Some((ticket, wait)),
+                Ok(Sent::Queued(ticket)) => {
+                    scope.detach(ticket);
+                    None
+                }
+                // There may be room for it which there was not for another.
+                Ok(Sent::Done) => None,
+                other => panic!("the peer lives: {other:?}"),
+            }
+        });
+        match sent {
+            Some(promise) => return (before, promise),
+            None => before += 1,
+        }
+        assert!(before < 200_000, "no end of room");
+    }
+}
+
 /// What comes again for a promised place stands first in the row, and what is kept behind it: a replay does not pass that, and the
 /// other is promised its place.
 pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness: H) {
@@ -371,25 +395,7 @@ pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness
     world.pause(Rank(1));
     fill(&mut world, protocol, &mut sent);
     let args = SendArgs { target: to, protocol: other, cookie: 0, info: &[], relaxed: false };
-    let mut before = 0;
-    let (ticket, wait) = loop {
-        let promise =
-            world.enter(from, |scope| match scope.send(&args, Payload::Borrowed(&[7; 40]), Wait::Await) {
-                Ok(Sent::Later(ticket, wait, _)) => Some((ticket, wait)),
-                Ok(Sent::Queued(ticket)) => {
-                    scope.detach(ticket);
-                    None
-                }
-                // There may be room for it which there was not for another.
-                Ok(Sent::Done) => None,
-                other => panic!("there is room: {other:?}"),
-            });
-        match promise {
-            Some(promise) => break promise,
-            None => before += 1,
-        }
-        assert!(before < 200_000, "no end of room");
-    };
+    let (before, (ticket, wait)) = promise(&world, &args);
     let kept = keep(&world, protocol, &mut sent, 4);
     match world.enter(from, |scope| scope.replay(pattern)).expect("the peer lives") {
         ReplayStart::Queued { ticket, .. } => world.enter(from, |scope| scope.detach(ticket)),
@@ -397,6 +403,7 @@ pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness
     }
     sent.push(Message::new(Rank(1), protocol, [9; 40]));
     assert!(kept.iter().all(|(_, deposit)| deposit.withdraw().is_none()), "it went before what is kept");
+    assert!(world.handle(from).slots().is_done(ticket), "whoever is to come again is promised a place");
     world.resume(Rank(1));
     world.until("all arrive", |_| log.len() == sent.len());
     world.outcome(from, ticket).expect("both live");
@@ -404,4 +411,46 @@ pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness
     assert!(again, "a place was promised");
     world.until("what was promised is kept, too", |_| promised.len() == before + 2);
     log.check(from, to, &sent);
+}
+
+/// Somebody has not come yet for the place that was promised, and somebody else waits for the next: a message that is given then is
+/// not left behind them for others to pass, as nothing is queued.
+pub fn what_is_given_while_a_promise_is_open_is_not_passed<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 1);
+    let (log, promised) = (Log::default(), Log::default());
+    let protocol = world.record("row", &log);
+    let other = world.record("promised", &promised);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let known = [Message::new(Rank(1), other, *b"known"), Message::new(Rank(1), protocol, *b"known by")];
+    let mut sent = vec![known[1].clone()];
+    world.send_all(&mut [Outbox::new(from, known)]);
+    world.until("it knows both protocols", |_| log.len() == 1 && promised.len() == 1);
+    world.pause(Rank(1));
+    fill(&mut world, protocol, &mut sent);
+    let args = SendArgs { target: to, protocol: other, cookie: 0, info: &[], relaxed: false };
+    let (before, first) = promise(&world, &args);
+    let (none, second) = promise(&world, &args);
+    assert_eq!(none, 0, "it stands behind the first");
+    world.resume(Rank(1));
+    world.until("a place is promised", |world| world.handle(from).slots().is_done(first.0));
+    let long = Message::filled(from, to, protocol, sent.len(), 0, world.caps().max_eager * 2 + 30);
+    sent.push(long);
+    if let Some((ticket, deposit)) = give(&world, &sent[sent.len() - 1]) {
+        world.enter(from, |scope| scope.detach(ticket));
+        std::mem::forget(deposit);
+    }
+    let word = Message::new(Rank(1), protocol, *b"the word");
+    if let Some((ticket, deposit)) = give(&world, &word) {
+        world.enter(from, |scope| scope.detach(ticket));
+        std::mem::forget(deposit);
+    }
+    sent.push(word);
+    world.until("both arrive", |_| log.len() == sent.len());
+    log.check(from, to, &sent);
+    for (ticket, wait) in [first, second] {
+        world.outcome(from, ticket).expect("both live");
+        let again = world.enter(from, |scope| scope.send(&args, Payload::Borrowed(&[7; 40]), wait).is_ok());
+        assert!(again, "a place was promised");
+    }
+    world.until("all promises are kept", |_| promised.len() == before + 3);
 }

@@ -146,6 +146,7 @@ macro_rules! conformance_suite {
             kept::what_is_kept_for_a_lost_peer_can_be_taken_back,
             kept::what_is_kept_behind_a_replay_stays_behind_it,
             kept::a_replay_passes_nothing_that_is_kept_behind_a_promise,
+            kept::what_is_given_while_a_promise_is_open_is_not_passed,
             requests::every_request_is_answered_with_its_own_answer,
             requests::one_credit_allows_one_outstanding_request,
             requests::a_panicking_handler_is_reported_and_the_rank_goes_on,

@@ -53,7 +53,7 @@ impl Fill {
 
     /// It goes to so many places that this takes longer than it takes the other side to send it.
     pub fn is_scattered(&self) -> bool {
-        matches!(self, Fill::Placed { slices, full, missing, .. } if *missing < SHORT_PIECES * (slices.len() - full))
+        matches!(self, Fill::Placed { slices, full, missing, .. } if *missing < SHORT_PIECES * (slices.len() - full).saturating_sub(1))
     }
 
     /// Takes as much as it misses; returns how much.

@@ -235,7 +235,7 @@ impl RxLink {
     }
 
     /// Much is missing of a payload, or of the get that it is a part of, and what comes during a rest has room in the kernel.
-    /// Of one that goes to many places this side is the one that is waited for.
+    /// Of one that goes to many short places this side is the one that is waited for.
     fn is_amid(&self, index: usize, tx: &Tx) -> bool {
         let Some(fill) = self.fill.as_ref().filter(|fill| !fill.is_scattered()) else { return false };
         let behind = if fill.is_answer() { tx.behind_part(index) } else { 0 };
