@@ -348,7 +348,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     /// The payload of a send that has failed, that was never begun, or that waits for credit or room and is taken back so:
-    /// whoever holds it may send it elsewhere. `None` once the message was queued or is on its way.
+    /// whoever holds it may send it elsewhere. `None` once the message was queued or is on its way, and while another thread has
+    /// it, which was at the context when the send was begun.
     ///
     /// # Examples
     /// ```
@@ -375,8 +376,18 @@ impl<'f, F: Face> SendMessage<'f, F> {
 
     /// What the engine still has is the caller's again.
     fn take_back(&mut self) {
-        if let Some(Slow { state: State::Kept(deposit, _), .. }) = self.slow.as_deref() {
-            self.buffer = deposit.withdraw().map(Buffer::from);
+        match self.slow.as_deref().map(|slow| &slow.state) {
+            Some(State::Kept(deposit, _)) => self.buffer = deposit.withdraw().map(Buffer::from),
+            Some(State::Posted(posted)) => {
+                let look = &mut Context::from_waker(std::task::Waker::noop());
+                if let Poll::Ready((step, unsent)) = posted.poll(look) {
+                    self.buffer = match step {
+                        Step::Kept(deposit, _) => deposit.withdraw().map(Buffer::from),
+                        Step::Done | Step::Queued(_) | Step::Failed(_) => unsent,
+                    };
+                }
+            }
+            _ => {}
         }
     }
 
