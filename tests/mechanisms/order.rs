@@ -1,9 +1,11 @@
 //! The order of messages, and what becomes of those that wait.
 
 use crate::support::{Random, options, payload, run, soon};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
+use posthaste::components::core::Face;
 use posthaste::{Fault, Message, Rank, Scope, SendError, TrySendError};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 #[test]
@@ -295,6 +297,7 @@ fn a_send_that_waits_gives_its_payload_back() {
         let me = job.rank();
         credited.send(me, b"takes the credit").await.unwrap();
         let long = payload(3, 5000);
+        let mut nobody = Context::from_waker(Waker::noop());
         for bytes in [b"short".to_vec(), long.clone()] {
             // Again where another thread was at the context when it was begun, and has it still.
             loop {
@@ -315,6 +318,12 @@ fn a_send_that_waits_gives_its_payload_back() {
                     break assert_eq!(back.into_bytes(), bytes);
                 }
             }
+            // Whoever is at the context begins what is tried meanwhile when it leaves.
+            let mut left = credited.send(me, bytes.clone());
+            while job.handle().enter(|_| assert!(left.poll_unpin(&mut nobody).is_pending())).is_err() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(left.into_payload().map(|back| back.into_bytes()), Some(bytes.clone().into()));
             let late = credited.send(me, bytes.clone()).deadline(Duration::from_millis(20));
             let mut late = std::pin::pin!(late);
             assert_eq!(late.as_mut().await, Err(SendError::Fault(Fault::DeadlineExceeded)));

@@ -56,9 +56,9 @@
 //! that are not confirmed: behind one of a row, or an answer of one, a context's only connection that has run dry is left
 //! alone for 20 us, so that the next few come together and one word confirms them. So it is within a stream of long
 //! messages to none of which anything was said, as long as such rests are not in vain, and when much is missing of a
-//! get, or of a payload that does not go to many short places, if its buffers in the kernel are not limited to less: a receiver that looks all the time takes
-//! the socket's lock and opens the window for each segment, and over loopback, where the sender's core does the kernel's
-//! work for both, that costs the sender a third. A get that had to wait for its window goes on when half of it is free, one behind others
+//! get, or of a payload that does not go to many short places, if its buffers in the kernel are not limited to less: a
+//! receiver that looks all the time takes the socket's lock and opens the window for each segment, and over loopback, where
+//! the sender's core does the kernel's work for both, that costs the sender a third. A get that had to wait for its window goes on when half of it is free, one behind others
 //! that bring much is asked for at the end of the round, and gets that are read together are answered by one system call.
 //!
 //! # The end

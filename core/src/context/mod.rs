@@ -7,6 +7,7 @@
 //! [`Driver`] of the context is always in one of two states, so that no wake-up is lost: *active*, when the runtime
 //! will poll it again in any case, or *armed*, when peers ring the doorbell it sleeps on.
 
+mod drive;
 mod driver;
 mod handle;
 mod kin;
@@ -15,11 +16,12 @@ mod reliance;
 mod rest;
 mod wait;
 
+pub use drive::{Drive, drive};
 pub use driver::Driver;
 pub use handle::Handle;
 pub use kin::{Kin, Watchers};
 pub use owned::Context;
-pub use wait::{Begun, Drive, begin, drive, poll_look, poll_memory, poll_ticket, poll_until};
+pub use wait::{Begun, begin, poll_look, poll_memory, poll_ticket, poll_until};
 
 use crate::device::Doorbell;
 use crate::engine::{Engine, Scope, Work};
@@ -279,17 +281,6 @@ impl Shared {
             // It has to be armed once more, now for room, too.
             self.arm_again();
         }
-    }
-
-    /// Events so far, and tasks that were started. For the owner; nothing is done, not even what was posted.
-    #[inline]
-    fn counts(&self) -> (u64, u32) {
-        self.cell.adopt().map_or((0, 0), |mut guard| {
-            let engine = guard.get();
-            let counts = (engine.stats().events, engine.starts());
-            guard.keep();
-            counts
-        })
     }
 
     /// The token of an owner that lends it. Nothing is done before what was posted earlier.

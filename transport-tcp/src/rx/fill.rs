@@ -53,7 +53,9 @@ impl Fill {
 
     /// It goes to so many places that this takes longer than it takes the other side to send it.
     pub fn is_scattered(&self) -> bool {
-        matches!(self, Fill::Placed { slices, full, missing, .. } if *missing < SHORT_PIECES * (slices.len() - full).saturating_sub(1))
+        let Fill::Placed { slices, full, missing, .. } = self else { return false };
+        // The first may be full in part.
+        *missing < SHORT_PIECES * (slices.len() - full).saturating_sub(1)
     }
 
     /// Takes as much as it misses; returns how much.
@@ -129,7 +131,7 @@ impl Fill {
                 let left = &slices[*full..];
                 let (asked, first) = at_once(left);
                 let behind = if first.len() < left.len() { 0 } else { HEADER + info.as_bytes().len() };
-                // The first may be full in part.
+                // As in `is_scattered`.
                 (asked, behind, missing >= SCATTERED * (left.len() - 1).max(1))
             }
         };
