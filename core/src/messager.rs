@@ -584,7 +584,7 @@ impl Messager for Client {
         let args = SendArgs { target, protocol, cookie: 0, info: &[], relaxed: false };
         let sent = handle.enter(|engine| {
             match engine.scope().send(&args, crate::engine::Payload::Borrowed(payload), Wait::Never) {
-                Ok(Sent::Done | Sent::Queued(_)) => Ok(true),
+                Ok(Sent::Done) => Ok(true),
                 Ok(_) => Ok(false),
                 Err((error, _)) => Err(error),
             }

@@ -19,7 +19,7 @@ impl Waits for Ticket {
     }
 }
 
-impl<T> Waits for (T, Ticket) {
+impl<T, W: Waits> Waits for (T, W) {
     fn still_waits(&self, completer: &mut Completer) -> bool {
         self.1.still_waits(completer)
     }

@@ -71,7 +71,7 @@ impl<F: Face> Control<F> {
             let handle = Handle::of(&self.face);
             // Owned at once: the future may be dropped before it hears of the ticket.
             let send = move |scope: &mut Scope<'_>| match scope.control(target, id, payload, true)? {
-                ControlSent::Later(ticket) => Ok(Some(Pending::new(handle.clone(), ticket, None, None))),
+                ControlSent::Later(ticket) => Ok(Some(Pending::new(handle.clone(), ticket, None))),
                 ControlSent::Done | ControlSent::Full => Ok::<_, SendError>(None),
             };
             let sent = match self.face.enter(|engine| send(&mut engine.scope())) {

@@ -5,7 +5,7 @@ use crate::handler::ActiveMessage;
 use crate::operation::Pending;
 use crate::pattern::{Pattern, Recorder, record_on};
 use posthaste_core::context::Face;
-use posthaste_core::engine::{FifoId, FifoOptions, FifoStatus, PatternError, Scope, SendArgs, Sent, Wait};
+use posthaste_core::engine::{FifoId, FifoOptions, FifoStatus, Given, PatternError, Scope, SendArgs};
 use posthaste_core::sync::Arc as SharedArc;
 use posthaste_core::{Endpoint, Fault, Handle, Rank, SendError};
 use std::sync::Arc;
@@ -107,7 +107,9 @@ impl Fifo {
         Ok(())
     }
 
-    /// Sends a message through it. Ready when the message is on its way; before that its payload is kept here.
+    /// Sends a message through it. Ready when the message is on its way; before that the engine keeps its payload. Sends that are under
+    /// way at once go in the order in which they were first polled, but for one that waits for credit: those of other protocols, and to
+    /// other ranks, pass it.
     ///
     /// # Errors
     /// If the message belongs to another context, the FIFO takes nothing, or the send fails.
@@ -166,32 +168,24 @@ impl Fifo {
         let target = Endpoint::new(target, self.0.handle.me().context);
         let (protocol, id) = (message.id(), self.0.id);
         let (info, payload): (Box<[u8]>, _) = (info.into(), payload.into().into_bytes());
-        let mut wait = Wait::Await;
-        loop {
-            let (info, payload, owner) = (info.clone(), payload.clone(), self.0.handle.clone());
-            let posted = self.0.handle.post(move |scope: &mut Scope<'_>| {
-                let args = SendArgs { target, protocol, cookie: 0, info: &info, relaxed: true };
-                let payload = posthaste_core::Payload::Owned(payload);
-                let pending = |ticket, wait| Pending::new(owner, ticket, wait, None);
-                match scope.send_through(id, &args, payload, wait)? {
-                    Ok(Sent::Done) => Ok(None),
-                    Ok(Sent::Queued(ticket)) => Ok(Some((pending(ticket, None), false))),
-                    Ok(Sent::Later(ticket, wait, _)) => Ok(Some((pending(ticket, Some(wait)), true))),
-                    // Only a caller that waits never is told so.
-                    Ok(Sent::Full(_)) => Err(Fault::Shutdown.into()),
-                    Err((error, _)) => Err(PatternError::from(error)),
-                }
-            });
-            let Some((mut pending, again)) = std::future::poll_fn(|cx| posted.poll(cx)).await? else {
-                return Ok(());
-            };
-            let ended = std::future::poll_fn(|cx| pending.poll(&self.0.handle, cx)).await;
-            ended.map_err(SendError::from)?;
-            if !again {
-                return Ok(());
+        let owner = self.0.handle.clone();
+        let posted = self.0.handle.post(move |scope: &mut Scope<'_>| {
+            let args = SendArgs { target, protocol, cookie: 0, info: &info, relaxed: true };
+            let pending = |ticket| Pending::new(owner, ticket, None);
+            match scope.give_through(id, &args, posthaste_core::Payload::Owned(payload))? {
+                Ok(Given::Done) => Ok(None),
+                Ok(Given::Queued(ticket)) => Ok(Some((pending(ticket), None))),
+                Ok(Given::Kept(ticket, deposit)) => Ok(Some((pending(ticket), Some(deposit)))),
+                Err((error, _)) => Err(PatternError::from(error)),
             }
-            wait = pending.wait.unwrap_or(Wait::Await);
-        }
+        });
+        // Dropped from the last to the first: a message is taken back before its operation is given up.
+        let Some((mut pending, _deposit)) = std::future::poll_fn(|cx| posted.poll(cx)).await? else {
+            return Ok(());
+        };
+        let ended = std::future::poll_fn(|cx| pending.poll(&self.0.handle, cx)).await;
+        ended.map_err(SendError::from)?;
+        Ok(())
     }
 
     /// Records a pattern whose replays go through this FIFO: all of them in its order.
@@ -277,7 +271,7 @@ impl Fifo {
     pub async fn drain(&self) -> Result<(), PatternError> {
         let owner = self.0.handle.clone();
         let pending = self.ask(move |scope, id| {
-            let pending = |ticket| Pending::new(owner.clone(), ticket, None, None);
+            let pending = |ticket| Pending::new(owner.clone(), ticket, None);
             Ok::<Vec<Pending>, Fault>(scope.drain_fifos(Some(id), None)?.into_iter().map(pending).collect())
         });
         let pending = pending.await?;
@@ -345,7 +339,7 @@ impl Fifo {
         let owner = self.0.handle.clone();
         let crossing = self.ask(move |scope, id| {
             let ticket = scope.fifo_crossing(id)??;
-            Ok::<_, PatternError>(ticket.map(|ticket| Pending::new(owner, ticket, None, None)))
+            Ok::<_, PatternError>(ticket.map(|ticket| Pending::new(owner, ticket, None)))
         });
         let crossing = crossing.await?;
         Ok(self.wait(crossing).await?)
@@ -374,7 +368,7 @@ impl Fifo {
         Ok(self.ask(|scope, id| scope.activate_fifo(id, true)).await?)
     }
 
-    /// Lets it take nothing any more; only when it is empty.
+    /// Lets it take nothing any more; only when it is empty. A send that is under way and waits for credit goes through it still.
     ///
     /// # Errors
     /// If it is not, or its context is closed.

@@ -58,7 +58,7 @@ async fn settle<F: Face>(face: &F, towards: Option<Rank>) -> Result<(), SendErro
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
         let mut tickets = scope.drain_fifos(None, towards)?;
         tickets.extend(scope.settle_replays(towards)?);
-        let pending = |ticket| Pending::new(handle.clone(), ticket, None, None);
+        let pending = |ticket| Pending::new(handle.clone(), ticket, None);
         Ok::<Vec<Pending>, SendError>(tickets.into_iter().map(pending).collect())
     };
     let waiting = match face.enter(|engine| begin(&mut engine.scope())) {
@@ -78,7 +78,7 @@ async fn flush_queue<F: Face>(face: &F, target: Endpoint) -> Result<(), SendErro
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
         let handle = handle.clone();
-        scope.flush(target).map(|ticket| ticket.map(|ticket| Pending::new(handle, ticket, None, None)))
+        scope.flush(target).map(|ticket| ticket.map(|ticket| Pending::new(handle, ticket, None)))
     };
     let started = match face.enter(|engine| begin(&mut engine.scope())) {
         Ok(started) => started?,

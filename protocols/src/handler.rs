@@ -264,10 +264,8 @@ impl<F: Face> ActiveMessage<F> {
         let args = SendArgs { target, protocol: self.id, cookie: 0, info: &[], relaxed: false };
         let mut failed = None;
         let (full, back) = payload.lend(|payload| match scope.send(&args, payload, Wait::Never) {
-            Ok(Sent::Done | Sent::Queued(_)) => (false, None),
-            Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) => {
-                (true, Some(crate::buffer::Unsent::new(payload)))
-            }
+            Ok(Sent::Done) => (false, None),
+            Ok(Sent::Full(payload)) => (true, Some(crate::buffer::Unsent::new(payload))),
             Err((error, payload)) => {
                 failed = Some(error);
                 (false, Some(crate::buffer::Unsent::new(payload)))

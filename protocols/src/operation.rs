@@ -1,7 +1,6 @@
 //! A started operation in the hands of its future: detached when dropped, so that nothing leaks and nothing stops.
 
 use posthaste_core::context::{Face, poll_ticket};
-use posthaste_core::engine::{Wait, Work};
 use posthaste_core::slot::Outcome;
 use posthaste_core::{Fault, Handle, Ticket};
 use std::task::{Context, Poll};
@@ -19,13 +18,11 @@ pub(crate) enum Way<S> {
     Done,
 }
 
-/// A ticket and what its end promises. Dropping it detaches the operation: it goes on, and what it was promised is
-/// given back.
+/// The ticket of a started operation. Dropping it detaches that: it goes on.
 #[derive(Debug)]
 pub(crate) struct Pending {
     handle: Handle,
     ticket: Option<Ticket>,
-    pub wait: Option<Wait>,
     deadline: Option<u64>,
     /// It is left to the driver to look for its end, if that one can.
     moves: bool,
@@ -34,11 +31,11 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    pub fn new(handle: Handle, ticket: Ticket, wait: Option<Wait>, deadline: Option<u64>) -> Self {
+    pub fn new(handle: Handle, ticket: Ticket, deadline: Option<u64>) -> Self {
         if let Some(at) = deadline {
             handle.set_deadline(at, ticket);
         }
-        Self { handle, ticket: Some(ticket), wait, deadline, moves: false, yields: false }
+        Self { handle, ticket: Some(ticket), deadline, moves: false, yields: false }
     }
 
     /// The operation moves so many bytes: whoever started it may have as much to start behind it, which would wait as long
@@ -88,11 +85,8 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket
-            && self.handle.slots().detach(ticket)
-            && let Some(wait) = self.wait
-        {
-            self.handle.post_work(Work::Ungrant(wait));
+        if let Some(ticket) = self.ticket {
+            self.handle.slots().detach(ticket);
         }
     }
 }
@@ -123,16 +117,16 @@ mod tests {
         let handle = &client.contexts()[0];
         let far = handle.deadline_after(Duration::from_secs(3600));
         let still: Vec<Pending> =
-            (0..100).map(|_| Pending::new(handle.clone(), begin(handle), None, Some(far))).collect();
+            (0..100).map(|_| Pending::new(handle.clone(), begin(handle), Some(far))).collect();
         let soon = handle.deadline_after(Duration::from_millis(500));
-        let mut last = Pending::new(handle.clone(), begin(handle), None, Some(soon));
+        let mut last = Pending::new(handle.clone(), begin(handle), Some(soon));
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(wakes.clone());
         let cx = &mut Context::from_waker(&waker);
         assert!(last.poll(handle, cx).is_pending());
         for number in 0..10_000 {
             let ticket = begin(handle);
-            let mut pending = Pending::new(handle.clone(), ticket, None, Some(far));
+            let mut pending = Pending::new(handle.clone(), ticket, Some(far));
             if number % 2 == 0 {
                 let ended = handle.enter(|engine| engine.scope().complete(ticket, Ok(Value::Unit)));
                 assert!(matches!(ended, Ok(true)));
@@ -161,7 +155,7 @@ mod tests {
                 ticket
             });
             let ticket = ticket.unwrap_or_else(|_| unreachable!("nobody else is there"));
-            let mut pending = Pending::new(handle.clone(), ticket, None, None).moving(bytes);
+            let mut pending = Pending::new(handle.clone(), ticket, None).moving(bytes);
             let wakes = Arc::new(Wakes::default());
             let waker = Waker::from(wakes.clone());
             let cx = &mut Context::from_waker(&waker);

@@ -1,7 +1,7 @@
 //! The in-process device under real drivers: everybody sleeps on the doorbell, so a lost ring would hang.
 
 use posthaste_core::context::{Face, poll_ticket};
-use posthaste_core::engine::{EngineConfig, Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{EngineConfig, Given, Payload, SendArgs};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::protocol::Flow;
@@ -76,7 +76,6 @@ async fn send(
     payload: &[u8],
     request: bool,
 ) -> Option<Ticket> {
-    let mut wait = Wait::Await;
     let cookie = if request {
         let ticket = enter(client, |scope| {
             let ticket = scope.operation(Some(Rank(to))).expect("it lives");
@@ -90,24 +89,13 @@ async fn send(
     let word = cookie.map_or(0, Ticket::to_word);
     let args =
         SendArgs { target: at(to), protocol: ProtocolId(protocol), cookie: word, info, relaxed: false };
-    loop {
-        let sent = enter(client, |scope| match scope.send(&args, Payload::Borrowed(payload), wait) {
-            Ok(Sent::Done) => None,
-            Ok(Sent::Queued(ticket)) => Some((ticket, None)),
-            Ok(Sent::Later(ticket, wait, _)) => Some((ticket, Some(wait))),
-            other => panic!("{other:?}"),
-        });
-        match sent.await {
-            None => return cookie,
-            Some((ticket, again)) => {
-                ends(client, ticket).await.expect("nobody is lost");
-                match again {
-                    None => return cookie,
-                    Some(granted) => wait = granted,
-                }
-            }
-        }
+    let given =
+        enter(client, |scope| scope.give(&args, Payload::Borrowed(payload)).expect("nobody is lost")).await;
+    // It is not taken back before it has ended.
+    if let Given::Queued(ticket) | Given::Kept(ticket, _) = given {
+        ends(client, ticket).await.expect("nobody is lost");
     }
+    cookie
 }
 
 async fn calls_and_floods() {

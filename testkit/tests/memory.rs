@@ -1,10 +1,12 @@
 //! A device that has no memory for what is sent, while all ranks live: what was begun is finished, and whoever waits is told.
 
-use posthaste_core::engine::{EngineConfig, FifoOptions, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{
+    EngineConfig, FifoOptions, Given, Payload, ReplayStart, Rma, SendArgs, Sent, Wait,
+};
 use posthaste_core::memory::{AtomicOp, WordLen, WordOp};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
-    Client, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, SendError, Ticket, Value,
+    Client, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, Scope, SendError, Ticket, Value,
 };
 use posthaste_protocols::{CollectiveError, Collectives, Exchange};
 use posthaste_testkit::conformance::harnesses::SimHarness;
@@ -52,36 +54,55 @@ fn serve(world: &World<SimHarness>) -> ProtocolId {
     ids[1]
 }
 
-/// Rank 0 asks rank 1, with so many bytes, for so many bytes.
-fn ask(
+/// Rank 0 asks rank 1, with so many bytes, for so many bytes; `None`: it would have to wait for credit.
+fn ask(world: &World<SimHarness>, protocol: ProtocolId, bytes: usize, answer: usize) -> Option<Ticket> {
+    ask_so(world, protocol, bytes, answer, |scope, args, payload| {
+        match scope.give(args, payload).expect("it lives") {
+            Given::Done => true,
+            Given::Queued(queued) => {
+                scope.detach(queued);
+                true
+            }
+            // It is taken back.
+            Given::Kept(kept, _) => {
+                scope.detach(kept);
+                false
+            }
+        }
+    })
+}
+
+/// The same in its turn.
+fn ask_in_turn(
     world: &World<SimHarness>,
     protocol: ProtocolId,
     bytes: usize,
     answer: usize,
-    wait: Wait,
+) -> Option<Ticket> {
+    ask_so(world, protocol, bytes, answer, |scope, args, payload| {
+        matches!(scope.send(args, payload, Wait::InTurn).expect("it lives"), Sent::Done)
+    })
+}
+
+fn ask_so(
+    world: &World<SimHarness>,
+    protocol: ProtocolId,
+    bytes: usize,
+    answer: usize,
+    goes: impl FnOnce(&mut Scope<'_>, &SendArgs<'_>, Payload<'static>) -> bool,
 ) -> Option<Ticket> {
     world.enter(at(ZERO), |scope| {
         let ticket = scope.operation(Some(ONE)).expect("it lives");
         let info = (answer as u32).to_le_bytes();
         let args =
             SendArgs { target: at(ONE), protocol, cookie: ticket.to_word(), info: &info, relaxed: false };
-        match scope.send(&args, Payload::Owned(vec![1; bytes].into()), wait) {
-            Ok(sent @ (Sent::Done | Sent::Queued(_))) => {
-                scope.note_request(ticket, protocol, bytes);
-                if let Sent::Queued(queued) = sent {
-                    scope.detach(queued);
-                }
-                Some(ticket)
-            }
-            Ok(Sent::Later(later, ..)) => {
-                for ticket in [ticket, later] {
-                    scope.complete(ticket, Ok(Value::Unit));
-                    scope.detach(ticket);
-                }
-                None
-            }
-            other => panic!("{other:?}"),
+        if goes(scope, &args, Payload::Owned(vec![1; bytes].into())) {
+            scope.note_request(ticket, protocol, bytes);
+            return Some(ticket);
         }
+        scope.complete(ticket, Ok(Value::Unit));
+        scope.detach(ticket);
+        None
     })
 }
 
@@ -90,12 +111,12 @@ fn stop_up(world: &mut World<SimHarness>, protocol: ProtocolId) {
     world.pause(ONE);
     let queued = |world: &World<SimHarness>| {
         let args = SendArgs { target: at(ONE), protocol, cookie: 0, info: &[], relaxed: false };
-        world.enter(at(ZERO), |scope| match scope.send(&args, Payload::Borrowed(&[0; 40]), Wait::Await) {
-            Ok(Sent::Queued(ticket)) => {
+        world.enter(at(ZERO), |scope| match scope.give(&args, Payload::Borrowed(&[0; 40])) {
+            Ok(Given::Queued(ticket)) => {
                 scope.detach(ticket);
                 true
             }
-            Ok(Sent::Done) => false,
+            Ok(Given::Done) => false,
             other => panic!("{other:?}"),
         })
     };
@@ -105,6 +126,22 @@ fn stop_up(world: &mut World<SimHarness>, protocol: ProtocolId) {
     assert!(queued(world), "there is room without end");
     // What the device refused for no reason fills the lane.
     world.a_while();
+}
+
+/// Whether a message would have to wait for credit; if not, it goes.
+fn waits_for_credit(world: &World<SimHarness>, args: &SendArgs<'_>) -> bool {
+    world.enter(at(ZERO), |scope| match scope.give(args, Payload::Borrowed(&[7])).expect("it lives") {
+        // It is taken back.
+        Given::Kept(ticket, _) => {
+            scope.detach(ticket);
+            true
+        }
+        Given::Queued(ticket) => {
+            scope.detach(ticket);
+            false
+        }
+        Given::Done => false,
+    })
 }
 
 /// Messages that were begun in one way or another come to their end, and so do those behind them.
@@ -158,9 +195,9 @@ fn a_recorded_stream_and_one_of_a_fifo_are_finished_without_memory() {
         let through = world.enter(at(ZERO), |scope| {
             let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
             let fifo = scope.open_fifo(options).expect("so few slots");
-            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&bytes), Wait::Await);
-            match sent.expect("it is active") {
-                Ok(Sent::Queued(ticket)) => ticket,
+            let given = scope.give_through(fifo, &args, Payload::Borrowed(&bytes));
+            match given.expect("it is active") {
+                Ok(Given::Queued(ticket)) => ticket,
                 other => panic!("{other:?}"),
             }
         });
@@ -181,12 +218,12 @@ fn whoever_asks_is_told_that_there_is_no_memory_for_the_answer() {
         world.harness().ration(ONE, Ration::NoPages);
         // More of them than there is credit for, so that each has to be given back.
         for _ in 0..10 {
-            let ticket = ask(&world, protocol, 8, PAGE, Wait::Await).expect("there is credit");
+            let ticket = ask(&world, protocol, 8, PAGE).expect("there is credit");
             let outcome = world.outcome(at(ZERO), ticket);
             assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
         }
         // In parts it needs no page.
-        let ticket = ask(&world, protocol, 8, LONG, Wait::Await).expect("there is credit");
+        let ticket = ask(&world, protocol, 8, LONG).expect("there is credit");
         assert_eq!(world.outcome(at(ZERO), ticket).expect("it is answered").into_bytes().len(), LONG);
         nobody_is_blamed(&world);
     });
@@ -196,11 +233,10 @@ fn whoever_asks_is_told_that_there_is_no_memory_for_the_answer() {
 fn an_answer_that_waits_and_then_has_no_memory_is_told() {
     seeds("answers that wait", EngineConfig::default(), |mut world| {
         let protocol = serve(&world);
-        let first = ask(&world, protocol, 8, 8, Wait::Await).expect("there is credit");
+        let first = ask(&world, protocol, 8, 8).expect("there is credit");
         assert!(world.outcome(at(ZERO), first).is_ok());
         // Who asks does not look, so that most of the answers wait, among them such as would go without a page.
-        let ask_on =
-            |world: &World<SimHarness>, n: usize| ask(world, protocol, 8, [PAGE, 8][n % 2], Wait::Await);
+        let ask_on = |world: &World<SimHarness>, n: usize| ask(world, protocol, 8, [PAGE, 8][n % 2]);
         let tickets: Vec<_> = (0..30).map(|n| ask_on(&world, n).expect("there is credit")).collect();
         world.harness().ration(ONE, Ration::Enough);
         world.until("answers wait", |world| {
@@ -231,7 +267,7 @@ fn answers_wait_for_a_lane() {
     seeds("lanes", EngineConfig::default(), |mut world| {
         let protocol = serve(&world);
         world.harness().ration(ONE, Ration::NoLanes);
-        let asked = [8, PAGE].map(|len| ask(&world, protocol, 8, len, Wait::Await).expect("there is credit"));
+        let asked = [8, PAGE].map(|len| ask(&world, protocol, 8, len).expect("there is credit"));
         let flush = world.enter(at(ZERO), |scope| scope.flush(at(ONE)));
         let flush = flush.expect("it lives").expect("something was sent");
         world.a_while();
@@ -253,16 +289,16 @@ fn a_request_that_waits_and_then_has_no_memory_ends() {
         let log = Log::default();
         let plug = world.record("plug", &log);
         let protocol = serve(&world);
-        for wait in [Wait::Await, Wait::InTurn] {
+        for ask_first in [ask, ask_in_turn] {
             stop_up(&mut world, plug);
-            let ticket = ask(&world, protocol, PAGE, 8, wait).expect("there is credit");
-            assert!(ask(&world, protocol, 8, 8, Wait::Await).is_none(), "it took the only credit");
+            let ticket = ask_first(&world, protocol, PAGE, 8).expect("there is credit");
+            assert!(ask(&world, protocol, 8, 8).is_none(), "it took the only credit");
             world.harness().ration(ZERO, Ration::NoPages);
             world.resume(ONE);
             let outcome = world.outcome(at(ZERO), ticket);
             assert!(outcome.as_ref().is_err_and(lacks_memory), "{outcome:?}");
             // Its credit is the next one's.
-            let next = ask(&world, protocol, 8, 8, Wait::Await).expect("there is credit again");
+            let next = ask(&world, protocol, 8, 8).expect("there is credit again");
             assert!(world.outcome(at(ZERO), next).is_ok());
             world.harness().ration(ZERO, Ration::Enough);
         }
@@ -283,17 +319,21 @@ fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
         let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
         let fifo = world.enter(at(ZERO), |scope| scope.open_fifo(options)).expect("so few slots");
         let long = || Payload::Owned(vec![7; PAGE].into());
-        for (wait, through) in [(Wait::Await, None), (Wait::InTurn, None), (Wait::Await, Some(fifo))] {
+        for way in 0..3 {
             stop_up(&mut world, plug);
             // It waits already when memory runs out, in a queue.
             let sent = world.enter(at(ZERO), |scope| {
-                let sent = match through {
-                    None => scope.send(&args, long(), wait),
-                    Some(fifo) => scope.send_through(fifo, &args, long(), wait).expect("it is active"),
+                let given = match way {
+                    0 => scope.give(&args, long()),
+                    1 => scope.give_through(fifo, &args, long()).expect("it is active"),
+                    _ => {
+                        let sent = scope.send(&args, long(), Wait::InTurn);
+                        assert!(matches!(sent, Ok(Sent::Done)), "{sent:?}");
+                        return None;
+                    }
                 };
-                match sent {
-                    Ok(Sent::Queued(ticket)) => Some(ticket),
-                    Ok(Sent::Done) => None,
+                match given {
+                    Ok(Given::Queued(ticket)) => Some(ticket),
                     other => panic!("{other:?}"),
                 }
             });
@@ -315,21 +355,7 @@ fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
                 }
             });
             // A lane may be full, or the device refuse, and the credit be there.
-            let waits = world.enter(at(ZERO), |scope| {
-                match scope.send(&args, Payload::Borrowed(&[7]), Wait::Await) {
-                    Ok(Sent::Later(ticket, ..)) => {
-                        scope.detach(ticket);
-                        true
-                    }
-                    Ok(Sent::Done) => false,
-                    Ok(Sent::Queued(ticket)) => {
-                        scope.detach(ticket);
-                        false
-                    }
-                    other => panic!("{other:?}"),
-                }
-            });
-            assert!(next || !waits, "the credit is gone");
+            assert!(next || !waits_for_credit(&world, &args), "the credit is gone");
             world.harness().ration(ZERO, Ration::Enough);
             world.a_while();
         }
@@ -406,10 +432,7 @@ fn a_replay_that_has_no_memory_gives_its_credit_back() {
         }
         // Both of the credits are there.
         for _ in 0..2 {
-            let waits = world.enter(at(ZERO), |scope| {
-                matches!(scope.send(&args, Payload::Borrowed(&[7]), Wait::Await), Ok(Sent::Later(..)))
-            });
-            assert!(!waits, "the credit is gone");
+            assert!(!waits_for_credit(&world, &args), "the credit is gone");
             world.a_while();
         }
     });
@@ -515,11 +538,12 @@ fn a_receiver_that_only_advances_pays_whoever_waits_for_credit() {
         world.send_all(&mut [Outbox::new(at(ZERO), all)]);
         world.until("they arrive", |_| kept.lock().unwrap().len() == 40);
         let args = SendArgs { target: at(ONE), protocol: ids[0], cookie: 0, info: &[], relaxed: false };
-        let ticket = world.enter(at(ZERO), |scope| {
-            match scope.send(&args, Payload::Borrowed(b"one more"), Wait::Await) {
-                Ok(Sent::Later(ticket, ..)) => ticket,
-                other => panic!("{other:?}"),
+        let ticket = world.enter(at(ZERO), |scope| match scope.give(&args, Payload::Borrowed(b"one more")) {
+            Ok(Given::Kept(ticket, deposit)) => {
+                deposit.leave();
+                ticket
             }
+            other => panic!("{other:?}"),
         });
         world.a_while();
         // Far less than is told at once.

@@ -4,7 +4,9 @@
 use posthaste_core::context::Face;
 use posthaste_core::descriptor::{Descriptor, Op, SourceKind};
 use posthaste_core::device::RemoteMemory;
-use posthaste_core::engine::{EngineConfig, FifoOptions, PatternError, Payload, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{
+    Deposit, EngineConfig, FifoOptions, Given, PatternError, Payload, Rma, SendArgs,
+};
 use posthaste_core::inprocess::{Fabric, InProcessFabric, Limits};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::protocol::{Credit, Flow, ReplyTo};
@@ -149,13 +151,11 @@ fn send(
     from: Rank,
     to: Rank,
     protocol: ProtocolId,
-    wait: Wait,
-) -> Result<Option<(Ticket, Wait)>, SendError> {
+) -> Result<Option<(Ticket, Deposit)>, SendError> {
     enter(ranks, from, |scope| {
         let args = SendArgs { target: at(to), protocol, cookie: 0, info: &[], relaxed: false };
-        match scope.send(&args, Payload::Borrowed(&[7; 20]), wait) {
-            Ok(Sent::Later(ticket, wait, _)) => Ok(Some((ticket, wait))),
-            Ok(Sent::Full(_)) => panic!("it was to wait"),
+        match scope.give(&args, Payload::Borrowed(&[7; 20])) {
+            Ok(Given::Kept(ticket, deposit)) => Ok(Some((ticket, deposit))),
             Ok(_) => Ok(None),
             Err((error, _)) => Err(error),
         }
@@ -169,10 +169,7 @@ fn ask(ranks: &impl Ranks, from: Rank, to: Rank) -> Ticket {
         scope.note_request(ticket, ASK, 0);
         let cookie = ticket.to_word();
         let args = SendArgs { target: at(to), protocol: ASK, cookie, info: &[], relaxed: false };
-        assert!(matches!(
-            scope.send(&args, Payload::Borrowed(&[]), Wait::Await),
-            Ok(Sent::Done | Sent::Queued(_))
-        ));
+        assert!(matches!(scope.give(&args, Payload::Borrowed(&[])), Ok(Given::Done | Given::Queued(_))));
         ticket
     })
 }
@@ -188,13 +185,13 @@ fn story(ranks: &mut impl Ranks) {
     let mut taken: Vec<Taken> = ranks.clients().iter().map(|client| register(client)).collect();
     // Rank 1 asks, and sends one message that is kept; both stay unanswered.
     let old_ticket = ask(ranks, ONE, zero);
-    assert!(send(ranks, ONE, zero, KEPT, Wait::Await).unwrap().is_none());
+    assert!(send(ranks, ONE, zero, KEPT).unwrap().is_none());
     let here = taken[0].clone();
     until(ranks, "the first messages", |_| {
         here.credits.lock().unwrap().len() == 1 && here.asked.lock().unwrap().len() == 1
     });
     let (credit, question) = (here.credits.lock().unwrap()[0], here.asked.lock().unwrap()[0]);
-    // Rank 0 knows memory of rank 1, has recorded a put to it, and was promised a place in the queue towards it.
+    // Rank 0 knows memory of rank 1, has recorded a put to it, and asks.
     let memory = RemoteMemory { rank: ONE, offset: 0, len: 64, mapped: None, incarnation: 0 };
     let memory = enter(ranks, zero, |scope| scope.table().remote.insert(memory));
     let put = Descriptor {
@@ -207,33 +204,26 @@ fn story(ranks: &mut impl Ranks) {
     };
     let pattern =
         enter(ranks, zero, |scope| scope.store_pattern(vec![put], Box::new(()))).expect("a pattern");
-    let mut waiting = None;
-    for _ in 0..200 {
-        waiting = send(ranks, zero, ONE, LOG, Wait::Await).unwrap();
-        if waiting.is_some() {
-            break;
-        }
-    }
-    let (ticket, promise) = waiting.expect("the queue is bounded");
-    until(ranks, "a place in the queue", |ranks| ended(ranks, zero, ticket).is_some());
     let mine = ask(ranks, zero, ONE);
-    // And a message to it waits in a FIFO that is not served.
+    // A message to it waits in a FIFO that is not served, and another one for room.
     let fifo = enter(ranks, zero, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
     let queued = enter(ranks, zero, |scope| {
         scope.enable_fifo(fifo, false).expect("it is open");
         let args = SendArgs { target: at(ONE), protocol: LOG, cookie: 0, info: &[], relaxed: false };
-        match scope.send_through(fifo, &args, Payload::Borrowed(&[9; 30]), Wait::Await) {
-            Ok(Ok(Sent::Queued(ticket))) => ticket,
+        match scope.give_through(fifo, &args, Payload::Borrowed(&[9; 30])) {
+            Ok(Ok(Given::Queued(ticket))) => ticket,
             other => panic!("it is to be queued: {other:?}"),
         }
     });
+    let waiting = (0..200).find_map(|_| send(ranks, zero, ONE, LOG).unwrap());
+    let (waits, deposit) = waiting.expect("the queue is bounded");
 
     ranks.kill(ONE);
     until(ranks, "the loss", |ranks| matches!(ended(ranks, zero, mine), Some(Err(Fault::PeerLost(ONE)))));
     for rank in [zero, Rank(2)] {
         until(ranks, "the loss", |ranks| {
             let lost = Some(SendError::Fault(Fault::PeerLost(ONE)));
-            send(ranks, rank, ONE, LOG, Wait::Await).err() == lost
+            send(ranks, rank, ONE, LOG).err() == lost
         });
     }
     ranks.restart(ONE);
@@ -247,9 +237,10 @@ fn story(ranks: &mut impl Ranks) {
     assert_eq!(ended(ranks, zero, queued), Some(Err(Fault::PeerLost(ONE))));
     enter(ranks, zero, |scope| scope.enable_fifo(fifo, true)).expect("it is open");
     assert_eq!(enter(ranks, zero, |scope| scope.fifo_status(fifo)).map(|status| status.len), Ok(0));
-    // The promise, the memory and the pattern were of the old one.
-    let late = send(ranks, zero, ONE, LOG, promise).unwrap_err();
-    assert_eq!(late, SendError::Fault(Fault::PeerLost(ONE)));
+    assert_eq!(ended(ranks, zero, waits), Some(Err(Fault::PeerLost(ONE))));
+    // It may have had a place before the loss was known.
+    assert!(deposit.withdraw().is_none_or(|back| back.bytes_of() == [7; 20]));
+    // The memory and the pattern were of the old one.
     let stale = Fault::StaleHandle { rank: ONE, held: 0, now: 1 };
     let refused = enter(ranks, zero, |scope| scope.rma(at(ONE), memory, 0, Rma::Get(8)));
     assert_eq!(refused.unwrap_err(), RmaError::Fault(stale));
@@ -278,23 +269,22 @@ fn story(ranks: &mut impl Ranks) {
     assert_eq!(answer, Some(Ok(b"to the living".to_vec())));
 
     // Credit of the old one is not the new one's: it has one message outstanding, and none more.
-    assert!(send(ranks, ONE, zero, KEPT, Wait::Await).unwrap().is_none());
+    assert!(send(ranks, ONE, zero, KEPT).unwrap().is_none());
     until(ranks, "its message", |_| here.credits.lock().unwrap().len() == 2);
     enter(ranks, zero, |scope| scope.consumed(credit));
     for _ in 0..500 {
         ranks.step();
     }
-    let (ticket, wait) = send(ranks, ONE, zero, KEPT, Wait::Await).unwrap().expect("it has no credit");
+    let (ticket, _deposit) = send(ranks, ONE, zero, KEPT).unwrap().expect("it has no credit");
     let credit = here.credits.lock().unwrap()[1];
     enter(ranks, zero, |scope| scope.consumed(credit));
     until(ranks, "its credit", |ranks| ended(ranks, ONE, ticket).is_some());
-    assert!(send(ranks, ONE, zero, KEPT, wait).unwrap().is_none());
     until(ranks, "its second message", |_| here.credits.lock().unwrap().len() == 3);
 
     // And nothing that was sent to the old one comes to the new one.
     assert!(taken[1].log.is_empty());
     for rank in [zero, Rank(2)] {
-        assert!(send(ranks, rank, ONE, LOG, Wait::Await).unwrap().is_none());
+        assert!(send(ranks, rank, ONE, LOG).unwrap().is_none());
     }
     let there = taken[1].log.clone();
     until(ranks, "messages of both", |_| there.len() == 2);
@@ -331,6 +321,6 @@ fn a_hundred_restarts_in_process_leave_no_operation_behind() {
         });
         assert_eq!(end, Some(Err(Fault::PeerLost(ONE))));
         until(&mut ranks, "the restart", |ranks| ranks.clients()[0].incarnation_of(ONE) == incarnation);
-        assert!(send(&ranks, Rank(0), ONE, LOG, Wait::Await).unwrap().is_none());
+        assert!(send(&ranks, Rank(0), ONE, LOG).unwrap().is_none());
     }
 }

@@ -324,7 +324,7 @@ fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
             let mut second = note.send(Rank(1), (2 * round + 1).to_ne_bytes());
             assert!(futures::poll!(&mut second).is_pending());
             job.barrier().await.unwrap();
-            // It is promised the credit of the first, as what it was when it began to wait.
+            // It gets the credit of the first, as what it was when it began to wait.
             tokio::time::sleep(Duration::from_millis(20)).await;
             // If they were heard, each of the first two would cost a credit, and the others would begin anew.
             let second = match round {

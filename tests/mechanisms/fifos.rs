@@ -163,7 +163,7 @@ fn m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them() {
 }
 
 #[test]
-fn a_fifo_that_is_deactivated_keeps_no_credit() {
+fn a_fifo_that_is_deactivated_takes_what_has_waited_for_credit_and_no_more() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (data, mut datas) = job.stream("data").unwrap();
         job.barrier().await.unwrap();
@@ -176,12 +176,13 @@ fn a_fifo_that_is_deactivated_keeps_no_credit() {
             assert!(early.is_err(), "{early:?}");
             fifo.deactivate().await.unwrap();
             job.barrier().await.unwrap();
-            let refused = soon("the refusal", waits).await;
+            soon("the second", waits).await.unwrap();
+            let refused = soon("the refusal", fifo.send(&data, Rank(1), "no")).await;
             assert!(matches!(refused, Err(PatternError::Fifo(FifoError::Inactive))), "{refused:?}");
             soon("the credit", data.send(Rank(1), "third")).await.unwrap();
         } else {
             job.barrier().await.unwrap();
-            receives(&mut datas, &["first", "third"]).await;
+            receives(&mut datas, &["first", "second", "third"]).await;
         }
         job.barrier().await.unwrap();
     });

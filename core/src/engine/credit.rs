@@ -2,7 +2,7 @@
 
 use super::config::MOST_CREDITS;
 use super::peer::{Held, Incoming, Waiter};
-use super::{Scope, State, Wait};
+use super::{Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE};
 use crate::device::Stop;
 use crate::ids::ProtocolId;
@@ -205,6 +205,23 @@ impl State {
         }
     }
 
+    /// Takes the credit of a message to a peer that knows its protocol, unless there is none or others wait for some.
+    pub(super) fn take_credit(&mut self, index: usize, number: usize, len: u64) -> bool {
+        let Some(out) = self.peers[index].as_mut().and_then(|peer| peer.outgoing.get_mut(number)) else {
+            return false;
+        };
+        if out.flow == Flow::Inline {
+            out.open = true;
+            return true;
+        }
+        let has_some = out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() && !out.a_run_is_next;
+        if has_some {
+            out.credits -= 1;
+            out.bytes -= len as i64;
+        }
+        has_some
+    }
+
     /// Puts somebody behind those who wait for credit. The first of them has the peer told that what it owes is waited for: of
     /// itself it pays when that is worth a record, and no more may come.
     pub(super) fn wait_for_credit(&mut self, index: usize, number: usize, waiter: Waiter) {
@@ -222,34 +239,6 @@ impl State {
         if peer.outgoing[number].flow == Flow::Credited && !peer.asks.contains(&(number as u16)) {
             peer.asks.push(number as u16);
             self.mark_busy(index);
-        }
-    }
-
-    /// A future was dropped after it had been promised something.
-    pub(super) fn ungrant(&mut self, wait: super::Wait) {
-        match wait {
-            Wait::Credited(endpoint, protocol, life, bytes) => {
-                let Ok(index) = self.index_of(endpoint) else { return };
-                if self.peer(index).life != life {
-                    return;
-                }
-                if let Some(out) = self.peer(index).outgoing.get_mut(protocol.index())
-                    && out.granted > 0
-                {
-                    out.granted -= 1;
-                    self.give_credit(index, protocol.index(), 1, bytes);
-                }
-            }
-            Wait::Room(endpoint, life) => {
-                let Ok(index) = self.index_of(endpoint) else { return };
-                let peer = self.peer(index);
-                if peer.life != life {
-                    return;
-                }
-                peer.room_granted = peer.room_granted.saturating_sub(1);
-                self.hand_out_room(index);
-            }
-            Wait::Never | Wait::Await | Wait::InTurn => {}
         }
     }
 

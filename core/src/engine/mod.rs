@@ -79,8 +79,6 @@ pub enum Work {
     Consumed(Credit),
     /// A device has news of a peer.
     Peer(Rank, PeerEvent),
-    /// A future that was granted something was dropped before it used it.
-    Ungrant(Wait),
     /// End everything that is pending.
     Shutdown,
 }
@@ -91,7 +89,6 @@ impl std::fmt::Debug for Work {
             Work::Run(_) | Work::Enter(_) => "Run",
             Work::Consumed(_) => "Consumed",
             Work::Peer(..) => "Peer",
-            Work::Ungrant(_) => "Ungrant",
             Work::Shutdown => "Shutdown",
         })
     }
@@ -355,7 +352,6 @@ impl Engine {
                 }
             }
             Work::Peer(rank, PeerEvent::Up { incarnation }) => self.peer_up(rank, incarnation),
-            Work::Ungrant(wait) => self.state.ungrant(wait),
             Work::Shutdown => {
                 self.state.shut_down();
                 // Not who was never asked to leave: its runtime has ended, and peers see that its process does.

@@ -26,10 +26,8 @@ pub(crate) struct Peer {
     pub answer_bytes: u64,
     /// So many of them that further requests are not carried out.
     pub asks_too_much: bool,
-    /// Sends that wait for room in the FIFO, in order.
+    /// Messages that wait for room in the FIFO, in order. Where that is empty, so is this.
     pub room_waiters: Row<Place>,
-    /// FIFO places promised to waiters that were woken.
-    pub room_granted: usize,
     /// By this side's protocol numbers.
     pub outgoing: Vec<Outgoing>,
     /// This side's protocols of which the peer is to be told that somebody waits for credit.
@@ -80,8 +78,6 @@ pub(crate) struct Outgoing {
     /// A run of a replay was given this credit, and is about to be looked at: those behind it are let in afterwards. If it waits
     /// for the credit of another protocol still, they go before it.
     pub a_run_is_next: bool,
-    /// Credits promised to waiters that were woken.
-    pub granted: u32,
 }
 
 /// Somebody who waits for the credit of a message, or of all that a run of a replay has.
@@ -90,18 +86,15 @@ pub(crate) struct Waiter {
     pub ticket: Ticket,
     pub messages: u32,
     pub bytes: u64,
-    /// The message, if it was left here.
+    /// The message; a run of a replay has none here.
     pub kept: Option<Box<Kept>>,
-    /// A run of a replay.
-    pub is_run: bool,
 }
 
-/// Somebody who waits for room in the queue.
+/// A message that waits for room in a queue.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub ticket: Ticket,
-    /// The message, if it was left here.
-    pub kept: Option<Box<Kept>>,
+    pub kept: Box<Kept>,
 }
 
 impl Outgoing {
@@ -169,7 +162,6 @@ impl Peer {
             answer_bytes: 0,
             asks_too_much: false,
             room_waiters: Row::default(),
-            room_granted: 0,
             outgoing: Vec::new(),
             asks: Vec::new(),
             wanted: Vec::new(),
@@ -219,8 +211,7 @@ impl Peer {
 
     /// Slots that awaited sends may still take.
     pub fn room(&self, capacity: usize) -> usize {
-        let used = self.fifo.as_ref().map_or(0, |fifo| fifo.len());
-        capacity.saturating_sub(used + self.room_granted)
+        capacity.saturating_sub(self.fifo.as_ref().map_or(0, |fifo| fifo.len()))
     }
 
     /// Puts a descriptor at the end; the FIFO grows where it must.

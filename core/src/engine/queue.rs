@@ -1,9 +1,8 @@
 //! What waits: the injection FIFOs of the targets, and how they are emptied into the device.
 
 use super::fifos::FIFOS;
-use super::peer::Place;
-use super::send::{Queue, SendResult};
-use super::{Payload, Scope, Sent, State, Wait};
+use super::send::{Posted, Queue, Refused};
+use super::{Payload, Scope, State};
 use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
@@ -35,7 +34,7 @@ impl Scope<'_> {
         queue: Queue,
         whole: bool,
         empty: bool,
-    ) -> SendResult<'p> {
+    ) -> Result<Posted<'p>, Refused<'p>> {
         let rank = descriptor.rank;
         let capacity = self.state.config.fifo_slots;
         let peer = self.state.peer(index);
@@ -43,26 +42,19 @@ impl Scope<'_> {
         let may_start = !whole && empty;
         let mut ticket = None;
         match queue {
-            Queue::Never if !may_start => return Ok(Sent::Full(payload)),
+            Queue::Never if !may_start => return Ok(Posted::NoRoom(payload)),
             // Who waits has somebody before it: where nothing is queued, nothing would keep others from going first.
             Queue::Await
                 if !peer.room_waiters.is_empty() || (!empty && peer.room(capacity) < descriptor.slots()) =>
             {
-                let (endpoint, life) = (peer.endpoint, peer.life);
-                match self.operation(Some(rank)) {
-                    Ok(ticket) => {
-                        self.state.wait_for_room(index, ticket);
-                        return Ok(Sent::Later(ticket, Wait::Room(endpoint, life), payload));
-                    }
-                    Err(fault) => return Err((fault.into(), payload)),
-                }
+                return Ok(Posted::NoRoom(payload));
             }
             Queue::Never | Queue::Force => {}
             Queue::Answer if !self.owes_one_more(index, payload.len()) => {
                 return Err((Fault::PeerCorrupt(rank).into(), payload));
             }
             Queue::Answer => {}
-            Queue::Await | Queue::Granted => match self.operation(Some(rank)) {
+            Queue::Await => match self.operation(Some(rank)) {
                 Ok(operation) => ticket = Some(operation),
                 Err(fault) => return Err((fault.into(), payload)),
             },
@@ -73,8 +65,8 @@ impl Scope<'_> {
             self.pump_peer(index);
         }
         Ok(match ticket {
-            Some(ticket) => Sent::Queued(ticket),
-            None => Sent::Done,
+            Some(ticket) => Posted::Queued(ticket),
+            None => Posted::Done,
         })
     }
 
@@ -117,8 +109,8 @@ impl Scope<'_> {
         moved
     }
 
-    /// Injects what waits for the peer until the device has no more room: what is queued, and then who waits for room behind it.
-    /// Where nothing is queued, nobody but for a promise waits for room any more.
+    /// Injects what waits for the peer until the device has no more room: what is queued, and then what waits for room behind it.
+    /// Where nothing is queued, nothing waits for room any more.
     pub(super) fn pump_peer(&mut self, index: usize) -> usize {
         let mut moved = self.pump_queue(index);
         while self.state.hand_out_room(index) {
@@ -350,15 +342,6 @@ impl Scope<'_> {
 }
 
 impl State {
-    /// Puts somebody behind those who wait for a place.
-    fn wait_for_room(&mut self, index: usize, ticket: Ticket) {
-        let State { peers, completer, .. } = self;
-        if let Some(peer) = peers[index].as_mut() {
-            peer.room_waiters.push_back(Place { ticket, kept: None }, completer);
-        }
-        self.mark_busy(index);
-    }
-
     /// Puts a message at the end of the peer's FIFO, with its payload.
     pub(super) fn queue_message(
         &mut self,
@@ -373,21 +356,28 @@ impl State {
                 descriptor.source = [loan.key(), 0];
                 descriptor.source[1] = self.table.loans.insert(loan) as u64;
             }
-            payload if payload.len() <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
-            payload => {
-                let bytes = match payload {
-                    Payload::Owned(bytes) => bytes,
-                    other => Bytes::copy_from_slice(other.bytes_of()),
-                };
-                descriptor.source_kind = SourceKind::Held;
-                descriptor.source = [self.table.held.insert(bytes) as u64, 0];
-            }
+            payload => self.hold(descriptor, payload),
         }
         self.stats.queued += 1;
         let peer = self.peer(index);
         peer.push(descriptor, info);
         peer.unflushed = true;
         self.mark_busy(index);
+    }
+
+    /// Has a descriptor carry its bytes, or keeps them here for it.
+    pub(super) fn hold(&mut self, descriptor: &mut Descriptor, payload: Payload<'_>) {
+        descriptor.len = payload.len() as u64;
+        let bytes = match payload {
+            Payload::Loan(loan) => Bytes::from(loan.memory().to_vec()),
+            payload if payload.len() <= MAX_DESCRIPTOR_INLINE => {
+                return descriptor.set_inline(payload.bytes_of());
+            }
+            Payload::Owned(bytes) => bytes,
+            Payload::Borrowed(bytes) => Bytes::copy_from_slice(bytes),
+        };
+        descriptor.source_kind = SourceKind::Held;
+        descriptor.source = [self.table.held.insert(bytes) as u64, 0];
     }
 
     /// Something waits until there is memory.

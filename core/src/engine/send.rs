@@ -1,12 +1,13 @@
 //! The way out: from a message to descriptors, and from the FIFO to the device.
 
-use super::peer::{Outgoing, Waiter};
+use super::kept::Lack;
+use super::peer::Outgoing;
 use super::{Deposit, Scope, State};
 use crate::descriptor::{Descriptor, Info, MAX_DESCRIPTOR_INLINE, MAX_INFO, Op, SourceKind};
 use crate::device::{Loan, Sources, Stop};
 use crate::error::{Fault, SendError};
 use crate::ids::{Endpoint, ProtocolId};
-use crate::protocol::{Flow, ReplyTo};
+use crate::protocol::ReplyTo;
 use crate::row::Row;
 use crate::slot::Ticket;
 use crate::wire;
@@ -88,33 +89,21 @@ pub struct SendArgs<'p> {
     pub relaxed: bool,
 }
 
-/// What to do when there is no room.
-#[derive(Clone, Copy, Debug)]
+/// What becomes of a message that is not to be kept when there is no room for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Give the payload back.
+    /// It is given back.
     Never,
-    /// Queue it, or wait for credit or for a place in the queue, and come again with the payload: something else may have gone
-    /// before it then.
-    Await,
-    /// Queue it, however much waits: for an access to memory that is a message, so that it keeps its place among the puts, of
+    /// It is queued, however much waits: for an access to memory that is a message, so that it keeps its place among the puts, of
     /// which a queue takes any number, too. Of a protocol with credit it is given back if there is none.
     InTurn,
-    /// The caller waited; this credit was promised to it, by the incarnation of the rank with these low bits and for so
-    /// many bytes.
-    Credited(Endpoint, ProtocolId, u16, u64),
-    /// The caller waited; a place in the queue to that incarnation was promised to it.
-    Room(Endpoint, u16),
 }
 
-/// How far a send got.
+/// How far a send got whose message is not kept.
 #[derive(Debug)]
 pub enum Sent<'p> {
-    /// The source is reusable and the message is on its way.
+    /// The source is reusable and the message is on its way, or queued.
     Done,
-    /// The message is queued; the ticket ends when it is on its way.
-    Queued(Ticket),
-    /// Nothing was sent. When the ticket ends well, send again with this `Wait`.
-    Later(Ticket, Wait, Payload<'p>),
     /// Nothing was sent and nothing will be.
     Full(Payload<'p>),
 }
@@ -133,108 +122,119 @@ pub enum Given {
 
 pub(super) enum Queue {
     Never,
+    /// As far as there is room and nobody waits for some; its end is told.
     Await,
-    Granted,
     /// The messager's own traffic, and accesses to memory: their amount is bounded by what this side has under way.
     Force,
     /// What a peer asked for: it is cut off if it asks for ever more and takes nothing.
     Answer,
 }
 
-pub(super) type SendResult<'p> = Result<Sent<'p>, (SendError, Payload<'p>)>;
+/// How far an admitted message got.
+pub(super) enum Posted<'p> {
+    Done,
+    Queued(Ticket),
+    /// Nothing was done.
+    NoRoom(Payload<'p>),
+}
+
+pub(super) type Refused<'p> = (SendError, Payload<'p>);
 
 impl Scope<'_> {
-    /// Sends a message of a registered protocol.
+    /// Sends a message of a registered protocol, now or in its turn.
     ///
     /// # Errors
     /// With the payload: if the send cannot succeed.
     #[inline]
-    pub fn send<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>, wait: Wait) -> SendResult<'p> {
-        let sent = self.send_now(args, payload, wait, false);
-        if let Wait::Room(target, life) = wait
-            && let Ok(index) = self.state.index_of(target)
-            && self.state.peer(index).life == life
-        {
-            // It may not have taken the place that it had been promised.
-            self.state.hand_out_room(index);
-        }
-        sent
-    }
-
-    /// As [`send`](Self::send), for who does not come again: a message that has to wait for credit or room is kept here, with its
-    /// payload, and keeps its place among those that are sent later.
-    ///
-    /// # Errors
-    /// With the payload: if the send cannot succeed.
-    #[inline]
-    pub fn give<'p>(
-        &mut self,
-        args: &SendArgs<'p>,
-        payload: Payload<'p>,
-    ) -> Result<Given, (SendError, Payload<'p>)> {
-        match self.send_now(args, payload, Wait::Await, true)? {
-            Sent::Done => Ok(Given::Done),
-            Sent::Queued(ticket) => Ok(Given::Queued(ticket)),
-            Sent::Later(ticket, wait, payload) => Ok(self.keep(args, ticket, wait, payload)),
-            // Only who waits never is told so.
-            Sent::Full(payload) => Err((Fault::Shutdown.into(), payload)),
-        }
-    }
-
-    /// `keeps`: what has to wait for room keeps its credit.
-    #[inline]
-    fn send_now<'p>(
+    pub fn send<'p>(
         &mut self,
         args: &SendArgs<'p>,
         payload: Payload<'p>,
         wait: Wait,
-        keeps: bool,
-    ) -> SendResult<'p> {
-        let index = match self.check(args, payload.len()) {
-            Ok(index) => index,
-            Err(error) => {
-                self.state.ungrant(wait);
-                return Err((error, payload));
-            }
-        };
-        let peer = self.state.peer(index);
-        if let Some(fault) = peer.fault {
-            return Err((fault.into(), payload));
-        }
-        if let Wait::Room(endpoint, life) = wait {
-            if peer.life != life {
-                // It waited for an incarnation that has died since.
-                return Err((Fault::PeerLost(endpoint.rank).into(), payload));
-            }
-            peer.room_granted = peer.room_granted.saturating_sub(1);
-        }
-        if !peer.is_open(args.protocol) {
-            match self.admit(index, args, payload.len(), wait) {
-                Ok(None) => {}
-                Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
-                Err(None) => return Ok(Sent::Full(payload)),
-                Err(Some(error)) => return Err((error, payload)),
-            }
-        }
+    ) -> Result<Sent<'p>, Refused<'p>> {
         let queue = match wait {
             Wait::Never => Queue::Never,
             Wait::InTurn => Queue::Force,
-            Wait::Room(..) => Queue::Granted,
-            Wait::Await | Wait::Credited(..) => Queue::Await,
         };
-        // It may overtake anything but what tells the peer of its protocol.
-        let relaxed = args.relaxed && self.state.peer(index).is_announced(args.protocol);
-        self.state.stats.sent(payload.len() as u64);
-        let sent =
-            self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, relaxed);
-        if !matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
-            self.unsent(index, args.protocol, &sent, keeps);
+        let index = self.admitted(args, payload.len());
+        match index {
+            Ok(Some(index)) => match self.post_counted(index, args, payload, queue)? {
+                Posted::Done => Ok(Sent::Done),
+                Posted::Queued(ticket) => {
+                    self.detach(ticket);
+                    Ok(Sent::Done)
+                }
+                Posted::NoRoom(payload) => {
+                    self.state.give_credit(index, args.protocol.index(), 1, payload.len() as u64);
+                    Ok(Sent::Full(payload))
+                }
+            },
+            Ok(None) => Ok(Sent::Full(payload)),
+            Err(error) => Err((error, payload)),
         }
-        sent
+    }
+
+    /// Sends a message of a registered protocol. One that has to wait for credit or room is kept here, with its payload, and keeps
+    /// its place among those that are sent later.
+    ///
+    /// # Errors
+    /// With the payload: if the send cannot succeed.
+    #[inline]
+    pub fn give<'p>(&mut self, args: &SendArgs<'p>, payload: Payload<'p>) -> Result<Given, Refused<'p>> {
+        match self.admitted(args, payload.len()) {
+            Ok(Some(index)) => match self.post_counted(index, args, payload, Queue::Await)? {
+                Posted::Done => Ok(Given::Done),
+                Posted::Queued(ticket) => Ok(Given::Queued(ticket)),
+                Posted::NoRoom(payload) => self.keep(args, payload, None, Lack::Room),
+            },
+            Ok(None) => self.keep(args, payload, None, Lack::Credit),
+            Err(error) => Err((error, payload)),
+        }
+    }
+
+    /// Whether a message may go, and where to; its credit is taken. `None`: there is none.
+    #[inline]
+    pub(super) fn admitted(&mut self, args: &SendArgs<'_>, len: usize) -> Result<Option<usize>, SendError> {
+        let index = self.check_living(args, len)?;
+        let admitted =
+            self.state.peer(index).is_open(args.protocol) || self.admit(index, args.protocol, len)?;
+        Ok(admitted.then_some(index))
     }
 
     #[inline]
-    pub(super) fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
+    pub(super) fn check_living(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
+        let index = self.check(args, len)?;
+        self.state.peer(index).fault.map_or(Ok(index), |fault| Err(fault.into()))
+    }
+
+    /// Injects or queues an admitted message, and counts it. What cannot be sent gives its credit back.
+    #[inline]
+    fn post_counted<'p>(
+        &mut self,
+        index: usize,
+        args: &SendArgs<'p>,
+        payload: Payload<'p>,
+        queue: Queue,
+    ) -> Result<Posted<'p>, Refused<'p>> {
+        // It may overtake anything but what tells the peer of its protocol.
+        let relaxed = args.relaxed && self.state.peer(index).is_announced(args.protocol);
+        let len = payload.len() as u64;
+        self.state.stats.sent(len);
+        let posted =
+            self.post(index, Self::wire_id(args.protocol), args.cookie, args.info, payload, queue, relaxed);
+        match &posted {
+            Ok(Posted::Done | Posted::Queued(_)) => {}
+            Ok(Posted::NoRoom(_)) => self.uncount(len),
+            Err(_) => {
+                self.uncount(len);
+                self.state.give_credit(index, args.protocol.index(), 1, len);
+            }
+        }
+        posted
+    }
+
+    #[inline]
+    fn check(&mut self, args: &SendArgs<'_>, len: usize) -> Result<usize, SendError> {
         if self.state.closed {
             return Err(Fault::Shutdown.into());
         }
@@ -252,74 +252,24 @@ impl Scope<'_> {
         Ok(index)
     }
 
-    /// A send that was admitted did not happen: its count goes back, and its credit, unless that is kept while it waits.
-    #[cold]
-    fn unsent(&mut self, index: usize, protocol: ProtocolId, sent: &SendResult<'_>, keeps: bool) {
-        let (len, waits) = match sent {
-            Ok(Sent::Later(_, _, payload)) => (payload.len() as u64, true),
-            Ok(Sent::Full(payload)) | Err((_, payload)) => (payload.len() as u64, false),
-            Ok(_) => (0, false),
-        };
-        self.uncount(len);
-        if !(keeps && waits) {
-            self.state.give_credit(index, protocol.index(), 1, len);
-        }
-    }
-
     /// What was counted as sent is not, or not yet.
     pub(super) fn uncount(&mut self, len: u64) {
         self.state.stats.messages_sent -= 1;
         self.state.stats.bytes_sent -= len;
     }
 
-    /// The slow part of admission: declares the protocol to the peer, and takes a credit if it needs one.
-    /// `Err(None)` means "no credit now".
+    /// The slow part of admission: declares the protocol to the peer, and takes a credit if it needs one; false: there is none.
     #[cold]
-    pub(super) fn admit(
-        &mut self,
-        index: usize,
-        args: &SendArgs<'_>,
-        len: usize,
-        wait: Wait,
-    ) -> Result<Option<(Ticket, Wait)>, Option<SendError>> {
-        let id = args.protocol.index();
-        if self.state.registry.get(args.protocol).is_none() {
-            return Err(Some(SendError::Unregistered(args.protocol)));
+    fn admit(&mut self, index: usize, protocol: ProtocolId, len: usize) -> Result<bool, SendError> {
+        self.introduce_registered(index, protocol)?;
+        Ok(self.state.take_credit(index, protocol.index(), len as u64))
+    }
+
+    pub(super) fn introduce_registered(&mut self, index: usize, id: ProtocolId) -> Result<(), SendError> {
+        if self.state.registry.get(id).is_none() {
+            return Err(SendError::Unregistered(id));
         }
-        self.introduce(index, args.protocol).map_err(|fault| Some(fault.into()))?;
-        let held_by = self.state.peer(index).life;
-        let out = &mut self.state.peer(index).outgoing[id];
-        if out.flow == Flow::Inline {
-            out.open = true;
-            return Ok(None);
-        }
-        if let Wait::Credited(endpoint, _, life, _) = wait
-            && life != held_by
-        {
-            // It waited for an incarnation that has died since.
-            return Err(Some(Fault::PeerLost(endpoint.rank).into()));
-        }
-        if matches!(wait, Wait::Credited(..)) && out.granted > 0 {
-            // The credit was taken when the waiter was woken.
-            out.granted -= 1;
-            return Ok(None);
-        }
-        if out.credits > 0 && out.bytes > 0 && out.waiters.is_empty() && !out.a_run_is_next {
-            out.credits -= 1;
-            out.bytes -= len as i64;
-            return Ok(None);
-        }
-        if matches!(wait, Wait::Never | Wait::InTurn) {
-            return Err(None);
-        }
-        let endpoint = args.target;
-        let ticket = self.operation(Some(endpoint.rank)).map_err(|fault| Some(fault.into()))?;
-        self.state.wait_for_credit(
-            index,
-            id,
-            Waiter { ticket, messages: 1, bytes: len as u64, kept: None, is_run: false },
-        );
-        Ok(Some((ticket, Wait::Credited(endpoint, args.protocol, held_by, len as u64))))
+        Ok(self.introduce(index, id)?)
     }
 
     /// Has the peer hear of a registered protocol, if it has not yet.
@@ -341,7 +291,6 @@ impl Scope<'_> {
                 refused: None,
                 waiters: Row::default(),
                 a_run_is_next: false,
-                granted: 0,
             });
         }
         if !self.state.peer(index).outgoing[id.index()].declared {
@@ -389,7 +338,7 @@ impl Scope<'_> {
         self.state.peer(index).fault.is_some()
             || matches!(
                 self.post(index, ProtocolId(what), 0, &[], Payload::Borrowed(body), Queue::Never, false),
-                Ok(Sent::Done)
+                Ok(Posted::Done)
             )
     }
 
@@ -455,7 +404,7 @@ impl Scope<'_> {
         payload: Payload<'p>,
         queue: Queue,
         relaxed: bool,
-    ) -> SendResult<'p> {
+    ) -> Result<Posted<'p>, Refused<'p>> {
         let len = payload.len();
         let eager = self.state.eager;
         let target = self.state.shape.endpoint(index);
@@ -492,7 +441,7 @@ impl Scope<'_> {
                         peer.unflushed = true;
                     }
                     self.trace_sent(target, len as u64);
-                    return Ok(Sent::Done);
+                    return Ok(Posted::Done);
                 }
                 Stop::Full => {}
                 stop if self.waits_for_lane(&descriptor, stop) => self.state.wait_for_memory(),

@@ -126,7 +126,7 @@ impl Started {
     pub(super) fn new(handle: &Handle, begun: Begun) -> Started {
         match begun {
             Begun::Ended(value) => Started::Done(value),
-            Begun::Pending(ticket) => Started::Pending(Pending::new(handle.clone(), ticket, None, None)),
+            Begun::Pending(ticket) => Started::Pending(Pending::new(handle.clone(), ticket, None)),
             Begun::Failed(fault) => Started::Failed(fault),
         }
     }

@@ -2,13 +2,13 @@
 
 use super::executor::Hub;
 use super::group_state::{GroupState, Notice, WINDOW};
-use super::run::{Outgoing, Sent as RunSent};
+use super::run::{Outgoing, Sent};
 use super::state::{Peer, settle};
 use super::wire::{Origin, PART_INFO, Record, Tag, put_part_info};
 use crate::exchange::Again;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::engine::{Given, Payload, SendArgs};
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -21,12 +21,11 @@ pub(super) struct Outlet {
     pub id: ProtocolId,
 }
 
-/// Waits for room towards a peer, or for memory.
+/// Waits until what is queued for a peer, or waits for room there, is on its way, or for memory.
 struct Room {
     hub: Arc<Hub>,
     to: Rank,
     ticket: Ticket,
-    promise: Option<Wait>,
     /// There was no memory, either.
     again: Option<Again>,
 }
@@ -53,7 +52,7 @@ impl Room {
             self.again.zip(handle).is_some_and(|(again, handle)| again.has_come(&handle, scope))
         };
         if self.poll() || time_has_come(scope) {
-            self.hub.room_made(scope, self.to, self.promise);
+            self.hub.room_made(scope, self.to);
         }
     }
 }
@@ -71,20 +70,16 @@ impl Way<'_, '_> {
         SendArgs { target, protocol: self.hub.protocol(), cookie, info, relaxed: false }
     }
 
-    /// From now on everything to that peer waits for the ticket; false: it has ended already.
-    fn congest(&mut self, to: Rank, ticket: Ticket, promise: Option<Wait>) -> bool {
-        self.wait_for(Room { hub: self.hub.clone(), to, ticket, promise, again: None })
+    /// From now on everything to that peer waits for the ticket, unless it has ended already.
+    fn congest(&mut self, to: Rank, ticket: Ticket) {
+        self.wait_for(Room { hub: self.hub.clone(), to, ticket, again: None });
     }
 
-    fn wait_for(&mut self, room: Room) -> bool {
+    fn wait_for(&mut self, room: Room) {
         let room = Arc::new(room);
-        let peer = &mut self.peers[room.to.index()];
-        if room.poll() {
-            peer.promise = room.promise;
-            return false;
+        if !room.poll() {
+            self.peers[room.to.index()].congested = true;
         }
-        peer.congested = true;
-        true
     }
 
     /// Has a record wait until there is room.
@@ -107,38 +102,34 @@ impl Way<'_, '_> {
     }
 
     fn record_of(&mut self, to: Rank, record: &Bytes, cause: Option<Rank>) {
-        loop {
-            let peer = &mut self.peers[to.index()];
-            if peer.congested {
-                return self.keep(to, record.clone(), cause);
+        if self.peers[to.index()].congested {
+            return self.keep(to, record.clone(), cause);
+        }
+        let args = self.args(to, 0, &[]);
+        match self.scope.give(&args, Payload::Borrowed(record)) {
+            Ok(Given::Done) => {}
+            Ok(Given::Queued(ticket)) => self.scope.detach(ticket),
+            // It has its place; what follows it waits here, where it is known what that follows from.
+            Ok(Given::Kept(ticket, deposit)) => {
+                deposit.leave();
+                self.congest(to, ticket);
             }
-            let wait = peer.promise.take().unwrap_or(Wait::Await);
-            let args = self.args(to, 0, &[]);
-            match self.scope.send(&args, Payload::Borrowed(record), wait) {
-                Ok(Sent::Queued(ticket)) => self.scope.detach(ticket),
-                Ok(Sent::Later(ticket, wait, _)) => {
-                    self.congest(to, ticket, Some(wait));
-                    continue;
-                }
-                Ok(Sent::Done | Sent::Full(_)) => {}
-                Err((SendError::Fault(Fault::OutOfMemory(what)), _)) => {
-                    tracing::debug!(%to, what, "collective record put off");
-                    let again = self.hub.handle().map(|handle| Again::towards(to, &handle, self.scope));
-                    match again.transpose() {
-                        Ok(None) => {}
-                        // It keeps its place, and is the first to go when the time has come.
-                        Ok(Some(again)) => {
-                            let hub = self.hub.clone();
-                            let (ticket, again) = (again.ticket, Some(again));
-                            self.wait_for(Room { hub, to, ticket, promise: None, again });
-                            self.keep(to, record.clone(), cause);
-                        }
-                        Err(fault) => tracing::warn!(%to, %fault, "collective record not sent"),
+            Err((SendError::Fault(Fault::OutOfMemory(what)), _)) => {
+                tracing::debug!(%to, what, "collective record put off");
+                let again = self.hub.handle().map(|handle| Again::towards(to, &handle, self.scope));
+                match again.transpose() {
+                    Ok(None) => {}
+                    // It keeps its place, and is the first to go when the time has come.
+                    Ok(Some(again)) => {
+                        let hub = self.hub.clone();
+                        let (ticket, again) = (again.ticket, Some(again));
+                        self.wait_for(Room { hub, to, ticket, again });
+                        self.keep(to, record.clone(), cause);
                     }
+                    Err(fault) => tracing::warn!(%to, %fault, "collective record not sent"),
                 }
-                Err((error, _)) => tracing::debug!(%to, %error, "collective record not sent"),
             }
-            return;
+            Err((error, _)) => tracing::debug!(%to, %error, "collective record not sent"),
         }
     }
 
@@ -239,17 +230,17 @@ impl Way<'_, '_> {
         operation: u64,
         mark: u32,
         out: &Outgoing<'_>,
-    ) -> Result<RunSent, Fault> {
+    ) -> Result<Sent, Fault> {
         let to = group.membership.members[out.to];
         if !self.is_within_window(group, at, out.to, operation) {
-            return Ok(RunSent::Later);
+            return Ok(Sent::Later);
         }
         // Who starts late is not to keep more than it would expect of an honest member. Whoever waits for a long one has started.
         if !out.long
             && let Err(operations) = group.others[out.to].check_ahead(operation, out.payload.len())
         {
             self.ask(group, at, out.to, operations);
-            return Ok(RunSent::Later);
+            return Ok(Sent::Later);
         }
         if at != 0 && !group.others[out.to].introduced {
             self.introduce(group, at, out.to);
@@ -259,34 +250,28 @@ impl Way<'_, '_> {
             if peer.waiting.back() != Some(&(at, operation)) {
                 peer.waiting.push_back((at, operation));
             }
-            return Ok(RunSent::Later);
+            return Ok(Sent::Later);
         }
-        let wait = peer.promise.take().unwrap_or(Wait::Await);
         let tag = Tag { group: at as u16, operation: operation as u16, phase: out.phase, mark };
         let mut info = [0; PART_INFO];
         let info = if out.long { put_part_info(&mut info, out.slice, out.lent) } else { &[] };
         let args = self.args(to, tag.to_word(), info);
-        let sent = self.scope.send(&args, Payload::Borrowed(out.payload), wait);
-        if !out.long && matches!(sent, Ok(Sent::Done | Sent::Queued(_))) {
-            group.others[out.to].sent_ahead(operation, out.payload.len());
-        }
-        match sent {
-            Ok(Sent::Done) => Ok(RunSent::Done),
-            Ok(Sent::Queued(ticket)) => {
-                // It is kept by the engine; what follows it waits, so that little is.
-                self.congest(to, ticket, None);
-                Ok(RunSent::Done)
-            }
-            Ok(Sent::Later(ticket, wait, _)) => {
-                self.congest(to, ticket, Some(wait));
-                self.peers[to.index()].waiting.push_back((at, operation));
-                if !self.peers[to.index()].congested {
-                    // Room was made meanwhile: the next look finds it.
-                    self.hub.look_again(to);
+        match self.scope.give(&args, Payload::Borrowed(out.payload)) {
+            Ok(given) => {
+                if !out.long {
+                    group.others[out.to].sent_ahead(operation, out.payload.len());
                 }
-                Ok(RunSent::Later)
+                // What the engine keeps is followed by nothing else, so that it is little.
+                match given {
+                    Given::Done => {}
+                    Given::Queued(ticket) => self.congest(to, ticket),
+                    Given::Kept(ticket, deposit) => {
+                        deposit.leave();
+                        self.congest(to, ticket);
+                    }
+                }
+                Ok(Sent::Done)
             }
-            Ok(Sent::Full(_)) => Ok(RunSent::Later),
             Err((SendError::Fault(fault), _)) => Err(fault),
             Err((error, _)) => {
                 tracing::warn!(%error, "part of a collective operation not sent");
@@ -305,21 +290,11 @@ impl Hub {
         self.outlet.get().map_or(ProtocolId(u16::MAX), |outlet| outlet.id)
     }
 
-    fn look_again(self: &Arc<Self>, to: Rank) {
-        if let Some(handle) = self.handle() {
-            let hub = self.clone();
-            handle.post_run(move |scope| hub.room_made(scope, to, None));
-        }
-    }
-
     /// There is room towards a peer again.
-    fn room_made(self: &Arc<Self>, scope: &mut Scope<'_>, to: Rank, promise: Option<Wait>) {
+    fn room_made(self: &Arc<Self>, scope: &mut Scope<'_>, to: Rank) {
         let mut state = self.lock();
         let peer = &mut state.peers[to.index()];
         peer.congested = false;
-        if promise.is_some() {
-            peer.promise = promise;
-        }
         let mut way = Way { hub: self, scope, peers: &mut state.peers };
         way.records(to);
         // As many as there is room for: those behind them keep their place.
@@ -327,12 +302,6 @@ impl Hub {
             && let Some((at, operation)) = state.peers[to.index()].waiting.pop_front()
         {
             state = self.resume(scope, state, at, operation);
-        }
-        // Nobody wanted the place in the queue after all.
-        if let Some(promise) = state.peers[to.index()].promise.take()
-            && let Some(handle) = self.handle()
-        {
-            handle.post_work(Work::Ungrant(promise));
         }
     }
 }

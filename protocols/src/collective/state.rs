@@ -5,7 +5,6 @@ use super::wire::Origin;
 use crate::cause::Lowered;
 use crate::nearest::nearest_living;
 use bytes::Bytes;
-use posthaste_core::engine::Wait;
 use posthaste_core::{Fault, Rank};
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -40,8 +39,6 @@ pub(super) struct Peer {
     pub numbers: Vec<Option<Known>>,
     /// It has no room: what goes to it waits.
     pub congested: bool,
-    /// A place in the queue was promised.
-    pub promise: Option<Wait>,
     /// Records that wait for room, in order, and whose records they follow from.
     pub records: VecDeque<(Bytes, Option<Rank>)>,
     /// How many wait, for whatever rank, that follow from its own.

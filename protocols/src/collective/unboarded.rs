@@ -23,7 +23,7 @@ impl Hub {
         let group = state.groups.get_mut(inner.at);
         let ticket = group.and_then(|group| group.near.left.remove(&operation));
         drop(state);
-        drop(ticket.map(|ticket| Pending::new(inner.handle.clone(), ticket, None, None)));
+        drop(ticket.map(|ticket| Pending::new(inner.handle.clone(), ticket, None)));
     }
 
     /// Sends messages of what was just written to those who want them, and looks after what else there is.

@@ -1,11 +1,11 @@
-//! Sending records from anywhere without waiting: one for which there is no room is sent when there is.
+//! Sending records from anywhere without waiting: one for which there is no room stays with the engine until there is.
 
 use super::ExchangeProtocol;
 use super::board::Effects;
 use super::custody::Answer;
 use bytes::Bytes;
 use posthaste_core::context::Shared;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Given, Payload, SendArgs};
 use posthaste_core::sync::lock;
 use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, Scope, SendError, Ticket, Value};
 use std::sync::{Arc, Mutex, Weak};
@@ -29,17 +29,18 @@ impl Outlet {
 /// How soon something is tried once more for which there was no memory.
 pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
-/// A record that waits for room in the queue towards a rank, or for memory.
+/// A record that waits.
 struct Waiting {
     protocol: Arc<ExchangeProtocol>,
-    to: Rank,
-    record: Bytes,
     ticket: Ticket,
-    wait: Wait,
-    /// There was no memory.
-    again: Option<Again>,
-    /// What it is an answer to, until that goes on.
-    answer: Mutex<Option<Answer>>,
+    what: Mutex<Option<What>>,
+}
+
+enum What {
+    /// There was no memory for it: it is to be tried again.
+    Memory { to: Rank, record: Bytes, again: Again, answer: Option<Answer> },
+    /// The engine has it until there is room, and this is what it answers.
+    Room { _answers: Answer },
 }
 
 impl ExchangeProtocol {
@@ -107,7 +108,7 @@ impl ExchangeProtocol {
             let protocol = self.clone();
             handle.post_run(move |scope| {
                 for answer in answers {
-                    protocol.notify_one(scope, answer.to, record.clone(), Wait::Await, Some(answer));
+                    protocol.notify_one(scope, answer.to, record.clone(), Some(answer));
                 }
             });
         }
@@ -120,46 +121,35 @@ impl ExchangeProtocol {
         record: &Bytes,
     ) {
         for rank in ranks {
-            self.notify_one(scope, rank, record.clone(), Wait::Await, None);
+            self.notify_one(scope, rank, record.clone(), None);
         }
     }
 
-    fn wait_for(
-        self: &Arc<Self>,
-        ticket: Ticket,
-        (to, record, wait): (Rank, Bytes, Wait),
-        again: Option<Again>,
-        answer: Option<Answer>,
-    ) -> Arc<Waiting> {
-        let (protocol, answer) = (self.clone(), Mutex::new(answer));
-        Arc::new(Waiting { protocol, to, record, ticket, wait, again, answer })
+    fn wait_for(self: &Arc<Self>, scope: &mut Scope<'_>, ticket: Ticket, what: What) {
+        Arc::new(Waiting { protocol: self.clone(), ticket, what: Mutex::new(Some(what)) }).look(scope);
     }
 
-    fn notify_one(
-        self: &Arc<Self>,
-        scope: &mut Scope<'_>,
-        to: Rank,
-        record: Bytes,
-        wait: Wait,
-        answer: Option<Answer>,
-    ) {
+    fn notify_one(self: &Arc<Self>, scope: &mut Scope<'_>, to: Rank, record: Bytes, answer: Option<Answer>) {
         let Some(outlet) = self.outlet.get() else { return };
         let target = Endpoint::new(to, scope.me().context);
         let args = SendArgs { target, protocol: outlet.id, cookie: 0, info: &[], relaxed: false };
-        match scope.send(&args, Payload::Owned(record.clone()), wait) {
-            Ok(Sent::Queued(ticket)) => scope.detach(ticket),
-            Ok(Sent::Later(ticket, wait, _)) => {
-                self.wait_for(ticket, (to, record, wait), None, answer).look(scope);
+        match scope.give(&args, Payload::Owned(record.clone())) {
+            Ok(Given::Done) => {}
+            Ok(Given::Queued(ticket)) => scope.detach(ticket),
+            Ok(Given::Kept(ticket, deposit)) => {
+                deposit.leave();
+                match answer {
+                    Some(answer) => self.wait_for(scope, ticket, What::Room { _answers: answer }),
+                    None => scope.detach(ticket),
+                }
             }
-            Ok(Sent::Done | Sent::Full(_)) => {}
             // The peer waits for it, however long there is no memory.
             Err((SendError::Fault(Fault::OutOfMemory(what)), _)) => {
                 tracing::debug!(%to, what, "notice put off");
                 match self.handle().map(|handle| Again::towards(to, &handle, scope)).transpose() {
                     Ok(None) => {}
                     Ok(Some(again)) => {
-                        let what = (to, record, Wait::Await);
-                        self.wait_for(again.ticket, what, Some(again), answer).look(scope);
+                        self.wait_for(scope, again.ticket, What::Memory { to, record, again, answer });
                     }
                     Err(fault) => tracing::warn!(%to, %fault, "notice not sent"),
                 }
@@ -201,21 +191,25 @@ impl Waiting {
     fn look(self: Arc<Self>, scope: &mut Scope<'_>) {
         let Some(handle) = self.protocol.handle() else { return };
         let waker = Waker::from(self.clone());
-        match handle.slots().poll(self.ticket, &mut Context::from_waker(&waker)) {
-            Poll::Ready(Ok(_)) => self.go_on(scope),
-            Poll::Pending if self.again.is_some_and(|again| again.has_come(&handle, scope)) => {
-                self.go_on(scope)
-            }
-            // Whoever is gone need not be told.
-            Poll::Ready(Err(_)) | Poll::Pending => {}
+        let mut what = lock(&self.what);
+        // Once it has ended, its ticket may be another's.
+        let Some(waiting) = &*what else { return };
+        let polled = handle.slots().poll(self.ticket, &mut Context::from_waker(&waker));
+        let has_come = |scope: &mut Scope<'_>| match waiting {
+            What::Memory { again, .. } => again.has_come(&handle, scope),
+            What::Room { .. } => false,
+        };
+        if polled.is_pending() && !has_come(scope) {
+            return;
         }
-    }
-}
-
-impl Waiting {
-    fn go_on(&self, scope: &mut Scope<'_>) {
-        let answer = lock(&self.answer).take();
-        self.protocol.notify_one(scope, self.to, self.record.clone(), self.wait, answer);
+        let ended = what.take();
+        drop(what);
+        // Whoever is gone need not be told.
+        if let (Poll::Pending | Poll::Ready(Ok(_)), Some(What::Memory { to, record, answer, .. })) =
+            (polled, ended)
+        {
+            self.protocol.notify_one(scope, to, record, answer);
+        }
     }
 }
 

@@ -71,7 +71,7 @@ fn start(
     Ok(match scope.replay_with(id, info, fifo)? {
         ReplayStart::Done => State::Done,
         ReplayStart::Queued { ticket, replay } => {
-            State::Waiting(Pending::new(handle.clone(), ticket, None, None), replay)
+            State::Waiting(Pending::new(handle.clone(), ticket, None), replay)
         }
     })
 }
@@ -173,7 +173,7 @@ impl<'p, F: Face> Replay<'p, F> {
         let handle = self.pattern.handle.clone();
         let read = move |scope: &mut Scope<'_>| {
             let ticket = scope.replay_read(replay)?;
-            Ok::<_, Fault>(ticket.map(|ticket| Pending::new(handle.clone(), ticket, None, None)))
+            Ok::<_, Fault>(ticket.map(|ticket| Pending::new(handle.clone(), ticket, None)))
         };
         let reading = match self.face.enter(|engine| read(&mut engine.scope())) {
             Ok(reading) => reading?,

@@ -138,12 +138,7 @@ fn try_in<'p>(
 ) -> (Result<bool, SendError>, Option<Unsent>) {
     match scope.send(args, payload, Wait::Never) {
         Ok(Sent::Done) => (Ok(true), None),
-        Ok(Sent::Queued(ticket)) => {
-            scope.detach(ticket);
-            (Ok(true), None)
-        }
-        // Who waits never is not told to come again.
-        Ok(Sent::Later(_, _, payload) | Sent::Full(payload)) => (Ok(false), Some(Unsent::new(payload))),
+        Ok(Sent::Full(payload)) => (Ok(false), Some(Unsent::new(payload))),
         Err((error, payload)) => (Err(error), Some(Unsent::new(payload))),
     }
 }
@@ -223,7 +218,7 @@ pub(crate) fn own(
     handle: impl FnOnce() -> Handle,
     deadline: Option<u64>,
 ) -> Step {
-    let pending = |ticket| Pending::new(handle(), ticket, None, deadline);
+    let pending = |ticket| Pending::new(handle(), ticket, deadline);
     match started {
         Ok(Given::Done) => Step::Done,
         Ok(Given::Queued(ticket)) => Step::Queued(pending(ticket)),

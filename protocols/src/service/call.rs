@@ -143,7 +143,7 @@ fn ask(
     if deposit.is_none() {
         scope.note_request(ticket, envelope.protocol, bytes);
     }
-    Asked::Sent(deposit, Pending::new(handle(), ticket, None, deadline))
+    Asked::Sent(deposit, Pending::new(handle(), ticket, deadline))
 }
 
 impl<F: Face> Call<'_, F> {
@@ -169,7 +169,7 @@ impl<F: Face> Call<'_, F> {
             Some(Begun::Pending(ticket)) => {
                 budget::spend(budget::MESSAGE);
                 self.payload = None;
-                self.state = State::Waiting(None, Pending::new(Handle::of(self.face), ticket, None, None));
+                self.state = State::Waiting(None, Pending::new(Handle::of(self.face), ticket, None));
                 None
             }
             Some(Begun::Not(())) | None => None,

@@ -233,7 +233,7 @@ impl Memory {
             memory.still_there()?;
             let started = scope.rma(target, remote, offset, rma)?;
             drop(held);
-            Ok(started.map(|ticket| Pending::new(memory.handle.clone(), ticket, None, None).moving(moved)))
+            Ok(started.map(|ticket| Pending::new(memory.handle.clone(), ticket, None).moving(moved)))
         }))
     }
 
@@ -298,7 +298,7 @@ impl Memory {
             };
             let ticket = scope.in_turn(target, Box::new(turn))?;
             drop(held);
-            Ok(Some(Pending::new(memory.handle.clone(), ticket, None, None)))
+            Ok(Some(Pending::new(memory.handle.clone(), ticket, None)))
         }))
     }
 

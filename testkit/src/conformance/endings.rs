@@ -3,7 +3,7 @@
 use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
 
-use posthaste_core::engine::{FifoOptions, PatternError, Payload, ReplayStart, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{FifoOptions, Given, PatternError, Payload, ReplayStart, Rma, SendArgs};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket};
 use std::sync::atomic::Ordering;
@@ -111,7 +111,7 @@ fn cannot_be_reached<H: Harness>(world: &World<H>, fault: Fault) {
         SendArgs { target: at(Rank(1)), protocol: ProtocolId(0), cookie: 0, info: &[], relaxed: false };
     world.enter(at(Rank(0)), |scope| {
         assert_eq!(scope.fault_of(Rank(1)), Some(fault));
-        match scope.send(&args, Payload::Borrowed(b"hello?"), Wait::Await) {
+        match scope.give(&args, Payload::Borrowed(b"hello?")) {
             Err((error, _)) => assert_eq!(error, SendError::Fault(fault)),
             other => panic!("{other:?}"),
         }
@@ -387,10 +387,9 @@ pub fn a_long_message_ends_with_the_departure<H: Harness>(harness: H) {
     let from = at(Rank(0));
     let buffer = bytes::Bytes::from(vec![7; 40_000]);
     let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: false };
-    let sent = world.enter(from, |scope| {
-        scope.send(&args, Payload::Owned(buffer.clone()), Wait::Await).map_err(|(error, _)| error)
-    });
-    let Ok(Sent::Queued(ticket)) = sent else { panic!("it waits for its place: {sent:?}") };
+    let sent = world
+        .enter(from, |scope| scope.give(&args, Payload::Owned(buffer.clone())).map_err(|(error, _)| error));
+    let Ok(Given::Queued(ticket)) = sent else { panic!("it waits for its place: {sent:?}") };
     world.a_while();
     world.enter(from, |scope| scope.depart());
     assert_eq!(world.outcome(from, ticket).expect_err("it has no place yet"), Fault::Shutdown);

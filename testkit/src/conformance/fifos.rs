@@ -1,13 +1,20 @@
 //! Injection FIFOs besides those of the targets.
 
+use super::flow::{Keeper, try_send};
 use super::world::at;
-use super::{Harness, Log, Message, Outbox, World};
+use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::engine::{
-    FifoError, FifoId, FifoOptions, Payload, ReplayStart, SendArgs, Sent, Wait, record_info,
+    Deposit, FifoError, FifoId, FifoOptions, Given, Payload, ReplayStart, SendArgs, record_info,
 };
-use posthaste_core::{Descriptor, Fault, ProtocolId, Rank, SendError, Ticket};
+use posthaste_core::protocol::Flow;
+use posthaste_core::{Descriptor, Fault, ProtocolId, Rank, Scope, SendError, Ticket};
 use std::collections::VecDeque;
+
+fn give(scope: &mut Scope<'_>, fifo: FifoId, args: &SendArgs<'_>, payload: &[u8]) -> Given {
+    let given = scope.give_through(fifo, args, Payload::Borrowed(payload));
+    given.expect("it is active").expect("its target lives")
+}
 
 /// Puts messages into a FIFO as far as there is room; the tickets of those that are in.
 fn fill<H: Harness>(world: &World<H>, fifo: FifoId, queue: &mut VecDeque<Message>) -> Vec<Ticket> {
@@ -21,14 +28,14 @@ fn fill<H: Harness>(world: &World<H>, fifo: FifoId, queue: &mut VecDeque<Message
             relaxed: true,
         };
         let sent = world.enter(at(Rank(0)), |scope| {
-            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&message.payload), Wait::Await);
-            match sent.expect("it is active").expect("its target lives") {
-                Sent::Queued(ticket) => Some(ticket),
-                Sent::Later(ticket, ..) => {
+            match give(scope, fifo, &args, &message.payload) {
+                Given::Queued(ticket) => Some(ticket),
+                // It is taken back.
+                Given::Kept(ticket, _) => {
                     scope.detach(ticket);
                     None
                 }
-                other => panic!("{other:?}"),
+                Given::Done => panic!("whoever is in a FIFO is told that it is out"),
             }
         });
         match sent {
@@ -178,11 +185,11 @@ pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
         assert!(!scope.fifo_status(fifo).expect("it is open").crossed);
         scope.activate_fifo(fifo, false).expect("it is empty");
         let args = SendArgs { target: at(Rank(2)), protocol, cookie: 0, info: &[], relaxed: true };
-        let refused = scope.send_through(fifo, &args, Payload::Borrowed(b"no"), Wait::Await);
+        let refused = scope.give_through(fifo, &args, Payload::Borrowed(b"no"));
         assert!(matches!(refused, Err(FifoError::Inactive)));
         scope.activate_fifo(fifo, true).expect("it is open");
         let lost = SendArgs { target: at(Rank(1)), ..args };
-        let refused = scope.send_through(fifo, &lost, Payload::Borrowed(b"no"), Wait::Await);
+        let refused = scope.give_through(fifo, &lost, Payload::Borrowed(b"no"));
         let fault = SendError::Fault(Fault::PeerLost(Rank(1)));
         assert!(matches!(refused, Ok(Err((error, _))) if error == fault));
     });
@@ -245,48 +252,227 @@ pub fn a_fifo_whose_target_has_no_room_lets_its_context_sleep<H: Harness>(harnes
     world.until("all arrive", |_| log.len() == all.len());
 }
 
-/// What waits never comes back when a FIFO is full, and nothing of it stays there.
-pub fn who_never_waits_is_told_that_a_fifo_has_no_room<H: Harness>(harness: H) {
-    let mut world = World::new(harness, 2);
+/// Messages that find no room in a FIFO go into it in their order, though nobody looks after them; of those that are taken back, or
+/// that a lost rank was to get, nothing goes anywhere.
+pub fn what_finds_no_room_in_a_fifo_keeps_its_order_or_is_taken_back<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
     let log = Log::default();
-    let protocol = world.record("never", &log);
+    let protocol = world.record("row", &log);
     let from = at(Rank(0));
     let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
     let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
-    let enable =
-        |world: &World<H>, on| world.enter(from, |scope| scope.enable_fifo(fifo, on)).expect("it is open");
-    enable(&world, false);
-    let message = |n| Message::new(Rank(1), protocol, [n; 8]);
-    let all: Vec<Message> = (0..100).map(message).collect();
-    let mut queue: VecDeque<Message> = all.iter().cloned().collect();
-    let (mut tickets, mut sent) = (Vec::new(), 0);
-    loop {
-        let payload = queue.front().expect("a FIFO of 8 slots has no room for 100").payload.clone();
-        let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: true };
-        let back = world.enter(from, |scope| {
-            let sent = scope.send_through(fifo, &args, Payload::Borrowed(&payload), Wait::Never);
-            match sent.expect("it is active").expect("its target lives") {
-                Sent::Queued(ticket) => {
-                    tickets.push(ticket);
-                    None
+    world.enter(from, |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+    let lengths = [8, 0, 100, world.caps().max_eager * 2 + 3];
+    let (mut expected, mut waiting, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..100 {
+        let to = if number % 4 == 3 { Rank(2) } else { Rank(1) };
+        let message =
+            Message::filled(from, at(to), protocol, number, number % 113, lengths[number % 3 + number / 96]);
+        let (protocol, info) = (message.protocol, &message.info[..]);
+        let args = SendArgs { target: message.target, protocol, cookie: 0, info, relaxed: true };
+        match world.enter(from, |scope| give(scope, fifo, &args, &message.payload)) {
+            Given::Done => panic!("whoever is in a FIFO is told that it is out"),
+            Given::Kept(ticket, deposit) if number % 5 < 2 => {
+                if number % 2 == 0 {
+                    let back = deposit.withdraw().expect("nothing was sent");
+                    assert_eq!(back.bytes_of(), message.payload);
                 }
-                Sent::Full(payload) => Some(payload.bytes_of().to_vec()),
-                other => panic!("{other:?}"),
+                drop(deposit);
+                world.enter(from, |scope| scope.detach(ticket));
+            }
+            Given::Kept(ticket, deposit) if to == Rank(2) => lost.push((ticket, Some(deposit))),
+            Given::Queued(ticket) if to == Rank(2) => lost.push((ticket, None)),
+            Given::Kept(ticket, deposit) => {
+                waiting.push((ticket, Some(deposit)));
+                expected.push(message);
+            }
+            Given::Queued(ticket) => {
+                waiting.push((ticket, None));
+                expected.push(message);
+            }
+        }
+    }
+    let kept =
+        |all: &[(Ticket, Option<Deposit>)]| all.iter().filter(|(_, deposit)| deposit.is_some()).count();
+    assert!(kept(&waiting) > 30 && kept(&lost) > 10, "{} and {} wait", kept(&waiting), kept(&lost));
+    world.kill(Rank(2));
+    world.until("the loss is known", |world| world.enter(from, |s| s.fault_of(Rank(2))).is_some());
+    world.enter(from, |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+    for (ticket, deposit) in waiting {
+        world.outcome(from, ticket).expect("its target lives");
+        assert!(deposit.is_none_or(|deposit| deposit.withdraw().is_none()), "it was sent");
+    }
+    for (ticket, _deposit) in lost {
+        assert_eq!(world.outcome(from, ticket).expect_err("nobody is there"), Fault::PeerLost(Rank(2)));
+    }
+    world.until("all arrive", |_| log.len() >= expected.len());
+    world.a_while();
+    log.check(from, at(Rank(1)), &expected);
+    let status = world.enter(from, |scope| scope.fifo_status(fifo)).expect("it is open");
+    assert!(status.is_empty(), "{status:?}");
+}
+
+/// With one credit messages through a FIFO and past it go one after the other, as they were given, also those that waited when the
+/// FIFO was deactivated; those that waited when it was closed end.
+pub fn what_waits_for_credit_goes_through_its_fifo_in_its_turn<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = 1);
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    for end in ["open", "inactive", "closed"] {
+        let fifo = world.enter(from, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
+        let had = log.len() + 1;
+        world.until("there is credit", |world| try_send(world, Rank(1), ProtocolId(0), b"the credit"));
+        let give_one = |world: &World<H>, number: usize, message: &Message| {
+            let (target, protocol, info) = (message.target, message.protocol, &message.info[..]);
+            let args = SendArgs { target, protocol, cookie: 0, info, relaxed: false };
+            let given = world.enter(from, |scope| match number % 3 {
+                2 => scope.give(&args, Payload::Borrowed(&message.payload)).expect("it lives"),
+                _ => give(scope, fifo, &args, &message.payload),
+            });
+            let Given::Kept(ticket, deposit) = given else { panic!("there is no credit: {given:?}") };
+            (ticket, deposit)
+        };
+        let message = |number: usize| Message::filled(from, to, ProtocolId(0), number, number, 40 * number);
+        let all: Vec<Message> = (0..20).map(message).collect();
+        let waiting: Vec<_> =
+            all.iter().enumerate().map(|(number, message)| give_one(&world, number, message)).collect();
+        match end {
+            "inactive" => world.enter(from, |scope| scope.activate_fifo(fifo, false)).expect("it is empty"),
+            "closed" => world.enter(from, |scope| scope.close_fifo(fifo)),
+            _ => {}
+        }
+        let goes = |number: usize| end != "closed" || number % 3 == 2;
+        let expected = (0..20).filter(|&number| goes(number)).map(|number| &all[number].payload);
+        for arrived in had..=had + expected.clone().count() {
+            world.until("the next arrives", |_| log.len() == arrived);
+            keeper.consume_all(&mut world, to);
+        }
+        for (number, (ticket, _deposit)) in waiting.into_iter().enumerate() {
+            let outcome = world.outcome(from, ticket).map(|_| ());
+            assert_eq!(outcome, if goes(number) { Ok(()) } else { Err(Fault::Shutdown) }, "{end} {number}");
+        }
+        world.a_while();
+        let arrived: Vec<_> = log.all().split_off(had).into_iter().map(|got| got.bytes).collect();
+        assert!(arrived.iter().eq(expected), "{end}");
+    }
+}
+
+/// A FIFO that is full, and a protocol that lacks credit: what waits for the one, and then for the other, goes in the order of its
+/// way, and no credit is lost, though some are taken back.
+pub fn what_waits_for_room_in_a_fifo_and_then_for_credit_keeps_its_order<H: Harness>(harness: H) {
+    const CREDITS: usize = 6;
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = CREDITS as u32);
+    let (log, keeper) = (Log::default(), Keeper::default());
+    for rank in world.ranks() {
+        world.register(rank, keeper.probe("kept", &log));
+    }
+    let (from, to, protocol) = (at(Rank(0)), at(Rank(1)), ProtocolId(0));
+    let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    for round in 0..10 {
+        world.enter(from, |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+        let had = log.len();
+        let (mut past, mut through, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..60 {
+            let message = Message::filled(from, to, protocol, 60 * round + number, 30, 8 + number);
+            let args = SendArgs { target: to, protocol, cookie: 0, info: &message.info, relaxed: false };
+            let given = world.enter(from, |scope| match number % 2 {
+                0 => scope.give(&args, Payload::Borrowed(&message.payload)).expect("it lives"),
+                _ => give(scope, fifo, &args, &message.payload),
+            });
+            match given {
+                Given::Kept(ticket, deposit) if number % 7 == round % 7 => {
+                    drop(deposit);
+                    world.enter(from, |scope| scope.detach(ticket));
+                    continue;
+                }
+                Given::Kept(ticket, deposit) => waiting.push((ticket, Some(deposit))),
+                Given::Queued(ticket) => waiting.push((ticket, None)),
+                Given::Done => {}
+            }
+            if number % 2 == 0 { &mut past } else { &mut through }.push(message.payload);
+        }
+        world.enter(from, |scope| scope.enable_fifo(fifo, true)).expect("it is open");
+        world.until("all arrive", |world| {
+            if world.random.chance(5) {
+                keeper.consume_all(world, to);
+            }
+            log.len() == had + past.len() + through.len()
+        });
+        for (ticket, _deposit) in waiting {
+            world.outcome(from, ticket).expect("both live");
+        }
+        let arrived: Vec<_> = log.all().split_off(had).into_iter().map(|got| got.bytes).collect();
+        for way in [past, through] {
+            assert!(arrived.iter().filter(|bytes| way.contains(bytes)).eq(&way), "round {round}");
+        }
+        keeper.consume_all(&mut world, to);
+    }
+    // All of the credit is there: so many arrive, though nothing is consumed.
+    let had = log.len();
+    for _ in 0..CREDITS {
+        let args = SendArgs { target: to, protocol, cookie: 0, info: &[], relaxed: false };
+        world.enter(from, |scope| match scope.give(&args, Payload::Borrowed(b"credit")).expect("it lives") {
+            Given::Done => {}
+            Given::Queued(ticket) => scope.detach(ticket),
+            Given::Kept(ticket, deposit) => {
+                deposit.leave();
+                scope.detach(ticket);
             }
         });
-        if let Some(back) = back {
-            assert_eq!(back, payload);
-            break;
+    }
+    world.until("as many arrive as there is credit", |_| log.len() == had + CREDITS);
+}
+
+/// Messages that wait for room in a FIFO of names which turn out to be unknown end, and those behind them go on.
+pub fn what_waits_in_a_fifo_for_an_unknown_name_holds_up_nobody<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.credits = 1);
+    let (log, from) = (Log::default(), at(Rank(0)));
+    let unknown = [Flow::Inline, Flow::Credited]
+        .map(|flow| world.register(Rank(0), Probe::recording(&format!("unknown {flow:?}"), &log).flow(flow)));
+    // Its number is one of this side's alone.
+    let known = world.register(Rank(0), Probe::recording("known", &log));
+    world.register(Rank(1), Probe::recording("known", &log));
+    world.enter(at(Rank(1)), |scope| scope.declare_ready());
+    let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
+    let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
+    let mut ends = Vec::new();
+    for number in 0..30 {
+        let protocol = if number % 3 == 2 { known } else { unknown[number % 3] };
+        let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: false };
+        match world.enter(from, |scope| give(scope, fifo, &args, &[number as u8; 40])) {
+            Given::Kept(ticket, deposit) => ends.push((protocol == known, ticket, Some(deposit))),
+            Given::Queued(ticket) => ends.push((protocol == known, ticket, None)),
+            Given::Done => panic!("whoever is in a FIFO is told that it is out"),
         }
-        queue.pop_front();
-        sent += 1;
     }
-    enable(&world, true);
-    for ticket in tickets {
-        world.outcome(from, ticket).expect("its target lives");
+    for (is_known, ticket, deposit) in ends {
+        match (world.outcome(from, ticket), deposit) {
+            (outcome, _) if is_known => drop(outcome.expect("it is known")),
+            // It went out before the refusal came.
+            (Ok(_), _) => {}
+            (Err(fault), Some(_)) => assert_eq!(fault, Fault::NoSuchProtocol(Rank(1))),
+            (Err(fault), None) => panic!("it was queued: {fault}"),
+        }
     }
-    world.until("all that were taken arrive", |_| log.len() == sent);
-    log.check(from, at(Rank(1)), &all[..sent]);
+    world.until("what is known arrives", |_| log.len() == 10);
+    // They stay refused.
+    for protocol in unknown {
+        let args = SendArgs { target: at(Rank(1)), protocol, cookie: 0, info: &[], relaxed: false };
+        world.until("it is refused", |world| {
+            world.enter(from, |scope| match scope.give(&args, Payload::Borrowed(b"no")) {
+                Err((error, _)) => error == SendError::Fault(Fault::NoSuchProtocol(Rank(1))),
+                Ok(Given::Queued(ticket) | Given::Kept(ticket, _)) => {
+                    scope.detach(ticket);
+                    false
+                }
+                Ok(Given::Done) => false,
+            })
+        });
+    }
 }
 
 /// Any number of replays may wait in a FIFO, which grows for them. Messages have as much room as it was made with, beside them.
@@ -315,11 +501,7 @@ pub fn a_fifo_that_replays_have_made_longer_has_as_much_room_for_messages_as_eve
     for round in 1..=3 {
         let before = sent;
         world.enter(from, |scope| {
-            while let Sent::Queued(ticket) = scope
-                .send_through(fifo, &args, Payload::Borrowed(b"word"), Wait::Never)
-                .expect("it is active")
-                .expect("its target lives")
-            {
+            while let Given::Queued(ticket) = give(scope, fifo, &args, b"word") {
                 tickets.push(ticket);
                 sent += 1;
             }

@@ -2,7 +2,7 @@
 
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{ControlSent, Payload, SendArgs, Sent, Wait, Work};
+use posthaste_core::engine::{ControlSent, Given, Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::ids::ControlId;
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::{Endpoint, ProtocolId, Rank};
@@ -70,10 +70,9 @@ pub fn who_gives_up_waiting_takes_nothing_along<H: Harness>(harness: H) {
             info: &[],
             relaxed: false,
         };
-        world.enter(from, |scope| match scope.send(&args, Payload::Borrowed(&[5; 40]), Wait::Await) {
-            Ok(Sent::Later(ticket, ..) | Sent::Queued(ticket)) => scope.detach(ticket),
-            Ok(Sent::Done) => {}
-            other => panic!("{other:?}"),
+        world.enter(from, |scope| match scope.give(&args, Payload::Borrowed(&[5; 40])).expect("it lives") {
+            Given::Queued(ticket) | Given::Kept(ticket, _) => scope.detach(ticket),
+            Given::Done => {}
         });
         let control = world.enter(from, |scope| scope.control(at(Rank(1)), ControlId(7), [0; 16], true));
         if let Ok(ControlSent::Later(ticket)) = control {

@@ -3,7 +3,7 @@
 use super::flow::{Keeper, fill, try_send, with_a_full_lane};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Sent, Wait, Whole};
+use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{ContextId, Fault, ProtocolId, Rank, Ticket};
 
@@ -351,78 +351,22 @@ pub fn what_is_kept_behind_a_replay_stays_behind_it<H: Harness>(harness: H) {
     log.check(from, to, &sent);
 }
 
-/// Who sends what is in no order with the rest and comes again for a place that was promised.
-struct Promised {
-    protocol: ProtocolId,
-    log: Log,
-    /// So many were sent or queued, or are known to the peer's log.
-    sent: usize,
-    waiting: Vec<(Ticket, Wait)>,
-}
-
-impl Promised {
-    fn send<H: Harness>(&mut self, world: &World<H>, wait: Wait) {
-        let (target, protocol) = (at(Rank(1)), self.protocol);
-        let args = SendArgs { target, protocol, cookie: 0, info: &[], relaxed: false };
-        world.enter(at(Rank(0)), |scope| match scope.send(&args, Payload::Borrowed(&[7; 40]), wait) {
-            Ok(Sent::Later(ticket, wait, _)) => self.waiting.push((ticket, wait)),
-            Ok(Sent::Queued(ticket)) => {
-                scope.detach(ticket);
-                self.sent += 1;
-            }
-            // There may be room for it which there was not for another.
-            Ok(Sent::Done) => self.sent += 1,
-            other => panic!("the peer lives: {other:?}"),
-        });
-    }
-
-    /// Whether the first of those who wait was promised its place.
-    fn has_place<H: Harness>(&self, world: &World<H>) -> bool {
-        world.handle(at(Rank(0))).slots().is_done(self.waiting[0].0)
-    }
-
-    /// All come again, and arrive.
-    fn come<H: Harness>(mut self, world: &mut World<H>) {
-        for (ticket, wait) in std::mem::take(&mut self.waiting) {
-            world.outcome(at(Rank(0)), ticket).expect("both live");
-            self.send(world, wait);
-        }
-        assert_eq!(self.waiting.len(), 0, "a place was promised");
-        world.until("all who were promised a place arrive", |_| self.log.len() == self.sent);
-    }
-}
-
-/// Two ranks, of which rank 1 does nothing, and so many who wait for a promise of a place to it, behind as many messages as there is
-/// room for.
-fn with_promises<H: Harness>(harness: H, count: usize) -> (World<H>, Log, Vec<Message>, Promised) {
+/// A replay passes nothing that is kept for want of room: all of that is queued before it.
+pub fn a_replay_passes_nothing_that_is_kept<H: Harness>(harness: H) {
     let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 1);
-    let (log, others) = (Log::default(), Log::default());
+    let log = Log::default();
     let protocol = world.record("row", &log);
-    let other = world.record("promised", &others);
-    let known = [Message::new(Rank(1), other, *b"known"), Message::new(Rank(1), protocol, *b"known by")];
-    let mut sent = vec![known[1].clone()];
-    world.send_all(&mut [Outbox::new(at(Rank(0)), known)]);
-    world.until("it knows both protocols", |_| log.len() == 1 && others.len() == 1);
-    world.pause(Rank(1));
-    fill(&mut world, protocol, &mut sent);
-    let mut promised = Promised { protocol: other, log: others, sent: 1, waiting: Vec::new() };
-    while promised.waiting.len() < count {
-        promised.send(&world, Wait::Await);
-        assert!(promised.sent < 200_000, "no end of room");
-    }
-    (world, log, sent, promised)
-}
-
-/// What comes again for a promised place stands first in the row, and what is kept behind it: a replay does not pass that, and the
-/// other is promised its place.
-pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness: H) {
-    let (mut world, log, mut sent, promised) = with_promises(harness, 1);
-    let (from, to, protocol) = (at(Rank(0)), at(Rank(1)), sent[0].protocol);
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let mut sent = vec![Message::new(Rank(1), protocol, *b"known by")];
+    world.send_all(&mut [Outbox::new(from, sent.clone())]);
+    world.until("it knows the protocol", |_| log.len() == 1);
     let memory = world.memory(4096);
     memory.write(Rank(0), 0, &[9; 40]);
     let recorded = memory.recorded_send(Rank(1), protocol, 0, 40);
     let pattern =
         world.enter(from, |scope| scope.store_pattern(vec![recorded], Box::new(()))).expect("one send");
+    world.pause(Rank(1));
+    fill(&mut world, protocol, &mut sent);
     let kept = keep(&world, protocol, &mut sent, 4);
     match world.enter(from, |scope| scope.replay(pattern)).expect("the peer lives") {
         ReplayStart::Queued { ticket, .. } => world.enter(from, |scope| scope.detach(ticket)),
@@ -430,27 +374,7 @@ pub fn a_replay_passes_nothing_that_is_kept_behind_a_promise<H: Harness>(harness
     }
     sent.push(Message::new(Rank(1), protocol, [9; 40]));
     assert!(kept.iter().all(|(_, deposit)| deposit.withdraw().is_none()), "it went before what is kept");
-    assert!(promised.has_place(&world), "whoever is to come again is promised a place");
     world.resume(Rank(1));
     world.until("all arrive", |_| log.len() == sent.len());
-    promised.come(&mut world);
     log.check(from, to, &sent);
-}
-
-/// Somebody has not come yet for the place that was promised, and somebody else waits for the next: a message that is given then is
-/// not left behind them for others to pass, as nothing is queued.
-pub fn what_is_given_while_a_promise_is_open_is_not_passed<H: Harness>(harness: H) {
-    let (mut world, log, mut sent, promised) = with_promises(harness, 2);
-    let (from, to, protocol) = (at(Rank(0)), at(Rank(1)), sent[0].protocol);
-    world.resume(Rank(1));
-    world.until("a place is promised", |world| promised.has_place(world));
-    let long = Message::filled(from, to, protocol, sent.len(), 0, world.caps().max_eager * 2 + 30);
-    for message in [long, Message::new(Rank(1), protocol, *b"the word")] {
-        // Forgotten, it is sent nevertheless.
-        std::mem::forget(give(&world, &message));
-        sent.push(message);
-    }
-    world.until("both arrive", |_| log.len() == sent.len());
-    log.check(from, to, &sent);
-    promised.come(&mut world);
 }

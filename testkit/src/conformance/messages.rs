@@ -3,7 +3,7 @@
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::MAX_INFO;
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait, Whole};
+use posthaste_core::engine::{Given, Payload, SendArgs, Whole};
 use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::sync::{Arc, Mutex};
 
@@ -92,8 +92,8 @@ pub fn contexts_do_not_mix<H: Harness>(harness: H) {
     });
 }
 
-/// What a handler could not send at once: the ticket, and what to send again.
-type Leftovers = Arc<Mutex<Vec<(Endpoint, Ticket, Option<(Wait, Message)>)>>>;
+/// What a handler could not send at once.
+type Leftovers = Arc<Mutex<Vec<(Endpoint, Ticket)>>>;
 
 /// A token goes round the ranks, sent on by each handler from inside.
 fn relay<H: Harness>(world: &mut World<H>, step: u32, hops: u32) {
@@ -116,16 +116,13 @@ fn relay<H: Harness>(world: &mut World<H>, step: u32, hops: u32) {
                 let info = message.info.to_vec();
                 let args = SendArgs { target, protocol: id, cookie: 0, info: &info, relaxed: false };
                 let here = scope.me();
-                match scope.send(&args, Payload::Borrowed(&bytes), Wait::Await) {
-                    Ok(Sent::Done) => {}
-                    Ok(Sent::Queued(ticket)) => {
-                        leftovers.lock().expect("no panic").push((here, ticket, None));
+                match scope.give(&args, Payload::Borrowed(&bytes)).expect("all live") {
+                    Given::Done => {}
+                    Given::Queued(ticket) => leftovers.lock().expect("no panic").push((here, ticket)),
+                    Given::Kept(ticket, deposit) => {
+                        deposit.leave();
+                        leftovers.lock().expect("no panic").push((here, ticket));
                     }
-                    Ok(Sent::Later(ticket, wait, _)) => {
-                        let again = Message::new(target.rank, id, bytes.clone()).info(info.clone());
-                        leftovers.lock().expect("no panic").push((here, ticket, Some((wait, again))));
-                    }
-                    other => panic!("{other:?}"),
                 }
             }),
         );
@@ -145,20 +142,12 @@ fn relay<H: Harness>(world: &mut World<H>, step: u32, hops: u32) {
         .collect();
     world.send_all(&mut outboxes);
     let total = lens.len() * world.clients.len() * (hops as usize + 1);
-    let mut again: Vec<Outbox> = Vec::new();
     world.until("all tokens went round", |world| {
-        let pending: Vec<_> = std::mem::take(&mut *leftovers.lock().expect("no panic"));
-        for (here, ticket, message) in pending {
-            match (world.handle(here).slots().take(ticket), message) {
-                (None, message) => leftovers.lock().expect("no panic").push((here, ticket, message)),
-                (Some(outcome), None) => assert!(outcome.is_ok()),
-                (Some(outcome), Some((_, message))) => {
-                    assert!(outcome.is_ok());
-                    again.push(Outbox::new(here, [message]));
-                }
-            }
-        }
-        again.iter_mut().for_each(|outbox| outbox.pump(world));
+        leftovers.lock().expect("no panic").retain(|&(here, ticket)| {
+            let ended = world.handle(here).slots().take(ticket);
+            assert!(ended.as_ref().is_none_or(Result::is_ok), "{ended:?}");
+            ended.is_none()
+        });
         log.len() >= total
     });
     world.a_while();
@@ -199,7 +188,7 @@ pub fn refused_sends_give_the_payload_back<H: Harness>(harness: H) {
     assert!(!world.enter(at(Rank(0)), |scope| scope.send_packet(at(Rank(1)), protocol, long)));
     let fails = |target: Rank, protocol: ProtocolId, info: &[u8], payload: &[u8]| {
         let args = SendArgs { target: at(target), protocol, cookie: 0, info, relaxed: false };
-        world.enter(at(Rank(0)), |scope| match scope.send(&args, Payload::Borrowed(payload), Wait::Await) {
+        world.enter(at(Rank(0)), |scope| match scope.give(&args, Payload::Borrowed(payload)) {
             Err((error, back)) => {
                 assert_eq!(back.bytes_of(), payload);
                 error

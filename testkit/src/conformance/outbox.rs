@@ -4,7 +4,7 @@ use super::world::at;
 use super::{Harness, World};
 use crate::random::Random;
 use bytes::Bytes;
-use posthaste_core::engine::{Deposit, Given, Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Deposit, Given, Payload, SendArgs};
 use posthaste_core::slot::Outcome;
 use posthaste_core::{Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,7 +20,7 @@ pub struct Message {
     pub info: Vec<u8>,
     /// The payload.
     pub payload: Vec<u8>,
-    /// Hand the payload over instead of lending it, and leave it with the engine if it has to wait.
+    /// Hand the payload over instead of lending it.
     pub owned: bool,
     /// An answer is wanted.
     pub request: bool,
@@ -69,15 +69,6 @@ impl Message {
     }
 }
 
-/// What the message at the front waits for.
-#[derive(Debug)]
-enum Waiting {
-    /// To be sent again, in this way.
-    Again(Ticket, Wait),
-    /// The engine has it.
-    Kept(Ticket, Deposit),
-}
-
 /// Sends messages one after the other, as one task does that awaits each.
 #[derive(Debug)]
 pub struct Outbox {
@@ -89,7 +80,8 @@ pub struct Outbox {
     pub failed: Vec<SendError>,
     /// How the requests ended, by their number in this outbox.
     pub answers: BTreeMap<usize, Outcome>,
-    waiting: Option<Waiting>,
+    /// The engine has the message at the front.
+    waiting: Option<(Ticket, Deposit)>,
     cookie: Option<Ticket>,
     queued: Vec<Ticket>,
     asked: Vec<(usize, Ticket)>,
@@ -155,28 +147,23 @@ impl Outbox {
 
     fn send_next<H: Harness>(&mut self, world: &World<H>) -> bool {
         let slots = world.handle(self.from).slots();
-        let mut wait = Wait::Await;
-        if let Some(waiting) = &self.waiting {
-            let (Waiting::Again(ticket, _) | Waiting::Kept(ticket, _)) = waiting;
+        if let Some((ticket, deposit)) = &self.waiting {
             let Some(outcome) = slots.take(*ticket) else { return false };
-            match (self.waiting.take(), outcome) {
-                (Some(Waiting::Again(_, granted)), Ok(_)) => wait = granted,
-                (Some(Waiting::Kept(_, deposit)), Ok(_)) => {
-                    assert!(deposit.withdraw().is_none(), "what was sent was taken");
+            let back = deposit.withdraw();
+            self.waiting = None;
+            match outcome {
+                Ok(_) => {
+                    assert!(back.is_none(), "what was sent was taken");
                     self.is_on_its_way();
-                    return true;
                 }
-                (waiting, outcome) => {
-                    if let (Some(Waiting::Kept(_, deposit)), Some(message)) = (waiting, self.queue.front())
-                        && let Some(payload) = deposit.withdraw()
-                    {
+                Err(fault) => {
+                    if let (Some(payload), Some(message)) = (back, self.queue.front()) {
                         assert_eq!(payload.bytes_of(), message.payload, "the payload comes back");
                     }
-                    let fault = outcome.map(|_| ()).expect_err("all else is looked after above");
                     self.ended(world, fault.into());
-                    return true;
                 }
             }
+            return true;
         }
         let Some(message) = self.queue.front() else { return false };
         let cookie = &mut self.cookie;
@@ -197,23 +184,15 @@ impl Outbox {
                 assert_eq!(payload.bytes_of(), message.payload, "the payload comes back");
                 error
             };
-            if message.owned {
-                let payload = Payload::Owned(Bytes::from(message.payload.clone()));
-                return Ok(match scope.give(&args, payload).map_err(not_sent)? {
-                    Given::Done => (None, None),
-                    Given::Queued(ticket) => (Some(ticket), None),
-                    Given::Kept(ticket, deposit) => (None, Some(Waiting::Kept(ticket, deposit))),
-                });
-            }
-            match scope.send(&args, Payload::Borrowed(&message.payload), wait).map_err(not_sent)? {
-                Sent::Done => Ok((None, None)),
-                Sent::Queued(ticket) => Ok((Some(ticket), None)),
-                Sent::Later(ticket, wait, payload) => {
-                    assert_eq!(payload.len(), message.payload.len(), "the payload comes back");
-                    Ok((None, Some(Waiting::Again(ticket, wait))))
-                }
-                Sent::Full(_) => panic!("who awaits is not told Full"),
-            }
+            let payload = match message.owned {
+                true => Payload::Owned(Bytes::from(message.payload.clone())),
+                false => Payload::Borrowed(&message.payload),
+            };
+            Ok(match scope.give(&args, payload).map_err(not_sent)? {
+                Given::Done => (None, None),
+                Given::Queued(ticket) => (Some(ticket), None),
+                Given::Kept(ticket, deposit) => (None, Some((ticket, deposit))),
+            })
         });
         match sent {
             Ok((_, Some(waiting))) => {

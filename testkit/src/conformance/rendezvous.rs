@@ -195,9 +195,9 @@ pub fn a_receiver_lost_at_any_moment_ends_the_send<H: Harness>(harness: H) {
     };
     let sent = world.enter(at(Rank(0)), |scope| {
         let payload = posthaste_core::Payload::Owned(buffer.clone());
-        scope.send(&args, payload, posthaste_core::engine::Wait::Await).map_err(|(error, _)| error)
+        scope.give(&args, payload).map_err(|(error, _)| error)
     });
-    let Ok(posthaste_core::engine::Sent::Queued(ticket)) = sent else {
+    let Ok(posthaste_core::engine::Given::Queued(ticket)) = sent else {
         panic!("it waits for its place: {sent:?}")
     };
     for _ in 0..steps {

@@ -3,7 +3,7 @@
 use super::probe::bytes_of;
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
-use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+use posthaste_core::engine::{Given, Payload, SendArgs};
 use posthaste_core::protocol::{Flow, ReplyTo};
 use posthaste_core::{Face, Fault, ProtocolId, Rank};
 use std::collections::VecDeque;
@@ -163,8 +163,8 @@ pub fn a_panic_is_told_by_the_protocol_that_it_was_in<H: Harness>(harness: H) {
             };
             world.enter(from, |scope| {
                 assert!(matches!(
-                    scope.send(&args, Payload::Borrowed(&message.payload), Wait::Await),
-                    Ok(Sent::Done | Sent::Queued(_))
+                    scope.give(&args, Payload::Borrowed(&message.payload)),
+                    Ok(Given::Done | Given::Queued(_))
                 ));
             });
         }

@@ -5,7 +5,7 @@ use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, Received, World};
 use bytes::BytesMut;
 use posthaste_core::descriptor::MAX_INFO;
-use posthaste_core::engine::{Payload, SendArgs, Wait};
+use posthaste_core::engine::{Payload, SendArgs};
 use posthaste_core::protocol::{Accept, Flow};
 use posthaste_core::{Fault, Rank, SendError};
 use std::sync::Arc;
@@ -100,7 +100,7 @@ pub fn the_longest_message_arrives_and_a_longer_one_is_refused<H: Harness>(harne
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     let longer = vec![3; LONGEST + 1];
     let args = SendArgs { target: to, protocol, cookie: 0, info: &[], relaxed: false };
-    world.enter(from, |scope| match scope.send(&args, Payload::Borrowed(&longer), Wait::Await) {
+    world.enter(from, |scope| match scope.give(&args, Payload::Borrowed(&longer)) {
         Err((SendError::TooLong { .. }, payload)) => assert_eq!(payload.len(), LONGEST + 1),
         other => panic!("{other:?}"),
     });

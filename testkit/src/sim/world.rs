@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::conformance::{Log, Probe};
     use posthaste_core::context::{Face, poll_ticket};
-    use posthaste_core::engine::{Payload, SendArgs, Sent, Wait};
+    use posthaste_core::engine::{Given, Payload, SendArgs, Sent, Wait};
     use posthaste_core::protocol::Flow;
     use posthaste_core::{ContextId, Endpoint, ProtocolId};
 
@@ -277,8 +277,8 @@ mod tests {
                     let (protocol, cookie) = (ProtocolId(0), ticket.to_word());
                     let info = [target as u8; 3];
                     let args = SendArgs { target: at(target), protocol, cookie, info: &info, relaxed: false };
-                    let sent = scope.send(&args, Payload::Borrowed(&[]), Wait::Await);
-                    assert!(matches!(sent, Ok(Sent::Done | Sent::Queued(_))));
+                    let given = scope.give(&args, Payload::Borrowed(&[]));
+                    assert!(matches!(given, Ok(Given::Done | Given::Queued(_))));
                     ticket
                 });
                 let ticket = started.ok().expect("there is one thread");

@@ -4,7 +4,7 @@
 use super::{client, config};
 use posthaste_core::context::{Face, poll_ticket};
 use posthaste_core::device::RemoteMemory;
-use posthaste_core::engine::{EngineConfig, Payload, Rma, SendArgs, Sent, Wait};
+use posthaste_core::engine::{EngineConfig, Given, Payload, Rma, SendArgs};
 use posthaste_core::protocol::Flow;
 use posthaste_core::slot::Outcome;
 use posthaste_core::{
@@ -111,7 +111,6 @@ impl Member {
         payload: &[u8],
         request: bool,
     ) -> Result<Option<Ticket>, SendError> {
-        let mut wait = Wait::Await;
         let mut cookie = None;
         if request {
             let ticket = self
@@ -125,27 +124,15 @@ impl Member {
         }
         let word = cookie.map_or(0, Ticket::to_word);
         let args = SendArgs { target, protocol: ProtocolId(protocol), cookie: word, info, relaxed: false };
-        loop {
-            let sent = self
-                .enter_context(from, |scope| match scope.send(&args, Payload::Borrowed(payload), wait) {
-                    Ok(Sent::Done) => Ok(None),
-                    Ok(Sent::Queued(ticket)) => Ok(Some((ticket, None))),
-                    Ok(Sent::Later(ticket, wait, _)) => Ok(Some((ticket, Some(wait)))),
-                    Ok(Sent::Full(_)) => unreachable!("who awaits is not told Full"),
-                    Err((error, _)) => Err(error),
-                })
-                .await?;
-            match sent {
-                None => return Ok(cookie),
-                Some((ticket, again)) => {
-                    self.ends_in(from, ticket).await?;
-                    match again {
-                        None => return Ok(cookie),
-                        Some(granted) => wait = granted,
-                    }
-                }
-            }
+        let given = self.enter_context(from, |scope| {
+            scope.give(&args, Payload::Borrowed(payload)).map_err(|(error, _)| error)
+        });
+        // It is not taken back before it has ended.
+        let given = given.await?;
+        if let Given::Queued(ticket) | Given::Kept(ticket, _) = given {
+            self.ends_in(from, ticket).await?;
         }
+        Ok(cookie)
     }
 
     /// Asks for an echo and waits for it.

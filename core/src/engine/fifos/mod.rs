@@ -5,22 +5,24 @@
 
 mod serve;
 
-use super::send::{SendResult, Sent};
-use super::{Payload, Scope, SendArgs, State, Wait};
-use crate::descriptor::{Descriptor, MAX_DESCRIPTOR_INLINE, Op, SourceKind};
+use super::kept::Lack;
+use super::peer::Place;
+use super::send::Refused;
+use super::{Given, Payload, Scope, SendArgs, State};
+use crate::descriptor::{Descriptor, Op};
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::Rank;
 use crate::row::Row;
 use crate::slot::Ticket;
-use bytes::Bytes;
 use slab::Slab;
+use std::collections::VecDeque;
 use thiserror::Error;
 
 /// In `State::busy`: the extra FIFOs.
 pub(super) const FIFOS: usize = usize::MAX;
 /// Slots that the longest message takes.
-const LONGEST: usize = 3;
+pub(super) const LONGEST: usize = 3;
 
 /// How an extra FIFO is made.
 ///
@@ -35,7 +37,8 @@ const LONGEST: usize = 3;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoOptions {
-    /// Slots that sends may fill, 64 bytes each; rounded up to a power of two.
+    /// Slots that sends may fill before the next wait for room, 64 bytes each; rounded up to a power of two. What waits for credit has
+    /// found room, and counts from when it has that.
     pub slots: usize,
     /// It is served before those without priority.
     pub priority: bool,
@@ -134,8 +137,8 @@ struct Extra {
     active: bool,
     /// It goes when it is empty.
     closing: bool,
-    /// Senders that wait for room.
-    room: Row<Ticket>,
+    /// Messages that wait for room, and their peers.
+    room: Row<(usize, Place)>,
     /// Who waits for the threshold.
     crossing: Row<Ticket>,
     /// Who waits until all is out that was in before.
@@ -164,6 +167,11 @@ impl Extra {
         self.slots.saturating_sub(self.messages)
     }
 
+    /// Whether a message, however long its info, may go in at once.
+    fn takes_one_more(&self) -> bool {
+        self.room() >= LONGEST && self.room.is_empty()
+    }
+
     /// Any number of replays may wait, in what messages do not fill: it grows if it must.
     fn put(&mut self, descriptor: &Descriptor, info: &[u8]) {
         if !self.fifo.push(descriptor, info) {
@@ -182,6 +190,11 @@ impl Fifos {
     fn of(&mut self, id: FifoId) -> Result<&mut Extra, FifoError> {
         let found = self.all.get_mut(id.key as usize);
         found.filter(|extra| extra.generation == id.generation && !extra.closing).ok_or(FifoError::Closed)
+    }
+
+    pub fn is_open(&self, id: FifoId) -> bool {
+        let extra = self.all.get(id.key as usize);
+        extra.is_some_and(|extra| extra.generation == id.generation && !extra.closing)
     }
 
     fn remove(&mut self, key: usize) -> Extra {
@@ -236,12 +249,16 @@ impl Scope<'_> {
         Ok(FifoId { key: key as u32, generation })
     }
 
-    /// Lets a FIFO go as soon as it is empty; it is enabled, so that it becomes so.
+    /// Lets a FIFO go as soon as it is empty; it is enabled, so that it becomes so. What waits for room ends.
     pub fn close_fifo(&mut self, id: FifoId) {
         let Ok(extra) = self.state.fifos.of(id) else { return };
         tracing::debug!(me = %self.state.me, ?id, waiting = !extra.fifo.is_empty(), "fifo closed");
         (extra.closing, extra.enabled) = (true, true);
-        if extra.fifo.is_empty() {
+        let (waiting, is_empty) = (std::mem::take(&mut extra.room), extra.fifo.is_empty());
+        for (_, Place { ticket, kept }) in waiting.iter() {
+            self.state.end_waiting(*ticket, Some(kept), Fault::Shutdown);
+        }
+        if is_empty {
             self.state.remove_fifo(id.key as usize);
         } else {
             self.state.mark_fifos_busy();
@@ -297,7 +314,8 @@ impl Scope<'_> {
         Ok(())
     }
 
-    /// Lets a FIFO take something, or no longer, which it does only when it is empty.
+    /// Lets a FIFO take something, or no longer, which it does only when it is empty. What was given to it and waits for credit goes
+    /// into it still.
     ///
     /// # Errors
     /// If it was closed, or is to be deactivated and is not empty.
@@ -370,66 +388,45 @@ impl Scope<'_> {
         Ok(tickets)
     }
 
-    /// As [`send`](Self::send), through a FIFO: ordered with what goes through that one only.
+    /// As [`give`](Self::give), through a FIFO: ordered with what goes through that one only. There room comes first, and only then
+    /// credit. What has to wait for them goes into the FIFO though that is deactivated meanwhile, and nowhere if it is closed.
     ///
     /// # Errors
     /// With the payload: if the send cannot succeed. Before that, if the FIFO takes nothing.
-    pub fn send_through<'p>(
+    pub fn give_through<'p>(
         &mut self,
         id: FifoId,
         args: &SendArgs<'p>,
         payload: Payload<'p>,
-        wait: Wait,
-    ) -> Result<SendResult<'p>, FifoError> {
-        let takes = match self.state.fifos.of(id) {
-            Ok(extra) if extra.active => Ok(extra.room() >= LONGEST),
-            Ok(_) => Err(FifoError::Inactive),
-            Err(error) => Err(error),
-        };
-        if takes != Ok(true) {
-            // What was promised goes to others meanwhile.
-            self.state.ungrant(wait);
-            takes?;
-            if matches!(wait, Wait::Never | Wait::InTurn) {
-                return Ok(Ok(Sent::Full(payload)));
-            }
-            return Ok(match self.operation(Some(args.target.rank)) {
-                Ok(ticket) => {
-                    let State { fifos, completer, .. } = &mut *self.state;
-                    fifos.of(id)?.room.push_back(ticket, completer);
-                    Ok(Sent::Later(ticket, Wait::Await, payload))
-                }
-                Err(fault) => Err((fault.into(), payload)),
-            });
-        }
-        Ok(self.send_into(id, args, payload, wait))
+    ) -> Result<Result<Given, Refused<'p>>, FifoError> {
+        self.check_fifo(id)?;
+        Ok(self.give_into(id, args, payload))
     }
 
-    fn send_into<'p>(
+    fn give_into<'p>(
         &mut self,
         id: FifoId,
         args: &SendArgs<'p>,
         payload: Payload<'p>,
-        wait: Wait,
-    ) -> SendResult<'p> {
-        let len = payload.len();
-        let index = match self.check(args, len) {
-            Ok(index) => index,
-            Err(error) => return Err((error, payload)),
-        };
-        if let Some(fault) = self.state.peer(index).fault {
-            return Err((fault.into(), payload));
+    ) -> Result<Given, Refused<'p>> {
+        let number = args.protocol.index();
+        let known = self.check_living(args, payload.len());
+        let index =
+            match known.and_then(|index| self.introduce_registered(index, args.protocol).map(|()| index)) {
+                Ok(index) => index,
+                Err(error) => return Err((error, payload)),
+            };
+        if !self.state.fifos.of(id).is_ok_and(|extra| extra.takes_one_more()) {
+            return self.keep(args, payload, Some(id), Lack::Room);
         }
-        match self.admit(index, args, len, wait) {
-            Ok(None) => {}
-            Ok(Some((ticket, wait))) => return Ok(Sent::Later(ticket, wait, payload)),
-            Err(None) => return Ok(Sent::Full(payload)),
-            Err(Some(error)) => return Err((error, payload)),
+        if !self.state.take_credit(index, number, payload.len() as u64) {
+            return self.keep(args, payload, Some(id), Lack::Credit);
         }
+        let len = payload.len() as u64;
         let ticket = match self.operation(Some(args.target.rank)) {
             Ok(ticket) => ticket,
             Err(fault) => {
-                self.state.give_credit(index, args.protocol.index(), 1, len as u64);
+                self.state.give_credit(index, number, 1, len);
                 return Err((fault.into(), payload));
             }
         };
@@ -441,45 +438,96 @@ impl Scope<'_> {
             protocol: Self::wire_id(args.protocol),
             cookie: args.cookie,
             ticket: ticket.to_word(),
-            // Of no use to a send: which incarnation of the rank it is for.
-            region: u32::from(self.state.peer(index).life),
             ..Descriptor::default()
         };
-        match payload {
-            Payload::Loan(loan) => self.hold(&mut descriptor, Bytes::from(loan.memory().to_vec())),
-            payload if len <= MAX_DESCRIPTOR_INLINE => descriptor.set_inline(payload.bytes_of()),
-            Payload::Owned(bytes) => self.hold(&mut descriptor, bytes),
-            Payload::Borrowed(bytes) => self.hold(&mut descriptor, Bytes::copy_from_slice(bytes)),
-        }
-        self.state.stats.sent(len as u64);
-        self.state.stats.queued += 1;
-        self.state.peer(index).unflushed = true;
-        if let Ok(extra) = self.state.fifos.of(id) {
-            extra.put(&descriptor, args.info);
-            extra.messages += descriptor.slots();
-        }
-        self.state.mark_fifos_busy();
+        self.state.stats.sent(len);
+        self.state.put_message(id.key as usize, index, &mut descriptor, args.info, payload);
         self.pump_fifos();
-        Ok(Sent::Queued(ticket))
-    }
-
-    fn hold(&mut self, descriptor: &mut Descriptor, bytes: Bytes) {
-        descriptor.len = bytes.len() as u64;
-        descriptor.source_kind = SourceKind::Held;
-        descriptor.source = [self.state.table.held.insert(bytes) as u64, 0];
+        Ok(Given::Queued(ticket))
     }
 
     /// A run of a replay takes its place in a FIFO, which grows if it must: any number may wait. False: it was closed.
     pub(super) fn queue_in_fifo(&mut self, id: FifoId, jump: &Descriptor) -> bool {
-        let Ok(extra) = self.state.fifos.of(id) else { return false };
-        extra.put(jump, &[]);
+        if self.state.fifos.of(id).is_err() {
+            return false;
+        }
+        // It has no longer a row than it ends: what waits for room goes before it.
+        self.state.fill_fifo(id.key as usize, true);
+        self.state.fifos.all[id.key as usize].put(jump, &[]);
         self.state.stats.queued += 1;
         self.state.mark_fifos_busy();
         true
     }
 
-    /// Whether replays may go through it.
+    /// Whether messages and replays may go through it.
     pub(super) fn check_fifo(&mut self, id: FifoId) -> Result<(), FifoError> {
         if self.state.fifos.of(id)?.active { Ok(()) } else { Err(FifoError::Inactive) }
+    }
+}
+
+impl State {
+    /// Puts a message behind those that wait for room in a FIFO. It has no credit yet.
+    pub(super) fn wait_in_fifo(&mut self, id: FifoId, index: usize, place: Place) {
+        let State { fifos, completer, .. } = self;
+        match fifos.of(id) {
+            Ok(extra) => extra.room.push_back((index, place), completer),
+            Err(_) => self.end_waiting(place.ticket, Some(&place.kept), Fault::Shutdown),
+        }
+    }
+
+    /// Lets messages that wait for room into a FIFO, as far as there is some, or all.
+    fn fill_fifo(&mut self, key: usize, all: bool) {
+        loop {
+            let extra = &mut self.fifos.all[key];
+            if extra.room() < LONGEST && !all {
+                return;
+            }
+            let id = FifoId { key: key as u32, generation: extra.generation };
+            let Some((index, place)) = extra.room.pop_front() else { return };
+            if let Some(place) = self.claim_credit(index, place) {
+                self.put_kept(id, index, place);
+            }
+        }
+    }
+
+    /// A message that waited goes into its FIFO.
+    pub(super) fn put_kept(&mut self, id: FifoId, index: usize, Place { ticket, kept }: Place) {
+        if let Some((mut descriptor, payload)) = self.take_out(index, ticket, &kept) {
+            self.put_message(id.key as usize, index, &mut descriptor, kept.info(), payload);
+            // Nobody has tried whether the device takes it.
+            self.restless = true;
+        }
+    }
+
+    /// What waits for room in FIFOs on its way to that peer.
+    pub(super) fn leave_fifo_rows(&mut self, index: usize) -> Vec<Place> {
+        let rows = self.fifos.all.iter_mut().map(|(_, extra)| &mut extra.room);
+        let leave = |row: &mut Row<(usize, Place)>| {
+            let (gone, others): (VecDeque<_>, VecDeque<_>) =
+                row.drain(..).partition(|(other, _)| *other == index);
+            **row = others;
+            gone.into_iter().map(|(_, place)| place)
+        };
+        rows.filter(|row| !row.is_empty()).flat_map(leave).collect()
+    }
+
+    fn put_message(
+        &mut self,
+        key: usize,
+        index: usize,
+        descriptor: &mut Descriptor,
+        info: &[u8],
+        payload: Payload<'_>,
+    ) {
+        self.hold(descriptor, payload);
+        let peer = self.peer(index);
+        peer.unflushed = true;
+        // Of no use to a send: which incarnation of the rank it is for.
+        descriptor.region = u32::from(peer.life);
+        let extra = &mut self.fifos.all[key];
+        extra.put(descriptor, info);
+        extra.messages += descriptor.slots();
+        self.stats.queued += 1;
+        self.mark_fifos_busy();
     }
 }

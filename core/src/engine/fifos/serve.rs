@@ -6,7 +6,7 @@
 //! of one has the peer's *turn*, and the other waits.
 
 use super::super::{Scope, State};
-use super::{Extra, FIFOS, LONGEST};
+use super::{Extra, FIFOS};
 use crate::descriptor::{Descriptor, MAX_INFO, Op};
 use crate::device::{Sources, Stop};
 use crate::error::Fault;
@@ -176,8 +176,7 @@ impl Scope<'_> {
             extra.messages -= front.slots();
         }
         extra.begun = false;
-        let free = extra.room();
-        let Extra { fifo, room, crossing, drains, .. } = extra;
+        let Extra { fifo, crossing, drains, .. } = extra;
         if fifo.was_crossed() {
             for ticket in crossing.drain(..) {
                 completer.complete(ticket, Ok(Value::Unit));
@@ -188,13 +187,7 @@ impl Scope<'_> {
                 completer.complete(ticket, Ok(Value::Unit));
             }
         }
-        // Who does not come back, as a future that is dropped, must not keep the others waiting: all are woken at the end.
-        let mut places = if fifo.is_empty() { room.len() } else { free / LONGEST };
-        while places > 0
-            && let Some(ticket) = room.pop_front()
-        {
-            places -= usize::from(completer.complete_if_wanted(ticket));
-        }
+        self.state.fill_fifo(key, false);
     }
 }
 
@@ -203,7 +196,7 @@ impl State {
     pub(super) fn remove_fifo(&mut self, key: usize) {
         let mut gone = self.fifos.remove(key);
         let drains = gone.drains.drain(..).map(|(_, ticket)| ticket);
-        for ticket in gone.crossing.drain(..).chain(gone.room.drain(..)).chain(drains) {
+        for ticket in gone.crossing.drain(..).chain(drains) {
             self.completer.complete(ticket, Err(Fault::Shutdown));
         }
     }

@@ -178,8 +178,6 @@ impl Scope<'_> {
                 let Some(outcome) = self.state.completer.take(waiter) else { return Ok(false) };
                 parked.waiter = None;
                 outcome?;
-                let out = &mut self.state.peer(index).outgoing[need.protocol.index()];
-                out.granted = out.granted.saturating_sub(need.messages);
             } else if out.flow == Flow::Inline {
                 out.open = true;
             } else if out.credits >= need.messages && out.bytes > 0 && out.waiters.is_empty() {
@@ -191,8 +189,7 @@ impl Scope<'_> {
                     Err(Fault::OutOfMemory(_)) => return Ok(false),
                     ticket => ticket?,
                 };
-                let waiter =
-                    Waiter { ticket, messages: need.messages, bytes: need.bytes, kept: None, is_run: true };
+                let waiter = Waiter { ticket, messages: need.messages, bytes: need.bytes, kept: None };
                 self.state.wait_for_credit(index, need.protocol.index(), waiter);
                 parked.waiter = Some(ticket);
                 continue;

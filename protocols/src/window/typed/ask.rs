@@ -105,8 +105,8 @@ impl Memory {
         let sent = scope.send(&args, payload, Wait::InTurn);
         spare.into_iter().for_each(|spare| free(scope, spare));
         let error = match sent {
-            Ok(Sent::Done | Sent::Queued(_)) => {
-                let asked = Pending::new(self.handle.clone(), ticket, None, None);
+            Ok(Sent::Done) => {
+                let asked = Pending::new(self.handle.clone(), ticket, None);
                 if let Some(key) = beside {
                     // A message keeps no gate closed. A put of nothing behind it does, until it was handled, and so the message.
                     if let Some(last) = scope.rma(target, key, 0, Rma::Put(Payload::Borrowed(&[])))? {
@@ -116,7 +116,7 @@ impl Memory {
                 return Ok(asked);
             }
             // It takes no credit.
-            Ok(Sent::Later(..) | Sent::Full(_)) => Fault::Busy(rank).into(),
+            Ok(Sent::Full(_)) => Fault::Busy(rank).into(),
             Err((error, _)) => send_to_rma(error),
         };
         free(scope, ticket);
