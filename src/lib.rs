@@ -1,7 +1,8 @@
 //! Asynchronous active messages, one-sided memory access and replayable communication for Tokio.
 //!
 //! Ranks (processes) of a job send each other messages that name their handler, put into and get from each other's
-//! memory, and call each other's services; every operation is a future.
+//! memory, and call each other's services; every operation is a future. The [`guide`] says what they promise: order, progress,
+//! credit, what happens when something fails, where ranks run, and all settings.
 //!
 //! ```no_run
 //! # async fn run() -> posthaste::Result<()> {
@@ -17,6 +18,8 @@
 #![forbid(unsafe_code)]
 
 mod error;
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
 mod herald;
 mod job;
 mod join;

@@ -50,7 +50,7 @@ use std::time::Instant;
 ///
 /// # Progress
 /// Messages, calls and most collective operations move while a task awaits one of them, or when the runtime that joined runs the
-/// context's driver. A rank that computes without awaiting answers nobody: see *Progress* in `docs/guide.md`. When that runtime
+/// context's driver. A rank that computes without awaiting answers nobody: see [*Progress*](crate::guide#progress-who-moves-messages). When that runtime
 /// ends, all operations end with [`Fault::Shutdown`](crate::Fault::Shutdown).
 ///
 /// The first job of a process wraps its panic hook once, to look in silence what the runtime has: a hook of one's own is set

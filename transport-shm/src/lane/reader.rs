@@ -1,8 +1,9 @@
 //! The reading end of a lane.
 
 use super::{
-    ALIGN, HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS, LightFence,
-    NOTIFY, PAGE_STRIDE, WAITING, WORD_BYTES, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short, most_words,
+    ALIGN, GRANTS, HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS,
+    LightFence, NOTIFY, PAGE_STRIDE, WAITING, WORD_BYTES, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short,
+    most_words,
 };
 use crate::batch::MOST_BYTES;
 use posthaste_core::MAX_INFO;
@@ -215,6 +216,13 @@ impl<W: Words> Consumer<W> {
     pub fn consume_word(&mut self, has_cookie: bool, fence: LightFence) -> bool {
         self.position += WORD_BYTES[usize::from(has_cookie)];
         self.position - self.published >= self.size / 4 && self.publish(fence)
+    }
+
+    /// Asks for the line in which a page is given back, which its sender has looked at: a record that is written behind the return
+    /// would not be seen before that. A hint.
+    #[inline]
+    pub fn expect_return(&self, grant: usize) {
+        self.control.prefetch_write(GRANTS + grant);
     }
 
     /// Reads the parts of the record that [`peek`](Self::peek) found: returns the cookie, copies the info, and hands

@@ -428,6 +428,7 @@ impl Desk {
                 end.prefetch(1);
                 slice.prefetch(PREFETCH_LONG);
             }
+            lane.consumer.expect_return(grant_number(word));
             let info = &info[..info_len];
             let verdict = if word & COPY_FLAG != 0 {
                 let bytes = lane.copy.take().unwrap_or_else(|| Bytes::from(slice.to_vec()));
