@@ -6,9 +6,9 @@ use super::fifos::{FifoId, Fifos, LONGEST};
 use super::peer::{Place, Waiter};
 use super::send::{Given, Refused, SendArgs};
 use super::{Payload, Scope, State};
-use crate::descriptor::{Descriptor, Info, Op, SourceKind};
+use crate::descriptor::{Descriptor, Info};
 use crate::error::Fault;
-use crate::ids::{Endpoint, ProtocolId};
+use crate::ids::ProtocolId;
 use crate::protocol::Flow;
 use crate::row::Row;
 use crate::slot::{Completer, Ticket, Value};
@@ -334,9 +334,9 @@ impl State {
     ) -> Option<(Descriptor, Payload<'static>)> {
         let State { peers, fifos, .. } = &*self;
         let peer = peers[index].as_deref()?;
-        let Endpoint { rank, context } = peer.endpoint;
+        let target = peer.endpoint;
         let refused = || peer.outgoing.get(kept.number()).and_then(|out| out.refused);
-        let lost = (peer.life != kept.life).then_some(Fault::PeerLost(rank));
+        let lost = (peer.life != kept.life).then_some(Fault::PeerLost(target.rank));
         let ended = match peer.fault.or(lost).or_else(refused) {
             Some(fault) => Err(Err(fault)),
             None => kept.over(fifos).map_or_else(|| lock(&kept.cell.0).take().ok_or(Ok(())), Err),
@@ -358,18 +358,9 @@ impl State {
             self.completer.set_note(request, super::send::request_note(protocol, kept.len as usize));
         }
         self.stats.sent(kept.len);
-        let descriptor = Descriptor {
-            op: Op::Send,
-            source_kind: SourceKind::Borrowed,
-            info_len: kept.info().len() as u8,
-            rank,
-            context,
-            protocol: kept.protocol,
-            cookie: kept.cookie,
-            len: kept.len,
-            ticket: ticket.to_word(),
-            ..Descriptor::default()
-        };
-        Some((descriptor, self.as_it_goes(payload, rank)))
+        let mut descriptor =
+            super::send::message_to(target, kept.protocol, kept.cookie, kept.info(), kept.len);
+        descriptor.ticket = ticket.to_word();
+        Some((descriptor, self.as_it_goes(payload, target.rank)))
     }
 }

@@ -120,6 +120,20 @@ pub enum Given {
     Kept(Ticket, Deposit),
 }
 
+impl Given {
+    /// Leaves a message that waits where it is: nobody takes it back any more. The ticket of what is not on its way yet.
+    pub fn leave(self) -> Option<Ticket> {
+        match self {
+            Given::Done => None,
+            Given::Queued(ticket) => Some(ticket),
+            Given::Kept(ticket, deposit) => {
+                deposit.leave();
+                Some(ticket)
+            }
+        }
+    }
+}
+
 pub(super) enum Queue {
     Never,
     /// As far as there is room and nobody waits for some; its end is told.
@@ -156,8 +170,7 @@ impl Scope<'_> {
             Wait::Never => Queue::Never,
             Wait::InTurn => Queue::Force,
         };
-        let index = self.admitted(args, payload.len());
-        match index {
+        match self.admitted(args, payload.len()) {
             Ok(Some(index)) => match self.post_counted(index, args, payload, queue)? {
                 Posted::Done => Ok(Sent::Done),
                 Posted::Queued(ticket) => {
@@ -410,17 +423,7 @@ impl Scope<'_> {
         let target = self.state.shape.endpoint(index);
         let payload = self.state.as_it_goes(payload, target.rank);
         let State { peers, table, .. } = &mut *self.state;
-        let mut descriptor = Descriptor {
-            op: Op::Send,
-            source_kind: SourceKind::Borrowed,
-            info_len: info.len() as u8,
-            rank: target.rank,
-            context: target.context,
-            protocol,
-            cookie,
-            len: len as u64,
-            ..Descriptor::default()
-        };
+        let mut descriptor = message_to(target, protocol, cookie, info, len as u64);
         let whole = len <= eager || matches!(payload, Payload::Loan(_));
         let empty = peers[index].as_ref().is_none_or(|peer| peer.queue_is_empty());
         if whole && (empty || relaxed) {
@@ -548,6 +551,28 @@ impl Scope<'_> {
 #[inline]
 pub(super) fn request_note(protocol: ProtocolId, bytes: usize) -> u64 {
     (u64::from(protocol.0) + 1) << 40 | bytes as u64
+}
+
+/// A message without its payload.
+#[inline(always)]
+pub(super) fn message_to(
+    target: Endpoint,
+    protocol: ProtocolId,
+    cookie: u64,
+    info: &[u8],
+    len: u64,
+) -> Descriptor {
+    Descriptor {
+        op: Op::Send,
+        source_kind: SourceKind::Borrowed,
+        info_len: info.len() as u8,
+        rank: target.rank,
+        context: target.context,
+        protocol,
+        cookie,
+        len,
+        ..Descriptor::default()
+    }
 }
 
 /// The info of a message as an owned value; longer info cannot arrive.

@@ -262,13 +262,8 @@ impl Way<'_, '_> {
                     group.others[out.to].sent_ahead(operation, out.payload.len());
                 }
                 // What the engine keeps is followed by nothing else, so that it is little.
-                match given {
-                    Given::Done => {}
-                    Given::Queued(ticket) => self.congest(to, ticket),
-                    Given::Kept(ticket, deposit) => {
-                        deposit.leave();
-                        self.congest(to, ticket);
-                    }
+                if let Some(ticket) = given.leave() {
+                    self.congest(to, ticket);
                 }
                 Ok(Sent::Done)
             }

@@ -1,6 +1,6 @@
 //! Injection FIFOs besides those of the targets.
 
-use super::flow::{Keeper, try_send};
+use super::flow::{try_send, with_keeper};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::{Op, SourceKind};
@@ -315,11 +315,7 @@ pub fn what_finds_no_room_in_a_fifo_keeps_its_order_or_is_taken_back<H: Harness>
 /// With one credit messages through a FIFO and past it go one after the other, as they were given, also those that waited when the
 /// FIFO was deactivated; those that waited when it was closed end.
 pub fn what_waits_for_credit_goes_through_its_fifo_in_its_turn<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 2, |setup| setup.config.credits = 1);
-    let (log, keeper) = (Log::default(), Keeper::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("kept", &log));
-    }
+    let (mut world, log, keeper) = with_keeper(harness, 2, |setup| setup.config.credits = 1);
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     for end in ["open", "inactive", "closed"] {
         let fifo = world.enter(from, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots");
@@ -364,11 +360,7 @@ pub fn what_waits_for_credit_goes_through_its_fifo_in_its_turn<H: Harness>(harne
 /// way, and no credit is lost, though some are taken back.
 pub fn what_waits_for_room_in_a_fifo_and_then_for_credit_keeps_its_order<H: Harness>(harness: H) {
     const CREDITS: usize = 6;
-    let mut world = World::with(harness, 2, |setup| setup.config.credits = CREDITS as u32);
-    let (log, keeper) = (Log::default(), Keeper::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("kept", &log));
-    }
+    let (mut world, log, keeper) = with_keeper(harness, 2, |setup| setup.config.credits = CREDITS as u32);
     let (from, to, protocol) = (at(Rank(0)), at(Rank(1)), ProtocolId(0));
     let options = FifoOptions { slots: 8, priority: false, quantum: 0 };
     let fifo = world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots");
@@ -415,13 +407,9 @@ pub fn what_waits_for_room_in_a_fifo_and_then_for_credit_keeps_its_order<H: Harn
     let had = log.len();
     for _ in 0..CREDITS {
         let args = SendArgs { target: to, protocol, cookie: 0, info: &[], relaxed: false };
-        world.enter(from, |scope| match scope.give(&args, Payload::Borrowed(b"credit")).expect("it lives") {
-            Given::Done => {}
-            Given::Queued(ticket) => scope.detach(ticket),
-            Given::Kept(ticket, deposit) => {
-                deposit.leave();
-                scope.detach(ticket);
-            }
+        world.enter(from, |scope| {
+            let given = scope.give(&args, Payload::Borrowed(b"credit")).expect("it lives");
+            given.leave().into_iter().for_each(|ticket| scope.detach(ticket));
         });
     }
     world.until("as many arrive as there is credit", |_| log.len() == had + CREDITS);

@@ -1,7 +1,7 @@
 //! Back-pressure: a slow receiver slows its senders and nobody else.
 
 use super::world::at;
-use super::{Harness, Log, Message, Outbox, Probe, World};
+use super::{Harness, Log, Message, Outbox, Probe, Setup, World};
 use posthaste_core::engine::{ControlSent, Given, Payload, SendArgs, Sent, Wait, Work};
 use posthaste_core::ids::ControlId;
 use posthaste_core::protocol::{Credit, Flow};
@@ -172,13 +172,23 @@ impl Keeper {
     }
 }
 
-/// With one credit no sender has more than one message outstanding; other protocols and senders are not affected.
-pub fn one_credit_allows_one_outstanding_message<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 3, |setup| setup.config.credits = 1);
+/// Ranks whose first protocol takes credit; what arrives in it, and who keeps that.
+pub(super) fn with_keeper<H: Harness>(
+    harness: H,
+    ranks: u32,
+    change: impl FnOnce(&mut Setup),
+) -> (World<H>, Log, Keeper) {
+    let world = World::with(harness, ranks, change);
     let (log, keeper) = (Log::default(), Keeper::default());
     for rank in world.ranks() {
         world.register(rank, keeper.probe("kept", &log));
     }
+    (world, log, keeper)
+}
+
+/// With one credit no sender has more than one message outstanding; other protocols and senders are not affected.
+pub fn one_credit_allows_one_outstanding_message<H: Harness>(harness: H) {
+    let (mut world, log, keeper) = with_keeper(harness, 3, |setup| setup.config.credits = 1);
     let (kept, free_log) = (ProtocolId(0), Log::default());
     let free = world.record("free", &free_log);
     let (a, b, to) = (at(Rank(0)), at(Rank(2)), at(Rank(1)));
@@ -222,15 +232,10 @@ pub fn one_credit_allows_one_outstanding_message<H: Harness>(harness: H) {
 
 /// Two ranks whose credit is more messages and 1000 bytes, and who keeps what arrives.
 fn with_thousand_bytes<H: Harness>(harness: H) -> (World<H>, Log, Keeper) {
-    let world = World::with(harness, 2, |setup| {
+    with_keeper(harness, 2, |setup| {
         setup.config.credits = 100;
         setup.config.credit_bytes = 1000;
-    });
-    let (log, keeper) = (Log::default(), Keeper::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("kept", &log));
-    }
-    (world, log, keeper)
+    })
 }
 
 /// A sender may have only so many payload bytes outstanding.

@@ -1,6 +1,6 @@
 //! Messages that wait with the engine, for room or for credit: nothing passes them, and whoever gave them may take them back.
 
-use super::flow::{Keeper, fill, try_send, with_a_full_lane};
+use super::flow::{Keeper, fill, try_send, with_a_full_lane, with_keeper};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
@@ -140,11 +140,8 @@ pub fn nothing_passes_what_is_kept_for_want_of_room<H: Harness>(harness: H) {
 /// With one credit all go one after the other, in their order, though nobody looks after them; who tries is refused meanwhile,
 /// and another protocol goes on.
 pub fn nothing_of_its_protocol_passes_what_is_kept_for_want_of_credit<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 2, |setup| setup.config.credits = 1);
-    let (log, keeper, free_log) = (Log::default(), Keeper::default(), Log::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("kept", &log));
-    }
+    let (mut world, log, keeper) = with_keeper(harness, 2, |setup| setup.config.credits = 1);
+    let free_log = Log::default();
     let free = world.record("free", &free_log);
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     let mut sent = Vec::new();
@@ -318,11 +315,7 @@ pub fn what_is_kept_for_a_lost_peer_can_be_taken_back<H: Harness>(harness: H) {
 
 /// A replay waits for credit, and a message of the same protocol behind it: both get theirs at once, and stay in their order.
 pub fn what_is_kept_behind_a_replay_stays_behind_it<H: Harness>(harness: H) {
-    let mut world = World::with(harness, 2, |setup| setup.config.credits = 2);
-    let (log, keeper) = (Log::default(), Keeper::default());
-    for rank in world.ranks() {
-        world.register(rank, keeper.probe("credited", &log));
-    }
+    let (mut world, log, keeper) = with_keeper(harness, 2, |setup| setup.config.credits = 2);
     let (from, to) = (at(Rank(0)), at(Rank(1)));
     let memory = world.memory(4096);
     memory.write(Rank(0), 0, b"replayed");

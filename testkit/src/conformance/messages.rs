@@ -3,7 +3,7 @@
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
 use posthaste_core::descriptor::MAX_INFO;
-use posthaste_core::engine::{Given, Payload, SendArgs, Whole};
+use posthaste_core::engine::{Payload, SendArgs, Whole};
 use posthaste_core::{ContextId, Endpoint, Fault, ProtocolId, Rank, SendError, Ticket};
 use std::sync::{Arc, Mutex};
 
@@ -116,14 +116,8 @@ fn relay<H: Harness>(world: &mut World<H>, step: u32, hops: u32) {
                 let info = message.info.to_vec();
                 let args = SendArgs { target, protocol: id, cookie: 0, info: &info, relaxed: false };
                 let here = scope.me();
-                match scope.give(&args, Payload::Borrowed(&bytes)).expect("all live") {
-                    Given::Done => {}
-                    Given::Queued(ticket) => leftovers.lock().expect("no panic").push((here, ticket)),
-                    Given::Kept(ticket, deposit) => {
-                        deposit.leave();
-                        leftovers.lock().expect("no panic").push((here, ticket));
-                    }
-                }
+                let given = scope.give(&args, Payload::Borrowed(&bytes)).expect("all live");
+                leftovers.lock().expect("no panic").extend(given.leave().map(|ticket| (here, ticket)));
             }),
         );
         assert_eq!(registered, id);

@@ -5,7 +5,7 @@ use super::world::at;
 use super::{Harness, Log, Memory, Message, Outbox, Probe, World};
 use bytes::Bytes;
 use posthaste_core::descriptor::{Info, Op, SourceKind};
-use posthaste_core::engine::{Given, Payload, ReplayStart, Rma, SendArgs, record_info};
+use posthaste_core::engine::{Payload, ReplayStart, Rma, SendArgs, record_info};
 use posthaste_core::protocol::{Credit, Flow};
 use posthaste_core::wire::FIRST_USER;
 use posthaste_core::{Descriptor, Fault, PatternId, ProtocolId, Rank, Ticket};
@@ -312,9 +312,7 @@ pub fn recorded_words_pass_those_whose_handler_panics<H: Harness>(harness: H) {
                 let args =
                     SendArgs { target: source, protocol: answer, cookie: 0, info: &[], relaxed: false };
                 let given = scope.give(&args, Payload::Owned(Bytes::from(vec![number])));
-                if let Given::Kept(_, deposit) = given.expect("it lives") {
-                    deposit.leave();
-                }
+                given.expect("it lives").leave();
             }
             7 => std::panic::panic_any("a handler of a test"),
             _ => {}

@@ -7,9 +7,9 @@ mod serve;
 
 use super::kept::Lack;
 use super::peer::Place;
-use super::send::Refused;
+use super::send::{Refused, message_to};
 use super::{Given, Payload, Scope, SendArgs, State};
-use crate::descriptor::{Descriptor, Op};
+use crate::descriptor::Descriptor;
 use crate::error::Fault;
 use crate::fifo::InjectionFifo;
 use crate::ids::Rank;
@@ -419,10 +419,10 @@ impl Scope<'_> {
         if !self.state.fifos.of(id).is_ok_and(|extra| extra.takes_one_more()) {
             return self.keep(args, payload, Some(id), Lack::Room);
         }
-        if !self.state.take_credit(index, number, payload.len() as u64) {
+        let len = payload.len() as u64;
+        if !self.state.take_credit(index, number, len) {
             return self.keep(args, payload, Some(id), Lack::Credit);
         }
-        let len = payload.len() as u64;
         let ticket = match self.operation(Some(args.target.rank)) {
             Ok(ticket) => ticket,
             Err(fault) => {
@@ -430,16 +430,9 @@ impl Scope<'_> {
                 return Err((fault.into(), payload));
             }
         };
-        let mut descriptor = Descriptor {
-            op: Op::Send,
-            info_len: args.info.len() as u8,
-            rank: args.target.rank,
-            context: args.target.context,
-            protocol: Self::wire_id(args.protocol),
-            cookie: args.cookie,
-            ticket: ticket.to_word(),
-            ..Descriptor::default()
-        };
+        let protocol = Self::wire_id(args.protocol);
+        let mut descriptor = message_to(args.target, protocol, args.cookie, args.info, len);
+        descriptor.ticket = ticket.to_word();
         self.state.stats.sent(len);
         self.state.put_message(id.key as usize, index, &mut descriptor, args.info, payload);
         self.pump_fifos();
