@@ -126,8 +126,8 @@ pub const CLEAR_TO_SEND: u16 = 14;
 /// All of the message is at its place.
 pub const SENT: u16 = 15;
 
-/// Body of a [`CLEAR_TO_SEND`] that is ahead of its request. The next message that asks is put there without another
-/// answer, if it is of that protocol and no longer; if it is not, nothing will be put there.
+/// Body of a [`CLEAR_TO_SEND`] that is ahead of its request: each is for one of the next messages that ask, in order. That one is
+/// put there without another answer, if it is of that protocol and no longer; if it is not, nothing will be put there.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ClearAhead {

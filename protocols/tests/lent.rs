@@ -6,6 +6,7 @@ mod laid;
 mod near;
 mod support;
 
+use futures::FutureExt;
 use laid::{late_readers, without_memory};
 use near::{
     Call, Check, Outcome, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, wait, warm,
@@ -20,7 +21,7 @@ use support::{Member, Random, Setup, run, values};
 fn start(group: &Group, number: u64) -> Check {
     let (size, me) = (group.size(), group.rank());
     // Of one more than a multiple of the size, of fewer than pages have, of several chunks.
-    let len = [8_191, 12_345, 40_000, 70_001, 160_003][(number / 5 % 5) as usize];
+    let len = [8_191, 12_345, 40_000, 70_001, 160_003][(number / 6 % 5) as usize];
     let all = move |len: usize| (0..size).map(move |rank| values(number, rank, len));
     let total = move |len: usize| {
         all(len).reduce(|mut sum, one| {
@@ -29,7 +30,7 @@ fn start(group: &Group, number: u64) -> Check {
         })
     };
     let each = len / size;
-    match number % 5 {
+    match number % 6 {
         0 => {
             let sum = group.all_reduce(&values(number, me, len), &Reduce::sum());
             Box::pin(async move { assert!(Some(sum.await.unwrap()) == total(len), "{number} {me}/{size}") })
@@ -54,6 +55,13 @@ fn start(group: &Group, number: u64) -> Check {
                 assert!(gathered.await.unwrap() == expected, "{number} {me}/{size}");
             })
         }
+        4 => {
+            let root = number as usize / 6 % size;
+            let sent = group.broadcast(root, &values(number, me, len));
+            Box::pin(async move {
+                assert!(sent.await.unwrap() == values(number, root, len), "{number} {me}/{size}");
+            })
+        }
         _ => {
             let exchanged = group.all_to_all(&values(number, me, each * size));
             Box::pin(async move {
@@ -67,13 +75,13 @@ fn start(group: &Group, number: u64) -> Check {
 
 #[test]
 fn results_are_those_of_the_oracle() {
-    one_by_one(&Setup::new(), &[2, 3, 5, 8], 50, 3, start);
-    one_by_one(&Setup::new(), &[17], 15, 3, start);
+    one_by_one(&Setup::new(), &[2, 3, 5, 8], 60, 3, start);
+    one_by_one(&Setup::new(), &[17], 18, 3, start);
 }
 
 #[test]
 fn little_room_for_messages_changes_nothing() {
-    one_by_one(&Setup::tiny(), &[2, 3, 5], 25, 3, start);
+    one_by_one(&Setup::tiny(), &[2, 3, 5], 30, 3, start);
 }
 
 #[test]
@@ -81,12 +89,12 @@ fn without_room_for_all_some_are_sent_as_messages() {
     let mut setup = Setup::new();
     // Enough for boards, and for the stages of some lengths.
     setup.limits.segment = 700 << 10;
-    one_by_one(&setup, &[2, 4], 50, 3, start);
+    one_by_one(&setup, &[2, 4], 60, 3, start);
 }
 
 #[test]
 fn who_has_no_memory_sends_messages_and_reads_what_others_lend() {
-    without_memory(&[1 << 20, 4096], 25, start);
+    without_memory(&[1 << 20, 4096], 30, start);
 }
 
 const DOZENS: Overlap = Overlap { turns: 3, at_once: 40, pauses: 10 };
@@ -103,7 +111,7 @@ fn the_first_long_operations_of_a_group_are_enough() {
     run(4, Setup::new(), async |member| {
         let world = member.collectives.world();
         // Of the longest.
-        for number in 20..23 {
+        for number in 24..27 {
             start(&world, number).await;
             wait(50).await;
         }
@@ -144,6 +152,85 @@ fn calls_that_do_not_match_are_told_to_all() {
             mismatch(late, no_room, right, wrong, &|_| true);
         }
     }
+}
+
+#[test]
+fn broadcasts_that_do_not_match_are_told_to_all_but_a_root_that_has_ended() {
+    let wrong: [Call; 4] = [
+        |group| outcome(group.all_gather(&vec![0u64; 20_000])),
+        |group| outcome(group.all_reduce(&[0u64], &Reduce::sum())),
+        |group| outcome(group.barrier()),
+        |group| outcome(group.broadcast(0, &vec![0u64; 20_000])),
+    ];
+    for wrong in wrong {
+        for late in [0, 40] {
+            // Of which it would have been the root.
+            mismatch(late, None, |group| outcome(group.broadcast(3, &vec![1u64; 20_000])), wrong, &|_| true);
+        }
+    }
+}
+
+#[test]
+fn a_root_is_ahead_of_the_others_as_far_as_there_is_room() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let len = |number: u64| 10_000 + number as usize % 3;
+        let start = |number: u64| world.broadcast(1, &values(number, 1, len(number)));
+        if member.rank.0 == 1 {
+            // Its stage has room for two: these end at once.
+            for number in 0..2 {
+                assert!(start(number).now_or_never().expect("nobody else is needed").is_ok());
+            }
+            let sent: Vec<_> = (2..40).map(start).collect();
+            for (number, sent) in (2..).zip(sent) {
+                assert!(sent.await.unwrap() == values(number, 1, len(number)));
+            }
+        } else {
+            wait(50 * member.rank.index()).await;
+            for number in 0..40 {
+                wait(number as usize % 7).await;
+                assert!(start(number).await.unwrap() == values(number, 1, len(number)), "{number}");
+            }
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_root_has_lent_is_read_when_it_has_left() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        let given = values(5, 0, 100_000);
+        if member.rank.0 == 0 {
+            world.broadcast(0, &given).await.unwrap();
+            drop(world);
+            member.client.close().await;
+        } else {
+            wait(100 * member.rank.index()).await;
+            assert!(world.broadcast(0, &vec![0; 100_000]).await.unwrap() == given);
+            let fault = fault_of(world.broadcast(0, &given).await);
+            assert_eq!(fault, Fault::PeerClosed(Rank(0)));
+        }
+    });
+}
+
+#[test]
+fn whoever_dies_every_long_broadcast_of_every_survivor_ends() {
+    let several = |group: &Group, random: &mut Random, turn: u64| {
+        let (root, len) = (random.below(4), 5_000 + random.below(30_000));
+        let one = |number: u64| -> Outcome {
+            let sent = group.broadcast(root, &values(number, group.rank(), len));
+            Box::pin(async move {
+                assert!(sent.await? == values(number, root, len), "a broadcast is wrong");
+                Ok(())
+            })
+        };
+        (0..3).map(|number| one(turn * 3 + number)).collect()
+    };
+    // Whoever only gives may hear of a loss later than at its next call.
+    whoever_dies(30, 4, 30, several, |group| outcome(group.all_reduce(&vec![1u64; 10_000], &Reduce::sum())));
 }
 
 #[test]

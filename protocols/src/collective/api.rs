@@ -12,7 +12,7 @@ use super::reduce::{Combiner, Datum, Reduce};
 use super::run::Input;
 use super::schedule::{Kind, Schedule};
 use super::spec::{Given, Spec, first_of, places, put_together, values_in};
-use super::stage::{LENT_CHUNK, LENT_MARK, Outcome};
+use super::stage::{LENT_CHUNK, LENT_MARK, Lent, Outcome};
 use super::wire;
 use crate::group::Group;
 use bytes::Bytes;
@@ -572,8 +572,9 @@ impl Group {
         }
         // Code of the user's: before anything is begun.
         let own_chunk = executor.map(|executor| executor.chunk_bytes().max(EAGER));
-        let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, lends)
-        {
+        // Whoever only reads what the root lends needs no room for it.
+        let own = lends.filter(|_| spec.kind != Kind::Broadcast || spec.root == self.rank());
+        let (operation, plan, area) = match inner.hub.reserve(inner.at, spec.kind, spec.root, &choice, own) {
             Ok(reserved) => reserved,
             Err(unfit) => {
                 let error = CollectiveError::unfit(unfit, &choice, spec.kind);
@@ -586,7 +587,8 @@ impl Group {
             kind if kind.has_block_per_rank() || plan.blocks == 1 => Lengths::Same(bytes),
             _ => Lengths::Split { elements: bytes / element, element },
         };
-        let chunk = own_chunk.unwrap_or(if lends.is_some() { LENT_CHUNK } else { CHUNK });
+        let laid_down_at_once = lends.is_some() && spec.kind != Kind::Broadcast;
+        let chunk = own_chunk.unwrap_or(if laid_down_at_once { LENT_CHUNK } else { CHUNK });
         let (outgoing, layout) = match &spec.tables {
             None => (None, Layout::new(lengths(spec.bytes), element, plan.blocks).cut(chunk)),
             Some([sent, awaited]) => {
@@ -602,15 +604,16 @@ impl Group {
         let cut = own_chunk.filter(|bytes| *bytes != CHUNK).map_or(0, |bytes| hash(bytes.to_le_bytes()));
         let which = (plan.root as u64) << 32 | u64::from(plan.mark ^ lent ^ cut);
         let mark = wire::mark(plan.kind as u8, [spec.bytes as u64 ^ operand << 40, which]);
-        let lent = area.zip(typed).and_then(|(area, typed)| {
+        let exchanged = area.filter(|_| laid_down_at_once).zip(typed).and_then(|(area, typed)| {
             let outcome = Outcome::default();
             Some((spec.lend(area, &plan, &layout, &outcome)?, (outcome, typed)))
         });
-        let (input, result) = match lent {
+        let (input, result) = match exchanged {
             Some((input, result)) => (input, Some(result)),
             None => {
                 let bytes = spec.input.into_bytes(&inner.hub.buffers);
-                (Input { bytes, outgoing, lent: None }, None)
+                let lent = area.filter(|_| !laid_down_at_once).map(|area| Lent { area, exchange: None });
+                (Input { bytes, outgoing, lent }, None)
             }
         };
         let call = Call {

@@ -1,7 +1,7 @@
 //! A part of an operation arrives: the operation may be under way, on the boards, still to be called, or over.
 
 use super::executor::{Guard, Hub};
-use super::group_state::{Early, Notice, Slot};
+use super::group_state::{Early, GroupState, Notice, Slot};
 use super::outlet::Way;
 use super::part::Part;
 use super::stage::Reference;
@@ -153,7 +153,13 @@ impl Hub {
                 let Some(Slot::Running(op)) = group.slot(operation) else { return state };
                 let mut theirs = None;
                 let fits = match notice {
-                    Notice::Clear { phase, colour, len } => op.run.cleared(place, phase, colour, len).is_ok(),
+                    Notice::Clear { phase, colour, len } => {
+                        let fits = op.run.cleared(place, phase, colour, len).is_ok();
+                        if op.run.may_have_room() {
+                            self.lend_late(group, operation);
+                        }
+                        fits
+                    }
                     Notice::Called { mark, bytes } => {
                         theirs = Some((mark, bytes as usize));
                         mark == op.mark
@@ -178,6 +184,16 @@ impl Hub {
                 let from = group.membership.members[place];
                 self.mismatch(scope, state, at, operation, from, theirs)
             }
+        }
+    }
+
+    /// All have come to an operation whose root had no room to lend from.
+    fn lend_late(&self, group: &mut GroupState, operation: u64) {
+        let Some(mut op) = group.take(operation) else { return };
+        let len = op.run.input_len();
+        op.run.lend(self.home().and_then(|home| group.stage(&home, operation, len, self.most_staged())));
+        if let Some(slot) = group.slot(operation) {
+            *slot = Slot::Running(op);
         }
     }
 

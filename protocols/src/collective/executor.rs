@@ -222,6 +222,10 @@ impl Hub {
         self.stage_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    pub(super) fn most_staged(&self) -> u64 {
+        self.stage_bytes.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_> {
         lock(&self.state)
@@ -249,8 +253,8 @@ impl Hub {
             if let Some(plan) = group.plan(kind, root, choice) {
                 let operation = group.next();
                 group.slots.push_back(Slot::Reserved);
-                let most = self.stage_bytes.load(Ordering::Relaxed);
-                let area = lends.and_then(|len| group.stage(&*self.home()?, operation, len, most));
+                let area =
+                    lends.and_then(|len| group.stage(&*self.home()?, operation, len, self.most_staged()));
                 return Ok((operation, plan, area));
             }
             // A schedule may be code of the user's.
@@ -289,7 +293,7 @@ impl Hub {
         }
         let is_long = call.lends && call.layout.total(&call.plan) >= LEAST_LENT;
         let executor = call.executor.map(|executor| (executor, self.retire()));
-        let Some(run) = Run::by(call.plan, call.layout, call.input, call.combiner, executor) else {
+        let Some(mut run) = Run::by(call.plan, call.layout, call.input, call.combiner, executor) else {
             self.give_up(&mut state, at, operation);
             let fault = Fault::OutOfMemory("no memory for what a collective operation gives");
             drop(self.break_from(scope, state, at, operation, fault));
@@ -298,7 +302,10 @@ impl Hub {
         let notices: Vec<_> = match (call.lends, run.lends()) {
             (true, true) => Vec::new(),
             // Whoever cannot lend asks.
-            (true, false) => run.long_sends().into_iter().map(|peer| (peer, Notice::Ask)).collect(),
+            (true, false) => {
+                run.awaits_room();
+                run.long_sends().into_iter().map(|peer| (peer, Notice::Ask)).collect()
+            }
             (false, _) => run.long_receipts().collect(),
         };
         let Call { is_small, lends, share, .. } = call;
@@ -308,6 +315,10 @@ impl Hub {
             *slot = Slot::Running(Box::new(op));
         }
         let early = group.take_early(operation);
+        // Before anything that others say when they hear of this call.
+        if (is_small || lends) && group.near.boards.is_none() {
+            self.count_call(scope, &mut state, at, !is_long);
+        }
         if !notices.is_empty() {
             let State { groups, peers, .. } = &mut *state;
             let mut way = Way { hub: self, scope, peers };
@@ -326,9 +337,6 @@ impl Hub {
             let fault = state.groups.get(at).and_then(|group| group.failure(operation)).unwrap_or(fault);
             drop(self.break_from(scope, state, at, operation, fault));
             return Begun::Failed(fault);
-        }
-        if (is_small || lends) && state.groups.get(at).is_some_and(|group| group.near.boards.is_none()) {
-            self.count_call(scope, &mut state, at, !is_long);
         }
         let (mut state, ended) = self.progress(scope, state, at, operation);
         self.announce(scope, &mut state, at);

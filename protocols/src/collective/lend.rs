@@ -5,7 +5,7 @@ use super::part::Kept;
 use super::plan::{Plan, Step};
 use super::run::Run;
 use super::schedule::Kind;
-use super::stage::{Lent, Reference};
+use super::stage::{Area, Exchanged, Lent, Reference};
 use posthaste_core::sync::lock;
 
 impl Run {
@@ -13,6 +13,29 @@ impl Run {
     #[inline]
     pub fn lends(&self) -> bool {
         self.input.lent.is_some()
+    }
+
+    /// There was no room to lend what goes to all: they are asked, and it is looked for again when all have answered.
+    pub fn awaits_room(&mut self) {
+        self.awaits_room = self.plan.kind == Kind::Broadcast;
+    }
+
+    /// Bytes of what this rank gives.
+    pub fn input_len(&self) -> usize {
+        self.input.bytes.len()
+    }
+
+    /// Whether all have answered, so that there may be room now: [`Self::lend`] is next.
+    pub fn may_have_room(&self) -> bool {
+        self.awaits_room && self.unclear.iter().all(|at| self.is_clear(*at))
+    }
+
+    /// Lends what goes to all, or sends it where there is no room.
+    pub fn lend(&mut self, area: Option<Area>) {
+        self.awaits_room = false;
+        self.input.lent = area.map(|area| Lent { area, exchange: None });
+        self.ready.extend(self.unclear.drain(..));
+        self.shown.resize(if self.lends() { self.slices() } else { 0 }, false);
     }
 
     /// Where what a step sends lies in the area, which has all blocks in their places, or the own one alone.
@@ -23,13 +46,19 @@ impl Run {
         let mut piece = 0..0;
         let outgoing = input.outgoing.as_ref().unwrap_or(layout);
         outgoing.pieces(plan, &step.blocks, slice as usize, true, |only| piece = only);
-        // Its own block is what it has combined, and goes into the area when it is ready.
-        if plan.kind == Kind::AllReduce
-            && step.blocks.iter().any(|block| block == plan.rank)
+        // Its own block is what it has combined, and goes into the area when it is ready; what goes to all goes there chunk
+        // by chunk, which they copy meanwhile.
+        let late = match plan.kind {
+            Kind::AllReduce if step.blocks.iter().any(|block| block == plan.rank) => {
+                Some(work.get(piece.start - own..piece.end - own)?)
+            }
+            Kind::Broadcast => Some(input.bytes.get(piece.clone())?),
+            _ => None,
+        };
+        if let Some(bytes) = late
             && !std::mem::replace(&mut shown[slice as usize], true)
-            && let Some(target) = lent.area.memory.slice(piece.start as u64, piece.len() as u64)
         {
-            target.write(work.get(piece.start - own..piece.end - own)?);
+            lent.area.memory.slice(piece.start as u64, piece.len() as u64)?.write(bytes);
         }
         let start = if input_is_own_block(plan.kind) { piece.start - own } else { piece.start };
         Some(Reference { offset: lent.area.offset + start as u64, len: piece.len() as u32 })
@@ -43,8 +72,8 @@ impl Run {
     /// The result of an operation that lends, put together where its caller finds it.
     pub(super) fn put_together(&mut self) {
         let Run { plan, input, work, parts, .. } = self;
-        let Some(lent) = input.lent.take() else { return };
-        let Lent { area, mut sink, outcome, .. } = lent;
+        let Some(Lent { area, exchange: Some(exchanged) }) = input.lent.take() else { return };
+        let Exchanged { mut sink, outcome, .. } = exchanged;
         let blocks = match plan.kind {
             Kind::ReduceScatter => plan.rank..plan.rank + 1,
             _ => 0..plan.blocks,

@@ -4,6 +4,7 @@ use super::reduce::Combiner;
 use bytes::Bytes;
 use posthaste_core::device::Body;
 use posthaste_core::memory::{LeasedPage, SharedSlice, Source};
+use std::ops::Range;
 
 /// Bytes that are copied out of a page before they are combined: they stay in the first cache.
 const SCRATCH: usize = 16 << 10;
@@ -25,7 +26,7 @@ impl Part<'_> {
         }
     }
 
-    fn source(&self) -> Source<'_> {
+    pub fn source(&self) -> Source<'_> {
         match self {
             Part::Body(body) => body.source(),
             Part::Lent(memory) => (*memory).into(),
@@ -48,23 +49,28 @@ pub(crate) enum Kept {
     Lent(SharedSlice),
 }
 
-/// Copies some of a message.
-pub(super) fn read(part: &Part<'_>, from: usize, target: &mut [u8]) {
-    match part.source() {
-        Source::Private(bytes) => copy(bytes, from, target),
-        Source::Shared(memory) => read_shared(memory, from, target),
+/// Copies some of a message to its place in a row of bytes, which grows up to there: what comes in order goes where nothing was
+/// written before.
+pub(super) fn store(source: Source<'_>, from: usize, place: Range<usize>, into: &mut Vec<u8>) {
+    let is_next = place.start == into.len();
+    if !is_next && into.len() < place.end {
+        into.resize(place.end, 0);
     }
-}
-
-fn copy(bytes: &[u8], from: usize, target: &mut [u8]) {
-    if let Some(part) = bytes.get(from..from + target.len()) {
-        target.copy_from_slice(part);
-    }
-}
-
-fn read_shared(memory: LeasedPage<'_>, from: usize, target: &mut [u8]) {
-    if let Some(part) = memory.slice(from as u64, target.len() as u64) {
-        part.read(target);
+    match source {
+        Source::Private(bytes) => {
+            let Some(part) = bytes.get(from..from + place.len()) else { return };
+            match is_next {
+                true => into.extend_from_slice(part),
+                false => into[place].copy_from_slice(part),
+            }
+        }
+        Source::Shared(memory) => {
+            let Some(part) = memory.slice(from as u64, place.len() as u64) else { return };
+            match is_next {
+                true => part.append_to(into),
+                false => part.read(&mut into[place]),
+            }
+        }
     }
 }
 
@@ -95,5 +101,26 @@ fn combine_shared(
             memory.read(scratch);
             combiner.run(part, scratch, prepend);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_to_their_places_in_whatever_order() {
+        let source: Vec<u8> = (0..200).collect();
+        let whole = |order: &[Range<usize>]| {
+            let mut row = Vec::with_capacity(200);
+            for place in order {
+                store(Source::Private(&source), place.start, place.clone(), &mut row);
+            }
+            row
+        };
+        assert_eq!(whole(&[0..64, 64..130, 130..200]), source);
+        assert_eq!(whole(&[130..200, 0..64, 64..130]), source);
+        assert_eq!(whole(&[0..64, 130..200, 64..130]), source);
+        assert_eq!(whole(&[0..64, 130..130, 64..70]), [&source[..70], &[0; 60]].concat());
     }
 }

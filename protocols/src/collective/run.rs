@@ -8,13 +8,14 @@ use super::execution::{Executor, Step as Message, Turn};
 use super::foreign::{Foreign, Retire};
 use super::group_state::Notice;
 use super::layout::{Layout, input_is_own_block};
-use super::part::{Kept, Part, combine, read};
+use super::part::{Kept, Part, combine, store};
 use super::plan::{Plan, Step, Task};
 use super::reduce::Combiner;
 use super::schedule::{Action, Kind};
 use super::stage::{Lent, Reference};
 use bytes::Bytes;
 use posthaste_core::device::Body;
+use posthaste_core::memory::Source;
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -77,11 +78,11 @@ pub(crate) struct Run {
     left: Vec<u16>,
     /// Messages that are not done.
     remaining: usize,
-    ready: VecDeque<At>,
+    pub(super) ready: VecDeque<At>,
     /// Sends that wait for room.
     parked: Vec<At>,
     /// Long sends whose receiver is not known to be there, and those of which it is (by colour and step).
-    unclear: Vec<At>,
+    pub(super) unclear: Vec<At>,
     clear: Vec<(u32, u16)>,
     /// What arrived before its turn.
     early: HashMap<At, Kept>,
@@ -89,8 +90,10 @@ pub(crate) struct Run {
     due: VecDeque<At>,
     /// Of an operation that lends: by slice and block, what is put together in the end.
     pub(super) parts: Vec<Option<Kept>>,
-    /// By slice, whether the own block is in the area as it is now.
+    /// By slice, whether what is laid down late is in the area.
     pub(super) shown: Vec<bool>,
+    /// What is to be lent waits for room.
+    pub(super) awaits_room: bool,
     /// Who says what is done when, if not the dependencies alone.
     executor: Option<Box<Foreign>>,
 }
@@ -132,6 +135,7 @@ impl Run {
             due: VecDeque::new(),
             parts: Vec::new(),
             shown: Vec::new(),
+            awaits_room: false,
             executor: None,
         };
         run.fill()?;
@@ -146,7 +150,8 @@ impl Run {
     fn fill(&mut self) -> Option<()> {
         let Run { plan, layout, input, work, .. } = self;
         if let Some(lent) = &mut input.lent {
-            *work = std::mem::take(&mut lent.own);
+            let own = lent.exchange.as_mut().map(|exchange| std::mem::take(&mut exchange.own));
+            *work = own.unwrap_or_default();
             return Some(());
         }
         let total = layout.total(plan);
@@ -164,7 +169,6 @@ impl Run {
             Kind::Gather if plan.sends_input && plan.rank != plan.root => {}
             _ => {
                 work.try_reserve_exact(total).ok()?;
-                work.resize(total, 0);
                 let source = match (plan.kind, &input.outgoing) {
                     (Kind::Gather | Kind::AllGather, _) => Some(0..input.bytes.len()),
                     (Kind::AllToAll, Some(outgoing)) => outgoing.place(plan, own, true),
@@ -172,10 +176,10 @@ impl Run {
                     _ => None,
                 };
                 if let Some(source) = source.and_then(|range| input.bytes.get(range))
-                    && let Some(target) = layout.place(plan, own, false).and_then(|range| work.get_mut(range))
+                    && let Some(target) = layout.place(plan, own, false)
                     && source.len() == target.len()
                 {
-                    target.copy_from_slice(source);
+                    store(Source::Private(source), 0, target, work);
                 }
             }
         }
@@ -186,7 +190,7 @@ impl Run {
     fn arm(&mut self) {
         let plan = self.plan.clone();
         let colours = plan.colours.len();
-        let slices = self.outgoing().slices().max(self.layout.slices());
+        let slices = self.slices();
         self.left.resize(slices * self.stride, DONE);
         if self.lends() {
             self.parts.resize(slices * plan.blocks, None);
@@ -218,6 +222,10 @@ impl Run {
                 }
             }
         }
+    }
+
+    pub(super) fn slices(&self) -> usize {
+        self.outgoing().slices().max(self.layout.slices())
     }
 
     /// Has an executor decide from here on.
@@ -368,12 +376,19 @@ impl Run {
             return Ok(());
         }
         self.clear.push((colour, step));
-        let colours = self.plan.colours.len() as u32;
-        let (now, still): (Vec<At>, Vec<At>) =
-            self.unclear.drain(..).partition(|at| at.step == step && at.slice % colours == colour);
+        if self.awaits_room {
+            return Ok(());
+        }
+        let unclear = std::mem::take(&mut self.unclear);
+        let (now, still): (Vec<At>, Vec<At>) = unclear.into_iter().partition(|at| self.is_clear(*at));
         self.unclear = still;
         self.ready.extend(now);
         Ok(())
+    }
+
+    /// Whether the receiver of a message is there.
+    pub(super) fn is_clear(&self, at: At) -> bool {
+        self.clear.contains(&(self.colour(at.slice) as u32, at.step))
     }
 
     /// What goes to a rank in the first phase has been sent in some other way.
@@ -442,7 +457,7 @@ impl Run {
                 continue;
             }
             let long = self.outgoing().is_long(&plan, step);
-            if long && !self.clear.contains(&(colour as u32, at.step)) {
+            if self.awaits_room || (long && !self.is_clear(at)) {
                 self.unclear.push(at);
                 continue;
             }
@@ -583,13 +598,13 @@ impl Run {
         }
         let mut taken = 0;
         layout.pieces(plan, &step.blocks, slice as usize, false, |piece| {
-            let Some(target) = work.get_mut(piece.start - shift..piece.end - shift) else { return };
+            let (piece, len) = (piece.start - shift..piece.end - shift, piece.len());
             if action == Action::Store {
-                read(part, taken, target);
-            } else if let Some(combiner) = combiner {
+                store(part.source(), taken, piece, work);
+            } else if let (Some(combiner), Some(target)) = (combiner.as_ref(), work.get_mut(piece)) {
                 combine(combiner, action == Action::Prepend, part, taken, target);
             }
-            taken += target.len();
+            taken += len;
         });
     }
 
@@ -600,7 +615,7 @@ impl Run {
 
     /// What the operation gives to its caller; `None`: nothing, on this rank.
     pub fn into_result(mut self) -> Option<Bytes> {
-        if self.lends() {
+        if self.input.lent.as_ref().is_some_and(|lent| lent.exchange.is_some()) {
             self.put_together();
             return None;
         }

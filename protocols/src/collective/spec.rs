@@ -6,7 +6,10 @@ use super::plan::Plan;
 use super::reduce::{Combiner, Datum, has_bytes};
 use super::run::Input;
 use super::schedule::Kind;
-use super::stage::{Area, LEAST_LENT, LEAST_OF_TWO, LENT_CHUNK, Lent, MOST_COMBINED, Outcome, Sink};
+use super::stage::{
+    Area, Exchanged, LEAST_BROADCAST, LEAST_LENT, LEAST_OF_TWO, LENT_CHUNK, Lent, MOST_BROADCAST,
+    MOST_COMBINED, Outcome, Sink,
+};
 use super::staged::Exchange;
 use bytes::Bytes;
 use posthaste_core::Collective;
@@ -98,9 +101,12 @@ impl<'v> Spec<'v> {
     }
 
     /// Bytes of all values that a rank gives to such an operation, if its members are to lend them to each other: where it
-    /// is one in which everybody has something for everybody.
+    /// is one in which everybody has something for everybody, or one has the same for all.
     pub fn lends(&self, size: usize) -> Option<usize> {
         let bytes = match self.kind {
+            Kind::Broadcast => {
+                return (LEAST_BROADCAST..=MOST_BROADCAST).contains(&self.bytes).then_some(self.bytes);
+            }
             Kind::AllReduce | Kind::AllGather => self.bytes,
             Kind::ReduceScatter | Kind::AllToAll => self.bytes.checked_mul(size)?,
             _ => return None,
@@ -131,7 +137,8 @@ impl<'v> Spec<'v> {
             }
         };
         let sink = sink(values / self.element.max(1));
-        let lent = Some(Lent { area, own, sink, outcome: outcome.clone() });
+        let exchange = Some(Exchanged { own, sink, outcome: outcome.clone() });
+        let lent = Some(Lent { area, exchange });
         Some(Input { bytes: Bytes::new(), outgoing: None, lent })
     }
 }

@@ -8,6 +8,10 @@
 //! So every byte is written once and read once, and an operation has two steps of everybody, however many members there
 //! are. What is lent to others stays as it is until their boards say that the operation has ended for them. A member that
 //! has no room in its stage asks whether its parts may come as messages; nobody else need know.
+//!
+//! A broadcast is lent by its root alone, chunk by chunk, so that the others copy one while it lays down the next; it has ended
+//! for the root when they have been told of the last. A root without room asks, too, and looks again when all have answered:
+//! they have done with what it lent before.
 
 use super::group_state::GroupState;
 use super::near::Near;
@@ -23,6 +27,10 @@ use std::sync::{Arc, Mutex};
 pub(super) const LEAST_LENT: usize = 16 << 10;
 /// The same for an allreduce of two.
 pub(super) const LEAST_OF_TWO: usize = 192 << 10;
+/// The same for a broadcast, and how many bytes it has at most: those of a stage that are for one operation. Longer ones go
+/// from rank to rank.
+pub(super) const LEAST_BROADCAST: usize = 32 << 10;
+pub(super) const MOST_BROADCAST: usize = (MOST_STAGED / AT_ONCE) as usize;
 /// Bytes that a member reads to combine a vector out of the stages of all, instead of a part of it for all.
 pub(super) const MOST_COMBINED: usize = 64 << 10;
 /// Bytes of a block that one message tells of.
@@ -101,15 +109,15 @@ pub(super) struct Stages {
 }
 
 impl GroupState {
-    /// Room in this rank's stage for the input of an operation that is called now, if all others look at its boards, by
-    /// which it hears that they have read it.
+    /// Room in this rank's stage for the input of an operation, if it looks at the others' boards, by which it hears that they
+    /// have read it.
     pub fn stage(&mut self, home: &WindowHome, operation: u64, len: usize, most: u64) -> Option<Area> {
         if self.broken.is_some() || !self.down.is_empty() {
             return None;
         }
         let key = super::near::key_of(self.membership.id);
-        let Near { stages, boards, open, .. } = &mut self.near;
-        let boards = boards.as_ref().filter(|_| *open)?;
+        let Near { stages, boards, .. } = &mut self.near;
+        let boards = boards.as_ref()?;
         let len = len as u64;
         if let Some(stage) = &mut stages.current {
             // To ask how far the others are is to look at a line of each.
@@ -153,9 +161,15 @@ pub(crate) trait Sink: Send {
 /// A result that is there before its operation has ended.
 pub(crate) type Outcome = Arc<Mutex<Option<Box<dyn Any + Send>>>>;
 
-/// What a rank has lent to others in an operation, and what it makes of theirs.
+/// What a rank has lent to others in an operation.
 pub(crate) struct Lent {
     pub area: Area,
+    /// What it makes of theirs; `None`: they have nothing for it.
+    pub exchange: Option<Exchanged>,
+}
+
+/// What a rank makes of what others have lent to it.
+pub(crate) struct Exchanged {
     /// Its own block, where that is not in the area.
     pub own: Vec<u8>,
     pub sink: Box<dyn Sink>,

@@ -21,7 +21,7 @@ use super::plan::Plan;
 use super::run::Input;
 use super::schedule::Kind;
 use super::spec::Spec;
-use super::stage::{Area, LENT_CHUNK, Lent, Outcome, Reference, Sink};
+use super::stage::{Area, Exchanged, LENT_CHUNK, Lent, Outcome, Reference, Sink};
 use super::wire;
 use crate::group::{Group, Inner};
 use posthaste_core::memory::SharedSlice;
@@ -93,7 +93,7 @@ impl Staged {
         let own = layout.place(&plan, plan.rank, true).filter(|_| !input_is_own_block(plan.kind));
         let own = own.and_then(|own| area.memory.slice(own.start as u64, own.len() as u64));
         let own = own.map_or_else(Vec::new, |own| own.to_vec());
-        let lent = Some(Lent { area, own, sink, outcome });
+        let lent = Some(Lent { area, exchange: Some(Exchanged { own, sink, outcome }) });
         (plan, layout, Input { bytes: bytes::Bytes::new(), outgoing: None, lent })
     }
 }

@@ -1,7 +1,8 @@
 //! Places for messages that have not asked yet.
 //!
-//! The receiver keeps at most one per peer, all of them together within a bound, and forgets it with the next request: it is
-//! the place of that message, or nobody's.
+//! The receiver keeps at most [`MOST`] per peer, all of them together within a bound. Each request uses up the oldest that was
+//! given before it came, as its place or, if it does not fit, nobody's: both sides see which one that is, because neither what
+//! one says nor what the other does overtakes.
 
 use super::{Landing, Stage};
 use crate::device::{RemoteMemory, Stop, Verdict};
@@ -13,6 +14,12 @@ use crate::ids::ProtocolId;
 use crate::protocol::Accept;
 use crate::wire;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Places that a peer has at a time for messages that have not asked. With the second, neither side waits for the other where
+/// one is slower this time and the other the next.
+const MOST: usize = 2;
+/// Up to this many bytes; of longer ones one place is ahead.
+const SHORT: u64 = 2 << 20;
 
 /// A place of the peer's, for the next message to it.
 #[derive(Debug)]
@@ -96,45 +103,45 @@ impl Scope<'_> {
         let peer = self.state.peers[index].as_ref().filter(|peer| peer.fault.is_none());
         let Some(Peer { rendezvous, .. }) = peer.map(|peer| &**peer) else { return Some(Verdict::Taken) };
         let rendezvous = rendezvous.as_ref()?;
-        if rendezvous.promised.is_some() {
+        if rendezvous.promised.len() >= MOST {
             return None;
         }
         let stage = rendezvous.stage;
         let memory = self.state.place_at(index, clear.place.get(), clear.len.get())?;
         let promised = Promised { memory, protocol: ProtocolId(clear.protocol.get()) };
+        let rendezvous = self.state.peer(index).rendezvous();
         match stage {
-            Stage::Idle => self.state.peer(index).rendezvous().promised = Some(promised),
-            Stage::Asked { len, protocol } if promised.fits(protocol, len) => {
+            Stage::Asked { used: false, len, protocol } if promised.fits(protocol, len) => {
                 self.start_ahead(index, promised);
                 self.state.peer(index).stuck = false;
                 self.state.mark_busy(index);
             }
             // The request will be answered, and has told the peer that nothing goes there.
-            Stage::Asked { .. } => {}
-            // The answer to the last message that was put would have come first.
-            Stage::Cleared { .. } | Stage::Streamed => return None,
+            Stage::Asked { used: false, len, protocol } => {
+                rendezvous.stage = Stage::Asked { used: true, len, protocol };
+            }
+            _ => rendezvous.promised.push_back(promised),
         }
         Some(Verdict::Taken)
     }
 
-    /// Gives the peer a place for the next message, if there is one.
+    /// Gives the peer places for the next messages, as far as there are any.
     pub(super) fn give_ahead(&mut self, index: usize, protocol: ProtocolId, len: u64) {
-        if self.state.peer(index).rendezvous().given.is_some() {
-            return;
-        }
-        let Some(mut landing) = self.state.take_landing_ahead(index, len) else { return };
-        let clear = wire::ClearAhead {
-            place: landing.place.into(),
-            len: len.into(),
-            protocol: protocol.0.into(),
-            reserved: [0; 6],
-        };
-        if self.aside_of_queue(index, wire::CLEAR_TO_SEND, 0, &[], clear.as_bytes()) == Stop::Done {
-            self.state.peer(index).rendezvous().given = Some(Given { landing, protocol });
+        let most = if len <= SHORT { MOST } else { 1 };
+        while self.state.peer(index).rendezvous().given.len() < most {
+            let Some(mut landing) = self.state.take_landing_ahead(index, len) else { return };
+            let clear = wire::ClearAhead {
+                place: landing.place.into(),
+                len: len.into(),
+                protocol: protocol.0.into(),
+                reserved: [0; 6],
+            };
+            if self.aside_of_queue(index, wire::CLEAR_TO_SEND, 0, &[], clear.as_bytes()) != Stop::Done {
+                // The peer has not heard of it, and will ask.
+                return landing.settle();
+            }
+            self.state.peer(index).rendezvous().given.push_back(Given { landing, protocol });
             crate::failpoint!("rendezvous.given");
-        } else {
-            // The peer has not heard of it, and will ask.
-            landing.settle();
         }
     }
 
@@ -151,7 +158,7 @@ impl Scope<'_> {
         let aside = self.state.peer(index).has_aside() && !self.state.overtakes(local);
         // Of a sender that has ended nothing more comes: it is set aside when it is there.
         if aside && !self.state.peer(index).ends {
-            self.state.peer(index).rendezvous().given = Some(given);
+            self.state.peer(index).rendezvous().given.push_front(given);
             return Some(Verdict::Hold);
         }
         let landing = given.landing.claim(begin.total.get())?;

@@ -21,7 +21,7 @@ pub(crate) const LANDINGS: Ticket = match Ticket::from_word(u64::MAX) {
 const KEPT: u64 = 64 << 20;
 /// Bytes of the places that are used in turn, at least, the one that has rested longest first, where the sender's core writes
 /// to them: by then their lines have left the reader's own cache for one that both may share, and are written in half the time.
-const TURN: u64 = 8 << 20;
+const TURN: u64 = 4 << 20;
 /// Landings are multiples of this, so that they fit the next message of about the same length.
 const STEP: u64 = 64 << 10;
 

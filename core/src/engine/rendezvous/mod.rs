@@ -11,10 +11,10 @@
 //! at the head of its FIFO, so that the receiver has at most one landing per peer that is not whole, and order is that of
 //! streams. A receiver that has no place, or whose handler wants to choose one, says so: then the message goes as a stream.
 //!
-//! Who receives the second such message of a protocol in a row gives a place for the next one *ahead*, before it looks at this
-//! one. The next message that asks goes there without waiting for an answer if it fits; whether it does, both sides see from
-//! the request and the clearance, whichever was sent first. So the next message is put while the handler has this one, also
-//! by a sender that awaits each.
+//! Who receives the second such message of a protocol in a row gives places for the next ones *ahead*, before it looks at this
+//! one. The next message that asks goes to the first of them without waiting for an answer if it fits; whether it does, both
+//! sides see from the request and the clearance, whichever was sent first. So the next message is put while the handler has
+//! this one, also by a sender that awaits each.
 //!
 //! The clearance waits in no FIFO but has a place of its own with the peer, reserved when the request came: two ranks that
 //! send to each other cannot wait for each other.
@@ -35,6 +35,7 @@ use crate::protocol::Incoming;
 use crate::slot::{Outcome, Value};
 use crate::wire;
 use ahead::{Given, Promised};
+use std::collections::VecDeque;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes that are put before others have their turn.
@@ -49,10 +50,10 @@ pub(crate) struct Rendezvous {
     clearance: Option<Option<u64>>,
     /// Parts were put since somebody counted.
     moved: usize,
-    /// Where the next message goes if it fits.
-    promised: Option<Promised>,
+    /// Where the next messages go if they fit, the next first.
+    promised: VecDeque<Promised>,
     /// The same at the receiver's.
-    given: Option<Given>,
+    given: VecDeque<Given>,
     /// The protocol of the last message that has landed.
     landed: Option<ProtocolId>,
 }
@@ -62,8 +63,9 @@ enum Stage {
     /// Nothing was asked.
     #[default]
     Idle,
-    /// The peer was asked for a place for so many bytes of a protocol.
-    Asked { len: u64, protocol: ProtocolId },
+    /// The peer was asked for a place for so many bytes of a protocol. `used`: a place that was given before has been used
+    /// up by that, into which the message does not fit.
+    Asked { len: u64, protocol: ProtocolId, used: bool },
     /// The peer's memory under that key is the place, and so many bytes were put there.
     Cleared { key: usize, sent: u64 },
     /// There is none.
@@ -112,10 +114,10 @@ impl State {
         if let Stage::Cleared { key, .. } = rendezvous.stage {
             self.table.remote.try_remove(key);
         }
-        if let Some(mut given) = rendezvous.given
-            && gone
-        {
-            given.landing.settle();
+        for mut given in rendezvous.given {
+            if gone {
+                given.landing.settle();
+            }
         }
     }
 }
@@ -169,14 +171,15 @@ impl Scope<'_> {
             Stop::Fault(fault) => return Some(Some(Err(fault))),
         }
         crate::failpoint!("rendezvous.asked");
-        let promised = self.state.peer(index).rendezvous().promised.take();
+        let promised = self.state.peer(index).rendezvous().promised.pop_front();
+        let used = promised.is_some();
         if let Some(promised) = promised.filter(|promised| promised.fits(front.protocol, front.len)) {
             let key = self.start_ahead(index, promised);
             return self.put_message(index, front, key, 0);
         }
         let peer = self.state.peer(index);
         peer.stuck = true;
-        peer.rendezvous().stage = Stage::Asked { len: front.len, protocol: front.protocol };
+        peer.rendezvous().stage = Stage::Asked { len: front.len, protocol: front.protocol, used };
         None
     }
 
@@ -279,7 +282,7 @@ impl Scope<'_> {
             return None;
         }
         crate::failpoint!("rendezvous.requested");
-        if let Some(given) = self.state.peer(index).rendezvous().given.take() {
+        if let Some(given) = self.state.peer(index).rendezvous().given.pop_front() {
             if given.fits(protocol, total) {
                 return self.asked_ahead(index, given, &begin, info);
             }
