@@ -121,7 +121,7 @@ pub const CONTROL: u16 = 12;
 /// A message that wants to go straight to its place: as [`STREAM_BEGIN`].
 pub const REQUEST_TO_SEND: u16 = 13;
 /// The answer to that: the place, 8 bytes, to which the message is to be put; without a body it is to be streamed. With a
-/// [`ClearAhead`] it answers no request that has come, but the next one if that fits.
+/// [`ClearAhead`] it answers no request that has come, but one of the next if that fits.
 pub const CLEAR_TO_SEND: u16 = 14;
 /// All of the message is at its place.
 pub const SENT: u16 = 15;

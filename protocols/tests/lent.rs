@@ -9,12 +9,13 @@ mod support;
 use futures::FutureExt;
 use laid::{late_readers, without_memory};
 use near::{
-    Call, Check, Outcome, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, wait, warm,
+    Call, Check, Outcome, Overlap, fault_of, mismatch, one_by_one, outcome, overlapping, soon, wait, warm,
     whoever_dies,
 };
 use posthaste_core::{Fault, Messager, Rank};
-use posthaste_protocols::collective::Algorithm;
+use posthaste_protocols::collective::{Algorithm, Kind, Place, Program, Route, Schedule};
 use posthaste_protocols::{Group, Reduce};
+use std::sync::Arc;
 use support::{Member, Random, Setup, run, values};
 
 /// Starts the operation with that number; what is given checks its result.
@@ -182,10 +183,15 @@ fn a_root_is_ahead_of_the_others_as_far_as_there_is_room() {
             for number in 0..2 {
                 assert!(start(number).now_or_never().expect("nobody else is needed").is_ok());
             }
+            let bytes = || member.client.contexts()[0].stats().bytes_sent;
+            let before = bytes();
             let sent: Vec<_> = (2..40).map(start).collect();
             for (number, sent) in (2..).zip(sent) {
                 assert!(sent.await.unwrap() == values(number, 1, len(number)));
             }
+            // For the others there is room when all have done with those before.
+            let bytes = bytes() - before;
+            assert!(bytes < 2 * 38 * 80_000 / 4, "{bytes} bytes went as messages");
         } else {
             wait(50 * member.rank.index()).await;
             for number in 0..40 {
@@ -194,6 +200,56 @@ fn a_root_is_ahead_of_the_others_as_far_as_there_is_room() {
             }
         }
         world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn who_has_come_is_not_kept_waiting_by_who_has_not_where_a_root_has_no_room() {
+    let through = std::cell::Cell::new(false);
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        warm(&world).await;
+        // The last comes when the other is through.
+        while member.rank.0 == 2 && !through.get() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        // More than the root's stage has room for.
+        let sent: Vec<_> = (0..6).map(|number| world.broadcast(0, &values(number, 0, 10_000))).collect();
+        for (number, sent) in (0..).zip(sent) {
+            assert!(soon("a broadcast", sent).await.unwrap() == values(number, 0, 10_000));
+        }
+        if member.rank.0 == 1 {
+            through.set(true);
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+#[test]
+fn what_no_message_of_a_schedule_brings_is_zero() {
+    /// Nobody sends anything.
+    #[derive(Debug)]
+    struct Silent;
+    impl Schedule for Silent {
+        fn name(&self) -> &str {
+            "silent"
+        }
+
+        fn program(&self, _: Kind, place: &Place<'_>) -> Option<Program> {
+            Some(Program::new(place.size, Route::default()))
+        }
+    }
+    run(3, Setup::new(), async |member| {
+        let silent = member.collectives.world().custom_schedule(Arc::new(Silent));
+        let me = member.rank.index();
+        let own = |given: &[u64]| {
+            (0..3).flat_map(|rank| vec![if rank == me { given[0] } else { 0 }; 2]).collect::<Vec<_>>()
+        };
+        let given = if me == 0 { vec![7u64; 6] } else { Vec::new() };
+        let part = silent.scatter(0, &given, 2).await.unwrap();
+        assert_eq!(part, if me == 0 { [7; 2] } else { [0; 2] });
+        assert_eq!(silent.all_gather(&[5u64; 2]).await.unwrap(), own(&[5]));
+        assert_eq!(silent.all_to_all(&[9u64; 6]).await.unwrap(), own(&[9]));
     });
 }
 

@@ -71,16 +71,19 @@ impl State {
 
     pub(super) fn drop_queue(&mut self, index: usize, fault: Fault) {
         self.drop_over(index);
+        self.drop_rendezvous(index, fault);
+        if let Some(peer) = self.peers[index].as_mut() {
+            peer.assembly = None;
+        }
         self.drop_what_waits(index, fault);
     }
 
-    /// The same, but for what the peer has asked for.
+    /// What this side was to send. What the peer has asked for stays, and what it sends.
     pub(super) fn drop_what_waits(&mut self, index: usize, fault: Fault) {
         self.drop_parked(index, fault);
         self.drop_controls(index, fault);
-        self.drop_rendezvous(index, fault);
+        self.drop_own_rendezvous(index);
         let Some(peer) = self.peers[index].as_mut() else { return };
-        peer.assembly = None;
         let mut fifo = peer.fifo.take();
         if let Some(fifo) = &fifo {
             // The peer does not hear of these, and nothing of theirs is to go out as if it had.

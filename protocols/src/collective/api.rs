@@ -194,7 +194,7 @@ impl Group {
         self.begin(spec, vector)
     }
 
-    /// Gives every member the bytes of the root, without a copy at the root. All give the same length.
+    /// Gives every member the bytes of the root, which gets them back as they are. All give the same length.
     ///
     /// # Cancel safety
     /// See [`InFlight`].

@@ -155,7 +155,7 @@ impl Hub {
                 let fits = match notice {
                     Notice::Clear { phase, colour, len } => {
                         let fits = op.run.cleared(place, phase, colour, len).is_ok();
-                        if op.run.may_have_room() {
+                        if fits && op.run.may_have_room() {
                             self.lend_late(group, operation);
                         }
                         fits

@@ -376,9 +376,14 @@ impl GroupState {
     /// Forgets the operations at the front that have ended.
     #[inline]
     pub fn sweep(&mut self) {
-        while let Some(Slot::Ended) = self.slots.front() {
-            self.slots.pop_front();
-            self.base += 1;
+        loop {
+            while let Some(Slot::Ended) = self.slots.front() {
+                self.slots.pop_front();
+                self.base += 1;
+            }
+            if !self.take_finished() {
+                break;
+            }
         }
         if let Some(boards) = &self.near.boards {
             boards.board.end(self.base);

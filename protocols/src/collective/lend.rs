@@ -17,7 +17,16 @@ impl Run {
 
     /// There was no room to lend what goes to all: they are asked, and it is looked for again when all have answered.
     pub fn awaits_room(&mut self) {
-        self.awaits_room = self.plan.kind == Kind::Broadcast;
+        self.awaits_room = self.plan.kind == Kind::Broadcast && self.plan.rank == self.plan.root;
+    }
+
+    /// Somebody does not answer for long: the others wait for it no more, but get messages.
+    pub fn gives_up_room(&mut self) -> bool {
+        let gives_up = self.awaits_room;
+        if gives_up {
+            self.lend(None);
+        }
+        gives_up
     }
 
     /// Bytes of what this rank gives.
@@ -27,7 +36,7 @@ impl Run {
 
     /// Whether all have answered, so that there may be room now: [`Self::lend`] is next.
     pub fn may_have_room(&self) -> bool {
-        self.awaits_room && self.unclear.iter().all(|at| self.is_clear(*at))
+        self.awaits_room && self.ready.is_empty() && self.unclear.iter().all(|at| self.is_clear(*at))
     }
 
     /// Lends what goes to all, or sends it where there is no room.

@@ -116,10 +116,21 @@ impl GroupState {
     /// Operations may have ended at the boards whose callers have not told so.
     #[inline]
     pub fn settle(&mut self) {
-        let Some(boards) = &self.near.boards else { return };
+        if self.take_finished() {
+            self.sweep();
+        }
+    }
+
+    /// Forgets those of these that nothing else is in front of. False: there are none.
+    #[inline]
+    pub(super) fn take_finished(&mut self) -> bool {
+        let (Some(boards), Some(Slot::OnBoard(_) | Slot::Ended)) = (&self.near.boards, self.slots.front())
+        else {
+            return false;
+        };
         let ended = boards.ledger.ended(self.base);
         if ended == self.base {
-            return;
+            return false;
         }
         while self.base < ended
             && let Some(Slot::OnBoard(_) | Slot::Ended) = self.slots.front()
@@ -128,7 +139,7 @@ impl GroupState {
             self.base += 1;
         }
         debug_assert_eq!(self.base, ended, "what its caller has finished went elsewhere");
-        self.sweep();
+        true
     }
 
     /// Something happened that is not on the boards.

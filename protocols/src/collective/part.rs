@@ -92,16 +92,25 @@ fn combine_shared(
     from: usize,
     target: &mut [u8],
 ) {
-    let step = (SCRATCH / combiner.element()).max(1) * combiner.element();
-    let mut scratch = vec![0; step.min(target.len())];
-    for (number, part) in target.chunks_mut(step).enumerate() {
-        let scratch = &mut scratch[..part.len()];
-        let at = (from + number * step) as u64;
-        if let Some(memory) = memory.slice(at, part.len() as u64) {
+    let mut scratch = vec![0; piece(combiner.element()).min(target.len())];
+    for piece in pieces(target.len(), combiner.element()) {
+        let (scratch, at) = (&mut scratch[..piece.len()], (from + piece.start) as u64);
+        if let Some(memory) = memory.slice(at, piece.len() as u64) {
             memory.read(scratch);
-            combiner.run(part, scratch, prepend);
+            combiner.run(&mut target[piece], scratch, prepend);
         }
     }
+}
+
+/// Bytes that stay in the first cache, of whole values of so many.
+fn piece(element: usize) -> usize {
+    (SCRATCH / element).max(1) * element
+}
+
+/// So many bytes, in pieces of that length.
+pub(super) fn pieces(len: usize, element: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = piece(element.max(1));
+    (0..len).step_by(step).map(move |start| start..len.min(start + step))
 }
 
 #[cfg(test)]

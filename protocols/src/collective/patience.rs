@@ -67,11 +67,13 @@ impl Hub {
         handle.post_run(move |scope| alarm.look(scope));
     }
 
-    /// Of each operation that was found waiting before, those whom it waits for are told what it is.
+    /// Of each operation that was found waiting before, those whom it waits for are told what it is. Whoever has come to one is
+    /// not kept waiting for the others any longer.
     fn look_at_waiting(self: &Arc<Self>, scope: &mut Scope<'_>) {
         let mut state = self.lock();
         state.watched = false;
         let mut again = false;
+        let mut go_on = Vec::new();
         let State { groups, peers, .. } = &mut *state;
         let mut way = Way { hub: self, scope: &mut *scope, peers };
         for (at, group) in groups.iter_mut() {
@@ -90,7 +92,15 @@ impl Hub {
                 for place in uncleared {
                     way.notice(group, at, operation, place, Notice::Ask);
                 }
+                if let Some(Slot::Running(op)) = group.slot(operation)
+                    && op.run.gives_up_room()
+                {
+                    go_on.push((at, operation));
+                }
             }
+        }
+        for (at, operation) in go_on {
+            state = self.go_on(scope, state, at, operation);
         }
         if again {
             self.set_alarm(scope, &mut state);

@@ -59,8 +59,8 @@ pub(crate) struct Input {
     pub bytes: Bytes,
     /// How what is sent lies, if otherwise than what is received.
     pub outgoing: Option<Layout>,
-    /// The others read it where it lies, and there are no bytes. The schedule is one by which everybody sends blocks to
-    /// everybody directly.
+    /// The others read it where it lies, and there are no bytes but those of a broadcast, which are laid down chunk by chunk. The
+    /// schedule is one by which whoever gives something sends it to everybody directly.
     pub lent: Option<Lent>,
 }
 
@@ -619,8 +619,10 @@ impl Run {
             self.put_together();
             return None;
         }
-        let Run { plan, layout, input, work, .. } = self;
+        let Run { plan, layout, input, mut work, .. } = self;
         let is_root = plan.rank == plan.root;
+        // What no message of a schedule of the user's has brought.
+        let whole = |work: &mut Vec<u8>| work.resize(work.len().max(layout.total(&plan)), 0);
         match plan.kind {
             Kind::Barrier => None,
             Kind::Reduce | Kind::Gather if !is_root => None,
@@ -630,9 +632,13 @@ impl Run {
             ),
             Kind::Scatter | Kind::ReduceScatter => {
                 let own = layout.place(&plan, plan.rank, false).unwrap_or(0..0);
+                whole(&mut work);
                 Some(Bytes::from(work).slice(own))
             }
-            _ => Some(Bytes::from(work)),
+            _ => {
+                whole(&mut work);
+                Some(Bytes::from(work))
+            }
         }
     }
 }

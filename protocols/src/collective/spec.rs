@@ -2,6 +2,7 @@
 
 use super::buffers::Buffers;
 use super::layout::Layout;
+use super::part::{Part, combine, pieces};
 use super::plan::Plan;
 use super::reduce::{Combiner, Datum, has_bytes};
 use super::run::Input;
@@ -15,8 +16,7 @@ use bytes::Bytes;
 use posthaste_core::Collective;
 use posthaste_core::memory::SharedSlice;
 use std::any::Any;
-use std::marker::PhantomData;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Where blocks lie, and behind the last.
 pub(super) type Places = Box<[usize]>;
@@ -184,37 +184,55 @@ impl<T: Datum> Sink for Values<T> {
 /// A result that is combined, in the order of what comes.
 struct Total<T> {
     combiner: Combiner,
-    total: Vec<u8>,
-    /// One that comes.
-    part: Vec<u8>,
-    values: PhantomData<fn() -> T>,
+    /// What came first, until it is known what it is combined with: both are read together, piece by piece.
+    first: Option<SharedSlice>,
+    total: Vec<T>,
 }
 
 impl<T: Datum> Total<T> {
     fn sink(combiner: Combiner) -> Box<dyn Sink> {
-        Box::new(Self { combiner, total: Vec::new(), part: Vec::new(), values: PhantomData })
+        Box::new(Self { combiner, first: None, total: Vec::new() })
     }
 }
 
 impl<T: Datum> Sink for Total<T> {
     fn shared(&mut self, part: SharedSlice) {
-        if self.total.is_empty() {
-            return part.append_to(&mut self.total);
+        let Total { combiner, first, total } = self;
+        let Some(first) = first.take() else {
+            match total.is_empty() {
+                true => self.first = Some(part),
+                false => combine(combiner, false, &Part::Lent(part), 0, total.as_mut_slice().as_mut_bytes()),
+            }
+            return;
+        };
+        total.reserve_exact(first.len() / size_of::<T>().max(1));
+        let mut second = Vec::new();
+        for piece in pieces(first.len(), size_of::<T>()) {
+            let of = |whole: SharedSlice| whole.slice(piece.start as u64, piece.len() as u64);
+            if let (Some(first), Some(part)) = (of(first), of(part)) {
+                first.append_values(total);
+                second.clear();
+                part.append_to(&mut second);
+                combiner.run(&mut total.as_mut_slice().as_mut_bytes()[piece], &second, false);
+            }
         }
-        self.part.clear();
-        part.append_to(&mut self.part);
-        self.combiner.run(&mut self.total, &self.part, false);
     }
 
     fn private(&mut self, part: &[u8]) {
+        if let Some(first) = self.first.take() {
+            first.append_values(&mut self.total);
+        }
         match self.total.is_empty() {
-            true => self.total.extend_from_slice(part),
-            false => self.combiner.run(&mut self.total, part, false),
+            true => self.total.extend(values_in::<T>(part)),
+            false => self.combiner.run(self.total.as_mut_slice().as_mut_bytes(), part, false),
         }
     }
 
-    fn finish(self: Box<Self>) -> Box<dyn Any + Send> {
-        Box::new(values_in::<T>(&self.total).collect::<Vec<T>>())
+    fn finish(mut self: Box<Self>) -> Box<dyn Any + Send> {
+        if let Some(first) = self.first.take() {
+            first.append_values(&mut self.total);
+        }
+        Box::new(self.total)
     }
 }
 

@@ -14,6 +14,7 @@
 //! they have done with what it lent before.
 
 use super::group_state::GroupState;
+use super::layout::EAGER;
 use super::near::Near;
 use crate::window::WindowHome;
 use posthaste_core::memory::SharedSlice;
@@ -27,10 +28,10 @@ use std::sync::{Arc, Mutex};
 pub(super) const LEAST_LENT: usize = 16 << 10;
 /// The same for an allreduce of two.
 pub(super) const LEAST_OF_TWO: usize = 192 << 10;
-/// The same for a broadcast, and how many bytes it has at most: those of a stage that are for one operation. Longer ones go
-/// from rank to rank.
-pub(super) const LEAST_BROADCAST: usize = 32 << 10;
-pub(super) const MOST_BROADCAST: usize = (MOST_STAGED / AT_ONCE) as usize;
+/// The same for a broadcast, whose receivers else have to say that they are there, and how many bytes it has at most: so many that
+/// there is room for two behind the stages of shorter ones. Longer ones go from rank to rank.
+pub(super) const LEAST_BROADCAST: usize = EAGER + 1;
+pub(super) const MOST_BROADCAST: usize = (MOST_STAGED / AT_ONCE / 2) as usize;
 /// Bytes that a member reads to combine a vector out of the stages of all, instead of a part of it for all.
 pub(super) const MOST_COMBINED: usize = 64 << 10;
 /// Bytes of a block that one message tells of.

@@ -210,6 +210,8 @@ macro_rules! conformance_suite {
             rendezvous::messages_that_are_kept_use_up_the_places,
             rendezvous::places_are_given_before_they_are_asked_for,
             rendezvous::a_place_that_was_given_to_a_lost_sender_is_free_again,
+            rendezvous::two_places_that_were_given_to_a_lost_sender_are_free_again,
+            rendezvous::who_leaves_amid_a_long_message_takes_what_goes_to_its_places,
             rendezvous::a_receiver_lost_at_any_moment_ends_the_send,
             rendezvous::a_sender_lost_at_any_moment_gives_the_place_back,
             endings::a_lost_peer_ends_what_depends_on_it,

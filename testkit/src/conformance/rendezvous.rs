@@ -127,7 +127,17 @@ pub fn places_are_given_before_they_are_asked_for<H: Harness>(harness: H) {
 /// A sender that dies with a place that it had not asked for, or had begun to use: others have it then.
 pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness: H) {
     // Room for four, of which one may be given ahead.
-    let mut world = World::with(harness, 3, |setup| setup.config.landing_bytes = 256 << 10);
+    places_of_a_lost_sender_are_free_again(harness, 4);
+}
+
+/// The same with as many as one peer is given.
+pub fn two_places_that_were_given_to_a_lost_sender_are_free_again<H: Harness>(harness: H) {
+    places_of_a_lost_sender_are_free_again(harness, 8);
+}
+
+fn places_of_a_lost_sender_are_free_again<H: Harness>(harness: H, places: usize) {
+    let mut world =
+        World::with(harness, 3, |setup| setup.config.landing_bytes = (places as u64) * (64 << 10));
     if world.rendezvous_from().is_none() {
         return;
     }
@@ -146,8 +156,44 @@ pub fn a_place_that_was_given_to_a_lost_sender_is_free_again<H: Harness>(harness
             }),
         );
     }
-    // There are four places, and all are free.
-    others_have_the_places_of_a_lost_one(&mut world, ProtocolId(0), &log, 4);
+    // All are free.
+    others_have_the_places_of_a_lost_one(&mut world, ProtocolId(0), &log, places);
+}
+
+/// Whoever leaves amid a long message of its own still takes what goes to the places that it has given: the peer does not take it
+/// for corrupt.
+pub fn who_leaves_amid_a_long_message_takes_what_goes_to_its_places<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    if world.rendezvous_from().is_none() {
+        return;
+    }
+    let log = Log::default();
+    let protocol = world.record("places", &log);
+    let (leaves, stays) = (at(Rank(0)), at(Rank(1)));
+    let filled = |from, to, n| Message::filled(from, to, protocol, n, 0, 40_000);
+    let messages: Vec<_> = (0..4).map(|n| filled(stays, leaves, n)).collect();
+    world.send_all(&mut [Outbox::new(stays, messages)]);
+    world.until("they arrive", |_| log.len() == 4);
+    world.a_while();
+    world.pause(stays.rank);
+    let own = filled(leaves, stays, 9).payload;
+    let args =
+        posthaste_core::engine::SendArgs { target: stays, protocol, cookie: 0, info: &[], relaxed: false };
+    let given = world.enter(leaves, |scope| {
+        let given = scope.give(&args, posthaste_core::Payload::Owned(own.into())).map_err(|(error, _)| error);
+        scope.depart();
+        given.map(drop)
+    });
+    assert_eq!(given, Ok(()));
+    world.resume(stays.rank);
+    let mut outbox = Outbox::new(stays, (4..6).map(|n| filled(stays, leaves, n)));
+    for _ in 0..500 {
+        outbox.pump(&world);
+        world.step();
+    }
+    for rank in [leaves.rank, stays.rank] {
+        assert_eq!(world.errors(rank), [], "{rank} takes an honest peer for another");
+    }
 }
 
 /// Rank 1 dies while it sends long messages to rank 0, then rank 2 sends so many, and each goes straight to its place.

@@ -21,7 +21,7 @@ const MOST: usize = 2;
 /// Up to this many bytes; of longer ones one place is ahead.
 const SHORT: u64 = 2 << 20;
 
-/// A place of the peer's, for the next message to it.
+/// A place of the peer's, for one of the next messages to it.
 #[derive(Debug)]
 pub(super) struct Promised {
     memory: RemoteMemory,
@@ -36,7 +36,7 @@ impl Promised {
     }
 }
 
-/// A place of this rank's, for the next message of the peer.
+/// A place of this rank's, for one of the next messages of the peer.
 #[derive(Debug)]
 pub(super) struct Given {
     pub landing: Landing,
@@ -97,7 +97,7 @@ impl Scope<'_> {
         key
     }
 
-    /// The peer has a place for the next message. `None`: it cannot have it, or has given one already.
+    /// The peer has a place for one of the next messages. `None`: it cannot have it, or has given as many as it may.
     pub(super) fn promised(&mut self, index: usize, bytes: &[u8]) -> Option<Verdict> {
         let clear = wire::ClearAhead::read_from_bytes(bytes).ok()?;
         let peer = self.state.peers[index].as_ref().filter(|peer| peer.fault.is_none());

@@ -8,8 +8,8 @@
 //!   the next descriptor ------SENT--------------------> the handler, with a lease on the landing
 //! ```
 //! The clearance is a remote get (D32): a small message that makes the far side inject a put. Nothing gets past a message
-//! at the head of its FIFO, so that the receiver has at most one landing per peer that is not whole, and order is that of
-//! streams. A receiver that has no place, or whose handler wants to choose one, says so: then the message goes as a stream.
+//! at the head of its FIFO, so that the receiver has at most one landing per peer that is asked for and not whole, and order is
+//! that of streams. A receiver that has no place, or whose handler wants to choose one, says so: then the message goes as a stream.
 //!
 //! Who receives the second such message of a protocol in a row gives places for the next ones *ahead*, before it looks at this
 //! one. The next message that asks goes to the first of them without waiting for an answer if it fits; whether it does, both
@@ -100,6 +100,17 @@ impl State {
         self.config.rendezvous_bytes.unwrap_or(caps.rendezvous as u64).max(64)
     }
 
+    /// Nothing more is put to the peer's places. It may still put to those that it was given here.
+    pub(super) fn drop_own_rendezvous(&mut self, index: usize) {
+        let Some(rendezvous) = self.peers[index].as_mut().and_then(|peer| peer.rendezvous.as_mut()) else {
+            return;
+        };
+        rendezvous.promised.clear();
+        if let Stage::Cleared { key, .. } = std::mem::take(&mut rendezvous.stage) {
+            self.table.remote.try_remove(key);
+        }
+    }
+
     /// The peer is gone.
     pub(super) fn drop_rendezvous(&mut self, index: usize, fault: Fault) {
         let Some(peer) = self.peers[index].as_mut() else { return };
@@ -110,14 +121,13 @@ impl State {
         {
             landing.settle();
         }
-        let Some(rendezvous) = peer.rendezvous.take() else { return };
-        if let Stage::Cleared { key, .. } = rendezvous.stage {
-            self.table.remote.try_remove(key);
+        let rendezvous = peer.rendezvous.as_mut();
+        for given in rendezvous.into_iter().flat_map(|rendezvous| &mut rendezvous.given).filter(|_| gone) {
+            given.landing.settle();
         }
-        for mut given in rendezvous.given {
-            if gone {
-                given.landing.settle();
-            }
+        self.drop_own_rendezvous(index);
+        if let Some(peer) = self.peers[index].as_mut() {
+            peer.rendezvous = None;
         }
     }
 }
