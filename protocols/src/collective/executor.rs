@@ -303,7 +303,7 @@ impl Hub {
             (true, true) => Vec::new(),
             // Whoever cannot lend asks.
             (true, false) => {
-                run.awaits_room();
+                run.await_room();
                 run.long_sends().into_iter().map(|peer| (peer, Notice::Ask)).collect()
             }
             (false, _) => run.long_receipts().collect(),

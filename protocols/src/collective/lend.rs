@@ -16,12 +16,12 @@ impl Run {
     }
 
     /// There was no room to lend what goes to all: they are asked, and it is looked for again when all have answered.
-    pub fn awaits_room(&mut self) {
+    pub fn await_room(&mut self) {
         self.awaits_room = self.plan.kind == Kind::Broadcast && self.plan.rank == self.plan.root;
     }
 
-    /// Somebody does not answer for long: the others wait for it no more, but get messages.
-    pub fn gives_up_room(&mut self) -> bool {
+    /// Somebody does not answer for long: the others wait for it no more, but get messages. Whether it had them wait.
+    pub fn give_up_room(&mut self) -> bool {
         let gives_up = self.awaits_room;
         if gives_up {
             self.lend(None);

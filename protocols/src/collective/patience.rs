@@ -93,7 +93,7 @@ impl Hub {
                     way.notice(group, at, operation, place, Notice::Ask);
                 }
                 if let Some(Slot::Running(op)) = group.slot(operation)
-                    && op.run.gives_up_room()
+                    && op.run.give_up_room()
                 {
                     go_on.push((at, operation));
                 }
