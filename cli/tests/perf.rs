@@ -364,9 +364,26 @@ fn an_interrupt_ends_the_rival_that_runs_and_all() {
     assert!(!PathBuf::from(format!("/proc/{}", rival.trim())).exists(), "the rival goes on");
 }
 
+/// The same program with a signal as it is by default: `nohup` has whatever it starts ignore one, and the program leaves that so.
+fn heeding(signal: Signal, command: Command) -> Command {
+    if !posthaste_launch::is_ignored(signal.as_raw()) {
+        return command;
+    }
+    let mut heeding = Command::new("env");
+    heeding.arg(format!("--default-signal={}", signal.as_raw()));
+    heeding.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => heeding.env(name, value),
+            None => heeding.env_remove(name),
+        };
+    }
+    heeding
+}
+
 /// Sends a signal as soon as a process has children; how it ends, and what it has said.
-fn ended_by(signal: Signal, mut command: Command) -> Output {
-    let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+fn ended_by(signal: Signal, command: Command) -> Output {
+    let process = heeding(signal, command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = process.id().to_string();
     let of_it = |line: &str| line.strip_prefix("PPid:").is_some_and(|parent| parent.trim() == id);
     let is_child = |path: PathBuf| {
