@@ -489,6 +489,13 @@ pub(super) unsafe fn copy_block(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
+/// Pushes a line that was written out of this processor's own caches, into the one that it shares with others.
+#[inline(always)]
+pub(super) fn demote(at: *const u8) {
+    // SAFETY: a hint, whatever the address; processors without it do nothing.
+    unsafe { asm!("cldemote [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
 /// Asks for a line, to be written.
 #[inline(always)]
 pub(super) fn prefetch_write(at: *const u8) {

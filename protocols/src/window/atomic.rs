@@ -124,6 +124,12 @@ impl Aim<'_> {
             |word: SharedSlice| if fetch { word.apply(op) } else { word.apply_unread(op).map(|()| 0) };
         if op.op == AtomicOp::Load { self.reach(apply)? } else { self.change(apply)? }
     }
+
+    /// Gives a signal on the word, if that may be done at once.
+    #[inline(always)]
+    pub(super) fn signal(&self, op: &WordOp) -> Option<()> {
+        self.change(|word| word.apply_unread(op).inspect(|()| word.push_answer_out()))?
+    }
 }
 
 /// An atomic operation under way.

@@ -236,7 +236,7 @@ impl Future for PutSignal<'_, '_> {
                 None => false,
                 Some(signal) => {
                     let put = self.data.try_at_once();
-                    if put && signal.atomic(&self.signal.op, false).is_some() {
+                    if put && signal.signal(&self.signal.op).is_some() {
                         self.way = Way::Done;
                         budget::spend_on(2 * budget::ACCESS, self.data.len());
                         return Poll::Ready(Ok(()));
