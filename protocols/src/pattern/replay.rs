@@ -3,14 +3,17 @@
 use super::Pattern;
 use crate::fifo::Fifo;
 use crate::operation::Pending;
+use crate::window::Memory;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::descriptor::Info;
 use posthaste_core::engine::{FifoId, PatternError, ReplayId, ReplayStart, Scope};
+use posthaste_core::slot::Ticket;
 use posthaste_core::sync::Arc as SharedArc;
 use posthaste_core::{Fault, Handle, PatternId, SendError};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 #[derive(Debug)]
@@ -62,18 +65,56 @@ pub struct Replay<'p, F: Face> {
 
 impl<F: Face> Unpin for Replay<'_, F> {}
 
-fn start(
-    scope: &mut Scope<'_>,
-    (id, fifo): (PatternId, Option<FifoId>),
-    info: Option<&Info>,
-    handle: &Handle,
-) -> Result<State, PatternError> {
-    Ok(match scope.replay_with(id, info, fifo)? {
-        ReplayStart::Done => State::Done,
-        ReplayStart::Queued { ticket, replay } => {
-            State::Waiting(Pending::new(handle.clone(), ticket, None), replay)
+/// What became of a replay that was begun.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    Done,
+    Queued,
+    Refused,
+}
+
+/// The rest of it, which as a rule nobody asks for. It is not part of [`Begun`]: to move what was just made piece by piece is to
+/// wait for these stores, and for those before them, which are to lines that others have.
+#[derive(Default)]
+struct Particulars {
+    queued: Option<(Ticket, ReplayId)>,
+    error: Option<PatternError>,
+}
+
+impl Particulars {
+    #[inline]
+    fn begin(
+        &mut self,
+        scope: &mut Scope<'_>,
+        windows: &[Arc<Memory>],
+        (id, fifo): (PatternId, Option<FifoId>),
+        info: Option<&Info>,
+    ) -> Begun {
+        let begun = super::still_there(windows).and_then(|()| scope.replay_with(id, info, fifo));
+        match begun {
+            Ok(ReplayStart::Done) => Begun::Done,
+            Ok(ReplayStart::Queued { ticket, replay }) => {
+                self.queued = Some((ticket, replay));
+                Begun::Queued
+            }
+            Err(error) => {
+                self.error = Some(error);
+                Begun::Refused
+            }
         }
-    })
+    }
+
+    /// How a replay goes on that was begun.
+    #[cold]
+    fn state(self, handle: &Handle) -> Result<State, PatternError> {
+        match (self.queued, self.error) {
+            (_, Some(error)) => Err(error),
+            (Some((ticket, replay)), None) => {
+                Ok(State::Waiting(Pending::new(handle.clone(), ticket, None), replay))
+            }
+            (None, None) => Ok(State::Done),
+        }
+    }
 }
 
 impl<'p, F: Face> Replay<'p, F> {
@@ -117,25 +158,27 @@ impl<'p, F: Face> Replay<'p, F> {
                 self.check_info()?;
             }
             let info = self.info.as_ref().and_then(|info| info.as_ref().as_ref().ok());
-            self.state = match self.face.enter(|engine| {
-                super::still_there(&self.pattern.windows)?;
-                start(&mut engine.scope(), id, info, handle)
-            }) {
-                Ok(started) => started?,
-                Err(_) => {
+            let windows = &self.pattern.windows;
+            let mut particulars = Particulars::default();
+            let entered =
+                self.face.enter(|engine| particulars.begin(&mut engine.scope(), windows, id, info)).ok();
+            match entered {
+                Some(Begun::Done) => self.state = State::Done,
+                Some(_) => self.state = particulars.state(handle)?,
+                None => {
                     let (handle, info, windows) =
                         (handle.clone(), info.copied(), self.pattern.windows.clone());
                     // What is done at once meanwhile at the memory that it puts to, or gets from, would overtake it.
                     let held: Vec<_> = windows.iter().map(|window| window.hold_all()).collect();
                     let start = move |scope: &mut Scope<'_>| {
-                        super::still_there(&windows)?;
-                        let started = start(scope, id, info.as_ref(), &handle);
+                        let mut particulars = Particulars::default();
+                        particulars.begin(scope, &windows, id, info.as_ref());
                         drop(held);
-                        started
+                        particulars.state(&handle)
                     };
-                    State::Posted(self.face.post(start))
+                    self.state = State::Posted(self.face.post(start));
                 }
-            };
+            }
             budget::spend(budget::UNIT);
         }
         if let State::Posted(posted) = &self.state {

@@ -49,6 +49,10 @@ impl Words for Plain {
         std::mem::replace(word, *word | bits)
     }
 
+    fn prefetch(&self, index: usize) {
+        assert!(index < self.words(), "outside of the memory");
+    }
+
     fn write_bytes(&self, index: usize, bytes: &[u8]) {
         let words = &mut self.0.borrow_mut()[index..][..bytes.len().div_ceil(8)];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
@@ -117,6 +121,8 @@ pub fn lane_reader(data: &[u8]) {
             let Peek::Record(header) = consumer.peek() else { break };
             assert!(usize::from(header.info_len) <= MAX_INFO, "{header:?}");
             let mut info = [0; MAX_INFO];
+            consumer.prefetch_next_head(header);
+            consumer.prefetch_next(header);
             let (_cookie, len) = consumer.record(header, &mut info, |ring, at| match header.kind {
                 KIND_SHORT | KIND_WORDS => {
                     let words = header.kind == KIND_WORDS;

@@ -84,7 +84,7 @@ pub struct Header {
 
 impl Header {
     #[inline]
-    fn pack(self) -> u64 {
+    pub(crate) fn pack(self) -> u64 {
         u64::from(self.kind)
             | u64::from(self.info_len) << 8
             | u64::from(self.protocol) << 16
@@ -93,7 +93,7 @@ impl Header {
     }
 
     #[inline]
-    fn unpack(word: u64) -> Header {
+    pub(crate) fn unpack(word: u64) -> Header {
         Header {
             kind: word as u8,
             info_len: (word >> 8) as u8,

@@ -2,13 +2,16 @@
 
 use super::{
     ALIGN, GRANTS, HEAD, Header, KIND_BATCH, KIND_PAGE, KIND_SHORT, KIND_WORDS, KIND_WRAP, LINE_WORDS,
-    LightFence, NOTIFY, PAGE_STRIDE, WAITING, WORD_BYTES, WORD_FREE_BITS, WORD_GROUP, WORD_HEADER, max_short,
-    most_words,
+    LightFence, MOST_WORDS, NOTIFY, PAGE_STRIDE, WAITING, WORD_BYTES, WORD_FREE_BITS, WORD_GROUP,
+    WORD_HEADER, max_short, most_words,
 };
 use crate::batch::MOST_BYTES;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
+
+/// Bytes of the next record that are asked for at most: a processor waits for so many lines at a time.
+const MOST_AHEAD: u64 = 8 * MOST_WORDS as u64;
 
 /// What the reader found at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +83,12 @@ impl<W: Words> Consumer<W> {
 
     #[inline]
     fn word(&self) -> usize {
-        ((self.position & (self.size - 1)) / 8) as usize
+        self.word_at(self.position)
+    }
+
+    #[inline]
+    fn word_at(&self, position: u64) -> usize {
+        ((position & (self.size - 1)) / 8) as usize
     }
 
     /// Looks at the next record. Every control word is read once, into a local, and only the checked local is used.
@@ -223,6 +231,28 @@ impl<W: Words> Consumer<W> {
     #[inline]
     pub fn expect_return(&self, grant: usize) {
         self.control.prefetch_write(GRANTS + grant);
+    }
+
+    /// Asks for the head of the record behind the one that [`peek`](Self::peek) found. A hint.
+    #[inline]
+    pub fn prefetch_next_head(&self, header: Header) {
+        self.ring.prefetch(self.word_at(self.position + header.record_bytes()));
+    }
+
+    /// Asks for the lines of the record behind the one that [`peek`](Self::peek) found, if it is there: what is still to be written
+    /// is left to the writer. A hint.
+    #[inline]
+    pub fn prefetch_next(&self, header: Header) {
+        const LINE: u64 = 8 * LINE_WORDS as u64;
+        let next = self.position + header.record_bytes();
+        // Only its length is used, and only so far as a record can be long.
+        let word = self.ring.load(self.word_at(next), Ordering::Relaxed);
+        if word != 0 && word != KIND_WRAP {
+            let bytes = Header::unpack(word).record_bytes().min(MOST_AHEAD);
+            (LINE..bytes + LINE)
+                .step_by(LINE as usize)
+                .for_each(|at| self.ring.prefetch(self.word_at(next + at)));
+        }
     }
 
     /// Reads the parts of the record that [`peek`](Self::peek) found: returns the cookie, copies the info, and hands

@@ -178,6 +178,8 @@ fn garbage_is_told_and_never_read_out_of_bounds() {
         for _ in 0..8 {
             let Peek::Record(header) = consumer.peek() else { break };
             let mut info = [0; MAX_INFO];
+            consumer.prefetch_next_head(header);
+            consumer.prefetch_next(header);
             consumer.record(header, &mut info, |ring, at| {
                 if matches!(header.kind, KIND_SHORT | KIND_WORDS) {
                     ring.read_bytes(at, &mut vec![0; header.len as usize]);
@@ -243,4 +245,87 @@ fn a_lane_that_is_read_no_more_promises_nothing() {
     // What is wrong in it lies there for good.
     inbox.lane(0).expect("it was met").dead = true;
     assert!(!inbox.glance(1) && !inbox.has_any(0));
+}
+
+/// Memory that tells which lines were asked for.
+#[derive(Clone)]
+struct Asked {
+    memory: SharedSlice,
+    lines: std::rc::Rc<std::cell::RefCell<Vec<usize>>>,
+}
+
+impl Asked {
+    fn new(len: usize) -> Asked {
+        Asked { memory: memory(len), lines: Default::default() }
+    }
+
+    fn take(&self) -> Vec<usize> {
+        self.lines.take()
+    }
+}
+
+impl Words for Asked {
+    fn words(&self) -> usize {
+        self.memory.words()
+    }
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        self.memory.load(index, order)
+    }
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        self.memory.store(index, value, order);
+    }
+    fn swap(&self, index: usize, value: u64) -> u64 {
+        self.memory.swap(index, value)
+    }
+    fn compare_exchange(&self, index: usize, current: u64, value: u64) -> u64 {
+        self.memory.compare_exchange(index, current, value)
+    }
+    fn fetch_or(&self, index: usize, bits: u64) -> u64 {
+        self.memory.fetch_or(index, bits)
+    }
+    fn write_bytes(&self, index: usize, bytes: &[u8]) {
+        self.memory.write_bytes(index, bytes);
+    }
+    fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
+        self.memory.read_bytes(index, bytes);
+    }
+    fn prefetch(&self, index: usize) {
+        assert!(index < self.words(), "outside of the ring");
+        self.lines.borrow_mut().push(index / LINE_WORDS);
+    }
+}
+
+#[test]
+fn the_next_record_is_asked_for_once_it_is_there() {
+    let (control, ring) = (Asked::new(CONTROL_BYTES as usize), Asked::new(4096));
+    let mut producer = Producer::open(control.clone(), ring.clone());
+    let mut consumer = Consumer::new(control, ring.clone());
+    let words = |count: usize, producer: &mut Producer<Asked>| {
+        assert!(producer.push_words(7, count, |ring, at| ring.write_bytes(at, &vec![1; 8 * count])));
+    };
+    // 48 bytes, 96 bytes from there on, and the last one amid a line.
+    words(4, &mut producer);
+    let Peek::Record(first) = consumer.peek() else { panic!("a record") };
+    consumer.prefetch_next_head(first);
+    assert_eq!(ring.take(), [0], "where it is going to be");
+    consumer.prefetch_next(first);
+    assert_eq!(ring.take(), [], "what is still to be written is left to the writer");
+    words(11, &mut producer);
+    consumer.prefetch_next(first);
+    assert_eq!(ring.take(), [1, 2], "those behind its head");
+    consumer.consume(first, LightFence::Full);
+    // The longest one, as far as a processor asks; then around the end of the ring.
+    words(100, &mut producer);
+    let Peek::Record(second) = consumer.peek() else { panic!("a record") };
+    consumer.prefetch_next(second);
+    assert_eq!(ring.take(), (3..=15).collect::<Vec<_>>());
+    consumer.consume(second, LightFence::Full);
+    for _ in 0..40 {
+        let Peek::Record(header) = consumer.peek() else { panic!("a record") };
+        words(100, &mut producer);
+        consumer.prefetch_next_head(header);
+        consumer.prefetch_next(header);
+        consumer.consume(header, LightFence::Full);
+    }
+    assert!(ring.take().contains(&0), "the ring begins anew");
 }

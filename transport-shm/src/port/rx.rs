@@ -265,6 +265,7 @@ impl Rx {
                 Look::Other => match self.desk.take(lane, &self.home, tx, sink) {
                     Took::One => {}
                     Took::Several(header) => {
+                        let header = Header::unpack(header);
                         let take =
                             if header.kind == KIND_WORDS { Desk::take_words } else { Desk::take_batch };
                         count += take(&mut self.desk, lane, header, &self.home, tx, sink, budget - count);
@@ -353,8 +354,9 @@ struct Desk {
 /// What became of the record at a lane's head.
 enum Took {
     One,
-    /// It has, or names, several messages, which [`Desk::take_words`] or [`Desk::take_batch`] takes.
-    Several(Header),
+    /// It has, or names, several messages, which [`Desk::take_words`] or [`Desk::take_batch`] takes: its header, in one word, as to
+    /// read at once what was written in pieces takes longer.
+    Several(u64),
     /// There is none, or it has to wait.
     Nothing,
     /// The lane is dead.
@@ -400,7 +402,7 @@ impl Desk {
             Peek::Corrupt => return corrupt(lane, "impossible record", sink),
         };
         if matches!(header.kind, KIND_BATCH | KIND_WORDS) {
-            return Took::Several(header);
+            return Took::Several(header.pack());
         }
         let len = header.len as usize;
         let protocol = ProtocolId(header.protocol);
@@ -472,17 +474,20 @@ impl Desk {
     ) -> usize {
         let (from, protocol) = (lane.with.from, ProtocolId(header.protocol));
         let (first, all) = (lane.batched as usize, header.len as usize / 8);
-        let mut payloads = [0u64; MOST_WORDS];
         let found = all.saturating_sub(first).min(budget).min(MOST_WORDS);
         if found == 0 {
             // It had more before.
             corrupt(lane, "impossible words", sink);
             return 1;
         }
-        let payloads = &mut payloads[..found];
+        // Not memory of its own, which would have to be cleared first.
+        let payloads = &mut self.scratch.0[..found];
+        lane.consumer.prefetch_next_head(header);
         lane.consumer.record(header, &mut self.info, |ring, at| {
             ring.read_bytes(at + first, zerocopy::IntoBytes::as_mut_bytes(&mut *payloads));
         });
+        // The next record comes while handlers look at this one.
+        lane.consumer.prefetch_next(header);
         let taken = sink.words(tx, from, protocol, payloads);
         lane.held = taken < found;
         lane.batched += taken as u64;
