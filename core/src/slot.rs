@@ -237,6 +237,8 @@ pub struct SlotPool {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     /// Index + 1 of the first slot on the stack of returned ones, 0 for none.
     returned: AtomicU32,
+    /// How often a task was woken because its operation has ended. Written by the completer alone.
+    wakes: AtomicU32,
 }
 
 // SAFETY: `outcome` is written by the only Completer while the slot is PENDING or DETACHED and is read by the one
@@ -258,8 +260,15 @@ impl SlotPool {
         let pool = Arc::new(SlotPool {
             chunks: std::array::from_fn(|_| OnceLock::new()),
             returned: AtomicU32::new(0),
+            wakes: AtomicU32::new(0),
         });
         (pool.clone(), Completer { pool, free: 0, grown: 0 })
+    }
+
+    /// How often a task was woken because its operation has ended.
+    #[inline]
+    pub(crate) fn wakes(&self) -> u32 {
+        self.wakes.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -509,7 +518,7 @@ impl Completer {
     #[inline]
     fn end(&mut self, ticket: Ticket, outcome: Outcome) -> Option<bool> {
         let slot = self.pending(ticket)?;
-        let wanted = Self::finish(slot, outcome);
+        let wanted = Self::finish(&self.pool, slot, outcome);
         if !wanted {
             self.free(ticket.index());
         }
@@ -518,7 +527,7 @@ impl Completer {
 
     /// Ends the operation of a slot that is pending; false if nobody wants its outcome, which is gone then.
     #[inline]
-    fn finish(slot: &Slot, outcome: Outcome) -> bool {
+    fn finish(pool: &SlotPool, slot: &Slot, outcome: Outcome) -> bool {
         // SAFETY: the slot is pending in the ticket's life; only the completer (held by &mut) writes then.
         slot.outcome.with_mut(|cell| unsafe { *cell = Some(outcome) });
         // AcqRel: releases the outcome to `take`, and acquires the owner's last access if it detached, and its waker.
@@ -528,7 +537,10 @@ impl Completer {
                 slot.outcome.with_mut(|cell| unsafe { drop((*cell).take()) });
                 return false;
             }
-            WAITED => slot.waker.wake(),
+            WAITED => {
+                pool.wakes.store(pool.wakes().wrapping_add(1), Ordering::Relaxed);
+                slot.waker.wake();
+            }
             _ => {}
         }
         true
@@ -556,7 +568,7 @@ impl Completer {
             return None;
         }
         let note = slot.note.load(Ordering::Relaxed);
-        if !Self::finish(slot, outcome) {
+        if !Self::finish(&self.pool, slot, outcome) {
             self.free(ticket.index());
         }
         Some(note)

@@ -37,9 +37,9 @@ impl Inner {
         !waiters.is_empty()
     }
 
-    /// Wakes those for whom the value will do.
+    /// Wakes those for whom the value will do. Whether there were any.
     #[cold]
-    fn wake(&self) {
+    fn wake(&self) -> bool {
         let mut waiters = lock(&self.waiters);
         // Under the lock: of two who add at once, the second to come here sees what both have added.
         let value = self.count.value();
@@ -56,7 +56,9 @@ impl Inner {
             }
         }
         drop(waiters);
+        let some = first.is_some();
         first.into_iter().chain(more).for_each(Waker::wake);
+        some
     }
 }
 
@@ -116,7 +118,10 @@ impl Counter {
     fn add_slowly(&self, count: u64, inside: bool) {
         let inner = &*self.inner;
         if inside {
-            return inner.wake();
+            if inner.wake() {
+                self.handle.woke_task();
+            }
+            return;
         }
         let somebody_waits = inner.count.add(count);
         if !inner.count.is_mixed() && inner.mix() {

@@ -187,6 +187,15 @@ impl Handle {
         std::ptr::eq(ADVANCING.get(), Arc::as_ptr(&self.shared))
     }
 
+    /// A handler of this context has woken a task. A future that spins lets the other tasks of its runtime have their turn: this
+    /// one may be among them, and would else wait until the spin is over. Not to be called but from within `advance`.
+    #[inline]
+    pub fn woke_task(&self) {
+        debug_assert!(self.is_advanced_here(), "whoever is elsewhere may write at the same time");
+        let woken = &self.shared.woken;
+        woken.store(woken.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// How many contexts its client has.
     #[must_use]
     pub fn kin_count(&self) -> u16 {

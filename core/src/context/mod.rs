@@ -83,6 +83,8 @@ pub struct Shared {
     spin: Spin,
     /// A spin was in vain and nothing has come in since.
     spun: AtomicBool,
+    /// How often handlers have woken tasks past the completion slots. Written under the token.
+    woken: AtomicU32,
     driver: AtomicWaker,
     /// The millisecond at which the driver's timer goes off.
     timer_at: AtomicU64,
@@ -173,6 +175,7 @@ impl Shared {
             me,
             spin,
             spun: AtomicBool::new(false),
+            woken: AtomicU32::new(0),
             driver: AtomicWaker::new(),
             timer_at: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
@@ -326,6 +329,12 @@ impl Shared {
         engine.run(work);
         self.after_events(engine);
         self.tell_kin();
+    }
+
+    /// How often what came in has woken tasks, which may wait for this thread.
+    #[inline]
+    fn woken(&self) -> u32 {
+        self.slots.wakes().wrapping_add(self.woken.load(Ordering::Relaxed))
     }
 
     /// Something happened: whoever sleeps has to look after what follows from it.

@@ -310,6 +310,7 @@ fn spin_on_memory<R>(
     done: &mut impl FnMut() -> Option<R>,
 ) -> Spun<R> {
     let (mut until, mut busy) = (None, Busy::default());
+    let woken = shared.woken();
     loop {
         let mut moved = std::mem::replace(&mut advances, true) && shared.advance(engine) > 0;
         for _ in 0..LOOKS {
@@ -332,7 +333,7 @@ fn spin_on_memory<R>(
             return Spun::Busy;
         }
         if moved {
-            if engine.take_started() {
+            if engine.take_started() || shared.woken() != woken {
                 return Spun::Busy;
             }
             // A rank that is asked for something goes on looking.
@@ -502,25 +503,25 @@ pub(super) fn spin<R>(
     engine: &mut Engine,
     done: &mut impl FnMut(&mut Engine) -> Option<R>,
 ) -> Spun<R> {
-    let received = engine.stats().bytes_received;
+    let (received, woken) = (engine.stats().bytes_received, shared.woken());
     let events = shared.advance(engine);
     match done(engine) {
         Some(value) => {
             spent(shared, false);
             Spun::Done(value)
         }
-        None => spin_on(shared, engine, done, events, received),
+        None => spin_on(shared, engine, done, events, (received, woken)),
     }
 }
 
-/// Goes on behind the first go, which found so many events; so many bytes had been received before it.
+/// Goes on behind the first go, which found so many events; so many bytes had been received before it, and so many tasks woken.
 #[inline(never)]
 fn spin_on<R>(
     shared: &Shared,
     engine: &mut Engine,
     done: &mut impl FnMut(&mut Engine) -> Option<R>,
     mut events: usize,
-    mut received: u64,
+    (mut received, woken): (u64, u32),
 ) -> Spun<R> {
     let mut rounds = 0u32;
     let (mut until, mut busy) = (None, Busy::default());
@@ -531,7 +532,8 @@ fn spin_on<R>(
             return Spun::Busy;
         }
         if events > 0 {
-            if engine.take_started() {
+            // What has come in concerns others, who may wait for this thread.
+            if engine.take_started() || shared.woken() != woken {
                 return Spun::Busy;
             }
             rounds = 0;
