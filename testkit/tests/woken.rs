@@ -15,7 +15,7 @@ use posthaste_testkit::conformance::Probe;
 use posthaste_testkit::watchdog::Watchdog;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -45,10 +45,25 @@ async fn begin<R>(handle: &Handle, mut wait: Pin<&mut impl Future<Output = R>>) 
     .await;
 }
 
-/// Rank 1, on a thread of its own: sends one message to rank 0 when that is likely to spin.
-fn send_soon(fabric: &Arc<Fabric>) -> std::thread::JoinHandle<()> {
+/// Rank 1, on a thread of its own.
+struct Sender {
+    thread: std::thread::JoinHandle<()>,
+    /// It says nothing more before this is dropped: a goodbye would end a spin as well.
+    leaves: mpsc::Sender<()>,
+}
+
+impl Sender {
+    fn end(self) {
+        drop(self.leaves);
+        self.thread.join().expect("it has sent");
+    }
+}
+
+/// Has rank 1 send one message to rank 0 when that is likely to spin.
+fn send_soon(fabric: &Arc<Fabric>) -> Sender {
     let client = client(fabric, Rank(1), Duration::ZERO);
-    std::thread::spawn(move || {
+    let (leaves, leave) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             client.register(Arc::new(Probe::new("note", |_, _| {}))).expect("the name is free");
@@ -64,9 +79,11 @@ fn send_soon(fabric: &Arc<Fabric>) -> std::thread::JoinHandle<()> {
                 }
                 _ => {}
             }
+            assert!(leave.recv().is_err(), "nothing is sent there");
             client.close().await;
         });
-    })
+    });
+    Sender { thread, leaves }
 }
 
 fn run(name: &str, test: impl AsyncFnOnce(Client, Arc<Fabric>)) {
@@ -95,7 +112,7 @@ fn who_waits_for_a_counter_does_not_wait_for_the_spin_of_another() {
                 released.add(1);
             }
         );
-        sender.join().expect("it has sent");
+        sender.end();
         client.close().await;
     });
 }
@@ -123,7 +140,7 @@ fn whose_operation_ends_does_not_wait_for_the_spin_of_another() {
             first.await.expect("it has ended well");
             released.add(1);
         });
-        sender.join().expect("it has sent");
+        sender.end();
         client.close().await;
     });
 }
