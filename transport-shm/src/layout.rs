@@ -15,8 +15,8 @@ use thiserror::Error;
 
 /// Granule in bytes of everything that is committed on its own.
 pub const PAGE: u64 = 4096;
-/// "posthas2", the first word of an arena.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"posthas2");
+/// "posthas3", the first word of an arena.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"posthas3");
 
 /// Bytes of a rank's entry in the rank table.
 pub const RANK_BYTES: u64 = 64;

@@ -108,6 +108,7 @@ fn drive_on<F: Face, T: Future>(
     (mut events, mut starts): (u64, u32),
 ) -> Poll<T::Output> {
     let shared = face.shared();
+    let woken = shared.woken();
     for _ in 0..BUSY_ROUNDS {
         if poll_proceed(cx).is_pending() {
             // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
@@ -141,6 +142,10 @@ fn drive_on<F: Face, T: Future>(
         (events, starts) = shared.counts();
         if let Poll::Ready(value) = poll_lent(shared, future.as_mut(), cx) {
             return Poll::Ready(value);
+        }
+        if shared.woken() != woken {
+            // Perhaps that was not what waits here, but another task of this thread.
+            break;
         }
     }
     cx.waker().wake_by_ref();

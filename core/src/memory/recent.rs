@@ -2,8 +2,8 @@
 //!
 //! Who waits for another rank answers as a rule where it answered before. So it asks for that line as soon as it sees what it waited
 //! for, and has it when the answer is made: the way from the wait's end to the answer is not behind the line's way, but beside it.
-//! The answer, which the other side looks for, is pushed out of this processor's own caches at once: it is found in the shared one,
-//! and need not be fetched from here. In a stream that would be in vain, and the next write to the line would wait for it.
+//! The first line of the answer, which the other side looks for, is pushed out of this processor's own caches at once: it is found
+//! in the shared one, and need not be fetched from here. In a stream that would be in vain, and the next write to the line would wait for it.
 
 use super::SharedSlice;
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use std::ptr;
 struct Recent {
     /// The last place, and the one before it: data, and the word that tells of it.
     written: Cell<[*const u8; 2]>,
-    /// A wait has ended, and nothing has been written since.
+    /// A wait has ended, and no put or signal was done at once since.
     answers: Cell<bool>,
 }
 

@@ -239,8 +239,8 @@ impl<W: Words> Consumer<W> {
         self.ring.prefetch(self.word_at(self.position + header.record_bytes()));
     }
 
-    /// Asks for the lines of the record behind the one that [`peek`](Self::peek) found, if it is there: what is still to be written
-    /// is left to the writer. A hint.
+    /// Asks for the lines of the record behind the one that [`peek`](Self::peek) found, if it is there: but for that of its head,
+    /// what is still to be written is left to the writer. A hint.
     #[inline]
     pub fn prefetch_next(&self, header: Header) {
         const LINE: u64 = 8 * LINE_WORDS as u64;
@@ -248,10 +248,9 @@ impl<W: Words> Consumer<W> {
         // Only its length is used, and only so far as a record can be long.
         let word = self.ring.load(self.word_at(next), Ordering::Relaxed);
         if word != 0 && word != KIND_WRAP {
-            let bytes = Header::unpack(word).record_bytes().min(MOST_AHEAD);
-            (LINE..bytes + LINE)
-                .step_by(LINE as usize)
-                .for_each(|at| self.ring.prefetch(self.word_at(next + at)));
+            let end = next + Header::unpack(word).record_bytes().min(MOST_AHEAD);
+            let first = (next | (LINE - 1)) + 1;
+            (first..end).step_by(LINE as usize).for_each(|at| self.ring.prefetch(self.word_at(at)));
         }
     }
 
