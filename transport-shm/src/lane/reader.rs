@@ -247,7 +247,9 @@ impl<W: Words> Consumer<W> {
         let next = self.position + header.record_bytes();
         // Only its length is used, and only so far as a record can be long.
         let word = self.ring.load(self.word_at(next), Ordering::Relaxed);
-        if word != 0 && word != KIND_WRAP {
+        if word == KIND_WRAP {
+            self.ring.prefetch(0);
+        } else if word != 0 {
             let end = next + Header::unpack(word).record_bytes().min(MOST_AHEAD);
             let first = (next | (LINE - 1)) + 1;
             (first..end).step_by(LINE as usize).for_each(|at| self.ring.prefetch(self.word_at(at)));
