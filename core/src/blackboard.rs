@@ -6,9 +6,9 @@
 //!   line 1      ended   operations before this one have ended here     (owner writes, all read)
 //!   line 2 + s  stamp | 6 words of payload                             operations whose number, times 13, is s, modulo the slots
 //! ```
-//! Operations that follow each other do not lie one behind the other, where there are 16 slots or more: processors that read one line after the other fetch the
-//! next ones, too, and so take them from the owner, who has just asked for them to write the next operation's part: a tenth of
-//! the time of a barrier of two.
+//! Operations that follow each other do not lie one behind the other, where there are 16 slots or more: processors that read one
+//! line after the other fetch the next ones, too, and so take them from the owner, who has just asked for them to write the next
+//! operation's part: a tenth of the time of a barrier of two.
 //!
 //! A stamp says which operation, what was called, and how many bytes there are; it is stored last, with release. A slot is
 //! written anew when the operation in it has ended for every member, and so never under a reader. What is longer than a slot

@@ -66,7 +66,6 @@ pub struct Replay<'p, F: Face> {
 impl<F: Face> Unpin for Replay<'_, F> {}
 
 /// What became of a replay that was begun.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Begun {
     Done,
     Queued,
