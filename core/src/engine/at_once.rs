@@ -36,8 +36,8 @@ impl Scope<'_> {
     #[inline]
     pub fn send_word(&mut self, target: Endpoint, protocol: ProtocolId, payload: u64) -> bool {
         let State { peers, shape, stats, .. } = &mut *self.state;
-        if let Some((index, peer)) = clear_way(peers, *shape, target)
-            && peer.is_open(protocol)
+        if let Some((index, peer)) = reach(peers, *shape, target)
+            && peer.has_way(protocol)
             && self.inject.word(index, Self::wire_id(protocol), 0, payload)
         {
             peer.unflushed = true;
@@ -167,16 +167,15 @@ impl Scope<'_> {
             let mut clear = 0;
             for at in from..until {
                 let rank = ranks[at];
-                match clear_way(peers, shape, Endpoint::new(rank, context)) {
-                    Some((index, peer)) if peer.is_open(protocol) => {
-                        peer.unflushed = true;
-                        targets[clear % AT_ONCE] = index;
-                        clear += 1;
-                    }
-                    _ => {
-                        ranks[left] = rank;
-                        left += 1;
-                    }
+                if let Some((index, peer)) = reach(peers, shape, Endpoint::new(rank, context))
+                    && peer.has_way(protocol)
+                {
+                    peer.unflushed = true;
+                    targets[clear % AT_ONCE] = index;
+                    clear += 1;
+                } else {
+                    ranks[left] = rank;
+                    left += 1;
                 }
             }
             from = until;
@@ -281,8 +280,13 @@ fn clear_way(
     shape: JobShape,
     target: Endpoint,
 ) -> Option<(usize, &mut Peer)> {
+    reach(peers, shape, target).filter(|(_, peer)| peer.is_clear())
+}
+
+/// The peer, and its index, if it is known.
+#[inline(always)]
+fn reach(peers: &mut [Option<Box<Peer>>], shape: JobShape, target: Endpoint) -> Option<(usize, &mut Peer)> {
     let index = shape.index(target);
     let peer = peers.get_mut(index)?.as_deref_mut()?;
-    let clear = target.context.0 < shape.contexts && peer.fault.is_none() && peer.queue_is_empty();
-    clear.then_some((index, peer))
+    (target.context.0 < shape.contexts).then_some((index, peer))
 }

@@ -30,7 +30,7 @@ impl State {
                 continue;
             }
             news = true;
-            self.peer(index).fault = Some(fault);
+            self.peer(index).end(fault);
             self.interruptions += 1;
             tracing::debug!(me = %self.me, %rank, %fault, "peer down");
             self.drop_queue(index, fault);
@@ -90,6 +90,7 @@ impl State {
             for out in peer.outgoing.iter_mut().filter(|out| out.announced > fifo.head()) {
                 (out.declared, out.open, out.announced) = (false, false, 0);
             }
+            peer.forget_ways();
         }
         let rank = peer.endpoint.rank;
         let queued = std::mem::take(&mut peer.queued_rma);
@@ -109,7 +110,7 @@ impl State {
         self.interruptions += 1;
         for index in 0..self.peers.len() {
             if let Some(peer) = self.peers[index].as_mut() {
-                peer.fault.get_or_insert(Fault::Shutdown);
+                peer.end(Fault::Shutdown);
                 self.drop_queue(index, Fault::Shutdown);
             }
         }

@@ -12,7 +12,10 @@ use crate::slot::{Completer, Ticket};
 /// State towards and from one endpoint.
 pub(crate) struct Peer {
     pub endpoint: Endpoint,
-    /// Set once; another incarnation of the rank gets a state of its own.
+    /// Protocols by their numbers, as bits: in these a packet that needs no admission was seen to have a clear way, and nothing
+    /// has come into it since ([`has_way`](Self::has_way)).
+    ways: u64,
+    /// Set once, by [`end`](Self::end); another incarnation of the rank gets a state of its own.
     pub fault: Option<Fault>,
     /// The low bits of the rank's incarnation.
     pub life: u16,
@@ -153,6 +156,7 @@ impl Peer {
     pub fn new(endpoint: Endpoint, incarnation: u32) -> Self {
         Self {
             endpoint,
+            ways: 0,
             fault: None,
             life: incarnation as u16,
             busy: false,
@@ -187,6 +191,56 @@ impl Peer {
         self.outgoing.get(protocol.index()).is_some_and(|out| out.open)
     }
 
+    /// Whether nothing stands in the way of a packet: the peer is alive, and nothing waits for it.
+    #[inline]
+    pub fn is_clear(&self) -> bool {
+        self.fault.is_none() && self.queue_is_empty()
+    }
+
+    /// Whether a packet of the protocol can be handed to the device now: nothing stands in its way, and it needs no admission.
+    #[inline(always)]
+    pub fn has_way(&mut self, protocol: ProtocolId) -> bool {
+        let bit = 1u64.checked_shl(u32::from(protocol.0)).unwrap_or(0);
+        if self.ways & bit != 0 {
+            debug_assert!(
+                self.is_clear() && self.is_open(protocol),
+                "the way to {} is not clear",
+                self.endpoint
+            );
+            return true;
+        }
+        self.look_for_way(protocol, bit)
+    }
+
+    #[inline(never)]
+    fn look_for_way(&mut self, protocol: ProtocolId, bit: u64) -> bool {
+        let has = self.is_clear() && self.is_open(protocol);
+        if has {
+            self.ways |= bit;
+        }
+        has
+    }
+
+    /// Something may have come into the way of packets.
+    #[inline]
+    pub fn forget_ways(&mut self) {
+        self.ways = 0;
+    }
+
+    /// No message of that protocol goes there without admission any more.
+    pub fn close(&mut self, protocol: usize) {
+        self.forget_ways();
+        if let Some(out) = self.outgoing.get_mut(protocol) {
+            out.open = false;
+        }
+    }
+
+    /// Nothing is sent there any more, for this reason or an earlier one.
+    pub fn end(&mut self, fault: Fault) {
+        self.fault.get_or_insert(fault);
+        self.forget_ways();
+    }
+
     /// Whether the peer hears of the protocol before whatever is injected now.
     pub fn is_announced(&self, protocol: ProtocolId) -> bool {
         let out = self.fifo.as_ref().map_or(u64::MAX, |fifo| fifo.head());
@@ -216,11 +270,64 @@ impl Peer {
 
     /// Puts a descriptor at the end; the FIFO grows where it must.
     pub fn push(&mut self, descriptor: &crate::descriptor::Descriptor, info: &[u8]) {
+        self.forget_ways();
         let fifo = self.fifo.get_or_insert_with(|| Box::new(InjectionFifo::new(16)));
         if !fifo.push(descriptor, info) {
             fifo.grow();
             let fits = fifo.push(descriptor, info);
             debug_assert!(fits, "a FIFO of twice the size has room");
         }
+    }
+}
+
+#[cfg(all(test, not(posthaste_loom)))]
+mod tests {
+    use super::*;
+    use crate::descriptor::Descriptor;
+    use crate::ids::{ContextId, Rank};
+
+    const PROTOCOL: ProtocolId = ProtocolId(1);
+
+    /// A peer to whom the way is clear in two protocols, one of which has a number that is not remembered.
+    fn peer() -> Peer {
+        let mut peer = Peer::new(Endpoint::new(Rank(1), ContextId(0)), 0);
+        let open = |open| Outgoing {
+            declared: true,
+            announced: 0,
+            open,
+            flow: Flow::Inline,
+            credits: 0,
+            bytes: 0,
+            refused: None,
+            waiters: Row::default(),
+            a_run_is_next: false,
+        };
+        peer.outgoing.extend([false, true, false].map(open));
+        peer.outgoing.resize_with(65, || open(true));
+        assert!(peer.has_way(PROTOCOL) && peer.has_way(PROTOCOL) && peer.has_way(ProtocolId(64)));
+        assert!(
+            !peer.has_way(ProtocolId(0)) && !peer.has_way(ProtocolId(2)) && !peer.has_way(ProtocolId(65))
+        );
+        peer
+    }
+
+    #[test]
+    fn a_way_is_clear_until_something_waits_and_again_once_that_is_gone() {
+        let mut peer = peer();
+        peer.push(&Descriptor::default(), &[]);
+        assert!(!peer.has_way(PROTOCOL) && !peer.has_way(ProtocolId(64)));
+        assert!(peer.fifo.as_mut().and_then(|fifo| fifo.pop()).is_some());
+        assert!(peer.has_way(PROTOCOL) && peer.has_way(ProtocolId(64)));
+    }
+
+    #[test]
+    fn no_way_leads_to_a_peer_that_is_gone_and_none_is_open_that_was_closed() {
+        let mut gone = peer();
+        gone.end(Fault::PeerClosed(Rank(1)));
+        gone.end(Fault::Shutdown);
+        assert!(!gone.has_way(PROTOCOL) && gone.fault == Some(Fault::PeerClosed(Rank(1))));
+        let mut closed = peer();
+        closed.close(PROTOCOL.index());
+        assert!(!closed.has_way(PROTOCOL) && closed.has_way(ProtocolId(64)));
     }
 }

@@ -146,19 +146,21 @@ impl Scope<'_> {
             // It was a control.
             self.state.report(fault);
         }
-        if let Some(out) = self.state.peer(index).outgoing.get_mut(usize::from(refuse.index.get())) {
-            out.open = false;
-            if out.refused.replace(fault).is_none() {
-                for waiter in std::mem::take(&mut out.waiters).drain(..) {
-                    self.state.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
-                }
-                if request.is_none() {
-                    // What was sent before is gone, and nobody waits for it.
-                    let protocol = self.state.registry.get(ProtocolId(refuse.index.get()));
-                    let name = protocol.as_ref().map(|protocol| protocol.name());
-                    tracing::warn!(peer = %rank, name, %fault, "messages of this name are refused there");
-                    self.state.report(fault);
-                }
+        let number = usize::from(refuse.index.get());
+        let peer = self.state.peer(index);
+        peer.close(number);
+        if let Some(out) = peer.outgoing.get_mut(number)
+            && out.refused.replace(fault).is_none()
+        {
+            for waiter in std::mem::take(&mut out.waiters).drain(..) {
+                self.state.end_waiting(waiter.ticket, waiter.kept.as_deref(), fault);
+            }
+            if request.is_none() {
+                // What was sent before is gone, and nobody waits for it.
+                let protocol = self.state.registry.get(ProtocolId(refuse.index.get()));
+                let name = protocol.as_ref().map(|protocol| protocol.name());
+                tracing::warn!(peer = %rank, name, %fault, "messages of this name are refused there");
+                self.state.report(fault);
             }
         }
         Some(Verdict::Taken)

@@ -208,8 +208,14 @@ pub fn a_multicast_overtakes_nothing_that_waits<H: Harness>(harness: H) {
     let known: Vec<_> = [slow, quick].map(|to| Message::new(to, protocol, word(0))).into();
     world.send_all(&mut [Outbox::new(from, known)]);
     world.until("both know the protocol", |_| log.len() == 2);
+    // The way is clear, and that may be remembered.
+    let mut ranks = [slow, quick];
+    let left = world.enter(from, |scope| scope.multicast_word(&mut ranks, ContextId(0), protocol, 1));
+    let others = ranks[..left].iter().map(|to| Message::new(*to, protocol, word(1)));
+    world.send_all(&mut [Outbox::new(from, others)]);
+    world.until("both have got the second", |_| log.len() == 4);
     world.pause(slow);
-    let mut number = 1;
+    let mut number = 2;
     let mut outbox = Outbox::new(from, []);
     while outbox.queued() == 0 {
         assert!(number < 1 << 22, "no end of room");

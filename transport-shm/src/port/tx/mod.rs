@@ -552,28 +552,32 @@ impl Inject for Tx {
         false
     }
 
-    /// All are written before any reader is looked at for whether it wants to be told: what it says lies in a line of its own.
+    /// Where the fence is not free, all are written before any reader is looked at for whether it wants to be told.
     fn word_to_each(&mut self, targets: &mut [usize], protocol: ProtocolId, payload: u64) -> usize {
         let mut refused = 0;
+        let is_free = self.fence == LightFence::Compiler;
         for at in 0..targets.len() {
             let target = targets[at];
-            let written = match self.lanes.get_mut(target) {
-                Some(Some(lane)) => !lane.dead && lane.producer.push_word(protocol.0, 0, payload),
-                _ => false,
-            };
-            if !written {
+            if let Some(Some(lane)) = self.lanes.get_mut(target)
+                && !lane.dead
+                && lane.producer.push_word(protocol.0, 0, payload)
+            {
+                if is_free && lane.producer.reader_wants_notice(LightFence::Compiler) {
+                    self.announce_to(target);
+                }
+            } else {
                 self.refuse(target);
                 targets.swap(refused, at);
                 refused += 1;
             }
         }
-        self.fence.issue();
-        for &target in &targets[refused..] {
-            if let Some(Some(lane)) = self.lanes.get_mut(target)
-                && lane.producer.is_notice_wanted()
-                && !lane.is_announced(self.me)
-            {
-                lane.announce(self.me, &self.home);
+        if !is_free {
+            self.fence.issue();
+            for &target in &targets[refused..] {
+                let lane = self.lanes.get(target).and_then(Option::as_ref);
+                if lane.is_some_and(|lane| lane.producer.is_notice_wanted()) {
+                    self.announce_to(target);
+                }
             }
         }
         refused
