@@ -111,6 +111,8 @@ mod real {
 
 pub use real::*;
 
+use std::task::Waker;
+
 /// How one side of a Dekker handshake, in which both store a word of their own and then look at the other's, orders the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LightFence {
@@ -145,6 +147,16 @@ fn next_thread_id() -> u64 {
     // Out of loom's sight: the models only compare the numbers.
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Has a task's waker take the place of the one that was there, which is for the caller to drop when no lock is held: the last waker
+/// of a task takes that along, and what waits in it.
+#[must_use = "it is to be dropped where no lock is held"]
+pub fn replace_waker(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+    match place {
+        Some(known) if known.will_wake(waker) => None,
+        _ => place.replace(waker.clone()),
+    }
 }
 
 /// Locks a mutex whose holders never panic while they hold it, so that poisoning carries no meaning.

@@ -176,8 +176,11 @@ impl Counter {
     #[cold]
     fn forget(&self, key: usize) {
         let mut waiters = lock(&self.inner.waiters);
-        waiters.try_remove(key);
+        let left = waiters.try_remove(key);
         self.inner.settle(&waiters);
+        drop(waiters);
+        // Not under the lock, as of `replace_waker`.
+        drop(left);
     }
 
     /// Comes behind what handlers of the counter's context do now; see [`Count`].
@@ -229,7 +232,9 @@ impl<F: Face> Future for Reach<'_, F> {
                 let entry = (value, Some(waker.clone()));
                 if let Some(place) = key.and_then(|key| waiters.get_mut(key)) {
                     // Who adds knows since the first time that somebody waits, and comes by here.
-                    *place = entry;
+                    let before = std::mem::replace(place, entry);
+                    drop(waiters);
+                    drop(before);
                     return;
                 }
                 *key = Some(waiters.insert(entry));

@@ -7,7 +7,7 @@ use posthaste_core::budget;
 use posthaste_core::context::{Face, poll_until};
 use posthaste_core::engine::Work;
 use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
-use posthaste_core::sync::lock;
+use posthaste_core::sync::{lock, replace_waker};
 use posthaste_core::{Handle, Messager, RegisterError, Scope};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -161,7 +161,10 @@ impl MessageStream {
                     None => None,
                 }
             },
-            |waker| lock(&protocol.queue).waker = Some(waker.clone()),
+            |waker| {
+                let before = replace_waker(&mut lock(&protocol.queue).waker, waker);
+                drop(before);
+            },
         );
         taken.map(|taken| taken.map(|taken| self.consume(taken)))
     }

@@ -5,10 +5,16 @@ mod support;
 
 use futures::poll;
 use posthaste_core::context::Face;
-use posthaste_core::{Context, Messager};
+use posthaste_core::{Context, Handle, Messager, Rank};
+use posthaste_protocols::stream::register_stream;
 use posthaste_protocols::window::{Region, RemoteRegion};
+use posthaste_protocols::{ConnectionManager, Counter, ManyToMany, Part};
 use std::pin::pin;
-use support::{Setup, run};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+use support::{Member, Setup, run};
 
 #[test]
 fn memory_that_nobody_waits_for_any_more_has_no_entry() {
@@ -45,5 +51,120 @@ fn memory_that_nobody_waits_for_any_more_has_no_entry() {
         drop(region);
         context.advance();
         assert_eq!(entries(), (before.0, before.1 - 1));
+    });
+}
+
+/// What goes along with the last waker of a task, and does something as it goes.
+struct Last {
+    again: Arc<dyn Fn() + Send + Sync>,
+    gone: Arc<AtomicUsize>,
+}
+
+impl Wake for Last {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        (self.again)();
+        self.gone.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Polls what does not get ready by one task after the other, and drops it. Each of these tasks is gone by then but for the waker
+/// that it was polled with, and does `again` when that goes. How many went before what waited did, and how many in all.
+fn is_left_by_many<W: Future>(wait: W, again: impl Fn() + Send + Sync + 'static) -> (usize, usize) {
+    const TASKS: usize = 8;
+    let (again, gone): (Arc<dyn Fn() + Send + Sync>, _) = (Arc::new(again), Arc::new(AtomicUsize::new(0)));
+    let mut wait = Box::pin(wait);
+    for _ in 0..TASKS {
+        let waker = Waker::from(Arc::new(Last { again: again.clone(), gone: gone.clone() }));
+        assert!(wait.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    }
+    let replaced = gone.load(Ordering::Relaxed);
+    drop(wait);
+    (replaced, gone.load(Ordering::Relaxed))
+}
+
+/// Fails if the body, of one rank, takes absurdly long: it may wait for itself.
+fn watched(body: impl AsyncFn(Member) + Send + 'static) {
+    let (ended, has_ended) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        run(1, Setup::new(), body);
+        let _nobody_waits_any_more = ended.send(());
+    });
+    if has_ended.recv_timeout(Duration::from_secs(100)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        panic!("it waits for itself");
+    }
+    thread.join().unwrap();
+}
+
+fn handle(member: &Member) -> Handle {
+    member.client.contexts()[0].clone()
+}
+
+#[test]
+fn a_task_that_goes_with_the_waker_that_a_counter_kept_may_use_the_counter() {
+    watched(async |member| {
+        let counter = Counter::new(handle(&member));
+        let same = counter.clone();
+        let (replaced, gone) = is_left_by_many(counter.reach(1), move || {
+            assert!(futures::FutureExt::now_or_never(same.reach(2)).is_none());
+        });
+        assert!(0 < replaced && replaced < gone, "{replaced} of {gone}");
+    });
+}
+
+#[test]
+fn a_task_that_goes_with_the_waker_that_a_receive_kept_may_receive() {
+    watched(async |member| {
+        let many = ManyToMany::new(&*member.client).unwrap();
+        let connection = ConnectionManager::new(1).open().await;
+        let (id, same) = (connection.id(), many.clone());
+        let receive =
+            move |many: &ManyToMany| many.receive(id, 8, &[Part { source: Rank(0), offset: 0, len: 8 }]);
+        let (replaced, gone) = is_left_by_many(receive(&many).unwrap(), move || drop(receive(&same)));
+        assert!(0 < replaced && replaced < gone, "{replaced} of {gone}");
+    });
+}
+
+#[test]
+fn a_task_that_goes_with_the_waker_that_a_stream_kept_may_let_its_messages_in() {
+    watched(async |member| {
+        let handle = handle(&member);
+        let (note, mut notes) = register_stream(&*member.client, handle.clone(), "note").unwrap();
+        // The first one ends the wait.
+        let begun = AtomicUsize::new(0);
+        let again = move || {
+            if begun.fetch_add(1, Ordering::Relaxed) == 0 {
+                note.try_send(Rank(0), "as it goes").unwrap();
+                handle.advance();
+            }
+        };
+        let gone = Arc::new(AtomicUsize::new(0));
+        let again: Arc<dyn Fn() + Send + Sync> = Arc::new(again);
+        let note = loop {
+            let waker = Waker::from(Arc::new(Last { again: again.clone(), gone: gone.clone() }));
+            let mut context = std::task::Context::from_waker(&waker);
+            if let std::task::Poll::Ready(note) = notes.poll_recv(&mut context) {
+                break note;
+            }
+        };
+        assert_eq!(note.map(|note| note.text()).as_deref(), Some("as it goes"));
+        assert!(gone.load(Ordering::Relaxed) > 0);
+    });
+}
+
+#[test]
+fn a_task_that_goes_with_the_waker_that_watched_memory_kept_may_let_it_be_looked_at() {
+    watched(async |member| {
+        let region = Region::allocate(&member.client, 64).await.unwrap();
+        let handle = handle(&member);
+        let wait = region.wait_until(0, |value: u64| value == 1);
+        let (replaced, _) = is_left_by_many(wait, move || {
+            // The engine looks itself, as it lets go of the last one.
+            let _is_there = handle.enter(|engine| engine.look_at_memory()).is_ok();
+        });
+        assert!(replaced > 0);
     });
 }

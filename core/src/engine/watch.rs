@@ -42,7 +42,10 @@ impl Watched {
         let mut seen = lock(&self.state);
         self.memory.read(&mut seen.bytes);
         if !seen.waker.will_wake(waker) {
-            seen.waker = waker.clone();
+            let before = std::mem::replace(&mut seen.waker, waker.clone());
+            drop(seen);
+            // Not under the lock, as of `replace_waker`.
+            drop(before);
         }
     }
 
@@ -66,7 +69,9 @@ impl Watched {
 
     fn wake(&self) {
         self.listed.store(false, Ordering::Release);
-        lock(&self.state).waker.wake_by_ref();
+        // Nor is anybody woken under it: who is may be polled there and then.
+        let waker = lock(&self.state).waker.clone();
+        waker.wake();
     }
 }
 

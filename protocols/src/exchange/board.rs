@@ -10,6 +10,7 @@ use crate::cause::{Lowered, names_ranks_of};
 use crate::nearest::nearest_living;
 use bytes::Bytes;
 use posthaste_core::device::Allocation;
+use posthaste_core::sync::replace_waker;
 use posthaste_core::{Collective, ContextId, Device, Fault, JobShape, Rank, WindowId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -180,14 +181,9 @@ impl Board {
         self.broken.filter(|(first, _)| *first <= operation).map(|(_, cause)| cause)
     }
 
-    /// The operation's task waits.
-    pub fn wait(&mut self, operation: u64, waker: &Waker) {
-        if let Some(running) = self.running.get_mut(&operation) {
-            match &mut running.waker {
-                Some(known) => known.clone_from(waker),
-                none => *none = Some(waker.clone()),
-            }
-        }
+    /// The operation's task waits; the waker that was there before, as of [`replace_waker`].
+    pub fn wait(&mut self, operation: u64, waker: &Waker) -> Option<Waker> {
+        self.running.get_mut(&operation).and_then(|running| replace_waker(&mut running.waker, waker))
     }
 
     /// The blob of a rank, or why there will be none.
@@ -208,15 +204,17 @@ impl Board {
         }
     }
 
-    /// An operation is over, well or not.
-    pub fn end(&mut self, operation: u64) {
-        self.running.remove(&operation);
+    /// An operation is over, well or not. What is left of its task's waker is not to be dropped under the lock.
+    #[must_use = "it is to be dropped where no lock is held"]
+    pub fn end(&mut self, operation: u64) -> Option<Waker> {
+        let left = self.running.remove(&operation).and_then(|running| running.waker);
         let of_it = (operation, 0, 0)..=(operation, u32::MAX, u32::MAX);
         while let Some((&key, _)) = self.arrived.range(of_it.clone()).next() {
             if let Some(blob) = self.arrived.remove(&key) {
                 self.unstore(key.2, blob.len());
             }
         }
+        left
     }
 
     fn mismatch(&self, rank: Rank, theirs: Collective, ours: Collective) -> Fault {

@@ -14,6 +14,7 @@ use super::drained::Drained;
 use super::{Exchange, ExchangeProtocol, Record};
 use posthaste_core::context::poll_until;
 use posthaste_core::device::Allocation;
+use posthaste_core::sync::replace_waker;
 use posthaste_core::{ContextId, Device, Fault, Rank};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -248,15 +249,17 @@ impl Custody {
 
     fn settle(&mut self, key: Key, effects: &mut Effects) {
         if self.held.get(&key).is_some_and(|held| !held.awaited) && self.is_unused(key) {
-            let own = self.held.remove(&key).map(|held| held.own);
-            effects.unused.push(Unused::of(own.unwrap_or_default()));
+            let held = self.held.remove(&key);
+            let (own, left) = held.map(|held| (held.own, held.waker)).unwrap_or_default();
+            effects.unused.push(Unused::of(own));
+            // Whoever waited does so no more; it is not to be dropped here, under the lock.
+            effects.wake.extend(left);
         }
     }
 
-    fn wait(&mut self, key: Key, waker: &Waker) {
-        if let Some(held) = self.held.get_mut(&key) {
-            held.waker = Some(waker.clone());
-        }
+    /// The waker that was there before, as of [`replace_waker`].
+    fn wait(&mut self, key: Key, waker: &Waker) -> Option<Waker> {
+        self.held.get_mut(&key).and_then(|held| replace_waker(&mut held.waker, waker))
     }
 
     /// The client closes.
@@ -349,7 +352,10 @@ impl Exchange {
                     false => board.custody.cut_off_of(key).map(Err),
                 }
             };
-            poll_until(handle, cx, done, |waker| protocol.board().custody.wait(key, waker))
+            poll_until(handle, cx, done, |waker| {
+                let before = protocol.board().custody.wait(key, waker);
+                drop(before);
+            })
         });
         let waited = waited.await;
         drop(leaving);
@@ -576,7 +582,7 @@ mod tests {
                 let key = (7, u64::from(incarnation));
                 board.custody.track(key, vec![Rank(1), Rank(2)], None);
                 board.custody.release(key, true, &mut effects);
-                board.custody.wait(key, Waker::noop());
+                assert!(board.custody.wait(key, Waker::noop()).is_none());
                 assert_eq!(board.custody.cut_off_of(key), None);
                 if lives {
                     board.peer_down(Rank(1), corrupt, &mut effects);

@@ -142,7 +142,8 @@ struct Operation<'e> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        self.exchange.protocol.board().end(self.number);
+        let left = self.exchange.protocol.board().end(self.number);
+        drop(left);
     }
 }
 
@@ -393,11 +394,11 @@ impl Operation<'_> {
                 return Poll::Ready(sent);
             }
             let mut board = self.exchange.protocol.board();
-            board.wait(self.number, cx.waker());
-            match board.failure(self.number) {
-                Some(fault) => Poll::Ready(Err(fault.into())),
-                None => Poll::Pending,
-            }
+            let before = board.wait(self.number, cx.waker());
+            let failure = board.failure(self.number);
+            drop(board);
+            drop(before);
+            failure.map_or(Poll::Pending, |fault| Poll::Ready(Err(fault.into())))
         })
         .await
     }
@@ -414,7 +415,10 @@ impl Operation<'_> {
                 handle,
                 cx,
                 || done(&mut protocol.board()),
-                |waker| protocol.board().wait(self.number, waker),
+                |waker| {
+                    let before = protocol.board().wait(self.number, waker);
+                    drop(before);
+                },
             )
         })
         .await

@@ -227,7 +227,7 @@ impl World {
                 }
             }
         }
-        self.nodes[at].board.end(number);
+        assert!(self.nodes[at].board.end(number).is_none(), "no task waits here");
         self.apply(at, &effects);
         true
     }

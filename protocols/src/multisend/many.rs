@@ -13,7 +13,7 @@ use posthaste_core::context::{Shared, poll_until};
 use posthaste_core::device::Kept;
 use posthaste_core::memory::Source;
 use posthaste_core::protocol::{Credit, Flow, Incoming, Protocol};
-use posthaste_core::sync::lock;
+use posthaste_core::sync::{lock, replace_waker};
 use posthaste_core::{ConnectionId, Fault, Handle, Messager, ProtocolId, Rank, RegisterError, Scope};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -609,22 +609,27 @@ impl Future for ReceiveMany {
             let mut state = lock(state);
             if state.receives.get(&key).is_some_and(|receive| receive.missing == 0) {
                 let receive = state.receives.remove(&key)?;
+                drop(state);
                 let parts = receive.outcomes.into_iter().flatten().collect();
                 return Some(Ok(Received { buffer: receive.buffer, parts, asked: receive.parts }));
             }
             (state.closed || !state.receives.contains_key(&key)).then_some(Err(Fault::Shutdown))
         };
         poll_until(&self.many.handle, cx, done, |waker| {
-            if let Some(receive) = lock(state).receives.get_mut(&key) {
-                receive.waker = Some(waker.clone());
-            }
+            let set = |receive: &mut Posted| replace_waker(&mut receive.waker, waker);
+            let before = lock(state).receives.get_mut(&key).and_then(set);
+            drop(before);
         })
     }
 }
 
 impl Drop for ReceiveMany {
     fn drop(&mut self) {
-        let wakers = lock(&self.many.state).take_back(self.connection, self.key);
+        let mut state = lock(&self.many.state);
+        let own = state.receives.get_mut(&self.key).and_then(|receive| receive.waker.take());
+        let wakers = state.take_back(self.connection, self.key);
+        drop(state);
+        drop(own);
         wakers.into_iter().for_each(Waker::wake);
     }
 }

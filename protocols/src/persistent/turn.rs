@@ -10,7 +10,7 @@ use crate::window::Region;
 use bytes::Bytes;
 use posthaste_core::context::poll_until;
 use posthaste_core::engine::PatternError;
-use posthaste_core::sync::lock;
+use posthaste_core::sync::{lock, replace_waker};
 use posthaste_core::{Fault, Rank, SendError};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,9 @@ pub(super) struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         self.tell_of_drop();
-        lock(&self.persistent.board).inboxes.remove(&self.key);
+        let inbox = lock(&self.persistent.board).inboxes.remove(&self.key);
+        // Not under the lock: a waker may be left in it.
+        drop(inbox);
         tracing::debug!(me = %self.persistent.handle.me(), key = ?self.key, "persistent collective dropped");
     }
 }
@@ -94,9 +96,9 @@ impl Core {
         };
         std::future::poll_fn(|cx| {
             poll_until(&self.persistent.handle, cx, &mut done, |waker| {
-                if let Some(inbox) = lock(board).inboxes.get_mut(&key) {
-                    inbox.waker = Some(waker.clone());
-                }
+                let set = |inbox: &mut Inbox| replace_waker(&mut inbox.waker, waker);
+                let before = lock(board).inboxes.get_mut(&key).and_then(set);
+                drop(before);
             })
         })
         .await
