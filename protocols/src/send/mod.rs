@@ -10,7 +10,7 @@ use crate::within::Alarm;
 use posthaste_core::budget;
 use posthaste_core::context::{Face, Posted};
 use posthaste_core::engine::{Deposit, Engine, Given, Payload, Scope, SendArgs, Sent, Wait};
-use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, SendError, TrySendError};
+use posthaste_core::{Endpoint, Fault, Handle, ProtocolId, Rank, SendError, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -100,34 +100,53 @@ pub(crate) fn at_once_in(
 
 #[cold]
 fn try_slowly<F: Face>(face: &F, envelope: &Envelope, buffer: Buffer) -> Result<(), TrySendError<Buffer>> {
+    let attempt =
+        |scope: &mut Scope<'_>, buffer: &mut _| Ok(send_or_not(scope, envelope, 0, buffer)?.then_some(()));
+    attempt_once(face, envelope.target.rank, buffer, attempt)
+}
+
+/// Has a buffer sent at once or not at all: `attempt` is made when the engine is free. It leaves the buffer where it is unless that
+/// was sent; `None`: there is no room.
+#[cold]
+pub(crate) fn attempt_once<F: Face, R>(
+    face: &F,
+    rank: Rank,
+    buffer: Buffer,
+    mut attempt: impl FnMut(&mut Scope<'_>, &mut Option<Buffer>) -> Result<Option<R>, SendError>,
+) -> Result<R, TrySendError<Buffer>> {
     let mut buffer = Some(buffer);
-    let args = envelope.args(0);
     // Another thread holds the engine for well under a microsecond as a rule.
     for _ in 0..64 {
-        let entered = face.enter(|engine| {
-            let (sent, back) = buffer.take()?.lend(|payload| try_in(&mut engine.scope(), &args, payload));
-            buffer = back;
-            Some(sent)
-        });
-        match entered {
-            Ok(Some(Ok(true))) => return Ok(()),
-            Ok(Some(Err(error))) => {
-                return Err(TrySendError::Failed {
-                    error,
-                    payload: buffer.unwrap_or_else(|| Buffer::copy(&[])),
-                });
+        match face.enter(|engine| attempt(&mut engine.scope(), &mut buffer)) {
+            Ok(Ok(Some(sent))) => return Ok(sent),
+            Ok(Ok(None)) => break,
+            Ok(Err(error)) => {
+                let payload = buffer.unwrap_or_else(|| Buffer::copy(&[]));
+                return Err(TrySendError::Failed { error, payload });
             }
-            Ok(_) => break,
             Err(_) => std::hint::spin_loop(),
         }
     }
     let payload = buffer.unwrap_or_else(|| Buffer::copy(&[]));
     // Whoever could not look, because the engine was in use for longer, is not to try for ever.
-    let (rank, size) = (envelope.target.rank, face.shared().ranks());
+    let size = face.shared().ranks();
     if rank.0 >= size {
         return Err(TrySendError::Failed { error: SendError::UnknownRank { rank, size }, payload });
     }
     Err(TrySendError::Full(payload))
+}
+
+/// Sends a buffer under a cookie now or not at all; it is taken if it was sent. False: there is no room.
+pub(crate) fn send_or_not(
+    scope: &mut Scope<'_>,
+    envelope: &Envelope,
+    cookie: u64,
+    buffer: &mut Option<Buffer>,
+) -> Result<bool, SendError> {
+    let Some(payload) = buffer.take() else { return Ok(false) };
+    let (sent, back) = payload.lend(|payload| try_in(scope, &envelope.args(cookie), payload));
+    *buffer = back;
+    sent
 }
 
 /// Sends now or not at all. False: there is no room.

@@ -2,12 +2,12 @@
 
 use crate::buffer::Buffer;
 use crate::operation::Pending;
-use crate::send::{Envelope, start};
+use crate::send::{Envelope, attempt_once, send_or_not, start};
 use posthaste_core::budget;
 use posthaste_core::context::{Begun, Face, Posted, begin};
 use posthaste_core::engine::{Deposit, Given};
-use posthaste_core::slot::Value;
-use posthaste_core::{CallError, Fault, Handle, Scope, SendError};
+use posthaste_core::slot::{Ticket, Value};
+use posthaste_core::{CallError, Fault, Handle, Scope, SendError, TrySendError};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
@@ -96,6 +96,37 @@ impl<'f, F: Face> Call<'f, F> {
         self.change(|call| call.envelope.info = Some(info.into()))
     }
 
+    /// Sends the request now or not at all: a service that must not wait for a slow peer tries another, or sheds load. What is given
+    /// back waits for the reply, with the options of this; one that has begun already is given back as it is.
+    ///
+    /// # Errors
+    /// With the payload: there is no credit or room now (or another thread is at the context), or the request cannot be sent.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::TrySendError;
+    /// let echo = job.service_inline("echo", |request, _| Ok(request.to_bytes().into()))?;
+    /// match echo.call_bytes(job.rank(), "now").try_send() {
+    ///     Ok(call) => assert_eq!(call.await?.as_bytes(), b"now"), // it is on its way already
+    ///     Err(TrySendError::Full(payload)) => panic!("no room for {} bytes", payload.len()),
+    ///     Err(error) => panic!("{error}"),
+    /// }
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn try_send(mut self) -> Result<Self, TrySendError<Buffer>> {
+        if let State::Start = self.state
+            && let Some(payload) = self.payload.take()
+        {
+            let pending = ask_or_not(self.face, &self.envelope, payload, self.deadline)?;
+            self.state = State::Waiting(None, pending);
+        }
+        Ok(self)
+    }
+
     /// What has begun goes on as it is.
     fn change(mut self, change: impl FnOnce(&mut Self)) -> Self {
         if matches!(self.state, State::Start) {
@@ -105,7 +136,29 @@ impl<'f, F: Face> Call<'f, F> {
     }
 }
 
-/// Sends the request under a ticket of its own.
+/// Has a request sent under a ticket of its own, which is given up if it is not.
+#[inline]
+fn ticketed<R>(
+    scope: &mut Scope<'_>,
+    envelope: &Envelope,
+    send: impl FnOnce(&mut Scope<'_>, u64) -> Result<Option<R>, SendError>,
+) -> Result<Option<(Ticket, R)>, SendError> {
+    if envelope.target.rank.0 >= scope.shape().ranks {
+        let size = scope.shape().ranks;
+        return Err(SendError::UnknownRank { rank: envelope.target.rank, size });
+    }
+    let ticket = scope.operation(Some(envelope.target.rank))?;
+    match send(scope, ticket.to_word()) {
+        Ok(Some(sent)) => Ok(Some((ticket, sent))),
+        not => {
+            scope.complete(ticket, Ok(Value::Unit));
+            scope.detach(ticket);
+            not.map(|_| None)
+        }
+    }
+}
+
+/// Sends the request, or has the engine keep it until there is credit and room.
 #[inline]
 fn ask(
     scope: &mut Scope<'_>,
@@ -115,35 +168,47 @@ fn ask(
     deadline: Option<u64>,
 ) -> Asked {
     let bytes = payload.as_ref().map_or(0, Buffer::len);
-    if envelope.target.rank.0 >= scope.shape().ranks {
-        let size = scope.shape().ranks;
-        return Asked::Failed(SendError::UnknownRank { rank: envelope.target.rank, size });
+    let sent = ticketed(scope, envelope, |scope, cookie| {
+        // The reply says all: nobody waits for the sending alone.
+        Ok(Some(match start(scope, envelope, cookie, payload)? {
+            Given::Done => None,
+            Given::Queued(queued) => {
+                scope.detach(queued);
+                None
+            }
+            Given::Kept(queued, deposit) => {
+                scope.detach(queued);
+                Some(deposit)
+            }
+        }))
+    });
+    match sent {
+        Ok(Some((ticket, deposit))) => {
+            if deposit.is_none() {
+                scope.note_request(ticket, envelope.protocol, bytes);
+            }
+            Asked::Sent(deposit, Pending::new(handle(), ticket, deadline))
+        }
+        Ok(None) => Asked::Failed(Fault::Shutdown.into()),
+        Err(error) => Asked::Failed(error),
     }
-    let ticket = match scope.operation(Some(envelope.target.rank)) {
-        Ok(ticket) => ticket,
-        Err(fault) => return Asked::Failed(fault.into()),
-    };
-    // The reply says all: nobody waits for the sending alone.
-    let deposit = match start(scope, envelope, ticket.to_word(), payload) {
-        Ok(Given::Done) => None,
-        Ok(Given::Queued(queued)) => {
-            scope.detach(queued);
-            None
-        }
-        Ok(Given::Kept(queued, deposit)) => {
-            scope.detach(queued);
-            Some(deposit)
-        }
-        Err(error) => {
-            scope.complete(ticket, Ok(Value::Unit));
-            scope.detach(ticket);
-            return Asked::Failed(error);
-        }
-    };
-    if deposit.is_none() {
+}
+
+/// Sends the request now or not at all.
+fn ask_or_not<F: Face>(
+    face: &F,
+    envelope: &Envelope,
+    payload: Buffer,
+    deadline: Option<u64>,
+) -> Result<Pending, TrySendError<Buffer>> {
+    let bytes = payload.len();
+    attempt_once(face, envelope.target.rank, payload, |scope, payload| {
+        let send =
+            |scope: &mut Scope<'_>, cookie| Ok(send_or_not(scope, envelope, cookie, payload)?.then_some(()));
+        let Some((ticket, ())) = ticketed(scope, envelope, send)? else { return Ok(None) };
         scope.note_request(ticket, envelope.protocol, bytes);
-    }
-    Asked::Sent(deposit, Pending::new(handle(), ticket, deadline))
+        Ok(Some(Pending::new(Handle::of(face), ticket, deadline)))
+    })
 }
 
 impl<F: Face> Call<'_, F> {

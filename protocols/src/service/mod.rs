@@ -11,7 +11,7 @@ use crate::codec::{decode, encode};
 use crate::send::Envelope;
 use bytes::Bytes;
 use posthaste_core::context::Face;
-use posthaste_core::{CallError, Context, Endpoint, Handle, ProtocolId, Rank};
+use posthaste_core::{CallError, Context, Endpoint, Handle, ProtocolId, Rank, TrySendError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
@@ -218,5 +218,41 @@ impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
     pub async fn call_within(&self, target: Rank, request: Q, time: Duration) -> Result<A, CallError> {
         let payload = encode(&request)?;
         decode(self.request(target, payload.into()).deadline(time).await?.as_bytes())
+    }
+
+    /// Sends a request now or not at all; the reply is awaited by the future. `None`: there is no credit or room now (or another thread
+    /// is at the context), and nothing was sent.
+    ///
+    /// # Errors
+    /// If the request cannot be encoded or sent; the future's as for [`call`](Self::call).
+    ///
+    /// # Cancel safety
+    /// Dropped, the request is handled all the same, and the reply is dropped when it comes.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// let square = job.service("square", |number: u64| async move { number * number })?;
+    /// let answer = match square.try_call(job.rank(), &12)? {
+    ///     Some(reply) => reply.await?,
+    ///     None => 12 * 12, // rather than wait
+    /// };
+    /// assert_eq!(answer, 144);
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn try_call(
+        &self,
+        target: Rank,
+        request: &Q,
+    ) -> Result<Option<impl Future<Output = Result<A, CallError>>>, CallError> {
+        let payload = encode(request)?;
+        match self.request(target, payload.into()).try_send().map_err(TrySendError::into_error) {
+            Ok(call) => Ok(Some(async move { decode(call.await?.as_bytes()) })),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error.into()),
+        }
     }
 }
