@@ -217,7 +217,7 @@ impl<F: Face> ActiveMessage<F> {
     /// # job.leave().await
     /// # }
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn multicast(
         &self,
         targets: impl IntoIterator<Item = Rank>,

@@ -42,7 +42,7 @@ const OPERATIONS: [Operation; 12] = [
     operation("message", 1, 1050.0, "8 bytes sent, handled, and awaited as a count"),
     operation("message_1k", 1, 2400.0, "1 KiB sent, handled, and awaited as a count"),
     operation("call", 1, 2000.0, "8 bytes to a service and back, awaited"),
-    operation("multicast", 8, 1350.0, "8 bytes to seven ranks, awaited"),
+    operation("multicast", 8, 1150.0, "8 bytes to seven ranks, awaited"),
     operation("many_to_many", 8, 2700.0, "8 bytes of its own to each of seven ranks, awaited"),
     operation("replayed_put", 2, 36.0, "one of 64 recorded puts of 8 bytes, replayed"),
     operation("replayed_send", 2, 24.0, "one of 64 recorded sends of 8 bytes, replayed"),
