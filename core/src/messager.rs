@@ -443,7 +443,9 @@ impl Client {
 
     /// Sets who is told of ranks that were started again, once all contexts can reach them.
     pub fn on_restart(&self, handler: impl Fn(Rank, u32) + Send + Sync + 'static) {
-        *lock(&self.restarts.handler) = Some(Arc::new(handler));
+        let before = lock(&self.restarts.handler).replace(Arc::new(handler));
+        // Not under the lock: what goes along with it may set another.
+        drop(before);
     }
 
     /// Sets who is told of errors that no future waits for (D17).
@@ -483,7 +485,9 @@ impl Client {
     /// # }
     /// ```
     pub fn on_error(&self, handler: impl Fn(Fault) + Send + Sync + 'static) {
-        *lock(&self.errors) = Some(crate::sync::Arc::new(handler));
+        let before = lock(&self.errors).replace(crate::sync::Arc::new(handler));
+        // As in `on_restart`.
+        drop(before);
     }
 }
 

@@ -181,7 +181,11 @@ impl Stream for MessageStream {
 impl Drop for MessageStream {
     fn drop(&mut self) {
         // Nobody will take them: their senders get their credit, and so will those of later ones.
-        lock(&self.protocol.queue).closed = true;
+        let mut queue = lock(&self.protocol.queue);
+        queue.closed = true;
+        let left = queue.waker.take();
+        drop(queue);
+        drop(left);
         while self.try_recv().is_some() {}
     }
 }

@@ -88,9 +88,14 @@ fn is_left_by_many<W: Future>(wait: W, again: impl Fn() + Send + Sync + 'static)
 
 /// Fails if the body, of one rank, takes absurdly long: it may wait for itself.
 fn watched(body: impl AsyncFn(Member) + Send + 'static) {
+    watched_of(1, Setup::new(), body);
+}
+
+/// The same of several ranks.
+fn watched_of(ranks: u32, setup: Setup, body: impl AsyncFn(Member) + Send + 'static) {
     let (ended, has_ended) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        run(1, Setup::new(), body);
+        run(ranks, setup, body);
         let _nobody_waits_any_more = ended.send(());
     });
     if has_ended.recv_timeout(Duration::from_secs(100)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
@@ -166,5 +171,54 @@ fn a_task_that_goes_with_the_waker_that_watched_memory_kept_may_let_it_be_looked
             let _is_there = handle.enter(|engine| engine.look_at_memory()).is_ok();
         });
         assert!(replaced > 0);
+    });
+}
+
+#[test]
+fn a_task_that_goes_with_the_waker_of_a_collective_operation_may_call_another() {
+    let mut setup = Setup::new();
+    // Of other nodes: they do not meet on boards.
+    setup.nodes = vec![0, 1];
+    watched_of(2, setup, async |member| {
+        let world = member.collectives.world();
+        let (same, gone) = (world.clone(), Arc::new(AtomicUsize::new(0)));
+        let again: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            // It ends for want of the others, or with them.
+            drop(futures::FutureExt::now_or_never(same.barrier()));
+        });
+        if member.rank == Rank(0) {
+            let mut barrier = Box::pin(world.barrier());
+            let waker = Waker::from(Arc::new(Last { again, gone: gone.clone() }));
+            assert!(barrier.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+            drop(waker);
+            // The part of the other one comes while nobody polls: who waits is woken, and goes.
+            while gone.load(Ordering::Relaxed) == 0 {
+                handle(&member).advance();
+                tokio::task::yield_now().await;
+            }
+            barrier.await.unwrap();
+        } else {
+            tokio::task::yield_now().await;
+            world.barrier().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_handler_that_is_replaced_may_set_another_as_it_goes() {
+    struct Sets(Arc<posthaste_core::Client>);
+    impl Drop for Sets {
+        fn drop(&mut self) {
+            self.0.on_error(|_| ());
+            self.0.on_restart(|_, _| ());
+        }
+    }
+    watched(async |member| {
+        let sets = || Sets(member.client.clone());
+        let (one, other) = (sets(), sets());
+        member.client.on_error(move |_| drop(std::hint::black_box(&one).0.clone()));
+        member.client.on_restart(move |_, _| drop(std::hint::black_box(&other).0.clone()));
+        member.client.on_error(|_| ());
+        member.client.on_restart(|_, _| ());
     });
 }

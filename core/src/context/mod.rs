@@ -217,17 +217,19 @@ impl Shared {
     /// with the context.
     #[must_use]
     pub fn line_to(&self, target: Endpoint) -> std::sync::Arc<Semaphore> {
-        let mut lines = lock(&self.lines);
-        let line = lines.entry(target).or_insert_with(|| std::sync::Arc::new(Semaphore::new(1)));
+        let new = || std::sync::Arc::new(Semaphore::new(1));
+        let line = lock(&self.lines).entry(target).or_insert_with(new).clone();
         if self.is_closed() {
             line.close();
         }
-        line.clone()
+        line
     }
 
     /// Who waits in a line of a context that is closed is told so, even if the one whose turn it is was forgotten.
     fn close_lines(&self) {
-        lock(&self.lines).values().for_each(|line| line.close());
+        let lines: Vec<_> = lock(&self.lines).values().cloned().collect();
+        // Not under the lock: whoever waits is woken, and may go on there and then.
+        lines.iter().for_each(|line| line.close());
     }
 
     /// Whether the context is closed.

@@ -461,31 +461,57 @@ impl Hub {
         } else {
             op.run.arrive(place, phase, slice, part)
         };
-        self.put_back(scope, &mut state, at, operation, op);
-        if panicked {
-            return self.break_from(scope, state, at, operation, Fault::RemotePanicked(self.me));
-        }
-        match arrived {
-            Ok(()) => state,
-            Err(Misfit) => {
-                let from = state.groups[at].membership.members[place];
-                self.mismatch(scope, state, at, operation, from, Some((mark, part.len())))
-            }
-        }
+        let ended = self.put_back(&mut state, at, operation, op);
+        let state = if panicked {
+            self.break_from(scope, state, at, operation, Fault::RemotePanicked(self.me))
+        } else if let Err(Misfit) = arrived {
+            let from = state.groups[at].membership.members[place];
+            self.mismatch(scope, state, at, operation, from, Some((mark, part.len())))
+        } else {
+            state
+        };
+        self.end(scope, state, ended)
     }
 
-    /// Puts an operation back; one that was ended meanwhile ends now.
+    /// Operations are over, with these faults. Nobody holds the lock meanwhile: whoever waits for one may be polled there and then,
+    /// and what goes along with a task or a payload may use the collectives as it is dropped.
+    pub(super) fn end<'g>(
+        &'g self,
+        scope: &mut Scope<'_>,
+        state: Guard<'g>,
+        ended: impl IntoIterator<Item = (Box<Op>, Fault)>,
+    ) -> Guard<'g> {
+        let mut ended = ended.into_iter().peekable();
+        if ended.peek().is_none() {
+            return state;
+        }
+        drop(state);
+        for (op, fault) in ended {
+            if let Some(ticket) = op.ticket {
+                scope.complete(ticket, Err(fault));
+            }
+        }
+        self.lock()
+    }
+
+    /// Puts an operation back. One that was ended meanwhile is to [end](Self::end) now.
     #[inline]
-    fn put_back(&self, scope: &mut Scope<'_>, state: &mut State, at: usize, operation: u64, op: Box<Op>) {
-        let Some(group) = state.groups.get_mut(at) else { return };
+    #[must_use = "what was ended has to be told so"]
+    fn put_back(
+        &self,
+        state: &mut State,
+        at: usize,
+        operation: u64,
+        op: Box<Op>,
+    ) -> Option<(Box<Op>, Fault)> {
+        let group = state.groups.get_mut(at)?;
         let failure = group.failure(operation);
         match group.slot(operation) {
-            Some(slot @ Slot::Out) => *slot = Slot::Running(op),
-            _ => {
-                if let Some(ticket) = op.ticket {
-                    scope.complete(ticket, Err(failure.unwrap_or(Fault::Shutdown)));
-                }
+            Some(slot @ Slot::Out) => {
+                *slot = Slot::Running(op);
+                None
             }
+            _ => Some((op, failure.unwrap_or(Fault::Shutdown))),
         }
     }
 
@@ -508,7 +534,10 @@ impl Hub {
         };
         let (state, ended) = self.progress(scope, state, at, operation);
         if let (Some(ticket), Some(value)) = (ticket, ended) {
+            // As of `end`.
+            drop(state);
             scope.complete(ticket, Ok(value));
+            return self.lock();
         }
         state
     }
@@ -575,17 +604,18 @@ impl Hub {
             }
         }
         if let Some(fault) = fault {
-            self.put_back(scope, &mut state, at, operation, op);
-            return (self.break_from(scope, state, at, operation, fault), None);
+            let ended = self.put_back(&mut state, at, operation, op);
+            let state = self.break_from(scope, state, at, operation, fault);
+            return (self.end(scope, state, ended), None);
         }
         if !op.run.is_done() {
-            self.put_back(scope, &mut state, at, operation, op);
-            return (state, None);
+            let ended = self.put_back(&mut state, at, operation, op);
+            return (self.end(scope, state, ended), None);
         }
         let Some(group) = state.groups.get_mut(at) else { return (state, None) };
         let Some(slot @ Slot::Out) = group.slot(operation) else {
-            self.put_back(scope, &mut state, at, operation, op);
-            return (state, None);
+            let ended = self.put_back(&mut state, at, operation, op);
+            return (self.end(scope, state, ended), None);
         };
         *slot = Slot::Ended;
         self.let_go(op.run.take_combiner());

@@ -43,7 +43,7 @@ impl Hub {
         first: u64,
         cause: Fault,
     ) -> Guard<'g> {
-        let (mut to_do, mut over) = (vec![(at, first)], Vec::new());
+        let (mut to_do, mut over, mut ended) = (vec![(at, first)], Vec::new(), Vec::new());
         while let Some((at, first)) = to_do.pop() {
             let Some(group) = state.groups.get_mut(at) else { continue };
             let (old, cause) = group.broken.unwrap_or((u64::MAX, cause));
@@ -60,9 +60,7 @@ impl Hub {
                 match std::mem::replace(slot, Slot::Ended) {
                     Slot::Running(mut op) => {
                         self.let_go(op.run.take_combiner());
-                        if let Some(ticket) = op.ticket {
-                            scope.complete(ticket, Err(cause));
-                        }
+                        ended.push((op, cause));
                     }
                     Slot::Reserved => *slot = Slot::Reserved,
                     // Whoever looks at the boards looks here, too.
@@ -83,7 +81,7 @@ impl Hub {
             }));
         }
         over.into_iter().for_each(|at| self.remove(&mut state, at));
-        state
+        self.end(scope, state, ended)
     }
 
     /// Tells these members from which operation on a group is broken.

@@ -97,10 +97,12 @@ impl<'f, F: Face> Call<'f, F> {
     }
 
     /// Sends the request now or not at all: a service that must not wait for a slow peer tries another, or sheds load. What is given
-    /// back waits for the reply, with the options of this; one that has begun already is given back as it is.
+    /// back waits for the reply, with the options of this. A request that waits already for credit or room is taken back and tried; one
+    /// that is on its way, or failed, is given back as it is.
     ///
     /// # Errors
-    /// With the payload: there is no credit or room now (or another thread is at the context), or the request cannot be sent.
+    /// With the payload: there is no credit or room now, or the context is in use (by another thread, by its owner, or by the handler
+    /// that calls this), or the request cannot be sent.
     ///
     /// # Examples
     /// ```
@@ -118,9 +120,9 @@ impl<'f, F: Face> Call<'f, F> {
     /// # }
     /// ```
     pub fn try_send(mut self) -> Result<Self, TrySendError<Buffer>> {
-        if let State::Start = self.state
-            && let Some(payload) = self.payload.take()
-        {
+        self.take_back();
+        let may_begin = !matches!(self.state, State::Posted(_) | State::Ended);
+        if let Some(payload) = self.payload.take_if(|_| may_begin) {
             let pending = ask_or_not(self.face, &self.envelope, payload, self.deadline)?;
             self.state = State::Waiting(None, pending);
         }

@@ -220,8 +220,8 @@ impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
         decode(self.request(target, payload.into()).deadline(time).await?.as_bytes())
     }
 
-    /// Sends a request now or not at all; the reply is awaited by the future. `None`: there is no credit or room now (or another thread
-    /// is at the context), and nothing was sent.
+    /// Sends a request now or not at all; the reply is awaited by the future. `None`: there is no credit or room now, or the context is
+    /// in use (as of [`Call::try_send`]), and nothing was sent.
     ///
     /// # Errors
     /// If the request cannot be encoded or sent; the future's as for [`call`](Self::call).
@@ -243,11 +243,11 @@ impl<Q: Serialize, A: DeserializeOwned, F: Face> Service<Q, A, F> {
     /// # job.leave().await
     /// # }
     /// ```
-    pub fn try_call(
-        &self,
+    pub fn try_call<'s>(
+        &'s self,
         target: Rank,
         request: &Q,
-    ) -> Result<Option<impl Future<Output = Result<A, CallError>>>, CallError> {
+    ) -> Result<Option<impl Future<Output = Result<A, CallError>> + use<'s, Q, A, F>>, CallError> {
         let payload = encode(request)?;
         match self.request(target, payload.into()).try_send().map_err(TrySendError::into_error) {
             Ok(call) => Ok(Some(async move { decode(call.await?.as_bytes()) })),
