@@ -244,9 +244,12 @@ impl Hub {
                 let groups = state.groups.iter().filter(|(_, group)| {
                     made_of_it(group.parent) && state.has_a_say(id, source, &group.membership)
                 });
-                let children: Vec<usize> = groups.map(|(at, _)| at).collect();
-                for at in children {
-                    state = self.break_from(scope, state, at, 0, cause);
+                let children: Vec<_> = groups.map(|(at, group)| (at, group.membership.id)).collect();
+                for (at, child) in children {
+                    // The lock may be given up meanwhile, and another group be where one was.
+                    if state.groups.get(at).is_some_and(|group| group.membership.id == child) {
+                        state = self.break_from(scope, state, at, 0, cause);
+                    }
                 }
             }
         }
